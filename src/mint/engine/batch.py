@@ -1,0 +1,160 @@
+"""From the datums of a request to flat tensors: checked first, then packed by shared prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .losses import LOSSES, Loss
+from .messages import Datum, ForwardBackward, ModelInfo, UserError
+from .tree import PrefixTree
+
+_THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The targets of a tree's members, flat and sorted by node, with their loss inputs.
+
+    ``nodes``, ``targets`` and ``sort`` serve the head; ``inputs`` and ``datum`` the loss, in the
+    order of the members. ``shapes`` cut the flat logprobs back into one array per member.
+    """
+
+    nodes: Tensor
+    targets: Tensor
+    unsort: Tensor
+    inputs: dict[str, Tensor]
+    datum: Tensor
+    shapes: list[tuple[int, ...]]
+
+
+def make_batch(tree: PrefixTree, data: list[Datum], device: torch.device) -> Batch:
+    """Lay out the targets and loss inputs of a tree's members."""
+    members = [data[i] for i in tree.members]
+    targets = [datum.inputs["target_tokens"] for datum in members]
+    nodes = np.concatenate(
+        [np.repeat(path, target[0].size) for path, target in zip(tree.paths, targets, strict=True)]
+    )
+    order = np.argsort(nodes, kind="stable")
+    unsort = np.empty_like(order)
+    unsort[order] = np.arange(len(order))
+    sizes = [target.size for target in targets]
+    names = [name for name in members[0].inputs if name != "target_tokens"]
+
+    def flat(arrays: list[NDArray[Any]], dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(np.concatenate([a.reshape(-1) for a in arrays])).to(device, dtype)
+
+    return Batch(
+        nodes=torch.as_tensor(nodes[order], device=device),
+        targets=flat(targets, torch.int64)[torch.as_tensor(order, device=device)],
+        unsort=torch.as_tensor(unsort, device=device),
+        inputs={n: flat([d.inputs[n] for d in members], torch.float32) for n in names},
+        datum=torch.as_tensor(np.repeat(np.arange(len(members)), sizes), device=device),
+        shapes=[target.shape for target in targets],
+    )
+
+
+def check_request(request: ForwardBackward, info: ModelInfo) -> tuple[list[Datum], Loss]:
+    """The datums with exactly the inputs that the loss reads. Raises UserError on any mistake."""
+    loss = LOSSES.get(request.loss_fn)
+    if loss is None:
+        raise UserError(
+            f"loss_fn {request.loss_fn!r} is not one this service runs. Use one of: "
+            f"{', '.join(LOSSES)}."
+        )
+    if not request.data:
+        raise UserError("The batch is empty: data has no datum. Pass at least one datum.")
+    settings = loss_settings(request.config, loss, request.loss_fn)
+    data = [_check_datum(d, i, request.loss_fn, loss, info) for i, d in enumerate(request.data)]
+    _fill_optional(data, settings)
+    return data, loss
+
+
+def _fill_optional(data: list[Datum], settings: dict[str, float]) -> None:
+    """Where some datums have an optional input, give the others the value that changes nothing."""
+    present = {key for datum in data for key in datum.inputs}
+    for inputs in (datum.inputs for datum in data):
+        if "weights" in present and "weights" not in inputs:
+            inputs["weights"] = (inputs["advantages"] != 0).astype(np.float32)
+        for key in settings.keys() & present - inputs.keys():
+            inputs[key] = np.full(inputs["target_tokens"].shape, settings[key], np.float32)
+
+
+def loss_settings(config: Mapping[str, float | str], loss: Loss, name: str) -> dict[str, float]:
+    """The loss's settings with the request's values over the defaults."""
+    for key, value in config.items():
+        if key not in loss.settings:
+            known = ", ".join(loss.settings) or "none"
+            raise UserError(f"loss_fn_config has {key!r}, but {name} has the settings: {known}.")
+        if isinstance(value, str) or not np.isfinite(value):
+            raise UserError(
+                f"loss_fn_config[{key!r}] is {value!r}, but it must be a finite number."
+            )
+    return {**loss.settings, **{key: float(value) for key, value in config.items()}}
+
+
+def _check_datum(datum: Datum, index: int, name: str, loss: Loss, info: ModelInfo) -> Datum:
+    where = f"datum {index}"
+    length = len(datum.tokens)
+    if length == 0:
+        raise UserError(f"{where}: model_input has no tokens. Leave this datum out of the batch.")
+    if length > info.context_length:
+        raise UserError(
+            f"{where}: model_input has {length} tokens, and the model's context is "
+            f"{info.context_length}. Shorten it."
+        )
+    _check_ids(datum.tokens, f"{where}: model_input", info.vocab_size)
+    targets = datum.inputs.get("target_tokens")
+    if targets is None:
+        raise UserError(f"{where}: loss_fn_inputs has no 'target_tokens', which {name} needs.")
+    if targets.ndim == 2 and name != "cross_entropy":
+        raise UserError(
+            f"{where}: target_tokens is two-dimensional, which cross_entropy takes but not {name}."
+        )
+    if targets.ndim not in (1, 2) or targets.shape[0] != length or targets.size == 0:
+        raise UserError(
+            f"{where}: target_tokens has shape {list(targets.shape)}, but model_input has {length} "
+            f"tokens, so it must be [{length}] (or [{length}, K] for cross_entropy)."
+        )
+    _check_ids(targets, f"{where}: target_tokens", info.vocab_size)
+    inputs: dict[str, NDArray[Any]] = {"target_tokens": targets}
+    for key in (*loss.needs, "weights", *(k for k in _THRESHOLDS if k in loss.settings)):
+        if key in datum.inputs:
+            inputs[key] = _check_numbers(datum.inputs[key], targets.shape, f"{where}: {key}")
+        elif key in loss.needs:
+            raise UserError(f"{where}: loss_fn_inputs has no {key!r}, which {name} needs.")
+    if name == "cross_entropy":
+        inputs.setdefault("weights", np.ones(targets.shape, np.float32))
+    return Datum(datum.tokens, inputs)
+
+
+def _check_ids(ids: NDArray[Any], where: str, vocabulary: int) -> None:
+    wrong = (ids < 0) | (ids >= vocabulary)
+    if wrong.any():
+        at = int(np.flatnonzero(wrong.reshape(-1))[0])
+        raise UserError(
+            f"{where}[{at}] is {int(ids.reshape(-1)[at])}, but token ids of this model run from 0 "
+            f"to {vocabulary - 1}. Use the model's own tokenizer (get_tokenizer())."
+        )
+
+
+def _check_numbers(array: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
+    if array.shape != shape:
+        raise UserError(
+            f"{where} has shape {list(array.shape)}, but target_tokens has {list(shape)}. "
+            "Every loss input needs one value per target token."
+        )
+    finite = np.isfinite(array)
+    if not finite.all():
+        at = int(np.flatnonzero(~finite.reshape(-1))[0])
+        raise UserError(
+            f"{where}[{at}] is {array.reshape(-1)[at]}, but it must be a finite number. "
+            "Look at the reward that it came from."
+        )
+    return array

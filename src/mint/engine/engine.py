@@ -1,0 +1,134 @@
+"""The engine: one base model, the runs that train on it and the samplers that answer from it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+
+from .lora import Adapter
+from .messages import (
+    AdamParams,
+    ForwardBackward,
+    ForwardBackwardResult,
+    LoraSpec,
+    SampleRequest,
+    UserError,
+)
+from .model import BaseModel
+from .peft_files import read_adapter, write_adapter
+from .sampler import Job, Sampler
+from .stopping import StopRule
+from .trainer import Run
+
+_CPU_CACHE_BYTES = 2 * 2**30
+_GPU_CACHE_SHARE = 0.4
+
+
+class Engine:
+    """What the service calls, by method name. ``sample`` is the one call that takes many steps."""
+
+    def __init__(self, model: BaseModel) -> None:
+        self.model = model
+        self._runs: dict[str, Run] = {}
+        self._samplers: dict[str, Adapter | None] = {}
+        prefill = 1024 if model.device.type == "cpu" else 8192
+        self.sampling = Sampler(model, _cache_tokens(model), prefill)
+
+    def create_run(self, run_id: str, lora: LoraSpec) -> None:
+        self._runs[run_id] = Run(self.model, lora)
+
+    def forward_backward(
+        self, run_id: str, operations: list[ForwardBackward]
+    ) -> list[ForwardBackwardResult]:
+        return self._runs[run_id].forward_backward(operations)
+
+    def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
+        return self._runs[run_id].optim_step(params)
+
+    def save_state(self, run_id: str, folder: str) -> None:
+        self._runs[run_id].save(Path(folder))
+
+    def load_state(self, run_id: str, folder: str, optimizer: bool) -> None:
+        self._runs[run_id].load(Path(folder), optimizer)
+
+    def save_adapter(self, run_id: str, folder: str) -> None:
+        write_adapter(self._runs[run_id].adapter, Path(folder), self.model.name)
+
+    def create_sampler(
+        self, sampler_id: str, run_id: str | None = None, folder: str | None = None
+    ) -> None:
+        """A frozen sampler: of a run as it is now, of an adapter on disk, or of the base model."""
+        adapter: Adapter | None = None
+        if run_id is not None:
+            adapter = self._runs[run_id].adapter
+        elif folder is not None:
+            adapter = read_adapter(Path(folder), self.model.sites)
+        if adapter is not None:
+            adapter = adapter.frozen_copy(self.model.device)
+        self._samplers[sampler_id] = adapter
+
+    def drop_run(self, run_id: str) -> None:
+        self._runs.pop(run_id, None)
+
+    def drop_sampler(self, sampler_id: str) -> None:
+        self._samplers.pop(sampler_id, None)
+
+    def sample(self, ticket: int, sampler_id: str, request: SampleRequest) -> None:
+        """Queue a request; ``sampling.step()`` returns its job, with the ticket, once done."""
+        max_tokens = self._check_sample(request)
+        stop = StopRule.of(request, self.model.info, self.model.tokenizer)
+        self.sampling.submit(Job(ticket, request, self._samplers[sampler_id], stop, max_tokens))
+
+    def _check_sample(self, request: SampleRequest) -> int:
+        """How many tokens the request may generate. Raises UserError on any mistake."""
+        info, length = self.model.info, len(request.prompt)
+        if length == 0:
+            raise UserError("The prompt is empty. Pass at least one token, such as the BOS token.")
+        if request.prompt.min() < 0 or request.prompt.max() >= info.vocab_size:
+            raise UserError(
+                f"The prompt has a token id outside 0..{info.vocab_size - 1}, this model's "
+                "vocabulary. Encode it with the model's own tokenizer (get_tokenizer())."
+            )
+        if length >= info.context_length:
+            raise UserError(
+                f"The prompt has {length} tokens, and the model's context is "
+                f"{info.context_length}, so there is no room for an answer. Shorten the prompt."
+            )
+        room = info.context_length - length
+        max_tokens = room if request.max_tokens is None else request.max_tokens
+        if not 1 <= max_tokens <= room:
+            raise UserError(
+                f"max_tokens is {max_tokens}, but it must be from 1 to {room}: the prompt has "
+                f"{length} tokens and the model's context is {info.context_length}."
+            )
+        _check_sampling_params(request, info.vocab_size)
+        return max_tokens
+
+
+def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
+    if request.num_samples < 1:
+        raise UserError(f"num_samples is {request.num_samples}, but it must be 1 or more.")
+    if not (math.isfinite(request.temperature) and request.temperature >= 0):
+        raise UserError(
+            f"temperature is {request.temperature}, but it must be 0 (greedy) or a positive number."
+        )
+    if not 0 < request.top_p <= 1:
+        raise UserError(f"top_p is {request.top_p}, but it must be above 0 and at most 1 (off).")
+    if request.top_k < -1:
+        raise UserError(f"top_k is {request.top_k}, but it must be 1 or more, or -1 (off).")
+    if not 0 <= request.topk_prompt_logprobs <= vocabulary:
+        raise UserError(
+            f"topk_prompt_logprobs is {request.topk_prompt_logprobs}, but it must be from 0 to the "
+            f"vocabulary's {vocabulary}."
+        )
+
+
+def _cache_tokens(model: BaseModel) -> int:
+    """How many tokens the key-value cache may hold, over all running sequences."""
+    room = _CPU_CACHE_BYTES
+    if model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        room = int(free * _GPU_CACHE_SHARE)
+    return room // model.cache_bytes_per_token

@@ -1,0 +1,150 @@
+"""What goes over the channel between the service and an engine: plain data, no torch.
+
+The service calls the methods of :class:`mint.engine.engine.Engine` by name, with these
+dataclasses as arguments and results. Arrays are numpy arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+StopReason = Literal["stop", "length"]
+
+
+class UserError(Exception):
+    """A mistake in a request. Its text says what, why and what to do, and reaches the client."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the service needs to know of a loaded base model."""
+
+    arch: str
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """The shape of a run's adapter. ``seed=None`` draws a seed."""
+
+    rank: int = 32
+    seed: int | None = None
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+    @property
+    def alpha(self) -> int:
+        """LoRA's numerator: the scale is alpha / rank."""
+        return 32
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One training example: N input tokens and, per loss input, an array of leading size N."""
+
+    tokens: IntArray
+    inputs: dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class ForwardBackward:
+    """One ``forward_backward`` (or ``forward``) request."""
+
+    data: list[Datum]
+    loss_fn: str
+    config: dict[str, float | str] = field(default_factory=dict)
+    forward_only: bool = False
+
+
+@dataclass(frozen=True)
+class ForwardBackwardResult:
+    """Logprobs per datum, shape [N] or [N, K], and metrics named ``name:reduction``."""
+
+    logprobs: list[FloatArray]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class AdamParams:
+    """The hyper-parameters of one AdamW step, as on the wire."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One ``sample`` call: ``num_samples`` continuations of one prompt.
+
+    ``stop=None`` stops at the model's own end tokens; strings or token ids stop there as well
+    as at the end tokens; an empty list lets nothing stop before ``max_tokens``.
+    """
+
+    prompt: IntArray
+    num_samples: int = 1
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: list[str] | list[int] | None = None
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+
+
+@dataclass(frozen=True)
+class SampledSequence:
+    """One continuation. The token that stopped it is included."""
+
+    tokens: IntArray
+    logprobs: FloatArray
+    stop_reason: StopReason
+
+
+@dataclass(frozen=True)
+class TopkLogprobs:
+    """Row i is the distribution that predicted prompt token i: token ids and logprobs [N, K]."""
+
+    token_ids: IntArray
+    logprobs: FloatArray
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """The answer to a :class:`SampleRequest`. ``prompt_logprobs[0]`` is NaN."""
+
+    sequences: list[SampledSequence]
+    prompt_logprobs: FloatArray | None = None
+    topk_prompt_logprobs: TopkLogprobs | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request to the worker: run ``Engine.<method>(**arguments)`` and answer with ``id``."""
+
+    id: int
+    method: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The worker's answer: a value, or an error of the user's or of the engine's making."""
+
+    id: int
+    value: Any = None
+    error: str | None = None
+    is_user_error: bool = False

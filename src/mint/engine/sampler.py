@@ -1,0 +1,273 @@
+"""Sampling: requests join a running batch, decode together, and leave when they are done.
+
+A step is: admit what fits (prefill, each distinct prompt once), then one new token for every
+running sequence. Whoever asks while others run joins at the next step.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .attention import DecodeView, TreeView
+from .cache import KVCache
+from .lora import EVERY_ROW, Adapter, Route, Rows
+from .messages import (
+    FloatArray,
+    IntArray,
+    SampledSequence,
+    SampleRequest,
+    SampleResult,
+    StopReason,
+    TopkLogprobs,
+)
+from .model import BaseModel
+from .picking import Picks, pick, uniform
+from .stopping import StopRule
+from .tree import pack
+
+NO_LOGPROB = -99999.0  # fills the cells of top-k rows that have no distribution
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One continuation while it grows."""
+
+    job: Job
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, prompt included."""
+        return len(self.job.request.prompt) + len(self.tokens)
+
+    def append(self, token: int, logprob: float) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.job.stop.reached(self.tokens):
+            self.stop_reason = "stop"
+        elif len(self.tokens) >= self.job.max_tokens:
+            self.stop_reason = "length"
+
+
+@dataclass(eq=False)
+class Job:
+    """A sample request on its way to a result. ``ticket`` is the caller's own name for it."""
+
+    ticket: int
+    request: SampleRequest
+    adapter: Adapter | None
+    stop: StopRule
+    max_tokens: int
+    seed: int = field(default_factory=lambda: secrets.randbits(63))
+    prompt_logprobs: FloatArray | None = None
+    topk: TopkLogprobs | None = None
+    sequences: list[Sequence] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sequences = [Sequence(self, i) for i in range(self.request.num_samples)]
+        if self.request.seed is not None:
+            self.seed = self.request.seed
+
+    @property
+    def is_done(self) -> bool:
+        return all(sequence.stop_reason is not None for sequence in self.sequences)
+
+    def result(self) -> SampleResult:
+        sequences = [
+            SampledSequence(
+                np.array(s.tokens, np.int64), np.array(s.logprobs, np.float32), s.stop_reason
+            )
+            for s in self.sequences
+            if s.stop_reason is not None
+        ]
+        return SampleResult(sequences, self.prompt_logprobs, self.topk)
+
+
+class Sampler:
+    """The running batch of one base model."""
+
+    def __init__(self, model: BaseModel, cache_tokens: int, prefill_tokens: int) -> None:
+        self._model = model
+        self._cache_tokens = cache_tokens
+        self._prefill_tokens = prefill_tokens
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # the sequence of each cache row
+        self._cache = KVCache()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    def submit(self, job: Job) -> None:
+        self._waiting.extend(job.sequences)
+
+    @torch.inference_mode()
+    def step(self) -> list[Job]:
+        """Advance everything by one token; returns the jobs that this finished."""
+        touched = self._prefill(self._admit())
+        if self._running:
+            touched += self._decode()
+        self._drop_finished()
+        if self.is_idle:
+            self._cache.clear()
+        jobs = dict.fromkeys(sequence.job for sequence in touched)
+        return [job for job in jobs if job.is_done]
+
+    def abandon(self) -> list[Job]:
+        """Forget everything in flight, after a failure; returns the jobs that were lost."""
+        jobs = dict.fromkeys(s.job for s in (*self._running, *self._waiting))
+        self._waiting.clear()
+        self._running.clear()
+        self._cache.clear()
+        return list(jobs)
+
+    def _admit(self) -> list[Sequence]:
+        """Take waiting sequences in order while their rows fit into the cache."""
+        admitted: list[Sequence] = []
+        length = max((self._final_length(s) for s in self._running), default=0)
+        while self._waiting:
+            length = max(length, self._final_length(self._waiting[0]))
+            rows = len(self._running) + len(admitted) + 1
+            if rows * length > self._cache_tokens and rows > 1:
+                break
+            admitted.append(self._waiting.popleft())
+        return admitted
+
+    def _final_length(self, sequence: Sequence) -> int:
+        return len(sequence.job.request.prompt) + sequence.job.max_tokens
+
+    def _prefill(self, sequences: list[Sequence]) -> list[Sequence]:
+        by_job: dict[Job, list[Sequence]] = {}
+        for sequence in sequences:
+            by_job.setdefault(sequence.job, []).append(sequence)
+        jobs = list(by_job)
+        adapters = list(dict.fromkeys(job.adapter for job in jobs))
+        keys = [adapters.index(job.adapter) for job in jobs]
+        rows = len(self._running) + len(sequences)
+        for tree in pack([job.request.prompt for job in jobs], self._prefill_tokens, keys):
+            routes = _routes([(adapters[key], nodes) for key, nodes in tree.branches])
+            view = TreeView(tree, self._model.device, keep=True)
+            hidden = self._model.hidden(tree.tokens, tree.positions, view, routes)
+            groups = [by_job[jobs[member]] for member in tree.members]
+            self._pick_first(groups, hidden[self._model.tensor([p[-1] for p in tree.paths])])
+            for group, path in zip(groups, tree.paths, strict=True):
+                self._score_prompt(group[0].job, hidden, path)
+                self._start_rows([s for s in group if s.stop_reason is None], view, path, rows)
+        return sequences
+
+    def _pick_first(self, groups: list[list[Sequence]], hidden: Tensor) -> None:
+        """The first token of every sequence, from the last hidden state of its prompt."""
+        logits = self._logits(hidden, [group[0].job.adapter for group in groups])
+        rows = [row for row, group in enumerate(groups) for _ in group]
+        sequences = [sequence for group in groups for sequence in group]
+        for start in range(0, len(rows), self._model.head.chunk_rows()):
+            part = slice(start, start + self._model.head.chunk_rows())
+            self._pick_next(sequences[part], logits[self._model.tensor(rows[part])])
+
+    def _start_rows(
+        self, sequences: list[Sequence], view: TreeView, path: IntArray, rows: int
+    ) -> None:
+        if not sequences:
+            return
+        first = len(self._running)
+        self._running.extend(sequences)
+        self._cache.reserve(rows, self._reach(), view.kept)
+        self._cache.fill(list(range(first, len(self._running))), view.kept, path)
+
+    def _reach(self) -> int:
+        """How long rows are made now: twice what is used, but not longer than they may get."""
+        used = max(sequence.length for sequence in self._running)
+        longest = max(self._final_length(sequence) for sequence in self._running)
+        return min(2 * used, longest)
+
+    def _decode(self) -> list[Sequence]:
+        running = list(self._running)
+        positions = np.array([s.length - 1 for s in running], np.int64)
+        tokens = np.array([s.tokens[-1] for s in running], np.int64)
+        length = int(positions.max()) + 1
+        if length > self._cache.length:
+            self._cache.lengthen(self._reach())
+        adapters = [s.job.adapter for s in running]
+        view = DecodeView(self._cache.layers, self._model.tensor(positions), length)
+        routes = _routes(self._by_adapter(adapters))
+        hidden = self._model.hidden(tokens, positions, view, routes)
+        self._pick_next(running, self._logits(hidden, adapters))
+        return running
+
+    def _by_adapter(self, adapters: list[Adapter | None]) -> list[tuple[Adapter | None, Rows]]:
+        """The rows of each adapter."""
+        rows: dict[Adapter | None, list[int]] = {}
+        for row, adapter in enumerate(adapters):
+            rows.setdefault(adapter, []).append(row)
+        return [(adapter, self._model.tensor(numbers)) for adapter, numbers in rows.items()]
+
+    def _logits(self, hidden: Tensor, adapters: list[Adapter | None]) -> Tensor:
+        parts = self._by_adapter(adapters)
+        if len(parts) == 1:
+            return self._model.head.logits(hidden, adapters[0])
+        logits = hidden.new_empty(len(hidden), self._model.info.vocab_size, dtype=torch.float32)
+        for adapter, rows in parts:
+            logits[rows] = self._model.head.logits(hidden[rows], adapter)
+        return logits
+
+    def _pick_next(self, sequences: list[Sequence], logits: Tensor) -> None:
+        requests = [s.job.request for s in sequences]
+        picks = Picks.of([(r.temperature, r.top_k, r.top_p) for r in requests], logits.device)
+        uniforms = [uniform(s.job.seed, s.index, len(s.tokens)) for s in sequences]
+        numbers = torch.tensor(uniforms, dtype=torch.float32, device=logits.device)
+        tokens, logprobs = pick(logits, picks, numbers)
+        for sequence, token, logprob in zip(
+            sequences, tokens.tolist(), logprobs.tolist(), strict=True
+        ):
+            sequence.append(token, logprob)
+
+    def _drop_finished(self) -> None:
+        """Close the gaps of finished rows by moving the last rows up."""
+        row = 0
+        while row < len(self._running):
+            if self._running[row].stop_reason is None:
+                row += 1
+                continue
+            last = self._running.pop()
+            if row < len(self._running):
+                if last.stop_reason is None:
+                    self._cache.move(len(self._running), row, last.length)
+                self._running[row] = last
+
+    def _score_prompt(self, job: Job, hidden: Tensor, path: IntArray) -> None:
+        request = job.request
+        if not request.prompt_logprobs and not request.topk_prompt_logprobs:
+            return
+        nodes = self._model.tensor(path[:-1])
+        if request.prompt_logprobs and job.prompt_logprobs is None:
+            targets = self._model.tensor(request.prompt[1:])
+            order = torch.arange(len(nodes), device=nodes.device)
+            lp = self._model.head.target_logprobs(hidden[nodes], order, targets, job.adapter)
+            job.prompt_logprobs = np.concatenate([[np.nan], lp.cpu().numpy()]).astype(np.float32)
+        if request.topk_prompt_logprobs and job.topk is None:
+            job.topk = self._topk(hidden[nodes], request.topk_prompt_logprobs, job.adapter)
+
+    def _topk(self, hidden: Tensor, k: int, adapter: Adapter | None) -> TopkLogprobs:
+        ids = [np.zeros((1, k), np.int64)]
+        values = [np.full((1, k), NO_LOGPROB, np.float32)]
+        for piece in torch.split(hidden, self._model.head.chunk_rows()):
+            logprobs = torch.log_softmax(self._model.head.logits(piece, adapter), -1)
+            top = logprobs.topk(k, dim=-1)
+            ids.append(top.indices.cpu().numpy())
+            values.append(top.values.cpu().numpy())
+        return TopkLogprobs(np.concatenate(ids), np.concatenate(values))
+
+
+def _routes(parts: list[tuple[Adapter | None, Rows]]) -> list[Route]:
+    if len(parts) == 1:
+        return [Route(parts[0][0], EVERY_ROW)] if parts[0][0] is not None else []
+    return [Route(adapter, rows) for adapter, rows in parts if adapter is not None]

@@ -1,0 +1,100 @@
+"""The worker process: calls in, replies out, and an end when the service is gone."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mint.engine.messages import (
+    AdamParams,
+    Call,
+    Datum,
+    ForwardBackward,
+    LoraSpec,
+    ModelInfo,
+    Reply,
+    SampleRequest,
+)
+from tests.engine.conftest import ids
+
+
+class Client:
+    """The service's side of the channel."""
+
+    def __init__(self, folder: Path) -> None:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(60)
+        command = [sys.executable, "-m", "mint.engine.worker", "--name", "tiny"]
+        command += ["--folder", str(folder), "--fd", str(theirs.fileno())]
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self.socket = ours
+        self._stream = ours.makefile("rb")
+
+    def send(self, call_id: int, method: str, **arguments: Any) -> None:
+        body = pickle.dumps(Call(call_id, method, arguments))
+        self.socket.sendall(struct.pack(">Q", len(body)) + body)
+
+    def receive(self) -> Reply:
+        (size,) = struct.unpack(">Q", self._stream.read(8))
+        reply: Reply = pickle.loads(self._stream.read(size))
+        return reply
+
+
+@pytest.fixture
+def client(tiny_model: Path) -> Iterator[Client]:
+    client = Client(tiny_model)
+    yield client
+    client.process.kill()
+    client.process.wait()
+
+
+def test_a_worker_trains_and_samples_and_ends_with_the_service(client: Client) -> None:
+    hello = client.receive()
+    assert hello.id == 0
+    assert isinstance(hello.value, ModelInfo)
+    tokens = ids("hello there")
+    datum = Datum(tokens[:-1], {"target_tokens": tokens[1:]})
+    client.send(1, "create_run", run_id="run", lora=LoraSpec(rank=2))
+    operation = ForwardBackward([datum], "cross_entropy")
+    client.send(2, "forward_backward", run_id="run", operations=[operation])
+    client.send(3, "optim_step", run_id="run", params=AdamParams())
+    client.send(4, "create_sampler", sampler_id="s", run_id="run")
+    replies = [client.receive() for _ in range(4)]
+    assert [(reply.id, reply.error) for reply in replies] == [(n, None) for n in (1, 2, 3, 4)]
+
+    client.send(5, "sample", sampler_id="s", request=SampleRequest(tokens, 1, 30, stop=[]))
+    client.send(6, "sample", sampler_id="s", request=SampleRequest(tokens, 2, 3, stop=[]))
+    assert [client.receive().id for _ in range(2)] == [6, 5]
+
+    client.socket.shutdown(socket.SHUT_RDWR)
+    assert client.process.wait(timeout=30) == 0
+
+
+def test_errors_are_told_apart_and_leave_the_worker_running(client: Client) -> None:
+    client.receive()
+    client.send(1, "create_run", run_id="run", lora=LoraSpec(rank=0))
+    client.send(2, "optim_step", run_id="unheard of", params=AdamParams())
+    client.send(3, "sample", sampler_id="s", request=SampleRequest(np.array([1]), 1, 1))
+    client.send(4, "create_sampler", sampler_id="s")
+    by_id = {reply.id: reply for reply in (client.receive() for _ in range(4))}
+    assert by_id[1].is_user_error
+    assert not by_id[2].is_user_error
+    assert by_id[2].error is not None
+    assert by_id[3].error is not None
+    assert by_id[4].error is None
+
+
+def test_a_folder_without_a_model_is_reported_as_the_first_reply(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    assert client.receive().error is not None
+    assert client.process.wait(timeout=60) == 1
