@@ -58,16 +58,19 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def build_model(folder: Path, family: str = "llama", **overrides: Any) -> Path:
-    """Write a random model of a family, and its tokenizer, into a folder."""
+def build_model(folder: Path, family: str = "llama", spread: float = 0.3, **overrides: Any) -> Path:
+    """Write a random model of a family, and its tokenizer, into a folder.
+
+    Weights have the given spread: livelier than the library's own, so that mistakes show.
+    """
     torch.manual_seed(0)
     sizes = SIZES if family != "gpt2" else {"vocab_size": VOCABULARY, "eos_token_id": 258}
     config = AutoConfig.for_model(family, **{**sizes, **FAMILIES[family], **overrides})
     model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():  # livelier than the library's initial weights, so that mistakes show
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0, 0.3)
+                parameter.normal_(0, spread)
     model.save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return folder
