@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.tiny import build_model
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: tests share few cores
+
+from tests.tiny import build_model  # noqa: E402
 
 
 @pytest.fixture(scope="session")
