@@ -45,7 +45,7 @@ class Run:
         for parameter in parameters:
             parameter.grad = None
         try:
-            results = [self._run(operation) for operation in operations]
+            results = [self._run_part(n, operations) for n in range(len(operations))]
             self._require_finite()
         except BaseException:
             for parameter, grad in zip(parameters, before, strict=True):
@@ -55,6 +55,16 @@ class Run:
             if grad is not None:
                 parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
         return results
+
+    def _run_part(self, number: int, operations: list[ForwardBackward]) -> ForwardBackwardResult:
+        """One operation; a mistake says which one it was in (datums count from 0 in each)."""
+        try:
+            return self._run(operations[number])
+        except UserError as error:
+            if len(operations) == 1:
+                raise
+            where = f"part {number + 1} of {len(operations)} of the batch"
+            raise UserError(f"In {where}, {error}") from error
 
     def _run(self, request: ForwardBackward) -> ForwardBackwardResult:
         data, loss = check_request(request, self._model.info)

@@ -6,6 +6,7 @@ It loads the model, says so, and then answers calls over a socket until the othe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pickle
 import queue
@@ -113,7 +114,8 @@ class Worker:
 def _failure(call_id: int, error: Exception) -> Reply:
     if isinstance(error, UserError):
         return Reply(call_id, error=str(error), is_user_error=True)
-    traceback.print_exception(error)
+    with contextlib.suppress(OSError):  # a log on a full disk must not end the worker
+        traceback.print_exception(error)
     return Reply(call_id, error=f"{type(error).__name__}: {error}")
 
 

@@ -1,0 +1,1 @@
+"""Agent Tunix's names for mint's parts."""

@@ -1,0 +1,160 @@
+"""The service that a script starts for itself when it is given no URL.
+
+It is the same ``mint serve``, run as a child process on a free port of this machine, with a key
+that only this process knows. There is one per process; it ends when the process ends, however
+that happens: the child watches its parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS = 120.0
+STOP_SECONDS = 5.0
+KEY_VARIABLE = "MINT_EMBEDDED_KEY"
+LOG_VARIABLE = "MINT_LOG_FILE"
+
+_READY = re.compile(rb"mint is ready at (http://\S+)")
+_lock = threading.Lock()
+_running: EmbeddedService | None = None
+
+
+class EmbeddedServiceError(RuntimeError):
+    """The embedded service did not start. The text has its last words and the log's path."""
+
+
+@dataclass(frozen=True)
+class EmbeddedService:
+    """A running child: where it answers, the key it accepts, and the file it logs to."""
+
+    url: str
+    key: str
+    log: Path
+    process: subprocess.Popen[bytes]
+    parent: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child still runs. A forked copy of this process trusts the one it has."""
+        return os.getpid() != self.parent or self.process.poll() is None
+
+
+def home() -> Path:
+    """Where the service keeps its state: ``$MINT_HOME``, or ``~/.mint``."""
+    return Path(os.environ.get("MINT_HOME") or "~/.mint").expanduser()
+
+
+def embedded_service() -> EmbeddedService:
+    """The service of this process, started now if there is none yet."""
+    global _running
+    with _lock:
+        if _running is None or not _running.alive:
+            _running = _start()
+            threading.Thread(target=_report_end, args=(_running,), daemon=True).start()
+        return _running
+
+
+def stop_embedded_service() -> None:
+    """End the service that this process started, if any. Runs by itself at exit."""
+    global _running
+    with _lock:
+        service, _running = _running, None
+        if service is not None and service.parent == os.getpid():
+            _end(service.process)
+
+
+def _start() -> EmbeddedService:
+    key = f"tml-{secrets.token_urlsafe(24)}"
+    log = _new_log()
+    command = [sys.executable, "-m", "mint.cli", "serve", "--port", "0"]
+    command += ["--home", str(home()), "--parent", str(os.getpid())]
+    environment = {**os.environ, KEY_VARIABLE: key, LOG_VARIABLE: str(log), "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the script, which then ends the service
+        )
+    try:
+        url = _wait_until_ready(process, log)
+    except BaseException:
+        _end(process)
+        raise
+    print(f"mint: embedded service at {url} (log: {log})", file=sys.stderr, flush=True)
+    return EmbeddedService(url=url, key=key, log=log, process=process, parent=os.getpid())
+
+
+def _new_log() -> Path:
+    folder = home() / "logs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EmbeddedServiceError(
+            f"The embedded service has nowhere to write: {error}. "
+            "Set MINT_HOME to a folder that you can write to."
+        ) from error
+    return folder / f"embedded-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        code = process.poll()
+        if ready := _READY.search(log.read_bytes()):
+            return ready[1].decode()
+        if code is not None:
+            raise EmbeddedServiceError(_failure(f"ended with exit code {code}", log))
+        time.sleep(0.02)
+    raise EmbeddedServiceError(_failure(f"was not ready after {START_SECONDS:.0f} s", log))
+
+
+def _failure(what: str, log: Path) -> str:
+    return (
+        f"The embedded service {what}. The last lines of its log, {log}:\n"
+        f"{_last_lines(log)}\n"
+        "To see it start, type: mint serve --port 8000\n"
+        "To use a service that runs elsewhere, set MINT_BASE_URL."
+    )
+
+
+def _last_lines(log: Path, count: int = 15) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-count:]
+    return "\n".join(f"  | {line}" for line in lines) or "  | (empty)"
+
+
+def _report_end(service: EmbeddedService) -> None:
+    """Say so when the child ends on its own: the SDK would go on trying to reach it."""
+    code = service.process.wait()
+    if _running is service:
+        print("mint: " + _failure(f"ended with exit code {code}", service.log), file=sys.stderr)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+atexit.register(stop_embedded_service)

@@ -1,0 +1,100 @@
+"""Text made plain: other scripts' digits, exotic spaces and minus signs become ASCII."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_REPLACED = {
+    "\u2212": "-",  # minus sign
+    "\u2010": "-",  # hyphen
+    "\u2011": "-",  # non-breaking hyphen
+    "\u2012": "-",  # figure dash
+    "\u2013": "-",  # en dash
+    "\u2044": "/",  # fraction slash
+    "\u2215": "/",  # division slash
+    "\u22c5": "·",
+    "\u2217": "*",
+    "\u2032": "'",
+    "\u2019": "'",
+    "\u00b0": " degrees",
+    "\u200b": "",
+    "\u200c": "",
+    "\u200d": "",
+    "\u2060": "",
+    "\ufeff": "",
+    "\u00ad": "",
+}
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-", strict=True))
+_SUPERSCRIPT_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
+_VULGAR_AFTER_DIGIT = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞↉])")
+
+
+_LONGEST_EXPANSION = 6
+
+
+class _Table(dict[int, str]):
+    """One character at a time: whole-string NFKC is quadratic on long runs of marks."""
+
+    def __missing__(self, codepoint: int) -> str:
+        character = chr(codepoint)
+        if character in _REPLACED:
+            plain = _REPLACED[character]
+        elif (digit := unicodedata.decimal(character, None)) is not None:
+            plain = str(digit)
+        else:
+            plain = unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+            plain = plain if len(plain) <= _LONGEST_EXPANSION else character
+        self[codepoint] = plain
+        return plain
+
+
+_TABLE = _Table()
+
+
+def plain(text: str) -> str:
+    """Digits, signs, fractions and spaces of any script, written in ASCII.
+
+    >>> plain("\u2212１½ × 10³")
+    '-1 1/2 × 10^3'
+    """
+    if text.isascii():
+        return text
+    text = _SUPERSCRIPT_RUN.sub(lambda run: "^" + _superscript(run[0]), text)
+    text = text.translate(_FULL_WIDTH_DIGITS)
+    return _VULGAR_AFTER_DIGIT.sub(" ", text).translate(_TABLE)
+
+
+_FULL_WIDTH_DIGITS = {ord("０") + digit: str(digit) for digit in range(10)}
+
+
+def _superscript(run: str) -> str:
+    return "".join(_SUPERSCRIPTS[character] for character in run)
+
+
+_LATEX_WRAPPER = re.compile(
+    r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mathsf|operatorname|mbox|hbox|emph)\s?"
+    r"\{([^{}]*)\}"
+)
+_LATEX_SPACE = re.compile(r"\\(?:,|;|:|!| |quad\b|qquad\b|left\b|right\b|displaystyle\b)|~")
+_LATEX_DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|\\degree\b")
+_LATEX_ESCAPED = re.compile(r"\\([$%#&_])")
+
+
+def without_latex_dress(text: str) -> str:
+    r"""LaTeX text wrappers, spaces and escapes removed; fractions and roots stay.
+
+    >>> without_latex_dress(r"1{,}000\,\text{cm} = \$\frac{1}{2}")
+    '1,000  cm  = $\\frac{1}{2}'
+    """
+    if "\\" not in text and "{,}" not in text and "~" not in text:
+        return text
+    text = text.replace("{,}", ",").replace(r",\!", ",")
+    text = _LATEX_WRAPPER.sub(r" \1 ", text)
+    text = _LATEX_DEGREES.sub(" degrees", text)
+    text = _LATEX_SPACE.sub(_latex_space, text)
+    return _LATEX_ESCAPED.sub(r"\1", text)
+
+
+def _latex_space(command: re.Match[str]) -> str:
+    return "" if command[0] in (r"\!", r"\left", r"\right", r"\displaystyle") else " "

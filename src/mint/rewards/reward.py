@@ -1,0 +1,154 @@
+"""One reward, whatever it was written as: a name, a function of any signature, a composition."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar, Union
+
+from mint.rewards.score import Failure, Outcome, Sample, Score, read_score
+from mint.rewards.signature import read_signature
+
+Result = TypeVar("Result")
+RewardLike = Union["Reward", Callable[..., Any], str]
+
+
+class RewardFailed(RuntimeError):
+    """A reward raised; the text names the reward and its error."""
+
+
+class Reward(ABC):
+    """Scores samples, many at a time. Every reward of the library can be used as one."""
+
+    name: str = "reward"
+
+    @abstractmethod
+    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
+        """A score, a failure, or None ("does not apply") for each sample. Does not raise."""
+
+    def score(self, samples: Sequence[Sample]) -> list[Score | None]:
+        """The scores of the samples; raises :class:`RewardFailed` if one could not be scored."""
+        return [_or_raise(outcome) for outcome in run(self.outcomes(samples))]
+
+    def __call__(
+        self, response: str, prompt: str = "", metadata: Mapping[str, Any] | None = None
+    ) -> Score | None:
+        """The score of one response."""
+        return self.score([Sample(response, prompt, metadata or {})])[0]
+
+    def at(self, step: int) -> Reward:
+        """This reward as it is at a training step; only schedules change."""
+        return self
+
+
+class FunctionReward(Reward):
+    """A function as a reward.
+
+    >>> reward = FunctionReward(lambda response, ground_truth: response == ground_truth)
+    >>> float(reward("4", metadata={"ground_truth": "4"}))
+    1.0
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+        self.function = function
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.signature = read_signature(function)
+
+    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
+        if self.signature.kind == "batched":
+            return await self._batched(samples)
+        if self.signature.is_async:
+            return list(await asyncio.gather(*(self._one_async(sample) for sample in samples)))
+        return [self._one(sample) for sample in samples]
+
+    def _one(self, sample: Sample) -> Outcome:
+        try:
+            return read_score(self._called(sample))
+        except Exception as error:
+            return Failure(self.name, error)
+
+    async def _one_async(self, sample: Sample) -> Outcome:
+        try:
+            return read_score(await self._called(sample))
+        except Exception as error:
+            return Failure(self.name, error)
+
+    def _called(self, sample: Sample) -> Any:
+        if self.signature.kind == "positional":
+            return self.function(sample.response, sample.prompt, dict(sample.metadata))
+        return self.function(sample.response, **self.signature.arguments(sample))
+
+    async def _batched(self, samples: Sequence[Sample]) -> list[Outcome]:
+        if not samples:
+            return []
+        try:
+            values = self.function(**self.signature.columns(samples))
+            if inspect.isawaitable(values):
+                values = await values
+            if len(values) != len(samples):
+                raise ValueError(
+                    f"The batched reward returned {len(values)} values for {len(samples)} samples."
+                )
+        except Exception as error:
+            return [Failure(self.name, error) for _ in samples]
+        return [_read(self.name, value) for value in values]
+
+
+def as_reward(reward: RewardLike, name: str | None = None) -> Reward:
+    """A reward from a reward, a function of any known signature, or a name of the registry.
+
+    >>> from mint.rewards import check_answer
+    >>> as_reward(check_answer)("The answer is 4.", metadata={"ground_truth": "4"}).total
+    1.0
+    """
+    if isinstance(reward, Reward):
+        return reward
+    if isinstance(reward, str):
+        from mint.rewards.registry import find_reward
+
+        return find_reward(reward)
+    if callable(reward):
+        return FunctionReward(reward, name)
+    raise TypeError(
+        f"{reward!r} is not a reward. Pass a function, a Reward, or a name that "
+        "`mint rewards list` shows."
+    )
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to its end from synchronous code, inside a running loop or not."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(asyncio.run(coroutine))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _read(name: str, value: Any) -> Outcome:
+    try:
+        return read_score(value)
+    except Exception as error:
+        return Failure(name, error)
+
+
+def _or_raise(outcome: Outcome) -> Score | None:
+    if isinstance(outcome, Failure):
+        raise RewardFailed(str(outcome)) from outcome.error
+    return outcome

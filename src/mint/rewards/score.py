@@ -1,0 +1,77 @@
+"""What is scored, and what comes out: samples, scores and failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response with its prompt and whatever else the reward may need."""
+
+    response: str
+    prompt: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A total, and the value of every component beside it.
+
+    >>> float(Score(0.7, {"format": 0.0, "correctness": 1.0}))
+    0.7
+    """
+
+    total: float
+    components: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.total):
+            raise ValueError(f"A reward must be a finite number, not {self.total}.")
+
+    def __float__(self) -> float:
+        return self.total
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A reward that raised: never a score. The rollout is left out of training."""
+
+    reward: str
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"{self.reward}: {type(self.error).__name__}: {self.error}"
+
+
+Outcome = Score | Failure | None
+
+
+def read_score(value: Any) -> Score | None:
+    """What a reward function returned, as a score; None means "does not apply".
+
+    Numbers, scores, dataclasses with a ``total`` and mappings with a ``score`` are understood.
+
+    >>> read_score(True), read_score({"score": 0.5, "matches": [True, False]})
+    (Score(total=1.0, components={}), Score(total=0.5, components={}))
+    """
+    if value is None or isinstance(value, Score):
+        return value
+    if isinstance(value, int | float):
+        return Score(float(value))
+    if is_dataclass(value) and isinstance(getattr(value, "total", None), int | float):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        total = float(parts.pop("total"))
+        return Score(total, {name: float(part) for name, part in parts.items()})
+    if isinstance(value, Mapping) and isinstance(value.get("score"), int | float):
+        return Score(float(value["score"]))
+    try:
+        return Score(float(value))  # numpy scalars and zero-dimensional tensors
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"A reward returned {type(value).__name__}; it must return a number, a Score, "
+            "or None for 'does not apply'."
+        ) from None

@@ -1,0 +1,116 @@
+"""Which of the known signatures a reward function has, decided once.
+
+``(response, prompt, metadata)``, ``(response, **metadata)`` with any names taken from the
+metadata, or batched: ``(prompts, completions, **columns) -> list``. Each may be async.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mint.rewards.score import Sample
+
+Kind = Literal["positional", "keywords", "batched"]
+
+_ALIASES = {
+    "ground_truth": "answer",
+    "answer": "ground_truth",
+    "expected_format": "format",
+    "format": "expected_format",
+    "correct_answer": "answer",
+}
+_KNOWN = (
+    "def reward(response, prompt, metadata)",
+    "def reward(response, **metadata)",
+    "def reward(response, ground_truth)   # any names that the metadata has",
+    "def reward(prompts, completions, **columns)   # returns a list",
+)
+
+
+class SignatureError(TypeError):
+    """A function that cannot be a reward; the text shows the signatures that can."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How to call a reward function."""
+
+    kind: Kind
+    is_async: bool
+    names: tuple[str, ...]
+    required: frozenset[str]
+    takes_any: bool
+
+    def arguments(self, sample: Sample) -> dict[str, Any]:
+        """The keyword arguments for one sample, besides its response."""
+        values = dict(sample.metadata)
+        available = {"prompt": sample.prompt, "metadata": dict(sample.metadata), **values}
+        chosen = dict(values) if self.takes_any else {}
+        for name in self.names:
+            source = name if name in available else _ALIASES.get(name, name)
+            if source in available:
+                chosen[name] = available[source]
+            elif name in self.required:
+                raise KeyError(
+                    f"The reward asks for {name!r}, and the sample's metadata has only "
+                    f"{sorted(values) or 'nothing'}. Add {name!r} to the sample."
+                )
+        chosen.pop("response", None)
+        return chosen
+
+    def columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
+        """The keyword arguments for a batch: one list per column."""
+        names = {name for sample in samples for name in sample.metadata}
+        columns = {name: [sample.metadata.get(name) for sample in samples] for name in names}
+        columns |= {
+            "prompts": [sample.prompt for sample in samples],
+            "completions": [sample.response for sample in samples],
+        }
+        for name in self.required - columns.keys():
+            alias = _ALIASES.get(name, "")
+            if alias not in columns:
+                raise KeyError(f"The reward asks for the column {name!r}, which no sample has.")
+            columns[name] = columns[alias]
+        return columns if self.takes_any else {n: columns[n] for n in self.names if n in columns}
+
+
+def read_signature(function: Callable[..., Any]) -> Signature:
+    """The signature of a reward function.
+
+    >>> read_signature(lambda response, prompt, metadata: 1.0).kind
+    'positional'
+    >>> read_signature(lambda prompts, completions, **columns: []).kind
+    'batched'
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise _refused(function, "its signature cannot be read") from None
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL) for p in parameters):
+        raise _refused(function, "it has positional-only parameters or *args")
+    required = {p.name for p in parameters if p.default is p.empty and p.name in names}
+    batched = "completions" in names
+    if not batched and (not names or names[0] in ("prompt", "prompts", "metadata")):
+        raise _refused(function, "its first parameter is not the response")
+    return Signature(
+        kind="batched" if batched else _single_kind(names),
+        is_async=inspect.iscoroutinefunction(function)
+        or inspect.iscoroutinefunction(getattr(function, "__call__", None)),  # noqa: B004
+        names=tuple(names if batched else names[1:]),
+        required=frozenset(required - ({"prompts", "completions"} if batched else {names[0]})),
+        takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
+    )
+
+
+def _single_kind(names: list[str]) -> Kind:
+    return "positional" if names[1:] == ["prompt", "metadata"] else "keywords"
+
+
+def _refused(function: Callable[..., Any], reason: str) -> SignatureError:
+    name = getattr(function, "__name__", type(function).__name__)
+    known = "\n  ".join(_KNOWN)
+    return SignatureError(f"{name} cannot be a reward: {reason}. Write it as one of\n  {known}")

@@ -1,0 +1,48 @@
+"""Numbers spelt out in English words."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = [
+    *["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
+    *["eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen"],
+    *["eighteen", "nineteen"],
+]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_SMALL = {word: value for value, word in enumerate(_UNITS)}
+_SMALL.update({word: 10 * value for value, word in enumerate(_TENS, start=2)})
+_LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_WORD = re.compile(r"[a-z]+")
+_SPELT = frozenset([*_SMALL, *_LARGE, "hundred", "and", "minus", "negative"])
+
+
+def spelt_number(text: str) -> int | None:
+    """The whole number that ``text`` begins by spelling out, or None.
+
+    >>> spelt_number("Forty-two apples")
+    42
+    >>> spelt_number("minus one hundred and five"), spelt_number("none of them")
+    (-105, None)
+    """
+    words = []
+    for word in _WORD.findall(text[:200].lower()):
+        if word not in _SPELT:
+            break
+        words.append(word)
+    sign = -1 if words[:1] in (["minus"], ["negative"]) else 1
+    return _total(words[1:] if sign < 0 else words, sign)
+
+
+def _total(words: list[str], sign: int) -> int | None:
+    total = group = 0
+    if not words or words[0] not in _SMALL:
+        return None
+    for word in words:
+        if word in _SMALL:
+            group += _SMALL[word]
+        elif word == "hundred":
+            group *= 100
+        elif word in _LARGE:
+            total, group = total + group * _LARGE[word], 0
+    return sign * (total + group)

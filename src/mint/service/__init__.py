@@ -1,0 +1,1 @@
+"""The service: HTTP, store, journal, scheduling. It imports no torch; engines are processes."""

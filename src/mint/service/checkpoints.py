@@ -1,0 +1,205 @@
+"""Checkpoints on disk: named, durable copies that appear whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import uuid
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from mint.engine.messages import LoraSpec
+
+from .errors import UserError
+from .files import sync, sync_folder
+from .store import CheckpointRow, RunRow, Store, now
+
+TRAINING, SAMPLER = "weights", "sampler_weights"
+KINDS = (TRAINING, SAMPLER)
+_RUN_ID = re.compile(r"[A-Za-z0-9-]{1,64}:train:[0-9]{1,9}")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def run_folder_name(run_id: str) -> str:
+    """A run id as a folder name; different ids give different names."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise UserError(f"{run_id!r} is not the id of a training run.")
+    return run_id.replace(":", "_")
+
+
+def check_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise UserError(
+            f"{name[:200]!r} cannot be the name of a checkpoint. Use 1 to 128 letters, digits, "
+            "dots, underscores or hyphens, for example 'step-100'."
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class CheckpointPath:
+    """``tinker://<run>/<kind>/<name>``; ``mint://`` is read as the same thing.
+
+    >>> CheckpointPath.parse("mint://a1:train:0/weights/step-1").uri
+    'tinker://a1:train:0/weights/step-1'
+    """
+
+    run_id: str
+    kind: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointPath:
+        scheme, _, rest = text.partition("://")
+        parts = rest.split("/")
+        if scheme not in ("tinker", "mint") or len(parts) != 3 or parts[1] not in KINDS:
+            raise UserError(
+                f"{text[:200]!r} is not a checkpoint path. It looks like "
+                "tinker://<run id>/weights/<name> or tinker://<run id>/sampler_weights/<name>; "
+                "save_state() and save_weights_for_sampler() return it."
+            )
+        run_folder_name(parts[0])
+        return cls(parts[0], parts[1], check_name(parts[2]))
+
+    @property
+    def uri(self) -> str:
+        return f"tinker://{self.run_id}/{self.kind}/{self.name}"
+
+    @property
+    def checkpoint_id(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """What a save operation asks for."""
+
+    path: CheckpointPath
+    seq_id: int
+    overwrite: bool
+    ttl_seconds: int | None
+    user_metadata: dict[str, str]
+
+
+class Checkpoints:
+    """The checkpoint folders under the home folder, and their rows in the store."""
+
+    def __init__(self, home: Path, store: Store) -> None:
+        self._root = home / "checkpoints"
+        self._store = store
+
+    def folder(self, path: CheckpointPath) -> Path:
+        return self._root / run_folder_name(path.run_id) / path.kind / path.name
+
+    def find(self, path: CheckpointPath, user: str) -> CheckpointRow | None:
+        """The checkpoint, if ``user`` may read it."""
+        row = self._store.checkpoint(path.run_id, path.kind, path.name)
+        if row is None or not (row.user == user or row.public):
+            return None
+        return row if row.expires_at is None or row.expires_at > now() else None
+
+    def require(self, text: str, user: str) -> tuple[CheckpointPath, CheckpointRow]:
+        """Parse a path and find what it names. Raises UserError when it names nothing."""
+        path = CheckpointPath.parse(text)
+        row = self.find(path, user)
+        if row is None:
+            raise UserError(
+                f"There is no checkpoint {path.uri} for this API key. List yours with "
+                "list_user_checkpoints() of the REST client; an expired one is gone."
+            )
+        return path, row
+
+    # ---- saving: begin, let the engine write into the draft, then publish or discard -------------
+
+    def begin(self, new: NewCheckpoint) -> Path:
+        """An empty draft folder beside the final one. Raises UserError if the name is taken."""
+        row = self._store.checkpoint(new.path.run_id, new.path.kind, new.path.name)
+        is_own_retry = row is not None and row.seq_id == new.seq_id
+        if row is not None and not new.overwrite and not is_own_retry:
+            raise UserError(
+                f"The checkpoint {new.path.uri} exists already. Choose another name, or pass "
+                "overwrite=True to replace it."
+            )
+        draft = self.folder(new.path).with_name(f".draft-{uuid.uuid4().hex}")
+        draft.mkdir(parents=True)
+        return draft
+
+    def publish(self, new: NewCheckpoint, draft: Path, run: RunRow) -> CheckpointRow:
+        """Make the draft the checkpoint, in one step that a crash cannot cut in half."""
+        row = CheckpointRow(
+            run_id=run.id,
+            kind=new.path.kind,
+            name=new.path.name,
+            user=run.user,
+            seq_id=new.seq_id,
+            base_model=run.base_model,
+            lora=run.lora,
+            size_bytes=sum(file.stat().st_size for file in draft.rglob("*") if file.is_file()),
+            user_metadata=new.user_metadata,
+            created_at=now(),
+            expires_at=now() + timedelta(seconds=new.ttl_seconds) if new.ttl_seconds else None,
+        )
+        _describe(draft / "checkpoint.json", new.path, row)
+        sync_folder(draft)
+        _swap_in(draft, self.folder(new.path))
+        self._store.put_checkpoint(row)
+        return row
+
+    def discard(self, draft: Path) -> None:
+        shutil.rmtree(draft, ignore_errors=True)
+
+    def delete(self, row: CheckpointRow) -> None:
+        """Remove a checkpoint; a crash in between leaves no half of it visible."""
+        folder = self.folder(CheckpointPath(row.run_id, row.kind, row.name))
+        self._store.delete_checkpoint(row)
+        gone = folder.with_name(f".draft-{uuid.uuid4().hex}")
+        if folder.exists():
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+    def delete_expired(self) -> None:
+        for row in self._store.expired_checkpoints():
+            self.delete(row)
+
+
+def lora_of(lora: dict[str, object]) -> LoraSpec:
+    """The adapter's shape as the store keeps it."""
+    return LoraSpec(**lora)  # type: ignore[arg-type]
+
+
+def _describe(file: Path, path: CheckpointPath, row: CheckpointRow) -> None:
+    description = {
+        "path": path.uri,
+        "base_model": row.base_model,
+        "lora": asdict(lora_of(row.lora)),
+        "user_metadata": row.user_metadata,
+        "created_at": row.created_at.isoformat(),
+        "expires_at": row.expires_at.isoformat() if row.expires_at else None,
+    }
+    file.write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _swap_in(draft: Path, final: Path) -> None:
+    """Rename over what is there. The old folder keeps existing until the new one has its name."""
+    if not final.exists():
+        draft.rename(final)
+    else:
+        _exchange(draft, final)
+        shutil.rmtree(draft, ignore_errors=True)
+    sync(final.parent)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Let two folders trade names, atomically where the file system can."""
+    at_cwd, exchange = -100, 2
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)
+    if swap and swap(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0:
+        return
+    aside = other.with_name(f"{one.name}-old")
+    other.rename(aside)
+    one.rename(other)
+    aside.rename(one)

@@ -1,0 +1,382 @@
+"""Bytes to messages and back: the only file that knows the encodings of the wire.
+
+The protobuf classes are loaded from the file inside the ``tinker`` package without importing
+the package, because importing it imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import zstandard
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from pydantic_core import from_json
+
+from mint.engine.messages import (
+    Datum,
+    ForwardBackward,
+    ForwardBackwardResult,
+    IntArray,
+    SampleResult,
+    TopkLogprobs,
+    UserError,
+)
+
+from .arrays import CellBudget, dense_of_csr, shaped
+
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
+
+
+def _load_wire_messages() -> ModuleType:
+    package = importlib.util.find_spec("tinker")
+    if package is None or package.origin is None:
+        raise ImportError("the package 'tinker' is not installed; type: pip install tinker")
+    path = Path(package.origin).parent / "proto" / "tinker_public_pb2.py"
+    spec = importlib.util.spec_from_file_location("tinker_public_pb2", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"the wire messages of 'tinker' are not at {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+wire: Any = _load_wire_messages()
+
+_NUMPY_OF_WIRE: dict[int, np.dtype[Any]] = {
+    wire.DTYPE_FLOAT32: np.dtype("<f4"),
+    wire.DTYPE_INT64: np.dtype("<i8"),
+    wire.DTYPE_INT32: np.dtype("<i4"),
+    wire.DTYPE_BFLOAT16: np.dtype("<u2"),
+}
+_NUMPY_OF_JSON: dict[Any, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "int64": np.dtype(np.int64),
+}
+
+
+class BadBody(UserError):
+    """A body that cannot be opened. ``readable`` is the part before the fault."""
+
+    def __init__(self, text: str, readable: bytes = b"") -> None:
+        super().__init__(text)
+        self.readable = readable
+
+
+@dataclass(frozen=True)
+class Address:
+    """Which operation of which run a request is: all that queueing needs to know."""
+
+    run_id: str
+    seq_id: int | None
+    forward_only: bool = False
+
+
+# ---- opening a body --------------------------------------------------------------------------
+
+
+def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:
+    """Undo ``Content-Encoding``, never producing more than ``limit`` bytes."""
+    if not encoding or encoding.lower() == "identity":
+        return body
+    if encoding.lower() != "zstd":
+        raise BadBody(f"Content-Encoding {encoding!r} is not supported; send zstd or none.")
+    opened = bytearray()
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
+            while piece := reader.read(1 << 20):
+                opened += piece
+                if len(opened) > limit:
+                    raise BadBody(
+                        f"The zstd body opens to more than {limit} bytes. Send fewer datums.",
+                        bytes(opened[: 1 << 16]),
+                    )
+    except zstandard.ZstdError as error:
+        raise BadBody(f"The zstd body is damaged: {error}.", bytes(opened)) from error
+    return bytes(opened)
+
+
+def read_address(body: bytes, is_protobuf: bool) -> Address | None:
+    """The run and number of a training request, also when the rest of it is damaged."""
+    return _protobuf_address(body) if is_protobuf else _json_address(body)
+
+
+def _json_address(body: bytes) -> Address | None:
+    try:
+        payload = from_json(body)
+    except ValueError:
+        return None
+    if not isinstance(payload, dict) or not isinstance(payload.get("model_id"), str):
+        return None
+    seq_id = payload.get("seq_id")
+    if isinstance(seq_id, bool) or not isinstance(seq_id, int | None):
+        return None
+    return Address(payload["model_id"], seq_id)
+
+
+def _protobuf_address(body: bytes) -> Address | None:
+    found: dict[int, int | bytes] = {}
+    try:
+        for number, value in _protobuf_fields(body):
+            found[number] = value
+    except (IndexError, ValueError):
+        pass
+    run_id, seq_id = found.get(1), found.get(2, 0)
+    if not isinstance(run_id, bytes) or not isinstance(seq_id, int):
+        return None
+    return Address(run_id.decode(errors="replace"), seq_id or None, found.get(6) == 1)
+
+
+def _protobuf_fields(body: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Top-level scalar fields and short texts; long fields are skipped without a copy."""
+    at = 0
+    while at < len(body):
+        tag, at = _varint(body, at)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            value, at = _varint(body, at)
+            yield number, value
+        elif kind == 2:
+            length, at = _varint(body, at)
+            if at + length > len(body):
+                raise ValueError("truncated")
+            if number == 1:
+                yield number, body[at : at + length]
+            at += length
+        else:
+            raise ValueError("no such field in this message")
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 64:
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("a varint of more than 64 bits")
+
+
+# ---- forward_backward requests ---------------------------------------------------------------
+
+
+def decode_forward_backward(body: bytes, is_protobuf: bool, forward_only: bool) -> ForwardBackward:
+    """Decode a ``forward_backward`` or ``forward`` body; its faults are user errors."""
+    if is_protobuf:
+        return _decode_protobuf_request(body)
+    return _decode_json_request(body, forward_only)
+
+
+def _decode_protobuf_request(body: bytes) -> ForwardBackward:
+    try:
+        message = wire.ForwardBackwardRequest.FromString(body)
+    except DecodeError as error:
+        raise UserError(
+            "The request is not a valid ForwardBackwardRequest message; it may have been cut "
+            "on its way. Send it again."
+        ) from error
+    cells = CellBudget()
+    data = [_decode_protobuf_datum(i, datum, cells) for i, datum in enumerate(message.data)]
+    config: dict[str, float | str] = dict(message.loss_fn_config)
+    for key, value in message.loss_fn_config_v2.items():
+        config[key] = value.text if value.WhichOneof("value") == "text" else value.number
+    return ForwardBackward(data, message.loss_fn, config, message.forward_only)
+
+
+def _decode_protobuf_datum(index: int, datum: Any, cells: CellBudget) -> Datum:
+    pieces = []
+    for chunk in datum.model_input:
+        kind = chunk.WhichOneof("chunk")
+        if kind != "encoded_text":
+            raise _unsupported_chunk(f"data[{index}].model_input", kind)
+        pieces.append(_view(chunk.encoded_text.tokens, np.dtype("<i4"), f"data[{index}] tokens"))
+    inputs = {
+        name: _decode_protobuf_tensor(tensor, f"data[{index}].loss_fn_inputs[{name!r}]", cells)
+        for name, tensor in datum.loss_fn_inputs.items()
+    }
+    return Datum(_concatenate(pieces), inputs)
+
+
+def _decode_protobuf_tensor(tensor: Any, where: str, cells: CellBudget) -> NDArray[Any]:
+    dtype = _NUMPY_OF_WIRE.get(tensor.dtype)
+    if dtype is None:
+        raise UserError(f"{where} has no dtype this service knows; send float32 or int64.")
+    shape = list(tensor.shape)
+    if tensor.WhichOneof("encoding") == "sparse_csr":
+        csr = tensor.sparse_csr
+        index = np.dtype("<i8")
+        return dense_of_csr(
+            _widened(_view(csr.values, dtype, where), tensor.dtype),
+            _view(csr.crow_indices, index, where),
+            _view(csr.col_indices, index, where),
+            shape,
+            where,
+            cells,
+        )
+    return shaped(_widened(_view(tensor.dense, dtype, where), tensor.dtype), shape, where)
+
+
+def _widened(values: NDArray[Any], wire_dtype: int) -> NDArray[Any]:
+    if wire_dtype == wire.DTYPE_BFLOAT16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    if wire_dtype == wire.DTYPE_INT32:
+        return values.astype(np.int64)
+    return values
+
+
+def _decode_json_request(body: bytes, forward_only: bool) -> ForwardBackward:
+    try:
+        payload = from_json(body)
+    except ValueError as error:
+        raise UserError(f"The request is not valid JSON: {error}") from error
+    payload = _expect(payload, dict, "the request")
+    key = "forward_input" if "forward_input" in payload else "forward_backward_input"
+    request = _expect(payload.get(key), dict, key)
+    cells = CellBudget()
+    data = [
+        _decode_json_datum(i, _expect(datum, dict, f"data[{i}]"), cells)
+        for i, datum in enumerate(_expect(request.get("data"), list, f"{key}.data"))
+    ]
+    config = _expect(request.get("loss_fn_config") or {}, dict, "loss_fn_config")
+    if not all(isinstance(value, int | float | str) for value in config.values()):
+        raise UserError("loss_fn_config must map names to numbers or texts.")
+    return ForwardBackward(
+        data, _expect(request.get("loss_fn"), str, f"{key}.loss_fn"), config, forward_only
+    )
+
+
+def _decode_json_datum(index: int, datum: Mapping[str, Any], cells: CellBudget) -> Datum:
+    model_input = _expect(datum.get("model_input"), dict, f"data[{index}].model_input")
+    inputs = _expect(datum.get("loss_fn_inputs") or {}, dict, f"data[{index}].loss_fn_inputs")
+    return Datum(
+        decode_chunks(model_input.get("chunks"), f"data[{index}].model_input"),
+        {
+            name: _decode_json_tensor(tensor, f"data[{index}].loss_fn_inputs[{name!r}]", cells)
+            for name, tensor in inputs.items()
+        },
+    )
+
+
+def decode_chunks(chunks: Any, where: str) -> IntArray:
+    """The token ids of a JSON ``ModelInput``, its text chunks joined."""
+    pieces = []
+    for chunk in _expect(chunks, list, f"{where}.chunks"):
+        chunk = _expect(chunk, dict, f"{where}.chunks[]")
+        kind = chunk.get("type", "encoded_text")
+        if kind != "encoded_text":
+            raise _unsupported_chunk(where, kind)
+        pieces.append(_numbers(chunk.get("tokens"), np.dtype(np.int64), f"{where}.tokens"))
+    return _concatenate(pieces)
+
+
+def _decode_json_tensor(tensor: Any, where: str, cells: CellBudget) -> NDArray[Any]:
+    tensor = _expect(tensor, dict, where)
+    dtype = _NUMPY_OF_JSON.get(tensor.get("dtype"))
+    if dtype is None:
+        raise UserError(f"{where}.dtype must be float32 or int64, not {tensor.get('dtype')!r}.")
+    values = _numbers(tensor.get("data"), dtype, f"{where}.data")
+    shape = list(_numbers(tensor.get("shape") or [], np.dtype(np.int64), f"{where}.shape"))
+    if tensor.get("sparse_crow_indices") is None:
+        return shaped(values, shape, where)
+    index = np.dtype(np.int64)
+    return dense_of_csr(
+        values,
+        _numbers(tensor["sparse_crow_indices"], index, f"{where}.sparse_crow_indices"),
+        _numbers(tensor.get("sparse_col_indices"), index, f"{where}.sparse_col_indices"),
+        shape,
+        where,
+        cells,
+    )
+
+
+def _view(data: bytes, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
+    if len(data) % dtype.itemsize:
+        raise UserError(f"{where} has {len(data)} bytes, not a multiple of {dtype.itemsize}.")
+    return np.frombuffer(data, dtype)
+
+
+def _numbers(values: Any, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
+    values = _expect(values, list, where)
+    kinds = int if dtype.kind == "i" else int | float
+    if any(isinstance(v, bool) or not isinstance(v, kinds) for v in values):
+        raise UserError(f"{where} must be a flat list of {dtype.name} numbers.")
+    try:
+        return np.array(values, dtype)
+    except (OverflowError, ValueError) as error:
+        raise UserError(f"{where} has a number that does not fit {dtype.name}.") from error
+
+
+def _concatenate(pieces: Sequence[NDArray[Any]]) -> IntArray:
+    return np.concatenate([np.zeros(0, np.int64), *pieces]).astype(np.int64)
+
+
+def _expect(value: Any, kind: type | Any, where: str) -> Any:
+    if not isinstance(value, kind):
+        raise UserError(f"{where} must be a {kind.__name__}, not {type(value).__name__}.")
+    return value
+
+
+def _unsupported_chunk(where: str, kind: str | None) -> UserError:
+    return UserError(
+        f"{where} has a chunk of type {kind or 'none'!r}. This service trains and samples text "
+        "only; send encoded_text chunks."
+    )
+
+
+# ---- results -----------------------------------------------------------------------------------
+
+
+def encode_forward_backward(result: ForwardBackwardResult) -> bytes:
+    """``ForwardBackwardOutput``: one ArrayRecord per run of datums with equal trailing shape."""
+    message = wire.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=result.metrics)
+    for trailing_shape, arrays in groupby(result.logprobs, key=lambda a: a.shape[1:]):
+        _add_record(message, trailing_shape, arrays)
+    return bytes(message.SerializeToString())
+
+
+def _add_record(message: Any, trailing: Iterable[int], arrays: Iterable[NDArray[Any]]) -> None:
+    encoded = [np.ascontiguousarray(array, "<f4").tobytes() for array in arrays]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype="<i8")
+    record = message.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(encoded))
+    field = record.fields["logprobs"]
+    field.data, field.offsets = b"".join(encoded), offsets.tobytes()
+    field.dtype = wire.DTYPE_FLOAT32
+    field.trailing_shape.extend(trailing)
+
+
+def encode_sample(result: SampleResult) -> bytes:
+    """``SampleResponse``: tokens int32, logprobs float32, little-endian."""
+    message = wire.SampleResponse()
+    for sequence in result.sequences:
+        message.sequences.add(
+            stop_reason=wire.STOP_REASON_STOP
+            if sequence.stop_reason == "stop"
+            else wire.STOP_REASON_LENGTH,
+            tokens=np.ascontiguousarray(sequence.tokens, "<i4").tobytes(),
+            logprobs=np.ascontiguousarray(sequence.logprobs, "<f4").tobytes(),
+        )
+    if result.prompt_logprobs is not None:
+        message.prompt_logprobs = np.ascontiguousarray(result.prompt_logprobs, "<f4").tobytes()
+    if result.topk_prompt_logprobs is not None:
+        message.topk_prompt_logprobs.CopyFrom(_encode_topk(result.topk_prompt_logprobs))
+    return bytes(message.SerializeToString())
+
+
+def _encode_topk(topk: TopkLogprobs) -> Any:
+    length, k = topk.token_ids.shape
+    return wire.TopkLogprobs(
+        token_ids=np.ascontiguousarray(topk.token_ids, "<i4").tobytes(),
+        logprobs=np.ascontiguousarray(topk.logprobs, "<f4").tobytes(),
+        k=k,
+        length=length,
+    )

@@ -1,0 +1,45 @@
+"""What can go wrong in a request, and how it reaches the client."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from mint.engine.messages import UserError
+
+__all__ = ["ApiError", "EngineDied", "UserError", "log_hint", "not_found", "readable_os_error"]
+
+
+class ApiError(Exception):
+    """An HTTP answer other than 200: a status and one text for the person who reads it."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+class EngineDied(Exception):
+    """The worker process of a base model ended, or never came up. Its text names the log."""
+
+
+def log_hint() -> str:
+    """Where to read more: the log file, when the starter of the service named one."""
+    log_file = os.environ.get("MINT_LOG_FILE")
+    return f"The service's log is {log_file}." if log_file else "See the service's own output."
+
+
+def not_found(what: str, identifier: str, hint: str) -> ApiError:
+    """The same answer for an unknown object and for one of another user."""
+    return ApiError(404, f"There is no {what} {identifier!r} for this API key. {hint}")
+
+
+def readable_os_error(error: OSError, doing: str) -> str:
+    """A sentence about a failed file operation, with what to do when the disk is full."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return (
+            f"The disk of the service is full, so {doing} failed. Nothing that was saved before "
+            "is lost. Free some space (for example delete old checkpoints) and try again."
+        )
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{doing[0].upper()}{doing[1:]} failed: {error.strerror or error}{where}."

@@ -1,0 +1,115 @@
+"""Results that clients come back for: long-polled, retrievable again, forgotten after a while."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .codec import PROTOBUF
+
+MAX_RESULT_BYTES = 512 * 1024 * 1024
+Category = Literal["user", "server"]
+Reason = Callable[[], str | None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The body of a finished future, as it goes to the client."""
+
+    body: bytes
+    content_type: str = "application/json"
+
+    @classmethod
+    def json(cls, value: dict[str, Any]) -> Answer:
+        return cls(json.dumps(value).encode())
+
+    @classmethod
+    def protobuf(cls, body: bytes) -> Answer:
+        return cls(body, PROTOBUF)
+
+    @classmethod
+    def failure(cls, text: str, category: Category) -> Answer:
+        return cls.json({"error": text, "category": category})
+
+
+@dataclass
+class Future:
+    """One promised answer and whose it is. ``reason`` says what it waits for."""
+
+    request_id: str
+    user: str
+    reason: Reason = lambda: None
+    answer: Answer | None = None
+    forget_at: float = field(default=float("inf"))
+    _done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self, seconds: float) -> Answer | None:
+        """The answer, or None when it is not there after ``seconds``."""
+        try:
+            await asyncio.wait_for(self._done.wait(), seconds)
+        except TimeoutError:
+            return None
+        return self.answer
+
+    def finish(self, answer: Answer, kept_s: float) -> None:
+        if self.answer is None:
+            self.answer = answer
+            self.forget_at = time.monotonic() + kept_s
+            self._done.set()
+
+    def release_waiters(self) -> None:
+        self._done.set()
+
+
+class Futures:
+    """All futures of this service by request id."""
+
+    def __init__(self, kept_s: float) -> None:
+        self._kept_s = kept_s
+        self._futures: dict[str, Future] = {}
+
+    def open(self, request_id: str, user: str, reason: Reason = lambda: None) -> Future:
+        """The future of this id, made if it is new."""
+        future = self._futures.get(request_id)
+        if future is None:
+            future = self._futures[request_id] = Future(request_id, user, reason)
+        return future
+
+    def find(self, request_id: str, user: str) -> Future | None:
+        future = self._futures.get(request_id)
+        return future if future is not None and future.user == user else None
+
+    def is_open(self, request_id: str) -> bool:
+        """Whether somebody may still be waiting for this answer."""
+        future = self._futures.get(request_id)
+        return future is not None and future.answer is None
+
+    def finish(self, request_id: str, answer: Answer) -> None:
+        if (future := self._futures.get(request_id)) is not None:
+            future.finish(answer, self._kept_s)
+
+    def retrieved(self, future: Future) -> None:
+        """A retrieved answer stays a while longer: its HTTP response may have been lost."""
+        soon = time.monotonic() + self._kept_s / 10
+        future.forget_at = min(future.forget_at, soon)
+
+    def forget_old(self) -> None:
+        """Drop results whose time is over, and retrieved ones early when they take much memory."""
+        cutoff = time.monotonic()
+        soon = cutoff + self._kept_s / 10
+        size = sum(len(f.answer.body) for f in self._futures.values() if f.answer)
+        for future in sorted(self._futures.values(), key=lambda f: f.forget_at):
+            is_spare = size > MAX_RESULT_BYTES and future.forget_at <= soon
+            if future.answer is None or not (future.forget_at < cutoff or is_spare):
+                break
+            size -= len(future.answer.body)
+            del self._futures[future.request_id]
+
+    def close(self) -> None:
+        """Let every waiting poll go: the service is ending."""
+        for future in self._futures.values():
+            future.release_waiters()

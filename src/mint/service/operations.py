@@ -1,0 +1,157 @@
+"""How each kind of operation is carried out in the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mint.engine.messages import ForwardBackward, ForwardBackwardResult
+
+from . import codec, requests
+from .checkpoints import SAMPLER, TRAINING, CheckpointPath, Checkpoints, NewCheckpoint, check_name
+from .engine_process import EngineProcess
+from .errors import UserError
+from .futures import Answer
+from .journal import Journal
+from .samplers import Samplers
+from .store import CheckpointRow, RunRow
+
+_DISK_FULL = ("No space left on device", "File too large", "Disk quota exceeded")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a group came to: an answer per operation and, if there is one, its small JSON result."""
+
+    answers: list[Answer]
+    result: dict[str, Any] | None = None
+
+    @classmethod
+    def json(cls, result: dict[str, Any]) -> Done:
+        return cls([Answer.json(result)], result)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Carries out a run's operations, whose bodies are read from its journal."""
+
+    run: RunRow
+    journal: Journal
+    checkpoints: Checkpoints
+    samplers: Samplers
+
+    async def perform(self, engine: EngineProcess, kind: str, seq_ids: Sequence[int]) -> Done:
+        """Run one group. Raises UserError for the user's mistakes."""
+        if kind in ("forward", "forward_backward"):
+            return await self._forward_backward(engine, seq_ids)
+        body = await asyncio.to_thread(self.journal.body, seq_ids[0])
+        match kind:
+            case "optim_step":
+                return await self._optim_step(engine, body)
+            case "save_weights":
+                return await self._save(engine, seq_ids[0], body)
+            case "save_weights_for_sampler":
+                return await self._save_for_sampler(engine, seq_ids[0], body)
+            case "load_weights":
+                return await self._load(engine, body)
+        raise UserError(f"There is no operation {kind!r}.")
+
+    # ---- training -------------------------------------------------------------------------------
+
+    async def _forward_backward(self, engine: EngineProcess, seq_ids: Sequence[int]) -> Done:
+        operations = await asyncio.to_thread(lambda: [self._decode(n) for n in seq_ids])
+        results: list[ForwardBackwardResult] = await engine.call(
+            "forward_backward", run_id=self.run.id, operations=operations
+        )
+        encoded = await asyncio.to_thread(
+            lambda: [codec.encode_forward_backward(result) for result in results]
+        )
+        return Done([Answer.protobuf(body) for body in encoded])
+
+    def _decode(self, seq_id: int) -> ForwardBackward:
+        entry = self.journal.entries[seq_id]
+        return codec.decode_forward_backward(
+            self.journal.body(seq_id),
+            is_protobuf=entry.content_type == codec.PROTOBUF,
+            forward_only=entry.kind == "forward",
+        )
+
+    async def _optim_step(self, engine: EngineProcess, body: bytes) -> Done:
+        params = requests.parse(requests.OptimStep, body).to_engine()
+        metrics = await engine.call("optim_step", run_id=self.run.id, params=params)
+        return Done.json({"metrics": metrics, "type": "optim_step"})
+
+    # ---- weights --------------------------------------------------------------------------------
+
+    async def _save(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
+        request = requests.parse(requests.SaveWeights, body)
+        row = await self._write(engine, "save_state", self._new(TRAINING, seq_id, request))
+        return Done.json({"path": _uri(row), "type": "save_weights"})
+
+    async def _save_for_sampler(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
+        request = requests.parse(requests.SaveWeightsForSampler, body)
+        if request.path is None and request.sampling_session_seq_id is not None:
+            sampler_id = f"{self.run.session_id}:sample:{request.sampling_session_seq_id}"
+            await self.samplers.freeze(self.run, sampler_id, engine)
+            return Done.json(
+                {"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
+            )
+        row = await self._write(engine, "save_adapter", self._new(SAMPLER, seq_id, request))
+        return Done.json({"path": _uri(row), "type": "save_weights_for_sampler"})
+
+    def _new(self, kind: str, seq_id: int, request: requests.SaveWeights) -> NewCheckpoint:
+        name = check_name(request.path) if request.path is not None else f"operation-{seq_id}"
+        return NewCheckpoint(
+            CheckpointPath(self.run.id, kind, name),
+            seq_id,
+            request.overwrite,
+            request.ttl_seconds,
+            request.user_metadata,
+        )
+
+    async def _write(self, engine: EngineProcess, method: str, new: NewCheckpoint) -> CheckpointRow:
+        draft: Path = await asyncio.to_thread(self.checkpoints.begin, new)
+        try:
+            try:
+                await engine.call(method, run_id=self.run.id, folder=str(draft))
+            except RuntimeError as error:
+                raise _as_full_disk(error) or error from error
+            return await asyncio.to_thread(self.checkpoints.publish, new, draft, self.run)
+        except BaseException:
+            await asyncio.to_thread(self.checkpoints.discard, draft)
+            raise
+
+    async def _load(self, engine: EngineProcess, body: bytes) -> Done:
+        request = requests.parse(requests.LoadWeights, body)
+        path, row = await asyncio.to_thread(self.checkpoints.require, request.path, self.run.user)
+        if path.kind != TRAINING:
+            raise UserError(
+                f"{path.uri} holds weights for sampling, without an optimizer. Load a "
+                f"tinker://…/{TRAINING}/… checkpoint, which save_state() makes."
+            )
+        if row.base_model != self.run.base_model:
+            raise UserError(
+                f"{path.uri} was trained from {row.base_model}, and this run trains "
+                f"{self.run.base_model}. Create the run with base_model={row.base_model!r}."
+            )
+        await engine.call(
+            "load_state",
+            run_id=self.run.id,
+            folder=str(self.checkpoints.folder(path)),
+            optimizer=request.optimizer,
+        )
+        return Done.json({"path": path.uri, "type": "load_weights"})
+
+
+def _uri(row: CheckpointRow) -> str:
+    return CheckpointPath(row.run_id, row.kind, row.name).uri
+
+
+def _as_full_disk(error: RuntimeError) -> OSError | None:
+    if any(text in str(error) for text in _DISK_FULL):
+        return OSError(errno.ENOSPC, str(error))
+    return None

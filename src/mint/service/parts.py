@@ -1,0 +1,24 @@
+"""What the moving parts of a service share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .checkpoints import Checkpoints
+from .engines import Engines
+from .futures import Futures
+from .sessions import Sessions
+from .settings import Settings
+from .store import Store
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Made once by the service; runs and samplers are built on it."""
+
+    settings: Settings
+    store: Store
+    sessions: Sessions
+    futures: Futures
+    engines: Engines
+    checkpoints: Checkpoints

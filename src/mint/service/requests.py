@@ -1,0 +1,256 @@
+"""Our own lenient request models: unknown fields are ignored, nulls count as absent.
+
+A field that we know and do not support is refused with a text that says so.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
+
+from mint.engine import messages
+from mint.engine.messages import UserError
+
+from . import codec
+
+MIN_TTL_S, MAX_TTL_S = 3600, 10 * 365 * 24 * 3600
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Request(BaseModel):
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nulls_are_absent(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None}
+        return data
+
+
+def parse(model: type[Model], body: bytes) -> Model:
+    """Read a JSON body; what is wrong with it becomes one readable user error."""
+    try:
+        return model.model_validate(from_json(body))
+    except ValidationError as error:
+        raise UserError(describe(error.errors())) from error
+    except ValueError as error:
+        raise UserError(f"The request is not valid JSON: {error}") from error
+
+
+def describe(faults: list[Any]) -> str:
+    """One line per fault: the field, what is wrong with it, what was sent."""
+    lines = []
+    for fault in faults:
+        field = ".".join(str(part) for part in fault["loc"] if part != "body") or "the request"
+        sent = "" if fault["type"] == "missing" else f" (sent: {str(fault.get('input'))[:80]})"
+        lines.append(f"{field}: {fault['msg']}{sent}")
+    return "; ".join(lines) + ". Correct the request and send it again."
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Texts = Annotated[
+    dict[str, str],
+    BeforeValidator(lambda d: {k: str(v) for k, v in d.items()} if isinstance(d, dict) else d),
+]
+Ttl = Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S)]
+
+
+# ---- sessions ----------------------------------------------------------------------------------
+
+
+class CreateSession(Request):
+    tags: list[str] = []
+    user_metadata: Texts = {}
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+
+
+class Heartbeat(Request):
+    session_id: str
+
+
+class FinishReason(Request):
+    type: str = "success"
+
+
+class FinishSession(Request):
+    reason: FinishReason = FinishReason()
+    detail: str | None = None
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
+class LoraConfig(Request):
+    rank: int
+    seed: int | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class OptimizerConfig(Request):
+    type: str = "adamw"
+
+
+def check_optimizer(config: OptimizerConfig) -> None:
+    if config.type != "adamw":
+        raise UserError(
+            f"The optimizer {config.type!r} is not supported; this service trains with 'adamw'."
+        )
+
+
+class CreateModel(Request):
+    session_id: str
+    model_seq_id: int = Field(ge=0, lt=10**9)
+    base_model: str
+    lora_config: LoraConfig | None = None
+    optimizer_config: OptimizerConfig = OptimizerConfig()
+    user_metadata: Texts = {}
+
+
+class ModelAddress(Request):
+    model_id: str
+
+
+class AdamParams(Request):
+    learning_rate: NotNegative = 1e-4
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    eps: NotNegative = 1e-12
+    weight_decay: NotNegative = 0.0
+    grad_clip_norm: NotNegative = 0.0
+
+
+class OptimStep(Request):
+    adam_params: AdamParams = AdamParams()
+    optimizer_params: dict[str, Any] | None = None
+
+    def to_engine(self) -> messages.AdamParams:
+        if self.optimizer_params is not None:
+            check_optimizer(OptimizerConfig(type=str(self.optimizer_params.get("type"))))
+        return messages.AdamParams(**self.adam_params.model_dump())
+
+
+# ---- weights -----------------------------------------------------------------------------------
+
+
+class SaveWeights(Request):
+    path: str | None = None
+    ttl_seconds: Ttl | None = None
+    overwrite: bool = False
+    user_metadata: Texts = {}
+
+
+class SaveWeightsForSampler(SaveWeights):
+    sampling_session_seq_id: int | None = Field(default=None, ge=0, lt=10**12)
+
+
+class LoadWeights(Request):
+    path: str
+    optimizer: bool = False
+    weights_access_token: str | None = None
+
+    @model_validator(mode="after")
+    def _refuse_tokens(self) -> LoadWeights:
+        if self.weights_access_token is not None:
+            raise ValueError("weights_access_token is not supported; use the owner's API key")
+        return self
+
+
+class WeightsInfo(Request):
+    tinker_path: str
+
+
+# ---- sampling ----------------------------------------------------------------------------------
+
+
+class CreateSamplingSession(Request):
+    session_id: str
+    sampling_session_seq_id: int = Field(ge=0, lt=10**12)
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class SamplingParams(Request):
+    max_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    stop: str | list[int] | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    temperature: NotNegative = 1.0
+    top_k: int = -1
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    def stops(self) -> list[str] | list[int] | None:
+        if self.stop_token_ids is not None and self.stop is not None:
+            raise UserError("Give stop or stop_token_ids, not both.")
+        if self.stop_token_ids is not None:
+            return self.stop_token_ids
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+class Prompt(Request):
+    chunks: list[dict[str, Any]]
+
+
+class Sample(Request):
+    prompt: Prompt
+    sampling_params: SamplingParams = SamplingParams()
+    num_samples: int = Field(default=1, ge=1, le=4096)
+    sampling_session_id: str | None = None
+    base_model: str | None = None
+    model_path: str | None = None
+    seq_id: int | None = None
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = Field(default=0, ge=0)
+    topk_sample_logprobs: int = 0
+    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: int | None = None
+    target_prompt_logprobs: dict[str, Any] | None = None
+    record_stability_info: bool = False
+
+    def to_engine(self) -> messages.SampleRequest:
+        self._refuse_unsupported()
+        params = self.sampling_params
+        return messages.SampleRequest(
+            prompt=codec.decode_chunks(self.prompt.chunks, "prompt"),
+            num_samples=self.num_samples,
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            seed=params.seed,
+            stop=params.stops(),
+            prompt_logprobs=self.prompt_logprobs,
+            topk_prompt_logprobs=self.topk_prompt_logprobs,
+        )
+
+    def _refuse_unsupported(self) -> None:
+        for field in (
+            "topk_sample_logprobs",
+            "prompt_alt_tokens_k",
+            "prompt_logprobs_last_n",
+            "target_prompt_logprobs",
+            "record_stability_info",
+        ):
+            if getattr(self, field):
+                raise UserError(
+                    f"{field} is not supported by this service yet. Leave it out of the request."
+                )
+        if self.sampling_session_id is None:
+            raise UserError(
+                "sampling_session_id is missing. Make one with create_sampling_session first."
+            )
+
+
+# ---- futures -----------------------------------------------------------------------------------
+
+
+class RetrieveFuture(Request):
+    request_id: str

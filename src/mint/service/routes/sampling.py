@@ -1,0 +1,32 @@
+"""Samplers and samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from .. import requests
+from .caller import TheService, User
+
+router = APIRouter()
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(
+    service: TheService, user: User, body: requests.CreateSamplingSession
+) -> dict[str, str]:
+    sampler_id = await service.samplers.create(user, body)
+    return {"sampling_session_id": sampler_id, "type": "create_sampling_session"}
+
+
+@router.post("/asample")
+async def asample(service: TheService, user: User, body: requests.Sample) -> dict[str, Any]:
+    request_id, sequence_ids = await service.samplers.submit(user, body)
+    return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
+
+
+@router.get("/samplers/{sampler_id}")
+async def get_sampler(service: TheService, user: User, sampler_id: str) -> dict[str, Any]:
+    row = (await service.samplers.find(sampler_id, user)).row
+    return {"sampler_id": row.id, "base_model": row.base_model, "model_path": row.model_path}

@@ -1,0 +1,355 @@
+"""One training run: its ordered stream of operations, its journal, its place in an engine.
+
+Every operation takes the same way: accepted, written to the journal, acknowledged, run in order,
+its outcome written, its future finished. After a crash of the engine or of the service the run is
+loaded from its snapshot and the journal is replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+
+from .checkpoints import lora_of
+from .engine_process import EngineProcess
+from .errors import ApiError, EngineDied, UserError, log_hint, readable_os_error
+from .files import sync_folder
+from .futures import Answer, Category
+from .journal import Journal, Outcome
+from .operations import Done, Operations
+from .parts import Parts
+from .samplers import Samplers
+from .store import RunRow
+from .stream import Gradients, Operation, Stream
+
+log = logging.getLogger(__name__)
+MAX_WAITING = 10_000
+_ANSWERED_BY_REPLAY = ("forward", "forward_backward")
+
+
+class Run:
+    """A run that is open in this service."""
+
+    def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
+        self.row = row
+        self._journal = journal
+        self._settings = parts.settings
+        self._futures = parts.futures
+        self._engines = parts.engines
+        self._operations = Operations(row, journal, parts.checkpoints, samplers)
+        self._samplers = samplers
+        self._stream = Stream(journal.next)
+        self._gradients = Gradients()
+        self._engine: EngineProcess | None = None
+        self._turn = asyncio.Lock()
+        self._arrived = asyncio.Event()
+        self._entering: dict[int, asyncio.Task[None]] = {}
+        self._worker: asyncio.Task[None] | None = None
+        self._work_s = 0.0
+        self._status: str | None = None
+        self._is_released = False
+        self._reopen()
+
+    def request_id(self, seq_id: int) -> str:
+        return f"{self.row.id}:{seq_id}"
+
+    @property
+    def is_working(self) -> bool:
+        """Whether an operation runs or can run; waiting for one that never came is not work."""
+        return (
+            self._turn.locked()
+            or bool(self._entering)
+            or (len(self._stream) > 0 and self._stream.gap is None)
+        )
+
+    def was_taken(self, seq_id: int) -> bool:
+        """Whether this number has run or is waiting to."""
+        return self._stream.knows(seq_id) is not False
+
+    def _reopen(self) -> None:
+        """Promise again what the journal says was promised."""
+        for seq_id, entry in self._journal.entries.items():
+            self._open_future(seq_id)
+            self._stream.accept(Operation(seq_id, entry.kind, entry.size, is_ready=True))
+        for outcome in self._journal.outcomes:
+            for seq_id in outcome.seq_ids:
+                if outcome.error is not None:
+                    category: Category = "user" if outcome.category == "user" else "server"
+                    self._finish(seq_id, Answer.failure(outcome.error, category))
+                elif outcome.result is not None:
+                    self._finish(seq_id, Answer.json(outcome.result))
+
+    # ---- accepting ------------------------------------------------------------------------------
+
+    async def submit(
+        self, seq_id: int | None, kind: str, content_type: str, body: bytes, error: str | None
+    ) -> str:
+        """Accept an operation and return its request id once it is in the journal.
+
+        A number that was seen before is answered with the same request id and changes nothing.
+        ``error`` marks a body that could not be read: its number is used up and it fails.
+        """
+        self._refuse_if_released()
+        number = self._stream.free_number() if seq_id is None else seq_id
+        known = self._stream.knows(number)
+        if known is False:
+            if len(self._stream) > MAX_WAITING and number != self._stream.next:
+                raise ApiError(429, "Too many operations of this run are waiting. Try again later.")
+            operation = Operation(number, kind, len(body), error)
+            self._stream.accept(operation)
+            self._open_future(number)
+            self._entering[number] = asyncio.create_task(self._enter(operation, content_type, body))
+        if (entering := self._entering.get(number)) is not None:
+            await asyncio.shield(entering)
+            self._refuse_if_released()
+        return self.request_id(number)
+
+    def _refuse_if_released(self) -> None:
+        if self._is_released:
+            raise ApiError(503, "The run is being put away. Send the request again.")
+
+    async def _enter(self, operation: Operation, content_type: str, body: bytes) -> None:
+        try:
+            await asyncio.to_thread(
+                self._journal.append_operation,
+                operation.seq_id,
+                operation.kind,
+                content_type,
+                body,
+            )
+        except OSError as error:
+            operation.error = readable_os_error(error, "writing the operation to the journal")
+        finally:
+            operation.is_ready = True
+            del self._entering[operation.seq_id]
+            self.wake()
+
+    def _open_future(self, seq_id: int) -> None:
+        self._futures.open(self.request_id(seq_id), self.row.user, self.why_waiting)
+
+    def _finish(self, seq_id: int, answer: Answer) -> None:
+        self._futures.finish(self.request_id(seq_id), answer)
+
+    def why_waiting(self) -> str | None:
+        """What an unfinished operation of this run waits for, in words."""
+        if (gap := self._stream.gap) is not None:
+            return f"operation {gap} of this run has not arrived, and the others wait for it"
+        return self._status
+
+    # ---- running --------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """See to it that whatever is ready gets run."""
+        self._arrived.set()
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            if group := self._stream.take():
+                async with self._turn:
+                    await self._run(group)
+            elif self._stream.gap is None:
+                return
+            else:
+                await self._wait_for_gap()
+
+    async def _wait_for_gap(self) -> None:
+        self._arrived.clear()
+        try:
+            await asyncio.wait_for(self._arrived.wait(), self._settings.gap_limit_s)
+        except TimeoutError:
+            gap = self._stream.gap
+            await self.abandon(
+                f"operation {gap} of this run did not arrive within "
+                f"{self._settings.gap_limit_s:.0f} s, so this one was given up. Send it again."
+            )
+
+    async def abandon(self, why: str) -> None:
+        """Fail everything that waits behind a number that never came."""
+        for operation in self._stream.give_up():
+            await self._close(Outcome(operation.kind, [operation.seq_id], why, "user"), None)
+
+    async def _run(self, group: list[Operation]) -> None:
+        kind, seq_ids = group[0].kind, [operation.seq_id for operation in group]
+        done: Done | None = None
+        try:
+            done = await self._perform(kind, group)
+            outcome = Outcome(kind, seq_ids, result=done.result)
+        except UserError as error:
+            outcome = Outcome(kind, seq_ids, _together(group, str(error)), "user")
+        except EngineDied as error:
+            outcome = Outcome(kind, seq_ids, str(error), "server")
+        except OSError as error:
+            text = readable_os_error(error, f"{kind} of {self.row.id}")
+            outcome = Outcome(kind, seq_ids, text, "server")
+        except Exception as error:
+            outcome = Outcome(kind, seq_ids, self._unexpected(kind, error), "server")
+        await self._close(outcome, done)
+        if done is not None:
+            await self._maybe_snapshot(kind)
+
+    async def _perform(self, kind: str, group: list[Operation]) -> Done:
+        """Carry a group out; if the engine dies under it, restore the run and try once more."""
+        for operation in group:
+            if operation.error is not None:
+                raise UserError(operation.error)
+        if kind == "optim_step" and (why := self._gradients.why_not_step()) is not None:
+            raise UserError(why)
+        seq_ids = [operation.seq_id for operation in group]
+        try:
+            return await self._timed(kind, seq_ids)
+        except EngineDied as died:
+            log.warning("%s of %s is tried again: %s", kind, self.row.id, died)
+            return await self._timed(kind, seq_ids)
+
+    async def _timed(self, kind: str, seq_ids: list[int]) -> Done:
+        engine = await self._loaded()
+        start = time.monotonic()
+        try:
+            return await self._operations.perform(engine, kind, seq_ids)
+        finally:
+            self._work_s += time.monotonic() - start
+
+    async def _close(self, outcome: Outcome, done: Done | None) -> None:
+        await asyncio.to_thread(self._journal.append_outcome, outcome)
+        self._gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
+        for index, seq_id in enumerate(outcome.seq_ids):
+            if done is not None:
+                self._finish(seq_id, done.answers[index])
+            else:
+                category: Category = "user" if outcome.category == "user" else "server"
+                self._finish(seq_id, Answer.failure(outcome.error or "", category))
+
+    def _unexpected(self, kind: str, error: Exception) -> str:
+        error_id = uuid.uuid4().hex[:8]
+        log.exception("%s of %s failed (error %s)", kind, self.row.id, error_id, exc_info=error)
+        where = f"The engine's log is {self._engine.log_file}." if self._engine else log_hint()
+        return f"{kind} failed in the service (error {error_id}): {error}. {where}"
+
+    # ---- in the engine --------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Bring the run into its engine, if it is not there."""
+        async with self._turn:
+            await self._loaded()
+
+    async def _loaded(self) -> EngineProcess:
+        self._status = f"the base model {self.row.base_model} is loading"
+        try:
+            engine = await self._engines.get(self.row.base_model)
+            if self._engine is not engine:
+                self._status = "the run is being restored from its journal"
+                await self._restore(engine)
+                self._engine = engine
+            return engine
+        finally:
+            self._status = None
+
+    async def _restore(self, engine: EngineProcess) -> None:
+        run_id = self.row.id
+        await engine.call("create_run", run_id=run_id, lora=lora_of(self.row.lora))
+        if (snapshot := self._journal.snapshot_folder) is not None:
+            await engine.call("load_state", run_id=run_id, folder=str(snapshot), optimizer=True)
+        self._gradients.clear()
+        for outcome in list(self._journal.outcomes):
+            if outcome.error is None:
+                await self._replay(engine, outcome)
+            self._gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
+
+    async def _replay(self, engine: EngineProcess, outcome: Outcome) -> None:
+        if not self._must_replay(engine, outcome):
+            return
+        done = await self._operations.perform(engine, outcome.kind, outcome.seq_ids)
+        if outcome.kind in _ANSWERED_BY_REPLAY:
+            for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
+                self._finish(seq_id, answer)
+
+    def _must_replay(self, engine: EngineProcess, outcome: Outcome) -> bool:
+        """Whether an operation changed the engine, or left an answer that only it can give."""
+        match outcome.kind:
+            case "forward_backward" | "optim_step" | "load_weights":
+                return True
+            case "forward":
+                return self._futures.is_open(self.request_id(outcome.seq_ids[0]))
+            case "save_weights_for_sampler":
+                sampler_id = (outcome.result or {}).get("sampling_session_id")
+                return sampler_id is not None and not self._samplers.holds(sampler_id, engine)
+        return False
+
+    # ---- snapshots ------------------------------------------------------------------------------
+
+    async def _maybe_snapshot(self, kind: str) -> None:
+        """Cut the journal when replaying it would take long. Only between gradient and gradient."""
+        is_long = (
+            self._work_s >= self._settings.snapshot_after_s
+            or self._journal.size >= self._settings.snapshot_after_bytes
+        )
+        if kind == "load_weights" or (kind == "optim_step" and is_long):
+            try:
+                await self._snapshot()
+            except (OSError, RuntimeError, EngineDied) as error:
+                log.warning("no snapshot of %s was made: %s", self.row.id, error)
+
+    async def _snapshot(self) -> None:
+        if self._engine is None or self._gradients.kept:
+            return
+        first = self._stream.next
+        folder = await asyncio.to_thread(self._journal.new_snapshot_folder, first)
+        await self._engine.call("save_state", run_id=self.row.id, folder=str(folder))
+        await asyncio.to_thread(sync_folder, folder)
+        await asyncio.to_thread(self._journal.cut, folder, first)
+        self._work_s = 0.0
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    async def resume(self) -> None:
+        """After a restart of the service: replay, so that every promise in the journal is kept."""
+        self._open_future(0)
+        try:
+            await self.load()
+            self.finish_creation()
+        except Exception as error:
+            text = f"The run could not be restored: {error}"
+            log.exception("%s could not be restored", self.row.id)
+            for seq_id in [0, *(n for outcome in self._journal.outcomes for n in outcome.seq_ids)]:
+                self._finish(seq_id, Answer.failure(text, "server"))
+        self.wake()
+
+    def finish_creation(self) -> None:
+        self._finish(0, Answer.json({"model_id": self.row.id, "type": "create_model"}))
+
+    async def close(self) -> None:
+        """The service is ending: stop at once. What has not run is in the journal."""
+        self._is_released = True
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        await asyncio.to_thread(self._journal.close)
+
+    async def release(self) -> None:
+        """Give back the memory in the engine and the lock; the journal stays on disk."""
+        self._is_released = True
+        await asyncio.gather(*self._entering.values())
+        if self._stream.gap is not None:
+            await self.abandon("The session of this run ended before the operation could run.")
+        self.wake()
+        if self._worker is not None:
+            await self._worker
+        async with self._turn:
+            if self._engine is not None and self._engine.is_alive:
+                await self._engine.call("drop_run", run_id=self.row.id)
+            self._engine = None
+            await asyncio.to_thread(self._journal.close)
+
+
+def _together(group: list[Operation], text: str) -> str:
+    if len(group) == 1:
+        return text
+    first, last = group[0].seq_id, group[-1].seq_id
+    return (
+        f"{text} (Operations {first} to {last} arrived together as parts of one batch, so none of "
+        "their gradients was kept.)"
+    )

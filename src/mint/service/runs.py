@@ -1,0 +1,212 @@
+"""The runs that are open in this service; a run that is not is opened from its journal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import shutil
+import time
+from collections.abc import Coroutine
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mint.engine.messages import LoraSpec
+
+from .checkpoints import run_folder_name
+from .errors import ApiError, EngineDied, UserError, not_found
+from .futures import Answer
+from .journal import Journal, RunIsElsewhere
+from .parts import Parts
+from .requests import CreateModel, check_optimizer
+from .run import Run
+from .samplers import Samplers
+from .store import RunRow, now
+
+log = logging.getLogger(__name__)
+
+
+class Runs:
+    """Creates, finds, and releases runs."""
+
+    def __init__(self, parts: Parts, samplers: Samplers) -> None:
+        self._parts = parts
+        self._settings = parts.settings
+        self._store = parts.store
+        self._sessions = parts.sessions
+        self._futures = parts.futures
+        self._samplers = samplers
+        self._runs: dict[str, Run] = {}
+        self._opening: dict[tuple[str, str], asyncio.Task[Run]] = {}
+        self._releasing: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._used: dict[str, datetime] = {}
+        self._creating = asyncio.Lock()
+        samplers.restore_run = self._restore
+
+    # ---- creating -------------------------------------------------------------------------------
+
+    async def create(self, user: str, request: CreateModel) -> str:
+        """Start creating a run; returns the request id. The same request gives the same run."""
+        await self._sessions.require(request.session_id, user)
+        check_optimizer(request.optimizer_config)
+        run_id = f"{request.session_id}:train:{request.model_seq_id}"
+        run_folder_name(run_id)
+        request_id = f"{run_id}:0"
+        async with self._creating:
+            if self._futures.find(request_id, user) is None:
+                row = RunRow(
+                    id=run_id,
+                    session_id=request.session_id,
+                    user=user,
+                    base_model=request.base_model,
+                    lora=asdict(_lora_spec(request)),
+                    user_metadata=request.user_metadata,
+                )
+                await asyncio.to_thread(self._store.add_once, row, run_id)
+                self._folder(run_id).mkdir(parents=True, exist_ok=True)
+                run = await self._get(run_id, user)
+                self._futures.open(request_id, user, run.why_waiting)
+                self._in_background(self._finish_creation(run, request_id))
+        return request_id
+
+    async def _finish_creation(self, run: Run, request_id: str) -> None:
+        try:
+            await run.load()
+        except Exception as error:
+            is_users = isinstance(error, UserError)
+            if not is_users and not isinstance(error, EngineDied):
+                log.exception("%s could not be created", run.row.id)
+            self._futures.finish(
+                request_id, Answer.failure(str(error), "user" if is_users else "server")
+            )
+            await self._undo_creation(run)
+        else:
+            run.finish_creation()
+
+    async def _undo_creation(self, run: Run) -> None:
+        self._runs.pop(run.row.id, None)
+        await run.release()
+        await asyncio.to_thread(self._store.delete_run, run.row.id)
+        await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
+
+    # ---- finding --------------------------------------------------------------------------------
+
+    async def find(self, run_id: str, user: str) -> Run:
+        """The run of this id, opened from its journal if need be. Raises ApiError 404."""
+        run = self._runs.get(run_id)
+        if run is None:
+            run = await self._get(run_id, user)
+            if run.row.user == user:
+                self._in_background(run.resume())
+        if run.row.user != user:
+            raise _unknown(run_id)
+        self._sessions.saw(run.row.session_id, user)
+        self._used[run_id] = now()
+        return run
+
+    async def row(self, run_id: str, user: str) -> RunRow:
+        """What the store knows of a run; does not open it."""
+        row = await asyncio.to_thread(self._store.get, RunRow, run_id, user)
+        if row is None:
+            raise _unknown(run_id)
+        return row
+
+    async def _get(self, run_id: str, user: str) -> Run:
+        if (releasing := self._releasing.get(run_id)) is not None:
+            await asyncio.shield(releasing)
+        if (run := self._runs.get(run_id)) is not None:
+            return run
+        key = (run_id, user)
+        if key not in self._opening:
+            self._opening[key] = asyncio.create_task(self._open(run_id, user))
+            self._opening[key].add_done_callback(lambda _: self._opening.pop(key, None))
+        return await asyncio.shield(self._opening[key])
+
+    async def _open(self, run_id: str, user: str) -> Run:
+        row = await asyncio.to_thread(self._store.get, RunRow, run_id, user)
+        if row is None:
+            raise _unknown(run_id)
+        if not self._folder(run_id).exists():
+            raise ApiError(
+                404,
+                f"The state of the run {run_id} was deleted, because nobody used it for "
+                f"{self._settings.run_kept_s / 86400:.0f} days. Its checkpoints are still there: "
+                "create_training_client_from_state() makes a new run from one.",
+            )
+        try:
+            journal = await asyncio.to_thread(Journal, self._folder(run_id))
+        except RunIsElsewhere:
+            raise ApiError(
+                400,
+                f"The run {run_id} is in use by another mint service with the same home folder. "
+                "Talk to that service, or end it first.",
+            ) from None
+        run = Run(row, journal, self._parts, self._samplers)
+        self._runs[run_id] = run
+        return run
+
+    def _folder(self, run_id: str) -> Path:
+        return self._settings.home / "runs" / run_folder_name(run_id)
+
+    async def _restore(self, run_id: str, user: str) -> None:
+        await (await self.find(run_id, user)).load()
+
+    # ---- releasing ------------------------------------------------------------------------------
+
+    async def release(self, run_id: str) -> None:
+        """Take a run out of memory; the next request for it opens it from its journal."""
+        run = self._runs.pop(run_id, None)
+        if run is not None:
+            task = self._releasing[run_id] = asyncio.create_task(run.release())
+            task.add_done_callback(lambda _: self._releasing.pop(run_id, None))
+            await asyncio.shield(task)
+
+    async def release_session(self, session_id: str) -> bool:
+        """Release the runs of a silent session; False while one of them has work to do."""
+        mine = [run for run in self._runs.values() if run.row.session_id == session_id]
+        if any(run.is_working for run in mine):
+            return False
+        for run in mine:
+            await self.release(run.row.id)
+        return True
+
+    def delete_forgotten(self) -> None:
+        """Remove the journals and snapshots of runs that nobody has used for long."""
+        cutoff = time.time() - self._settings.run_kept_s
+        for folder in (self._settings.home / "runs").glob("*"):
+            if max(file.stat().st_mtime for file in (folder, *folder.iterdir())) < cutoff:
+                with contextlib.suppress(RunIsElsewhere):
+                    Journal(folder).close()
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    async def close(self) -> None:
+        """Stop every run where it is: the service is ending, and the journals have the rest."""
+        await asyncio.gather(*(run.close() for run in self._runs.values()))
+
+    async def save_last_used(self) -> None:
+        used, self._used = self._used, {}
+        if used:
+            await asyncio.to_thread(self._store.touch, RunRow, used)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _unknown(run_id: str) -> ApiError:
+    return not_found("training run", run_id, "Create one with create_lora_training_client().")
+
+
+def _lora_spec(request: CreateModel) -> LoraSpec:
+    """The adapter's shape, with a seed drawn now so that a replay makes the same adapter."""
+    if request.lora_config is None:
+        raise UserError("lora_config is missing: this service trains LoRA adapters only.")
+    spec = LoraSpec(**request.lora_config.model_dump())
+    if spec.seed is None:
+        return LoraSpec(**{**asdict(spec), "seed": secrets.randbits(31)})
+    return spec

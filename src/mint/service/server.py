@@ -1,0 +1,123 @@
+"""``serve``: run the service until it is told to stop or its parent is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import socket
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import uvicorn
+from fastapi import FastAPI
+
+from .app import create_app
+from .errors import EngineDied, UserError
+from .service import Service
+from .settings import Settings
+
+__all__ = ["Settings", "serve"]
+log = logging.getLogger(__name__)
+_BACKLOG = 4096
+_PARENT_POLL_S = 0.5
+_GRACE_S = 5
+
+
+def serve(settings: Settings) -> None:
+    """Run the service; returns after SIGTERM, SIGINT or the end of the parent process.
+
+    Prints ``mint is ready at http://…`` on standard output once requests are answered.
+    """
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    _raise_file_limit()
+    service = Service(settings)
+    service.store.migrate()
+    service.auth.check_start()
+    sock = _bind(settings)
+    app = create_app(service)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        backlog=_BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    server = _Server(config, service, sock)
+    app.router.lifespan_context = server.lifespan_of_app
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[sock])
+    if server.failure is not None:
+        raise SystemExit(f"mint serve: {server.failure}")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server with our start and end."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, sock: socket.socket) -> None:
+        super().__init__(config)
+        self._service = service
+        self._sock = sock
+        self.failure: str | None = None
+
+    @contextlib.asynccontextmanager
+    async def lifespan_of_app(self, _: FastAPI) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(32, thread_name_prefix="mint"))
+        watch = asyncio.create_task(self._watch_parent())
+        try:
+            await self._service.start()
+            yield
+        except (UserError, EngineDied, RuntimeError) as error:
+            self.failure = str(error)
+            raise
+        finally:
+            watch.cancel()
+            await self._service.stop()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        host, port = self._sock.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"mint is ready at http://{shown}:{port}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.futures.close()
+        await super().shutdown(sockets)
+
+    async def _watch_parent(self) -> None:
+        parent = self._service.settings.parent_pid
+        while parent is not None and os.getppid() == parent:
+            await asyncio.sleep(_PARENT_POLL_S)
+        if parent is not None:
+            log.info("the parent process %d is gone; ending", parent)
+            self.should_exit = True
+
+
+def _bind(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # asyncio turns Nagle's delay (40 ms per answer) off only on sockets that say they are TCP
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((settings.host, settings.port))
+    except OSError as error:
+        raise SystemExit(
+            f"mint serve: cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
+            "Choose another with --port, or --port 0 for any free one."
+        ) from None
+    return sock
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,108 @@
+"""The service as a whole: its parts put together, started, kept tidy and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+
+from .auth import Auth
+from .checkpoints import Checkpoints
+from .engines import Engines
+from .errors import ApiError, not_found
+from .futures import Future, Futures
+from .parts import Parts
+from .runs import Runs
+from .samplers import Samplers
+from .sessions import Sessions
+from .settings import Settings
+from .store import Store
+
+log = logging.getLogger(__name__)
+HOUSEKEEPING_S = 10.0
+_RUN_REQUEST = re.compile(r"(?P<id>[^:]+:train:\d+):(?P<number>\d+)")
+_SAMPLE_REQUEST = re.compile(r"(?P<id>[^:]+:sample:\d+):(?P<number>[0-9a-f-]+)")
+
+
+class Service:
+    """Everything behind the HTTP routes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.store = Store(settings.store_url, settings.home)
+        self.auth = Auth(settings, self.store)
+        self.sessions = Sessions(self.store)
+        self.futures = Futures(settings.result_kept_s)
+        self.engines = Engines(settings)
+        self.checkpoints = Checkpoints(settings.home, self.store)
+        parts = Parts(
+            settings, self.store, self.sessions, self.futures, self.engines, self.checkpoints
+        )
+        self.samplers = Samplers(parts)
+        self.runs = Runs(parts, self.samplers)
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load the models that were asked for, and begin housekeeping."""
+        for name in self.settings.models:
+            await self.engines.locate(name)
+        await asyncio.gather(*(self.engines.get(name) for name in self.settings.models))
+        self._housekeeping = asyncio.create_task(self._keep_house())
+
+    async def stop(self) -> None:
+        """End the workers and give everything back."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        self.futures.close()
+        await self.runs.close()
+        await self.engines.stop()
+        await self.sessions.save_last_seen()
+        self.store.close()
+
+    # ---- futures --------------------------------------------------------------------------------
+
+    async def future(self, request_id: str, user: str) -> Future:
+        """The future of a request, also after a restart of the service.
+
+        Raises ApiError 410 when its result is gone and 404 when there never was one.
+        """
+        if (future := self.futures.find(request_id, user)) is not None:
+            return future
+        if match := _RUN_REQUEST.fullmatch(request_id):
+            run = await self.runs.find(match["id"], user)
+            if (future := self.futures.find(request_id, user)) is not None:
+                return future
+            if run.was_taken(int(match["number"])):
+                raise _gone(request_id)
+        elif match := _SAMPLE_REQUEST.fullmatch(request_id):
+            await self.samplers.find(match["id"], user)
+            raise _gone(request_id)
+        raise not_found("request", request_id, "Send the request that should have made it.")
+
+    # ---- housekeeping ---------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(min(HOUSEKEEPING_S, self.settings.session_idle_s / 2))
+            try:
+                await self.tidy()
+            except Exception:
+                log.exception("housekeeping failed and will be tried again")
+
+    async def tidy(self) -> None:
+        """Save heartbeats, reap silent sessions, forget old results, delete what has expired."""
+        await self.sessions.save_last_seen()
+        await self.runs.save_last_used()
+        self.futures.forget_old()
+        self.engines.end_stuck()
+        for session_id in self.sessions.idle(self.settings.session_idle_s):
+            if await self.runs.release_session(session_id):
+                await self.samplers.release_session(session_id)
+                self.sessions.forget(session_id)
+                log.info("released session %s", session_id)
+        await asyncio.to_thread(self.checkpoints.delete_expired)
+        await asyncio.to_thread(self.runs.delete_forgotten)
+
+
+def _gone(request_id: str) -> ApiError:
+    return ApiError(410, f"The result of {request_id} is no longer kept. Send the request again.")

@@ -1,0 +1,271 @@
+"""The database: keys, sessions, runs, samplers, checkpoints. Never tensors or tokens.
+
+SQLite (WAL) by default, PostgreSQL by URL. Every method is one short transaction and is called
+from the service through ``asyncio.to_thread``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Select,
+    String,
+    TypeDecorator,
+    UniqueConstraint,
+    create_engine,
+    event,
+    func,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+_MIGRATION_LOCK = 0x6D696E74
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A time with its zone, also on SQLite, which stores none."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None or value.tzinfo is not None:
+            return value
+        return value.replace(tzinfo=UTC)
+
+
+class Table(DeclarativeBase):
+    type_annotation_map: ClassVar = {datetime: UtcTime, dict[str, Any]: JSON, list[str]: JSON}
+
+
+class ApiKey(Table):
+    __tablename__ = "api_keys"
+    hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    user: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    revoked_at: Mapped[datetime | None]
+
+
+class SessionRow(Table):
+    __tablename__ = "sessions"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    user: Mapped[str] = mapped_column(index=True)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    last_seen: Mapped[datetime] = mapped_column(default=now)
+    sdk_version: Mapped[str] = mapped_column(default="")
+    display_name: Mapped[str | None]
+    project_id: Mapped[str | None]
+    tags: Mapped[list[str]] = mapped_column(default=list)
+    user_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    finish: Mapped[str | None]
+    finish_detail: Mapped[str | None]
+
+
+class RunRow(Table):
+    __tablename__ = "runs"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    session_id: Mapped[str] = mapped_column(index=True)
+    user: Mapped[str] = mapped_column(index=True)
+    base_model: Mapped[str]
+    lora: Mapped[dict[str, Any]]
+    user_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    last_request_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class SamplerRow(Table):
+    __tablename__ = "samplers"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    session_id: Mapped[str] = mapped_column(index=True)
+    user: Mapped[str] = mapped_column(index=True)
+    base_model: Mapped[str]
+    model_path: Mapped[str | None]
+    run_id: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class CheckpointRow(Table):
+    __tablename__ = "checkpoints"
+    __table_args__ = (UniqueConstraint("run_id", "kind", "name"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(index=True)
+    kind: Mapped[str]
+    name: Mapped[str]
+    user: Mapped[str] = mapped_column(index=True)
+    seq_id: Mapped[int] = mapped_column(BigInteger)
+    base_model: Mapped[str]
+    lora: Mapped[dict[str, Any]]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    public: Mapped[bool] = mapped_column(default=False)
+    user_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    expires_at: Mapped[datetime | None]
+
+
+Row = TypeVar("Row", bound=Table)
+Listed = TypeVar("Listed", SessionRow, RunRow, SamplerRow, CheckpointRow)
+
+
+class Store:
+    """Short transactions over one database that several services may share."""
+
+    def __init__(self, url: str, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self._engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        if url.startswith("sqlite"):
+            event.listen(self._engine, "connect", _prepare_sqlite)
+        self._sessions = sessionmaker(self._engine, expire_on_commit=False)
+        self._home = home
+
+    def migrate(self) -> None:
+        """Bring the tables to the newest version; several services may start at once."""
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+        with open(self._home / "migrations.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with self._engine.begin() as connection:
+                if connection.dialect.name == "postgresql":
+                    connection.execute(
+                        text("select pg_advisory_xact_lock(:n)"), {"n": _MIGRATION_LOCK}
+                    )
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Session]:
+        with self._sessions.begin() as session:
+            yield session
+
+    # ---- any table ------------------------------------------------------------------------
+
+    def add(self, row: Table) -> None:
+        with self._transaction() as session:
+            session.add(row)
+
+    def add_once(self, row: Row, key: str) -> Row:
+        """Insert, or return the row that an earlier, identical request made."""
+        with self._sessions() as session:
+            existing = session.get(type(row), key)
+            if existing is not None:
+                return existing
+            try:
+                session.add(row)
+                session.commit()
+                return row
+            except IntegrityError:
+                session.rollback()
+                return session.get_one(type(row), key)
+
+    def get(self, table: type[Row], key: str, user: str) -> Row | None:
+        """One row by its key, if it belongs to ``user``."""
+        with self._transaction() as session:
+            row: Any = session.get(table, key)
+            return row if row is not None and row.user == user else None
+
+    def delete_run(self, run_id: str) -> None:
+        with self._transaction() as session:
+            if (row := session.get(RunRow, run_id)) is not None:
+                session.delete(row)
+
+    def page(
+        self, table: type[Listed], user: str, limit: int, offset: int, **equal: str
+    ) -> tuple[list[Listed], int]:
+        """The newest rows of a user, and how many there are in all."""
+        where = [table.user == user, *(getattr(table, k) == v for k, v in equal.items())]
+        with self._transaction() as session:
+            total = session.scalar(select(func.count()).select_from(table).where(*where)) or 0
+            rows = session.scalars(
+                select(table)
+                .where(*where)
+                .order_by(table.created_at.desc(), table.id)
+                .limit(limit)
+                .offset(offset)
+            )
+            return list(rows), total
+
+    # ---- sessions and runs ------------------------------------------------------------------
+
+    def touch(self, table: type[SessionRow] | type[RunRow], seen: dict[str, datetime]) -> None:
+        """Note when sessions were last seen, or runs last used, in one transaction."""
+        column = "last_seen" if table is SessionRow else "last_request_at"
+        with self._transaction() as session:
+            for key, when in seen.items():
+                session.execute(update(table).where(table.id == key).values({column: when}))
+
+    def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
+        """Note how a session ended; the first word wins."""
+        with self._transaction() as session:
+            session.execute(
+                update(SessionRow)
+                .where(SessionRow.id == session_id, SessionRow.finish.is_(None))
+                .values(finish=reason, finish_detail=detail)
+            )
+
+    # ---- keys -------------------------------------------------------------------------------
+
+    def active_keys(self) -> dict[str, str]:
+        """Hash of each key in force, and whose it is."""
+        with self._transaction() as session:
+            keys = session.scalars(select(ApiKey).where(ApiKey.revoked_at.is_(None)))
+            return {key.hash: key.user for key in keys}
+
+    # ---- checkpoints --------------------------------------------------------------------------
+
+    def checkpoint(self, run_id: str, kind: str, name: str) -> CheckpointRow | None:
+        with self._transaction() as session:
+            return session.scalar(_checkpoint(run_id, kind, name))
+
+    def put_checkpoint(self, row: CheckpointRow) -> None:
+        """Insert, replacing what had this name."""
+        with self._transaction() as session:
+            if (old := session.scalar(_checkpoint(row.run_id, row.kind, row.name))) is not None:
+                session.delete(old)
+                session.flush()
+            session.add(row)
+
+    def delete_checkpoint(self, row: CheckpointRow) -> None:
+        with self._transaction() as session:
+            if (found := session.get(CheckpointRow, row.id)) is not None:
+                session.delete(found)
+
+    def expired_checkpoints(self) -> Iterable[CheckpointRow]:
+        with self._transaction() as session:
+            return list(
+                session.scalars(select(CheckpointRow).where(CheckpointRow.expires_at <= now()))
+            )
+
+
+def _checkpoint(run_id: str, kind: str, name: str) -> Select[CheckpointRow]:
+    return select(CheckpointRow).where(
+        CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name
+    )
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    connection.execute("pragma journal_mode=wal")
+    connection.execute("pragma synchronous=normal")
+    connection.execute("pragma busy_timeout=30000")

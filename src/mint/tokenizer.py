@@ -1,0 +1,78 @@
+"""A base model's tokenizer, fetched from the service that serves the model.
+
+The machine of the script needs neither the weights nor the hub: the service offers the tokenizer's
+files and they are kept in the cache, in a folder named after their content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import tarfile
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx
+import tinker
+from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
+
+from mint.catalog import default_cache
+
+if TYPE_CHECKING:
+    from tinker.lib.internal_client_holder import InternalClientHolder
+
+MAX_BYTES = 256 * 1024 * 1024
+
+
+def fetch_tokenizer(holder: InternalClientHolder, model: str) -> Any | None:
+    """The tokenizer of ``model`` as the service has it; None when it is not a mint service."""
+    archive = _download(holder, model)
+    return None if archive is None else _load(_unpacked(archive))
+
+
+def _download(holder: InternalClientHolder, model: str) -> bytes | None:
+    async def get() -> bytes:
+        with holder.aclient(ClientConnectionPoolType.SESSION) as client:
+            path = f"/api/v1/mint/tokenizers/{quote(model, safe='')}"
+            return (await client.get(path, cast_to=httpx.Response)).content
+
+    try:
+        return holder.run_coroutine_threadsafe(get()).result()
+    except tinker.NotFoundError:
+        return None
+
+
+def _unpacked(archive: bytes) -> Path:
+    folder = default_cache() / "tokenizers" / hashlib.sha256(archive).hexdigest()[:32]
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        _unpack(archive, scratch)
+        scratch.rename(folder)
+    except OSError:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if not folder.is_dir():  # otherwise another process was faster
+            raise
+    return folder
+
+
+def _unpack(archive: bytes, folder: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+        members = [member for member in tar if member.isfile()]
+        if sum(member.size for member in members) > MAX_BYTES:
+            raise ValueError(f"The service sent tokenizer files of more than {MAX_BYTES} bytes.")
+        for member in members:
+            tar.extract(member, folder, filter="data")
+
+
+@cache
+def _load(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)

@@ -1,0 +1,129 @@
+"""Whatever a request holds, the answer is a clear refusal: never a 5xx, never a hang."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.service_fixture import MODEL, LiveService, RawClient
+
+JUNK = [None, [], {}, "text", 5, -1, 2**70, 1e400, True, {"a": None}, [[]], "x" * 10_000, "\0"]
+FIELDS = [
+    "session_id",
+    "model_id",
+    "model_seq_id",
+    "base_model",
+    "lora_config",
+    "optimizer_config",
+    "user_metadata",
+    "path",
+    "optimizer",
+    "ttl_seconds",
+    "overwrite",
+    "sampling_session_seq_id",
+    "sampling_session_id",
+    "num_samples",
+    "prompt",
+    "sampling_params",
+    "prompt_logprobs",
+    "topk_prompt_logprobs",
+    "request_id",
+    "tinker_path",
+    "tags",
+    "adam_params",
+    "forward_backward_input",
+    "forward_input",
+    "reason",
+    "detail",
+    "model_path",
+]
+
+
+def routes(raw: RawClient) -> list[tuple[str, str]]:
+    schema = raw.http.get(f"{raw.base_url}/openapi.json").json()
+    return [
+        (method, path.removeprefix("/api/v1"))
+        for path, methods in schema["paths"].items()
+        for method in methods
+    ]
+
+
+def test_every_route_refuses_junk_with_a_text(raw: RawClient) -> None:
+    for method, path in routes(raw):
+        for junk in JUNK:
+            url = path.replace("{", "").replace("}", "")
+            body = json.dumps(junk).encode() if method == "post" else None
+            headers = {"content-type": "application/json"}
+            answer = raw.http.request(method, url, content=body, headers=headers)
+            assert answer.status_code < 500, (method, path, junk, answer.text)
+            if answer.status_code >= 400:
+                assert answer.json()["detail"], (method, path, junk)
+
+
+@given(
+    fields=st.dictionaries(st.sampled_from(FIELDS), st.sampled_from(JUNK), max_size=4),
+    path=st.sampled_from(
+        [
+            "create_session",
+            "create_model",
+            "optim_step",
+            "forward",
+            "forward_backward",
+            "save_weights",
+            "asample",
+            "save_weights_for_sampler",
+            "load_weights",
+            "create_sampling_session",
+            "weights_info",
+            "get_info",
+        ]
+    ),
+)
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_good_request_with_junk_in_some_fields(
+    live_service: LiveService, shared: dict[str, str], fields: dict[str, Any], path: str
+) -> None:
+    raw = RawClient(live_service.base_url)
+    good = {
+        "session_id": shared["session"],
+        "model_id": shared["run"],
+        "sampling_session_seq_id": 10**6,
+        "model_seq_id": 10**6,
+        "base_model": MODEL,
+        "tinker_path": "tinker://a:train:0/weights/x",
+        "lora_config": {"rank": 0},
+        "sampling_session_id": shared["sampler"],
+        "prompt": {"chunks": [{"tokens": [1]}]},
+        "sampling_params": {"max_tokens": 1},
+    }
+    content = json.dumps({**good, **fields}).encode()
+    answer = raw.http.post(
+        f"/{path}", content=content, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code < 500, answer.text
+    if answer.status_code == 200 and "request_id" in answer.json():
+        assert raw.retrieve(answer.json()["request_id"]).status_code == 200
+
+
+@pytest.mark.parametrize("seq_id", [-1, 0, 2**70, "1", True, 1.5, [1]])
+def test_a_number_that_is_none_is_refused(raw: RawClient, seq_id: object) -> None:
+    run = raw.run()
+    answer = raw.post("/optim_step", {"model_id": run, "seq_id": seq_id})
+    assert answer.status_code == 400
+    assert "seq_id" in answer.json()["detail"]
+    assert "metrics" in raw.result(raw.operate("optim_step", run, 1))
+
+
+@pytest.fixture(scope="module")
+def shared(live_service: LiveService) -> dict[str, str]:
+    raw = RawClient(live_service.base_url)
+    session = raw.session()
+    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}
+    sampler = raw.post("/create_sampling_session", body).json()["sampling_session_id"]
+    return {"session": session, "run": raw.run(session), "sampler": sampler}

@@ -1,0 +1,161 @@
+"""A live service as tests see it: a real process, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+MODEL = "tiny/llama"
+_RUN_WITH_SETTINGS = """
+import sys
+from pathlib import Path
+from mint.service.server import Settings, serve
+serve(eval(sys.argv[1]))
+"""
+
+
+@dataclass
+class LiveService:
+    """A running service: where it answers, its home folder and its process."""
+
+    base_url: str
+    home: Path
+    process: subprocess.Popen[str]
+
+    @property
+    def port(self) -> int:
+        return int(self.base_url.rsplit(":", 1)[1])
+
+    def stop(self) -> int:
+        """End it politely and return its exit status."""
+        self.process.terminate()
+        return self.process.wait(30)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def worker_pids(self) -> list[int]:
+        """The engine workers that this service started."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+
+def start_service(home: Path, model: Path | None, port: int = 0, **settings: Any) -> LiveService:
+    """Start a service and wait for its ready line. Without ``settings``: by the command line."""
+    home.mkdir(parents=True, exist_ok=True)
+    if settings:
+        aliases = {MODEL: Path(model)} if model else {}
+        arguments = {"home": home, "port": port, "aliases": aliases, **settings}
+        text = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        command = [sys.executable, "-c", _RUN_WITH_SETTINGS, f"Settings({text})"]
+        command[-1] = command[-1].replace("PosixPath", "Path")
+    else:
+        command = [sys.executable, "-m", "mint.cli", "serve", "--port", str(port)]
+        command += ["--home", str(home), "--model", f"{MODEL}={model}"]
+    with open(home / "service.log", "ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        )
+    assert process.stdout is not None
+    ready = process.stdout.readline()
+    if not ready.startswith("mint is ready at "):
+        process.wait(30)
+        raise RuntimeError((home / "service.log").read_text()[-2000:])
+    return LiveService(ready.split()[-1], home, process)
+
+
+@pytest.fixture(scope="session")
+def live_service(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveService]:
+    """One `mint serve` with the tiny model, shared by the tests that only talk to it."""
+    service = start_service(tmp_path_factory.mktemp("home"), tiny_model)
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+def service(live_service: LiveService) -> str:
+    """The base URL of a live service that serves ``tiny/llama``."""
+    return live_service.base_url
+
+
+@pytest.fixture
+def own_service(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., LiveService]]:
+    """Starts services of a test's own, on one home folder, and ends them after the test."""
+    started: list[LiveService] = []
+
+    def start(port: int = 0, **settings: Any) -> LiveService:
+        started.append(start_service(tmp_path / "home", tiny_model, port, **settings))
+        return started[-1]
+
+    yield start
+    for service in started:
+        service.process.kill()
+        service.process.wait()
+
+
+@dataclass
+class RawClient:
+    """Requests exactly as a test writes them, without an SDK in between."""
+
+    base_url: str
+    key: str = "tml-test"
+    http: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.http = httpx.Client(
+            base_url=f"{self.base_url}/api/v1", headers={"X-API-Key": self.key}, timeout=60
+        )
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        return self.http.post(path, json={} if body is None else body, **options)
+
+    def session(self) -> str:
+        answer = self.post("/create_session", {"tags": [], "sdk_version": "0.22.0"})
+        return str(answer.json()["session_id"])
+
+    def run(self, session: str | None = None, number: int = 0, **lora: Any) -> str:
+        """A new training run of the tiny model, ready for operations."""
+        config = {"rank": 4, "seed": 1, **lora}
+        body = {"session_id": session or self.session(), "model_seq_id": number}
+        answer = self.post("/create_model", {**body, "base_model": MODEL, "lora_config": config})
+        return str(self.result(answer.json()["request_id"])["model_id"])
+
+    def operate(self, kind: str, run: str, seq_id: int | None, **fields: Any) -> str:
+        """Submit an operation in JSON and return its request id."""
+        answer = self.post(f"/{kind}", {"model_id": run, "seq_id": seq_id, **fields})
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["request_id"])
+
+    def retrieve(self, request_id: str) -> httpx.Response:
+        """The finished answer, however long it takes."""
+        while True:
+            answer = self.post("/retrieve_future", {"request_id": request_id})
+            if answer.status_code != 408:
+                return answer
+
+    def result(self, request_id: str) -> dict[str, Any]:
+        """The JSON of a finished request, which may be a failure."""
+        answer = self.retrieve(request_id)
+        assert answer.status_code == 200, answer.text
+        result: dict[str, Any] = answer.json()
+        return result
+
+
+@pytest.fixture
+def raw(service: str) -> RawClient:
+    return RawClient(service)
