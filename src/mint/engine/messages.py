@@ -74,6 +74,20 @@ class ForwardBackwardResult:
 
 
 @dataclass(frozen=True)
+class DistillDatum:
+    """What a student and its reference saw before the same targets.
+
+    The last ``len(targets)`` positions of each input predict ``targets``; ``weights`` are per
+    target.
+    """
+
+    student: IntArray
+    reference: IntArray
+    targets: IntArray
+    weights: FloatArray
+
+
+@dataclass(frozen=True)
 class AdamParams:
     """The hyper-parameters of one AdamW step, as on the wire."""
 
@@ -102,7 +116,19 @@ class SampleRequest:
     seed: int | None = None
     stop: list[str] | list[int] | None = None
     prompt_logprobs: bool = False
+    prompt_logprobs_last_n: int | None = None  # score only so many tokens at the prompt's end
     topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: IntArray | None = None  # [N - 1, K] token ids to score, -1 for none
+    prompt_alt_tokens_k: int = 0  # tokens to draw in place of each prompt token but the first
+
+
+@dataclass(frozen=True)
+class TopkLogprobs:
+    """Row i is the distribution that predicted token i: token ids and logprobs [N, K]."""
+
+    token_ids: IntArray
+    logprobs: FloatArray
 
 
 @dataclass(frozen=True)
@@ -112,23 +138,18 @@ class SampledSequence:
     tokens: IntArray
     logprobs: FloatArray
     stop_reason: StopReason
-
-
-@dataclass(frozen=True)
-class TopkLogprobs:
-    """Row i is the distribution that predicted prompt token i: token ids and logprobs [N, K]."""
-
-    token_ids: IntArray
-    logprobs: FloatArray
+    topk_logprobs: TopkLogprobs | None = None
 
 
 @dataclass(frozen=True)
 class SampleResult:
-    """The answer to a :class:`SampleRequest`. ``prompt_logprobs[0]`` is NaN."""
+    """The answer to a :class:`SampleRequest`. Prompt tokens that were not scored have NaN."""
 
     sequences: list[SampledSequence]
     prompt_logprobs: FloatArray | None = None
     topk_prompt_logprobs: TopkLogprobs | None = None
+    target_prompt_logprobs: FloatArray | None = None  # [N - 1, K], 0 where the id was -1
+    prompt_alt_tokens: TopkLogprobs | None = None  # [N - 1, K] draws, row i for prompt token i + 1
 
 
 @dataclass(frozen=True)
