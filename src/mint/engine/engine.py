@@ -10,6 +10,7 @@ import torch
 from .lora import Adapter
 from .messages import (
     AdamParams,
+    DistillDatum,
     ForwardBackward,
     ForwardBackwardResult,
     LoraSpec,
@@ -69,6 +70,28 @@ class Engine:
             adapter = adapter.frozen_copy(self.model.device)
         self._samplers[sampler_id] = adapter
 
+    def save_sampler(self, sampler_id: str, folder: str) -> None:
+        """Write a sampler's adapter into an existing folder; the bare base model has none."""
+        adapter = self._samplers[sampler_id]
+        if adapter is not None:
+            write_adapter(adapter, Path(folder), self.model.name)
+
+    def forward_backward_reverse_kl(
+        self, run_id: str, sampler_id: str, data: list[DistillDatum], temperature: float
+    ) -> tuple[list[float], dict[str, float]]:
+        """Losses per datum and metrics of :mod:`mint.engine.distill`."""
+        losses = self._runs[run_id].reverse_kl(self._samplers[sampler_id], data, temperature)
+        return losses, {"loss:sum": sum(losses)}
+
+    def memory(self) -> dict[str, float]:
+        """What the engine holds: for the service's metrics."""
+        return {
+            "cache_tokens_used": self.sampling.tokens_held,
+            "cache_tokens_capacity": self.sampling.capacity,
+            "runs_resident": len(self._runs),
+            "samplers_resident": len(self._samplers),
+        }
+
     def drop_run(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
 
@@ -104,6 +127,7 @@ class Engine:
                 f"{length} tokens and the model's context is {info.context_length}."
             )
         _check_sampling_params(request, info.vocab_size)
+        _check_scoring_params(request, info.vocab_size)
         return max_tokens
 
 
@@ -118,10 +142,32 @@ def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
         raise UserError(f"top_p is {request.top_p}, but it must be above 0 and at most 1 (off).")
     if request.top_k < -1:
         raise UserError(f"top_k is {request.top_k}, but it must be 1 or more, or -1 (off).")
-    if not 0 <= request.topk_prompt_logprobs <= vocabulary:
+
+
+def _check_scoring_params(request: SampleRequest, vocabulary: int) -> None:
+    for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
+        value = getattr(request, name)
+        if not 0 <= value <= vocabulary:
+            raise UserError(
+                f"{name} is {value}, but it must be from 0 to the vocabulary's {vocabulary}."
+            )
+    last, length = request.prompt_logprobs_last_n, len(request.prompt)
+    if last is not None and not 1 <= last <= length - 1:
         raise UserError(
-            f"topk_prompt_logprobs is {request.topk_prompt_logprobs}, but it must be from 0 to the "
-            f"vocabulary's {vocabulary}."
+            f"prompt_logprobs_last_n is {last}, but it must be from 1 to {length - 1}, as the "
+            f"prompt has {length} tokens and the first has no logprob."
+        )
+    targets = request.target_prompt_logprobs
+    if targets is None:
+        return
+    if targets.ndim != 2 or targets.shape[0] != length - 1 or not (targets >= 0).any():
+        raise UserError(
+            f"target_prompt_logprobs has shape {list(targets.shape)}, but it must have "
+            f"{length - 1} rows, one for each prompt token but the first, and name some token."
+        )
+    if targets.min() < -1 or targets.max() >= vocabulary:
+        raise UserError(
+            f"target_prompt_logprobs has a token id outside 0..{vocabulary - 1} (-1 skips a cell)."
         )
 
 

@@ -46,8 +46,8 @@ class Picks:
         )
 
 
-def pick(logits: Tensor, picks: Picks, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [B] and their logprobs [B] under the temperature-scaled distribution.
+def pick(logits: Tensor, picks: Picks, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens [B], their logprobs [B], and all logprobs [B, V] of the temperature-scaled choice.
 
     top_k and top_p narrow the choice but not the logprob: it stays that of the whole distribution,
     as the trainer computes it. A greedy row reports logprobs at temperature 1.
@@ -61,7 +61,7 @@ def pick(logits: Tensor, picks: Picks, uniforms: Tensor) -> tuple[Tensor, Tensor
     tokens = _draw(probabilities, uniforms)
     if picks.greedy:
         tokens = torch.where(is_greedy, logits.argmax(-1), tokens)
-    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1), logprobs
 
 
 def _narrow(probabilities: Tensor, picks: Picks) -> Tensor:

@@ -18,7 +18,6 @@ from .attention import DecodeView, TreeView
 from .cache import KVCache
 from .lora import EVERY_ROW, Adapter, Route, Rows
 from .messages import (
-    FloatArray,
     IntArray,
     SampledSequence,
     SampleRequest,
@@ -28,10 +27,9 @@ from .messages import (
 )
 from .model import BaseModel
 from .picking import Picks, pick, uniform
+from .scoring import PromptScores, is_wanted, score_prompt
 from .stopping import StopRule
 from .tree import pack
-
-NO_LOGPROB = -99999.0  # fills the cells of top-k rows that have no distribution
 
 
 @dataclass(eq=False)
@@ -42,6 +40,7 @@ class Sequence:
     index: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top: list[tuple[list[int], list[float]]] = field(default_factory=list)
     stop_reason: StopReason | None = None
 
     @property
@@ -57,6 +56,15 @@ class Sequence:
         elif len(self.tokens) >= self.job.max_tokens:
             self.stop_reason = "length"
 
+    def result(self) -> SampledSequence:
+        assert self.stop_reason is not None, "only a finished sequence has a result"
+        top = None
+        if self.top:
+            ids, values = zip(*self.top, strict=True)
+            top = TopkLogprobs(np.array(ids, np.int64), np.array(values, np.float32))
+        tokens, logprobs = np.array(self.tokens, np.int64), np.array(self.logprobs, np.float32)
+        return SampledSequence(tokens, logprobs, self.stop_reason, top)
+
 
 @dataclass(eq=False)
 class Job:
@@ -68,8 +76,7 @@ class Job:
     stop: StopRule
     max_tokens: int
     seed: int = field(default_factory=lambda: secrets.randbits(63))
-    prompt_logprobs: FloatArray | None = None
-    topk: TopkLogprobs | None = None
+    scores: PromptScores | None = None
     sequences: list[Sequence] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,14 +89,14 @@ class Job:
         return all(sequence.stop_reason is not None for sequence in self.sequences)
 
     def result(self) -> SampleResult:
-        sequences = [
-            SampledSequence(
-                np.array(s.tokens, np.int64), np.array(s.logprobs, np.float32), s.stop_reason
-            )
-            for s in self.sequences
-            if s.stop_reason is not None
-        ]
-        return SampleResult(sequences, self.prompt_logprobs, self.topk)
+        scores = self.scores or PromptScores()
+        return SampleResult(
+            sequences=[sequence.result() for sequence in self.sequences],
+            prompt_logprobs=scores.logprobs,
+            topk_prompt_logprobs=scores.topk,
+            target_prompt_logprobs=scores.targets,
+            prompt_alt_tokens=scores.alternatives,
+        )
 
 
 class Sampler:
@@ -102,6 +109,16 @@ class Sampler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # the sequence of each cache row
         self._cache = KVCache()
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens the cache may hold."""
+        return self._cache_tokens
+
+    @property
+    def tokens_held(self) -> int:
+        """How many tokens of running sequences the cache holds."""
+        return sum(sequence.length for sequence in self._running)
 
     @property
     def is_idle(self) -> bool:
@@ -121,6 +138,16 @@ class Sampler:
             self._cache.clear()
         jobs = dict.fromkeys(sequence.job for sequence in touched)
         return [job for job in jobs if job.is_done]
+
+    @torch.inference_mode()
+    def cancel(self, ticket: int) -> bool:
+        """Forget a job that is waiting or running; says whether there was one."""
+        mine = [s for s in (*self._running, *self._waiting) if s.job.ticket == ticket]
+        self._waiting = deque(s for s in self._waiting if s.job.ticket != ticket)
+        for sequence in mine:
+            sequence.stop_reason = "length"
+        self._drop_finished()
+        return bool(mine)
 
     def abandon(self) -> list[Job]:
         """Forget everything in flight, after a failure; returns the jobs that were lost."""
@@ -160,7 +187,7 @@ class Sampler:
             groups = [by_job[jobs[member]] for member in tree.members]
             self._pick_first(groups, hidden[self._model.tensor([p[-1] for p in tree.paths])])
             for group, path in zip(groups, tree.paths, strict=True):
-                self._score_prompt(group[0].job, hidden, path)
+                self._score_prompt(group[0].job, hidden[self._model.tensor(path)])
                 self._start_rows([s for s in group if s.stop_reason is None], view, path, rows)
         return sequences
 
@@ -172,6 +199,10 @@ class Sampler:
         for start in range(0, len(rows), self._model.head.chunk_rows()):
             part = slice(start, start + self._model.head.chunk_rows())
             self._pick_next(sequences[part], logits[self._model.tensor(rows[part])])
+
+    def _score_prompt(self, job: Job, hidden: Tensor) -> None:
+        if job.scores is None and is_wanted(job.request):
+            job.scores = score_prompt(job.request, hidden, self._model.head, job.adapter, job.seed)
 
     def _start_rows(
         self, sequences: list[Sequence], view: TreeView, path: IntArray, rows: int
@@ -224,11 +255,15 @@ class Sampler:
         picks = Picks.of([(r.temperature, r.top_k, r.top_p) for r in requests], logits.device)
         uniforms = [uniform(s.job.seed, s.index, len(s.tokens)) for s in sequences]
         numbers = torch.tensor(uniforms, dtype=torch.float32, device=logits.device)
-        tokens, logprobs = pick(logits, picks, numbers)
+        tokens, logprobs, everything = pick(logits, picks, numbers)
         for sequence, token, logprob in zip(
             sequences, tokens.tolist(), logprobs.tolist(), strict=True
         ):
             sequence.append(token, logprob)
+        for row, request in enumerate(requests):
+            if request.topk_sample_logprobs:
+                top = everything[row].topk(request.topk_sample_logprobs)
+                sequences[row].top.append((top.indices.tolist(), top.values.tolist()))
 
     def _drop_finished(self) -> None:
         """Close the gaps of finished rows by moving the last rows up."""
@@ -242,29 +277,6 @@ class Sampler:
                 if last.stop_reason is None:
                     self._cache.move(len(self._running), row, last.length)
                 self._running[row] = last
-
-    def _score_prompt(self, job: Job, hidden: Tensor, path: IntArray) -> None:
-        request = job.request
-        if not request.prompt_logprobs and not request.topk_prompt_logprobs:
-            return
-        nodes = self._model.tensor(path[:-1])
-        if request.prompt_logprobs and job.prompt_logprobs is None:
-            targets = self._model.tensor(request.prompt[1:])
-            order = torch.arange(len(nodes), device=nodes.device)
-            lp = self._model.head.target_logprobs(hidden[nodes], order, targets, job.adapter)
-            job.prompt_logprobs = np.concatenate([[np.nan], lp.cpu().numpy()]).astype(np.float32)
-        if request.topk_prompt_logprobs and job.topk is None:
-            job.topk = self._topk(hidden[nodes], request.topk_prompt_logprobs, job.adapter)
-
-    def _topk(self, hidden: Tensor, k: int, adapter: Adapter | None) -> TopkLogprobs:
-        ids = [np.zeros((1, k), np.int64)]
-        values = [np.full((1, k), NO_LOGPROB, np.float32)]
-        for piece in torch.split(hidden, self._model.head.chunk_rows()):
-            logprobs = torch.log_softmax(self._model.head.logits(piece, adapter), -1)
-            top = logprobs.topk(k, dim=-1)
-            ids.append(top.indices.cpu().numpy())
-            values.append(top.values.cpu().numpy())
-        return TopkLogprobs(np.concatenate(ids), np.concatenate(values))
 
 
 def _routes(parts: list[tuple[Adapter | None, Rows]]) -> list[Route]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,10 +14,12 @@ from torch import Tensor
 
 from .attention import TreeView
 from .batch import Batch, check_request, loss_settings, make_batch
+from .distill import reverse_kl
 from .lora import EVERY_ROW, Adapter, Route, new_adapter
 from .losses import Loss
 from .messages import (
     AdamParams,
+    DistillDatum,
     FloatArray,
     ForwardBackward,
     ForwardBackwardResult,
@@ -40,12 +44,25 @@ class Run:
 
     def forward_backward(self, operations: list[ForwardBackward]) -> list[ForwardBackwardResult]:
         """Run the operations; either all of their gradients are added or none is."""
+        with self._all_or_nothing():
+            return [self._run_part(n, operations) for n in range(len(operations))]
+
+    def reverse_kl(
+        self, reference: Adapter | None, data: list[DistillDatum], temperature: float
+    ) -> list[float]:
+        """The loss of each datum; gradients add up as those of ``forward_backward`` do."""
+        with self._all_or_nothing():
+            return reverse_kl(self._model, self.adapter, reference, data, temperature)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Keep the gradients that arise inside only if it ends well and they are finite."""
         parameters = self.adapter.parameters()
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
         try:
-            results = [self._run_part(n, operations) for n in range(len(operations))]
+            yield
             self._require_finite()
         except BaseException:
             for parameter, grad in zip(parameters, before, strict=True):
@@ -54,7 +71,6 @@ class Run:
         for parameter, grad in zip(parameters, before, strict=True):
             if grad is not None:
                 parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
-        return results
 
     def _run_part(self, number: int, operations: list[ForwardBackward]) -> ForwardBackwardResult:
         """One operation; a mistake says which one it was in (datums count from 0 in each)."""

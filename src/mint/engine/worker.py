@@ -70,9 +70,11 @@ class Worker:
                 self._advance()
 
     def _read(self) -> None:
-        while (call := self._channel.receive()) is not None:
-            self._inbox.put(call)
-        os._exit(0)  # the service is gone: nobody is left to answer
+        try:
+            while (call := self._channel.receive()) is not None:
+                self._inbox.put(call)
+        finally:
+            os._exit(0)  # the service is gone: nobody is left to answer
 
     def _take_in(self) -> None:
         """Queue what has arrived; wait for something only when there is nothing to do.
@@ -83,7 +85,7 @@ class Worker:
         wait = not self._calls and self._engine.sampling.is_idle
         while wait or not self._inbox.empty():
             call = self._inbox.get()
-            if call.method == "sample":
+            if call.method in ("sample", "cancel_sample"):
                 self._handle(call)
             else:
                 self._calls.append(call)
@@ -94,11 +96,20 @@ class Worker:
             if call.method == "sample":
                 self._engine.sample(call.id, **call.arguments)
                 return
-            value = getattr(self._engine, call.method)(**call.arguments)
+            if call.method == "cancel_sample":
+                self._cancel(**call.arguments)
+                value = None
+            else:
+                value = getattr(self._engine, call.method)(**call.arguments)
         except Exception as error:
             self._channel.send(_failure(call.id, error))
         else:
             self._channel.send(Reply(call.id, value))
+
+    def _cancel(self, call_id: int) -> None:
+        if self._engine.sampling.cancel(call_id):
+            message = "This sample was cancelled before it was done."
+            self._channel.send(Reply(call_id, error=message, is_user_error=True))
 
     def _advance(self) -> None:
         try:
