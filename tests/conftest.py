@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: a tiny real model."""
+"""Fixtures that every test may use: a tiny real model, and a live service that has it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: tests share few cores
 
-from tests.tiny import build_model  # noqa: E402
+from tests.service_fixture import live_service, own_service, raw, service
+from tests.tiny import build_model
+
+__all__ = ["live_service", "own_service", "raw", "service", "tiny_model"]
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from tests.engine.conftest import sample
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
+@pytest.mark.model
 @pytest.mark.parametrize(
     ("dtype", "largest", "mean"),
     [(torch.float32, 1e-4, 1e-4), (torch.bfloat16, 2e-2, 2e-3)],
