@@ -80,6 +80,17 @@ def test_a_worker_trains_and_samples_and_ends_with_the_service(client: Client) -
     assert client.process.wait(timeout=30) == 0
 
 
+def test_a_worker_ends_with_a_service_that_died_without_reading_its_answers(
+    client: Client,
+) -> None:
+    for number in range(20):
+        client.send(number + 1, "create_sampler", sampler_id=f"s{number}")
+    client.socket.recv(1)  # the worker answers, and its answers are never read
+    client._stream.close()
+    client.socket.close()
+    client.process.wait(timeout=60)
+
+
 def test_errors_are_told_apart_and_leave_the_worker_running(client: Client) -> None:
     client.receive()
     client.send(1, "create_run", run_id="run", lora=LoraSpec(rank=0))
