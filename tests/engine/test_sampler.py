@@ -342,6 +342,7 @@ def test_without_max_tokens_the_context_is_the_limit(base_engine: Engine) -> Non
         (SampleRequest(np.array([VOCABULARY]), 1, 1), "outside 0..271"),
         (SampleRequest(np.array([-1]), 1, 1), "outside 0..271"),
         (SampleRequest(PROMPT, 0, 1), "num_samples is 0"),
+        (SampleRequest(PROMPT, 10**9, 1), "num_samples is 1000000000"),
         (SampleRequest(PROMPT, 1, 1, temperature=-1.0), "temperature is -1"),
         (SampleRequest(PROMPT, 1, 1, temperature=float("nan")), "temperature is nan"),
         (SampleRequest(PROMPT, 1, 1, top_p=0.0), "top_p is 0"),

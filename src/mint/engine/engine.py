@@ -25,6 +25,8 @@ from .trainer import Run
 
 _CPU_CACHE_BYTES = 2 * 2**30
 _GPU_CACHE_SHARE = 0.4
+MAX_SAMPLES = 65_536
+MAX_SCORES = 2**26  # numbers that one request may ask for about its tokens
 
 
 class Engine:
@@ -132,8 +134,10 @@ class Engine:
 
 
 def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
-    if request.num_samples < 1:
-        raise UserError(f"num_samples is {request.num_samples}, but it must be 1 or more.")
+    if not 1 <= request.num_samples <= MAX_SAMPLES:
+        raise UserError(
+            f"num_samples is {request.num_samples}, but it must be from 1 to {MAX_SAMPLES}."
+        )
     if not (math.isfinite(request.temperature) and request.temperature >= 0):
         raise UserError(
             f"temperature is {request.temperature}, but it must be 0 (greedy) or a positive number."
@@ -150,6 +154,11 @@ def _check_scoring_params(request: SampleRequest, vocabulary: int) -> None:
         if not 0 <= value <= vocabulary:
             raise UserError(
                 f"{name} is {value}, but it must be from 0 to the vocabulary's {vocabulary}."
+            )
+        if value * len(request.prompt) > MAX_SCORES:
+            raise UserError(
+                f"{name} is {value} for each of {len(request.prompt)} prompt tokens, more than "
+                f"{MAX_SCORES} numbers in all. Ask for fewer, or for a shorter prompt."
             )
     last, length = request.prompt_logprobs_last_n, len(request.prompt)
     if last is not None and not 1 <= last <= length - 1:
