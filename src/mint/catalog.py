@@ -187,7 +187,10 @@ class Catalog:
 
     def _explain(self, name: str, tried: list[str]) -> str:
         known = self.names()
-        advice = [f"  a folder that holds it:  mint serve --model {name}=FOLDER"]
+        advice = [
+            f"  a folder that holds it:  mint serve --model {name}=FOLDER, "
+            f"or set MINT_MODELS={name}=FOLDER"
+        ]
         advice += [f"  a model that is here:    {other}" for other in known]
         if not known:
             first = WEIGHTS_PACKAGES[0]

@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from mint.home import default_home
+
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
 KEY_VARIABLE = "MINT_EMBEDDED_KEY"
@@ -48,11 +50,6 @@ class EmbeddedService:
         return os.getpid() != self.parent or self.process.poll() is None
 
 
-def home() -> Path:
-    """Where the service keeps its state: ``$MINT_HOME``, or ``~/.mint``."""
-    return Path(os.environ.get("MINT_HOME") or "~/.mint").expanduser()
-
-
 def embedded_service() -> EmbeddedService:
     """The service of this process, started now if there is none yet."""
     global _running
@@ -75,8 +72,8 @@ def stop_embedded_service() -> None:
 def _start() -> EmbeddedService:
     key = f"tml-{secrets.token_urlsafe(24)}"
     log = _new_log()
-    command = [sys.executable, "-m", "mint.cli", "serve", "--port", "0"]
-    command += ["--home", str(home()), "--parent", str(os.getpid())]
+    command = [sys.executable, "-m", "mint.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
+    command += ["--home", str(default_home()), "--parent", str(os.getpid())]
     environment = {**os.environ, KEY_VARIABLE: key, LOG_VARIABLE: str(log), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -97,7 +94,7 @@ def _start() -> EmbeddedService:
 
 
 def _new_log() -> Path:
-    folder = home() / "logs"
+    folder = default_home() / "logs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -32,7 +32,7 @@ def test_the_version_is_printed() -> None:
 
 def test_models_list_shows_configured_models(tiny_model: Path) -> None:
     result = run("models", "list", MINT_MODELS=f"my/tiny={tiny_model}")
-    assert result.stdout.splitlines()[0] == "my/tiny"
+    assert result.stdout.splitlines()[1].split() == ["my/tiny", str(tiny_model)]
 
 
 def test_models_get_prints_the_folder(tiny_model: Path) -> None:

@@ -25,7 +25,7 @@ from mint.engine.messages import (
     TopkLogprobs,
     UserError,
 )
-from mint.service import codec
+from mint.service import bodies, codec
 
 tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
 floats = st.floats(width=32, allow_nan=False)
@@ -189,9 +189,9 @@ def test_images_are_refused_in_both_encodings() -> None:
 
 def test_the_address_is_read_without_the_rest() -> None:
     body = encode([types.Datum(model_input=types.ModelInput.from_ints([1]), loss_fn_inputs={})])
-    assert codec.read_address(body, True) == codec.Address("s:train:0", 7)
-    assert codec.read_address(body[:-1] + b"\xff\xff", True) == codec.Address("s:train:0", 7)
-    assert codec.read_address(b'{"model_id":"m","seq_id":3,"data":5}', False) == codec.Address(
+    assert bodies.read_address(body, True) == bodies.Address("s:train:0", 7)
+    assert bodies.read_address(body[:-1] + b"\xff\xff", True) == bodies.Address("s:train:0", 7)
+    assert bodies.read_address(b'{"model_id":"m","seq_id":3,"data":5}', False) == bodies.Address(
         "m", 3
     )
     for unreadable in (
@@ -201,14 +201,14 @@ def test_the_address_is_read_without_the_rest() -> None:
         b'{"seq_id":1}',
         b'{"model_id":"m","seq_id":"1"}',
     ):
-        assert codec.read_address(unreadable, False) is None
-    assert codec.read_address(b"\x10\x01", True) is None
+        assert bodies.read_address(unreadable, False) is None
+    assert bodies.read_address(b"\x10\x01", True) is None
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_decoded_or_refused(body: bytes) -> None:
-    codec.read_address(body, True)
-    codec.read_address(body, False)
+    bodies.read_address(body, True)
+    bodies.read_address(body, False)
     for is_protobuf in (True, False):
         with contextlib.suppress(UserError):
             codec.decode_forward_backward(body, is_protobuf, False)
@@ -217,13 +217,13 @@ def test_any_bytes_are_decoded_or_refused(body: bytes) -> None:
 def test_zstd_is_opened_up_to_a_bound() -> None:
     body = bytes(5_000_000)
     packed = zstandard.ZstdCompressor(write_content_size=False).compress(body)
-    assert codec.open_body(packed, "zstd", 5_000_000) == body
-    with pytest.raises(codec.BadBody, match="more than 4000000 bytes"):
-        codec.open_body(packed, "zstd", 4_000_000)
-    with pytest.raises(codec.BadBody, match="damaged"):
-        codec.open_body(b"not zstd", "zstd", 100)
-    with pytest.raises(codec.BadBody, match="gzip"):
-        codec.open_body(body, "gzip", 100)
+    assert bodies.open_body(packed, "zstd", 5_000_000) == body
+    with pytest.raises(bodies.BadBody, match="more than 4000000 bytes"):
+        bodies.open_body(packed, "zstd", 4_000_000)
+    with pytest.raises(bodies.BadBody, match="damaged"):
+        bodies.open_body(b"not zstd", "zstd", 100)
+    with pytest.raises(bodies.BadBody, match="gzip"):
+        bodies.open_body(body, "gzip", 100)
 
 
 def test_the_service_imports_neither_torch_nor_the_sdk() -> None:

@@ -142,7 +142,7 @@ def test_an_ephemeral_sampler_survives_a_killed_engine(own_service: Start) -> No
 
 
 def test_a_sampler_lost_with_its_engine_says_so(own_service: Start) -> None:
-    service = own_service(snapshot_after_bytes=0)
+    service = own_service(snapshot_after_bytes=0, samplers_kept_per_run=0)
     raw = RawClient(service.base_url)
     run = raw.run()
     saved = raw.operate("save_weights_for_sampler", run, 1, sampling_session_seq_id=0)
@@ -153,7 +153,7 @@ def test_a_sampler_lost_with_its_engine_says_so(own_service: Start) -> None:
     prompt = {"chunks": [{"tokens": [1]}]}
     body = {"sampling_session_id": sampler, "seq_id": 0, "prompt": prompt}
     failure = raw.result(raw.post("/asample", body).json()["request_id"])
-    assert "no longer in memory" in failure["error"]
+    assert "no longer kept" in failure["error"]
 
 
 def test_two_services_share_a_home_but_not_a_run(own_service: Start) -> None:
@@ -228,20 +228,41 @@ def test_a_stopped_service_leaves_no_worker(own_service: Start) -> None:
     assert not Path(f"/proc/{worker}").exists()
 
 
-def test_only_the_most_recently_used_samplers_stay(own_service: Start) -> None:
-    raw = RawClient(own_service(samplers_per_run=2).base_url)
+def logprobs_of(raw: RawClient, sampler: str, seq_id: int) -> bytes:
+    body = {
+        "sampling_session_id": sampler,
+        "seq_id": seq_id,
+        "prompt": {"chunks": [{"tokens": [1, 2, 3]}]},
+        "prompt_logprobs": True,
+        "sampling_params": {"max_tokens": 1, "temperature": 0},
+    }
+    return raw.retrieve(raw.post("/asample", body).json()["request_id"]).content
+
+
+def test_samplers_that_leave_memory_come_back_from_disk_unchanged(own_service: Start) -> None:
+    service = own_service(samplers_per_run=1, samplers_kept_per_run=2, snapshot_after_bytes=0)
+    raw = RawClient(service.base_url)
+    run, number, samplers, before = raw.run(), 1, [], []
+    for n in range(4):
+        number = train(raw, run, number)
+        saved = raw.operate("save_weights_for_sampler", run, number, sampling_session_seq_id=n)
+        samplers.append(raw.result(saved)["sampling_session_id"])
+        before.append(logprobs_of(raw, samplers[-1], 0))
+        number += 1
+    assert len(set(before)) == 4
+    train(raw, run, number)
+    assert [logprobs_of(raw, sampler, 1) for sampler in samplers[2:]] == before[2:]
+    [worker] = service.worker_pids()
+    os.kill(worker, signal.SIGKILL)
+    assert [logprobs_of(raw, sampler, 2) for sampler in samplers[2:]] == before[2:]
+    assert b"no longer kept" in logprobs_of(raw, samplers[0], 2)
+
+
+def test_a_sampler_is_never_made_twice_with_other_weights(own_service: Start) -> None:
+    raw = RawClient(own_service(samplers_per_run=1).base_url)
     run = raw.run()
-    samplers = [
-        raw.result(raw.operate("save_weights_for_sampler", run, n + 1, sampling_session_seq_id=n))[
-            "sampling_session_id"
-        ]
-        for n in range(3)
-    ]
-    prompt = {"chunks": [{"tokens": [1]}]}
-    answers = []
-    for sampler in samplers:
-        body = {"sampling_session_id": sampler, "seq_id": 0, "prompt": prompt}
-        body["sampling_params"] = {"max_tokens": 1}
-        answers.append(raw.retrieve(raw.post("/asample", body).json()["request_id"]))
-    assert "no longer in memory" in answers[0].json()["error"]
-    assert all("protobuf" in answer.headers["content-type"] for answer in answers[1:])
+    for n in range(2):
+        raw.operate("save_weights_for_sampler", run, n + 1, sampling_session_seq_id=n)
+    following = train(raw, run, 3)
+    again = raw.operate("save_weights_for_sampler", run, following, sampling_session_seq_id=0)
+    assert "samplers never change" in raw.result(again)["error"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mint.service.stream import Gradients, Operation, Stream
+from mint.service.stream import Gradients, Operation, Stream, unnumbered
 
 KINDS = st.sampled_from(["forward_backward", "forward", "optim_step", "save_weights"])
 
@@ -59,7 +59,6 @@ def test_a_gap_is_named_and_can_be_given_up() -> None:
     assert stream.gap == 1
     assert [op.seq_id for op in stream.give_up()] == [2, 4]
     assert stream.next == 5
-    assert stream.free_number() == 5
 
 
 def test_a_huge_batch_is_not_sent_as_one_call() -> None:
@@ -90,3 +89,28 @@ def test_a_step_uses_what_was_kept_beside_what_was_voided() -> None:
     gradients.note("optim_step", 1, None)
     assert gradients.kept == 0
     assert not gradients.voided
+
+
+def test_an_operation_without_a_number_runs_between_those_before_and_those_after_it() -> None:
+    stream = Stream()
+    for number in (1, 2, 4):
+        stream.accept(Operation(number, "forward_backward", is_ready=True))
+    extra = Operation(unnumbered("a"), "forward_backward_reverse_kl", is_ready=True)
+    assert stream.accept(extra)
+    assert not stream.accept(extra)
+    stream.accept(Operation(3, "forward_backward", is_ready=True))
+    assert [op.seq_id for op in stream.take()] == [1, 2]
+    assert stream.take() == [extra]
+    assert [op.seq_id for op in stream.take()] == [3, 4]
+    assert stream.knows(extra.seq_id) is True
+
+
+def test_an_operation_without_a_number_does_not_wait_for_a_gap() -> None:
+    stream = Stream()
+    stream.accept(Operation(2, "optim_step", is_ready=True))
+    extra = Operation(unnumbered("a"), "forward_backward_reverse_kl")
+    stream.accept(extra)
+    assert stream.take() == [], "it is not in the journal yet"
+    extra.is_ready = True
+    assert stream.take() == [extra]
+    assert stream.gap == 1

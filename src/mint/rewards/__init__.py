@@ -11,7 +11,108 @@ are first used, so that ``from mint.rewards import check_answer`` is quick.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mint.rewards.analysis import Analysis as Analysis
+    from mint.rewards.analysis import analyse as analyse
+    from mint.rewards.answers import NumbersChecked as NumbersChecked
+    from mint.rewards.answers import check_answer as check_answer
+    from mint.rewards.answers import check_numbers as check_numbers
+    from mint.rewards.answers import is_correct as is_correct
+    from mint.rewards.arithmetic import RewardBreakdown as RewardBreakdown
+    from mint.rewards.arithmetic import compute_reward_breakdown as compute_reward_breakdown
+    from mint.rewards.arithmetic import extract_prediction as extract_prediction
+    from mint.rewards.aspects import evaluate_clarity as evaluate_clarity
+    from mint.rewards.aspects import evaluate_completeness as evaluate_completeness
+    from mint.rewards.aspects import evaluate_conciseness as evaluate_conciseness
+    from mint.rewards.aspects import evaluate_correctness as evaluate_correctness
+    from mint.rewards.aspects import evaluate_format as evaluate_format
+    from mint.rewards.aspects import evaluate_relevance as evaluate_relevance
+    from mint.rewards.aspects import has_hallucination as has_hallucination
+    from mint.rewards.aspects import has_reasoning_steps as has_reasoning_steps
+    from mint.rewards.audit import audit_reward as audit_reward
+    from mint.rewards.code import CodeReward as CodeReward
+    from mint.rewards.code import extract_code as extract_code
+    from mint.rewards.code_tests import AssertTest as AssertTest
+    from mint.rewards.code_tests import CallTest as CallTest
+    from mint.rewards.code_tests import StdioTest as StdioTest
+    from mint.rewards.composition import clip as clip
+    from mint.rewards.composition import floored as floored
+    from mint.rewards.composition import gated as gated
+    from mint.rewards.composition import multi_task as multi_task
+    from mint.rewards.composition import schedule as schedule
+    from mint.rewards.composition import shaped as shaped
+    from mint.rewards.composition import weighted as weighted
+    from mint.rewards.curriculum import SkillCurriculum as SkillCurriculum
+    from mint.rewards.curriculum import linear_weights as linear_weights
+    from mint.rewards.curriculum import staged_weights as staged_weights
+    from mint.rewards.endpoint import Budget as Budget
+    from mint.rewards.endpoint import ChatEndpoint as ChatEndpoint
+    from mint.rewards.extraction import extract_answer as extract_answer
+    from mint.rewards.extraction import extract_number as extract_number
+    from mint.rewards.failures import failure_pattern as failure_pattern
+    from mint.rewards.formats import match_format_approximately as match_format_approximately
+    from mint.rewards.formats import match_format_exactly as match_format_exactly
+    from mint.rewards.gym import reasoning_gym as reasoning_gym
+    from mint.rewards.instructions import check_case as check_case
+    from mint.rewards.instructions import check_instructions as check_instructions
+    from mint.rewards.instructions import check_json as check_json
+    from mint.rewards.instructions import check_keywords as check_keywords
+    from mint.rewards.instructions import check_length as check_length
+    from mint.rewards.instructions import check_structure as check_structure
+    from mint.rewards.instructions import check_tool_use as check_tool_use
+    from mint.rewards.judge import Criterion as Criterion
+    from mint.rewards.judge import JudgeReward as JudgeReward
+    from mint.rewards.normalisation import RunningNormaliser as RunningNormaliser
+    from mint.rewards.normalisation import centre as centre
+    from mint.rewards.normalisation import min_max as min_max
+    from mint.rewards.normalisation import normalise_by_batch as normalise_by_batch
+    from mint.rewards.normalisation import normalise_by_group as normalise_by_group
+    from mint.rewards.normalisation import z_scores as z_scores
+    from mint.rewards.pairwise import PairwiseJudge as PairwiseJudge
+    from mint.rewards.patterns import binary_reward as binary_reward
+    from mint.rewards.patterns import combined_reward as combined_reward
+    from mint.rewards.patterns import composite_reward as composite_reward
+    from mint.rewards.patterns import continuous_reward as continuous_reward
+    from mint.rewards.patterns import graduated_reward as graduated_reward
+    from mint.rewards.patterns import is_partially_correct as is_partially_correct
+    from mint.rewards.patterns import robust_reward as robust_reward
+    from mint.rewards.patterns import shaped_reward as shaped_reward
+    from mint.rewards.patterns import stable_reward as stable_reward
+    from mint.rewards.penalties import length_penalty as length_penalty
+    from mint.rewards.penalties import overlong_penalty as overlong_penalty
+    from mint.rewards.penalties import repetition_penalty as repetition_penalty
+    from mint.rewards.penalties import step_count_penalty as step_count_penalty
+    from mint.rewards.penalties import tool_cost_penalty as tool_cost_penalty
+    from mint.rewards.penalties import tool_spam_penalty as tool_spam_penalty
+    from mint.rewards.penalties import unsafe_penalty as unsafe_penalty
+    from mint.rewards.penalties import verbosity_penalty as verbosity_penalty
+    from mint.rewards.registry import find_reward as find_reward
+    from mint.rewards.registry import list_rewards as list_rewards
+    from mint.rewards.registry import register as register
+    from mint.rewards.reward import Reward as Reward
+    from mint.rewards.reward import RewardFailed as RewardFailed
+    from mint.rewards.reward import as_reward as as_reward
+    from mint.rewards.reward_model import Preference as Preference
+    from mint.rewards.reward_model import RewardModel as RewardModel
+    from mint.rewards.reward_model import train_reward_model as train_reward_model
+    from mint.rewards.sandbox import Limits as Limits
+    from mint.rewards.sandbox import Sandbox as Sandbox
+    from mint.rewards.sandbox import SandboxUnavailable as SandboxUnavailable
+    from mint.rewards.score import Failure as Failure
+    from mint.rewards.score import Sample as Sample
+    from mint.rewards.score import Score as Score
+    from mint.rewards.scoring import Scored as Scored
+    from mint.rewards.scoring import Scorer as Scorer
+    from mint.rewards.scoring import TooManyFailures as TooManyFailures
+    from mint.rewards.signature import SignatureError as SignatureError
+    from mint.rewards.strengths import bradley_terry as bradley_terry
+    from mint.rewards.tasks import Task as Task
+    from mint.rewards.tasks import arithmetic_tasks as arithmetic_tasks
+    from mint.rewards.tasks import code_tasks as code_tasks
+    from mint.rewards.tasks import countdown_reward as countdown_reward
+    from mint.rewards.tasks import countdown_tasks as countdown_tasks
 
 _NAMES = {
     "analysis": ["Analysis", "analyse"],
@@ -23,7 +124,6 @@ _NAMES = {
         *["has_hallucination", "has_reasoning_steps"],
     ],
     "audit": ["audit_reward"],
-    "bradley_terry": ["bradley_terry"],
     "code": ["CodeReward", "extract_code"],
     "code_tests": ["AssertTest", "CallTest", "StdioTest"],
     "composition": ["clip", "floored", "gated", "multi_task", "schedule", "shaped", "weighted"],
@@ -59,6 +159,7 @@ _NAMES = {
     "score": ["Failure", "Sample", "Score"],
     "scoring": ["Scored", "Scorer", "TooManyFailures"],
     "signature": ["SignatureError"],
+    "strengths": ["bradley_terry"],
     "tasks": ["Task", "arithmetic_tasks", "code_tasks", "countdown_reward", "countdown_tasks"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

@@ -14,7 +14,7 @@ from mint.rewards.extraction import (
     final_answer,
     last_tag,
 )
-from mint.rewards.gold import Gold, ReadGold, normalised, read_gold
+from mint.rewards.gold import Gold, ReadGold, normalised, normalised_formula, read_gold
 from mint.rewards.number import Number, find_numbers, parse_number
 from mint.rewards.plaintext import plain, without_latex_dress
 
@@ -126,9 +126,10 @@ def _matches_gold(number: Number, gold: ReadGold) -> bool:
 
 def _says(response: str, answer: Answer, gold: ReadGold) -> bool:
     """Whether an answer says a gold that is not a number."""
-    wanted = normalised(gold.text)
+    compared = normalised_formula if gold.kind == "formula" else normalised
+    wanted = compared(gold.text)
     candidates = _candidates(response, answer, gold)
-    if wanted and any(normalised(candidate) == wanted for candidate in candidates):
+    if wanted and any(compared(candidate) == wanted for candidate in candidates):
         return True
     if len(gold.text) == 1 and gold.text.upper() in "ABCDEFGHIJ":
         choice = _CHOICE.match(answer.text[:40])
@@ -138,7 +139,8 @@ def _says(response: str, answer: Answer, gold: ReadGold) -> bool:
 
         return any(same_formula(gold.text, candidate) for candidate in candidates[:2])
     if wanted in _BOOLEANS:
-        return normalised(answer.text[:40]).split(" ")[0].strip(",.:;!") == wanted
+        said = answer.text if answer.source in ("tag", "boxed", "marker") else response
+        return normalised(said[:40]).split(" ")[0].strip(",.:;!") == wanted
     return answer.source in ("text", "last number") and _ends_with(response, wanted)
 
 
@@ -147,7 +149,7 @@ def _candidates(response: str, answer: Answer, gold: ReadGold) -> list[str]:
     if answer.source in ("tag", "boxed"):
         inner = answer.text.rpartition("=")[2] if gold.kind == "formula" else ""
         return [answer.text, inner] if inner and inner != answer.text else [answer.text]
-    if answer.source == "marker":
+    if answer.source in ("marker", "equals"):
         clause = _CLAUSE.split(answer.text, maxsplit=1)[0]
         formula = _math_span(answer.text) if gold.kind == "formula" else None
         whole = [formula] if formula else [answer.text.rstrip(" .$")]

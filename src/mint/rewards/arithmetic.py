@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mint.rewards.number import find_numbers
 from mint.rewards.plaintext import plain, without_latex_dress
 
-_READ = 100_000
+_READ = 20_000
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from mint.rewards.number import find_numbers
 from mint.rewards.plaintext import plain
 
 _READ = 100_000
+_CONTENT_READ = 20_000
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _SENTENCE_END = re.compile(r"[.!?。！？]+(?=\s|$)|\n+")
 _STEP = re.compile(
@@ -150,6 +151,6 @@ def has_hallucination(response: str | None, prompt: str | None = "") -> bool:
 
 
 def _content(text: str | None) -> set[str]:
-    text = plain((text or "")[:_READ])
+    text = plain((text or "")[:_CONTENT_READ])
     words = {w for w in _WORD.findall(text.lower()) if w not in _STOP_WORDS and not w.isdigit()}
     return words | {str(number.value) for number in find_numbers(text) if number.value is not None}

@@ -16,9 +16,9 @@ from typing import Literal
 
 from mint.rewards.number import Number, find_numbers, last_number, parse_number
 from mint.rewards.plaintext import plain, without_latex_dress
-from mint.rewards.words import spelt_number
+from mint.rewards.words import last_spelt_number, spelt_number
 
-Source = Literal["tag", "boxed", "marker", "called", "last number", "text", "none"]
+Source = Literal["tag", "boxed", "marker", "equals", "called", "last number", "text", "none"]
 
 _OPEN_TAG = re.compile(r"<answer>", re.IGNORECASE)
 _CLOSE_TAG = re.compile(r"</answer>", re.IGNORECASE)
@@ -45,13 +45,17 @@ _GOES_ON_AFTER_SPACE = re.compile(r"\s(?:[xyzni]\b)")
 _BETWEEN_LIST_ITEMS = re.compile(r"[\s,;/|&$()\[\]{}<>*-]*(?:(?:and|or)[\s,;]*)?")
 _OPERATOR = re.compile(r"\s?\)?\s?(?:[-+*/×·÷^x]|\\times|\\cdot|\\div)\s?\(?\s?[-+]?\s?")
 _CALL = re.compile(r"[A-Za-z]\($|\\[a-z]+\s?[({]?\s?$")
+_CHECK = re.compile(r"\b(?:check|to check|verification|verify|to verify)\b\s?:", re.IGNORECASE)
+_REASONS = re.compile(r"[,\s](?:because|since)\s", re.IGNORECASE)
+_SENTENCE = re.compile(r"[.!?]\s|\n")
 _NOTHING = re.compile(r"[\s*_`$:.\\()\[\]{}\"']*")
 
 _BOXED_TRIES = 32
 _BOXED_LENGTH = 20_000
 _SPAN = 4096
 _MARKER_TRIES = 16
-_MARKERS_READ = 200_000
+_EQUALS_TRIES = 1000
+_MARKERS_READ = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ def extract_answer(response: str | None) -> str | None:
     answer = final_answer(response or "")
     if answer.source in ("none", "text"):
         return None
-    if answer.source == "marker" and answer.number is not None:
+    if answer.source in ("marker", "equals") and answer.number is not None:
         return _written(answer.number)
     return answer.text
 
@@ -203,24 +207,42 @@ def _goes_on(text: str, number: Number) -> bool:
 
 def _open_answer(text: str) -> Answer:
     """The answer of a response without tags and boxes."""
-    end = len(text)
+    end = _without_check(text)
     for _ in range(_MARKER_TRIES):
         marker = _last_marker(text, end)
         if marker is None:
             break
         start, stop = marker
         if not _NOTHING.fullmatch(text, stop, min(end, stop + _SPAN)):
-            return _after_marker(text, stop)
+            return _after_marker(text, stop, "equals" if text[start] == "=" else "marker")
         end = start
     if (number := _called_the_answer(text)) is not None:
         return Answer(_written(number), "called", number)
-    number = last_number(text)
+    number = _before_reasons(text) or last_number(text)
     if number is not None:
         return Answer(_written(number), "last number", number)
-    spelt = spelt_number(text)
+    spelt = last_spelt_number(text)
     if spelt is not None:
         return Answer(text.strip(), "last number", Number(spelt))
     return Answer(text.strip(), "text" if text.strip() else "none")
+
+
+def _without_check(text: str) -> int:
+    """Where the answer part ends: before a check of it ("Check: 3(5) + 4 = 19"), if there is one.
+
+    A check that names the answer itself is kept.
+    """
+    check = _last(_CHECK.finditer(text, max(0, len(text) - _MARKERS_READ)))
+    if check is None or _ANSWER_IS.search(text, check.end()) or "####" in text[check.end() :]:
+        return len(text)
+    return check.start() if _last_equals(text, 0, check.start()) >= 0 else len(text)
+
+
+def _before_reasons(text: str) -> Number | None:
+    """The number before the "because" or "since" of the last sentence, which gives reasons only."""
+    sentence = _SENTENCE.split(text[-_SPAN:].rstrip(" .!\n"))[-1]
+    claim, reasons, _ = sentence.partition(next(iter(_REASONS.findall(sentence)), "\0"))
+    return last_number(claim) if reasons else None
 
 
 def _last_marker(text: str, end: int) -> tuple[int, int] | None:
@@ -236,25 +258,28 @@ def _last_marker(text: str, end: int) -> tuple[int, int] | None:
 
 def _last_equals(text: str, start: int, end: int) -> int:
     """The last "=" that is not part of <=, >=, != or =>."""
-    while (end := text.rfind("=", start, end)) >= 0:
+    for _ in range(_EQUALS_TRIES):
+        end = text.rfind("=", start, end)
+        if end < 0:
+            break
         if text[end - 1 : end] not in ("<", ">", "!") and text[end + 1 : end + 2] != ">":
             return end
     return -1
 
 
-def _after_marker(text: str, start: int) -> Answer:
+def _after_marker(text: str, start: int, source: Source) -> Answer:
     line = _first_line(text, start)
     window = without_latex_dress(plain(line))
     numbers = list(find_numbers(window))
     if numbers:
         first = numbers[0]
         if not _FILLER.fullmatch(window, 0, first.start):
-            return Answer(line, "marker", numbers[-1])
-        return Answer(line, "marker", None if _goes_on(window, first) else first)
+            return Answer(line, source, numbers[-1])
+        return Answer(line, source, None if _goes_on(window, first) else first)
     spelt = spelt_number(_FILLER.sub("", window, count=1))
     if spelt is not None:
-        return Answer(line, "marker", Number(spelt))
-    return Answer(line, "marker", last_number(text[start:]))
+        return Answer(line, source, Number(spelt))
+    return Answer(line, source, last_number(text[start:]))
 
 
 def _first_line(text: str, start: int) -> str:
@@ -267,7 +292,7 @@ def _called_the_answer(text: str) -> Number | None:
     call = _last(_CALLED.finditer(text, max(0, len(text) - _MARKERS_READ)))
     if call is None:
         return None
-    sentence = re.split(r"[.!?]\s|\n", text[max(0, call.start() - 200) : call.start()])[-1]
+    sentence = _SENTENCE.split(text[max(0, call.start() - 200) : call.start()])[-1]
     return last_number(sentence)
 
 

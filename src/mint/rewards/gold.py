@@ -91,3 +91,13 @@ def normalised(text: str) -> str:
     text = without_latex_dress(text).casefold()
     text = _DRESS.sub(" ", text).strip().strip(string.punctuation + " ")
     return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+def normalised_formula(text: str) -> str:
+    r"""A formula as compared letter by letter: spaces, dollars and LaTeX dress do not count.
+
+    >>> normalised_formula(r"$ \left( x + 1 \right) $.")
+    '(x+1)'
+    """
+    text = without_latex_dress(text[:_TEXT_LIMIT])
+    return "".join(text.replace("$", "").split()).rstrip(".,")

@@ -36,6 +36,8 @@ _UNIT_ONLY = re.compile(
     r"(?:\s?[€£¥₹$])?(?:(?:\s|(?![a-zA-Z](?![a-zA-Z])))[A-Za-z][A-Za-z/^0-9.]{0,19}){0,3}\.?"
 )
 _CURRENCY_BEFORE = re.compile(rf"{CURRENCY}\s?\Z")
+_DIGIT = re.compile(r"[0-9]")
+_LONGEST_BEFORE_A_DIGIT = 64
 _SAME_ROOT = Fraction(1, 10**45)
 _WINDOW = 8192
 _OVERLAP = 2048
@@ -61,10 +63,8 @@ class Number:
 
     def near(self, other: Number, share: Fraction) -> bool:
         """Whether this is within ``share`` of ``other``, the bound itself included."""
-        return any(
-            b != 0 and Fraction(abs(a - b)) <= share * Fraction(abs(b))
-            for a, b in self._pairs(other)
-        )
+        pairs = self._pairs(other)
+        return any(b != 0 and distance(a, b) <= share * distance(b, 0) for a, b in pairs)
 
     def _pairs(self, other: Number) -> list[tuple[Value, Value]]:
         if self.value is None or other.value is None:
@@ -114,13 +114,18 @@ def find_numbers(text: str) -> Iterator[Number]:
     >>> [str(number.value) for number in find_numbers("3-5 is not 3 + -5, nor 1e3 or 50%")]
     ['3', '5', '3', '-5', '1000', '50']
     """
-    for match in _FOUND.finditer(text):
+    digit = _DIGIT.search(text)
+    if digit is None:
+        return
+    for match in _FOUND.finditer(text, max(0, digit.start() - _LONGEST_BEFORE_A_DIGIT)):
         if not match["raised"]:
             yield _number(match, text)
 
 
 def last_number(text: str) -> Number | None:
     """The last number of a text of any length, read from the end in bounded windows.
+
+    A number that is denied ("not 9") does not count.
 
     >>> last_number("first 3, then " + "x" * 100_000).value
     3
@@ -129,11 +134,16 @@ def last_number(text: str) -> Number | None:
     while end > 0:
         start = max(0, end - _WINDOW)
         window = without_latex_dress(plain(text[start:end]))
-        found = next(iter(deque(find_numbers(window), maxlen=1)), None)
+        said = (number for number in find_numbers(window) if not _denied(window, number))
+        found = next(iter(deque(said, maxlen=1)), None)
         if start == 0 or (found is not None and (found.start > 0 or found.value is None)):
             return found
         end = start + _OVERLAP
     return None
+
+
+def _denied(text: str, number: Number) -> bool:
+    return text[max(0, number.start - 12) : number.start].rstrip("-$ ").endswith(("not", "n't"))
 
 
 def _number(match: re.Match[str], text: str) -> Number:

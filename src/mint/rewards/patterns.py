@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from mint.rewards.answers import check_answer, is_correct
+from mint.rewards.answers import PARTIAL_RANGE, check_answer, is_correct
 from mint.rewards.aspects import (
     evaluate_clarity,
     evaluate_conciseness,
@@ -51,7 +51,7 @@ def binary_reward(response: str | None, ground_truth: Gold) -> float:
 
 
 def is_partially_correct(
-    response: str | None, ground_truth: Gold, tolerance: float | Fraction = Fraction(1, 10)
+    response: str | None, ground_truth: Gold, tolerance: float | Fraction = PARTIAL_RANGE
 ) -> bool:
     """Whether the final number is within ``tolerance`` of the gold, the bound included.
 
@@ -65,15 +65,16 @@ def is_partially_correct(
 
 
 def graduated_reward(
-    response: str | None, ground_truth: Gold, tolerance: float | Fraction = Fraction(1, 10)
+    response: str | None, ground_truth: Gold, tolerance: float | Fraction = PARTIAL_RANGE
 ) -> float:
     """1.0 when right, 0.5 within ``tolerance``, else 0.0. Against sparse rewards.
 
     >>> graduated_reward("4", "4"), graduated_reward("95", "100"), graduated_reward("5", "4")
     (1.0, 0.5, 0.0)
     """
-    if is_correct(response, ground_truth):
-        return 1.0
+    score = check_answer(response, ground_truth)
+    if score == 1.0 or tolerance == PARTIAL_RANGE:
+        return score
     return 0.5 if is_partially_correct(response, ground_truth, tolerance) else 0.0
 
 

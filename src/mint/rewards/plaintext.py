@@ -25,8 +25,9 @@ _REPLACED = {
     "\ufeff": "",
     "\u00ad": "",
 }
-_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-", strict=True))
-_SUPERSCRIPT_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
+_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
+_RAISED_RUN = re.compile(f"(?<![{_RAISED}])(?=[{_RAISED}])")
+_RAISED_TO_PLAIN = str.maketrans(_RAISED, "0123456789+-")
 _VULGAR_AFTER_DIGIT = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞↉])")
 
 
@@ -60,16 +61,12 @@ def plain(text: str) -> str:
     """
     if text.isascii():
         return text
-    text = _SUPERSCRIPT_RUN.sub(lambda run: "^" + _superscript(run[0]), text)
+    text = _RAISED_RUN.sub("^", text).translate(_RAISED_TO_PLAIN)
     text = text.translate(_FULL_WIDTH_DIGITS)
     return _VULGAR_AFTER_DIGIT.sub(" ", text).translate(_TABLE)
 
 
 _FULL_WIDTH_DIGITS = {ord("０") + digit: str(digit) for digit in range(10)}
-
-
-def _superscript(run: str) -> str:
-    return "".join(_SUPERSCRIPTS[character] for character in run)
 
 
 _LATEX_WRAPPER = re.compile(

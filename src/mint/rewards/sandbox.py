@@ -251,7 +251,9 @@ def _pumped(process: subprocess.Popen[bytes], stdin: bytes, limits: Limits) -> R
                 chunk = os.read(key.fd, _CHUNK)
                 if not chunk:
                     selector.unregister(key.fileobj)
-                buffer = printed[process.stdout if key.fileobj is process.stdout else process.stderr]
+                buffer = printed[
+                    process.stdout if key.fileobj is process.stdout else process.stderr
+                ]
                 buffer += chunk
                 if len(printed[process.stdout]) > limits.output_kb * 1024:
                     stopped = f"printed more than {limits.output_kb} kB"

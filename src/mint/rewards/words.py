@@ -14,7 +14,13 @@ _SMALL = {word: value for value, word in enumerate(_UNITS)}
 _SMALL.update({word: 10 * value for value, word in enumerate(_TENS, start=2)})
 _LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _WORD = re.compile(r"[a-z]+")
+_READ = 4000
 _SPELT = frozenset([*_SMALL, *_LARGE, "hundred", "and", "minus", "negative"])
+
+_RUN = re.compile(
+    rf"\b(?:(?:minus|negative)\s)?(?:{'|'.join(_SMALL)})"
+    rf"(?:(?:-|\s(?:and\s)?)(?:{'|'.join([*_SMALL, *_LARGE, 'hundred'])}))*\b"
+)
 
 
 def spelt_number(text: str) -> int | None:
@@ -32,6 +38,18 @@ def spelt_number(text: str) -> int | None:
         words.append(word)
     sign = -1 if words[:1] in (["minus"], ["negative"]) else 1
     return _total(words[1:] if sign < 0 else words, sign)
+
+
+def last_spelt_number(text: str) -> int | None:
+    """The last whole number that is spelt out in a text; "one" alone is too often a pronoun.
+
+    >>> last_spelt_number("Ann has seven apples left."), last_spelt_number("No one knows.")
+    (7, None)
+    """
+    runs = [run for run in _RUN.findall(text[-_READ:].lower()) if run.split() != ["one"]]
+    if runs:
+        return spelt_number(runs[-1])
+    return 1 if text.strip(" .!\n").lower() == "one" else None
 
 
 def _total(words: list[str], sign: int) -> int | None:

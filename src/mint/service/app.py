@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,8 +12,21 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, UserError, log_hint
+from .gauges import Gauges
+from .logs import REQUEST_ID, RequestLog
 from .requests import describe
-from .routes import futures, rest, sampling, sessions, tokenizers, training, weights
+from .routes import (
+    futures,
+    health,
+    openai,
+    rest,
+    sampling,
+    sessions,
+    tokenizers,
+    training,
+    transfers,
+    weights,
+)
 from .service import Service
 
 log = logging.getLogger(__name__)
@@ -23,9 +36,18 @@ def create_app(service: Service) -> FastAPI:
     """The application of a service that is already put together."""
     app = FastAPI(title="mint", docs_url=None, redoc_url=None)
     app.state.service = service
-    for routes in (sessions, training, sampling, futures, weights, rest, tokenizers):
+    app.state.gauges = Gauges(service)
+    app.include_router(health.router)
+    for prefix in ("/v1", "/oai/api/v1"):
+        app.include_router(openai.router, prefix=prefix)
+    for routes in (sessions, training, sampling, futures, transfers, weights, rest, tokenizers):
         app.include_router(routes.router, prefix="/api/v1")
-    app.add_middleware(BodyLimit, limit=service.settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        limit=service.settings.max_body_bytes,
+        others={"/api/v1/checkpoints/upload": service.settings.max_upload_bytes},
+    )
+    app.add_middleware(RequestLog)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(UserError, _user_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -46,27 +68,30 @@ async def _validation_error(_: Request, error: Any) -> JSONResponse:
 
 
 async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:
-    error_id = uuid.uuid4().hex[:8]
-    log.error("error %s in %s", error_id, request.url.path, exc_info=error)
-    return JSONResponse({"detail": f"The service failed (error {error_id}). {log_hint()}"}, 500)
+    identifier = getattr(request.state, "request_id", "unknown")
+    log.error("request %s failed: %s", identifier, request.url.path, exc_info=error)
+    text = f"The service failed in request {identifier}. {log_hint()}"
+    return JSONResponse({"detail": text}, 500, {REQUEST_ID: identifier})
 
 
 class BodyLimit:
-    """Refuses request bodies above a limit, while they arrive."""
+    """Refuses request bodies above a limit, while they arrive. Some paths have another limit."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, limit: int, others: Mapping[str, int]) -> None:
         self._app = app
         self._limit = limit
+        self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         received = 0
+        limit = self._others.get(scope.get("path", ""), self._limit)
 
         async def counted() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._limit:
-                raise ApiError(413, f"The request has more than {self._limit} bytes. Send less.")
+            if received > limit:
+                raise ApiError(413, f"The request has more than {limit} bytes. Send less.")
             return message
 
         await self._app(scope, counted, send)

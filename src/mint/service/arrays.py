@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ MAX_SPARSE_CELLS = 1 << 28
 class CellBudget:
     """Bounds what sparse tensors of one request may open to: a few bytes can name a huge shape."""
 
-    def __init__(self) -> None:
-        self.left = MAX_SPARSE_CELLS
+    def __init__(self, cells: int = MAX_SPARSE_CELLS) -> None:
+        self.left = cells
 
     def spend(self, cells: int, where: str) -> None:
         self.left -= cells
@@ -25,31 +26,47 @@ class CellBudget:
             raise UserError(f"{where} is too large when written out; send fewer datums at once.")
 
 
-def dense_of_csr(
-    values: NDArray[Any],
-    crow: NDArray[Any],
-    col: NDArray[Any],
-    shape: Sequence[int],
-    where: str,
-    cells: CellBudget,
-) -> NDArray[Any]:
-    """The matrix that compressed sparse rows stand for; unlisted cells are 0."""
-    if len(shape) != 2 or min(shape) < 0:
-        raise UserError(f"{where} is sparse and needs a 2-D shape, not {list(shape)}.")
-    rows, columns = int(shape[0]), int(shape[1])
-    cells.spend(rows * columns, where)
-    well_formed = (
-        len(crow) == rows + 1
-        and crow[0] == 0
-        and crow[-1] == len(values) == len(col)
-        and bool((np.diff(crow) >= 0).all())
-        and bool(((col >= 0) & (col < columns)).all())
-    )
-    if not well_formed:
-        raise UserError(f"{where}: the sparse row and column indices do not fit {rows}×{columns}.")
-    dense = np.zeros((rows, columns), values.dtype)
-    dense[np.repeat(np.arange(rows), np.diff(crow)), col] = values
-    return dense
+@dataclass(frozen=True)
+class Csr:
+    """Which cells of a matrix are listed, as compressed sparse rows."""
+
+    crow: NDArray[Any]
+    col: NDArray[Any]
+    shape: Sequence[int]
+
+    def dense(
+        self, values: NDArray[Any], where: str, cells: CellBudget, fill: int = 0
+    ) -> NDArray[Any]:
+        """The whole matrix; unlisted cells are ``fill``."""
+        if len(self.shape) != 2 or min(self.shape) < 0:
+            raise UserError(f"{where} is sparse and needs a 2-D shape, not {list(self.shape)}.")
+        rows, columns = int(self.shape[0]), int(self.shape[1])
+        cells.spend(rows * columns, where)
+        if not self._fits(rows, columns, len(values)):
+            raise UserError(
+                f"{where}: the sparse row and column indices do not fit {rows}×{columns}."
+            )
+        dense = np.full((rows, columns), fill, values.dtype)
+        dense[self._row_of_each, self.col] = values
+        return dense
+
+    def values_of(self, dense: NDArray[Any]) -> NDArray[Any]:
+        """The listed cells of a matrix of this shape, in their order."""
+        listed: NDArray[Any] = dense[self._row_of_each, self.col]
+        return listed
+
+    @property
+    def _row_of_each(self) -> NDArray[Any]:
+        return np.repeat(np.arange(len(self.crow) - 1), np.diff(self.crow))
+
+    def _fits(self, rows: int, columns: int, count: int) -> bool:
+        return (
+            len(self.crow) == rows + 1
+            and self.crow[0] == 0
+            and self.crow[-1] == count == len(self.col)
+            and bool((np.diff(self.crow) >= 0).all())
+            and bool(((self.col >= 0) & (self.col < columns)).all())
+        )
 
 
 def shaped(values: NDArray[Any], shape: Sequence[int], where: str) -> NDArray[Any]:

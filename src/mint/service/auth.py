@@ -42,7 +42,7 @@ class Auth:
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings = settings
         self._store = store
-        self._secret = _secret_of(settings.home / "secret")
+        self.secret = _secret_of(settings.home / "secret")
         self._only_key = _hash_of(settings.api_key) if settings.api_key else None
         self._keys: dict[str, str] = {}
         self._loaded_at = float("-inf")
@@ -76,6 +76,13 @@ class Auth:
             raise _refused()
         return user
 
+    async def key_of(self, presented: str | None) -> ApiKey | None:
+        """What the store knows of an accepted key; None when it is not one of its own."""
+        await self.user_of(presented)
+        key_hash = self._hash_in(presented) if _is_token(presented) else _hash_of(presented or "")
+        keys = await asyncio.to_thread(self._store.all_keys)
+        return next((key for key in keys if key.hash == key_hash), None)
+
     async def _active_keys(self) -> dict[str, str]:
         if time.monotonic() - self._loaded_at > _RELOAD_KEYS_S:
             self._keys = await asyncio.to_thread(self._store.active_keys)
@@ -89,7 +96,13 @@ class Auth:
         user = await self.user_of(presented)
         key_hash = self._hash_in(presented) if _is_token(presented) else _hash_of(presented or "")
         issued = int(time.time())
-        claims = {"sub": user, "key": key_hash, "iat": issued, "exp": issued + TOKEN_LIFE_S}
+        claims = {
+            "sub": user,
+            "org_id": "mint",
+            "key": key_hash,
+            "iat": issued,
+            "exp": issued + TOKEN_LIFE_S,
+        }
         signed = f"{_encode({'alg': 'HS256', 'typ': 'JWT'})}.{_encode(claims)}"
         return f"{signed}.{self._signature(signed)}"
 
@@ -103,7 +116,7 @@ class Auth:
         return str(claims["key"])
 
     def _signature(self, signed: str) -> str:
-        return _base64(hmac.digest(self._secret, signed.encode(), "sha256"))
+        return _base64(hmac.digest(self.secret, signed.encode(), "sha256"))
 
 
 def _refused() -> ApiError:

@@ -9,17 +9,20 @@ import re
 import shutil
 import uuid
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+
+from sqlalchemy import or_
 
 from mint.engine.messages import LoraSpec
 
 from .errors import UserError
 from .files import sync, sync_folder
-from .store import CheckpointRow, RunRow, Store, now
+from .store import CheckpointRow, Condition, RunRow, Store, now
 
-TRAINING, SAMPLER = "weights", "sampler_weights"
-KINDS = (TRAINING, SAMPLER)
+TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
+KINDS = (TRAINING, SAMPLER, EXTERNAL)
+DESCRIPTION = "checkpoint.json"
 _RUN_ID = re.compile(r"[A-Za-z0-9-]{1,64}:train:[0-9]{1,9}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -60,7 +63,7 @@ class CheckpointPath:
             raise UserError(
                 f"{text[:200]!r} is not a checkpoint path. It looks like "
                 "tinker://<run id>/weights/<name> or tinker://<run id>/sampler_weights/<name>; "
-                "save_state() and save_weights_for_sampler() return it."
+                "save_state() and save_weights_for_sampler() return it, and so do exports."
             )
         run_folder_name(parts[0])
         return cls(parts[0], parts[1], check_name(parts[2]))
@@ -102,6 +105,14 @@ class Checkpoints:
             return None
         return row if row.expires_at is None or row.expires_at > now() else None
 
+    def owned(self, path: CheckpointPath, user: str) -> CheckpointRow | None:
+        """The checkpoint, if ``user`` may change it."""
+        row = self.find(path, user)
+        return row if row is not None and row.user == user else None
+
+    def folder_of(self, row: CheckpointRow) -> Path:
+        return self.folder(path_of(row))
+
     def require(self, text: str, user: str) -> tuple[CheckpointPath, CheckpointRow]:
         """Parse a path and find what it names. Raises UserError when it names nothing."""
         path = CheckpointPath.parse(text)
@@ -141,9 +152,9 @@ class Checkpoints:
             size_bytes=sum(file.stat().st_size for file in draft.rglob("*") if file.is_file()),
             user_metadata=new.user_metadata,
             created_at=now(),
-            expires_at=now() + timedelta(seconds=new.ttl_seconds) if new.ttl_seconds else None,
+            expires_at=_expiry(new.ttl_seconds),
         )
-        _describe(draft / "checkpoint.json", new.path, row)
+        _describe(draft / DESCRIPTION, new.path, row)
         sync_folder(draft)
         _swap_in(draft, self.folder(new.path))
         self._store.put_checkpoint(row)
@@ -152,9 +163,17 @@ class Checkpoints:
     def discard(self, draft: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
+    def share(self, row: CheckpointRow, is_public: bool) -> None:
+        """Let every user of the service read a checkpoint, or only its owner again."""
+        self._store.change_checkpoint(row, public=is_public)
+
+    def set_ttl(self, row: CheckpointRow, ttl_seconds: int | None) -> None:
+        """Let a checkpoint expire that many seconds from now; None keeps it."""
+        self._store.change_checkpoint(row, expires_at=_expiry(ttl_seconds))
+
     def delete(self, row: CheckpointRow) -> None:
         """Remove a checkpoint; a crash in between leaves no half of it visible."""
-        folder = self.folder(CheckpointPath(row.run_id, row.kind, row.name))
+        folder = self.folder_of(row)
         self._store.delete_checkpoint(row)
         gone = folder.with_name(f".draft-{uuid.uuid4().hex}")
         if folder.exists():
@@ -164,6 +183,19 @@ class Checkpoints:
     def delete_expired(self) -> None:
         for row in self._store.expired_checkpoints():
             self.delete(row)
+
+
+def path_of(row: CheckpointRow) -> CheckpointPath:
+    return CheckpointPath(row.run_id, row.kind, row.name)
+
+
+def unexpired() -> Condition:
+    """For lists: what has expired is gone, also before it is deleted."""
+    return or_(CheckpointRow.expires_at.is_(None), CheckpointRow.expires_at > now())
+
+
+def _expiry(ttl_seconds: int | None) -> datetime | None:
+    return now() + timedelta(seconds=ttl_seconds) if ttl_seconds else None
 
 
 def lora_of(lora: dict[str, object]) -> LoraSpec:

@@ -7,33 +7,34 @@ the package, because importing it imports torch.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-import zstandard
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from mint.engine.messages import (
     Datum,
+    DistillDatum,
     ForwardBackward,
     ForwardBackwardResult,
     IntArray,
+    SampledSequence,
     SampleResult,
     TopkLogprobs,
     UserError,
 )
 
-from .arrays import CellBudget, dense_of_csr, shaped
+from .arrays import CellBudget, Csr, shaped
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
+MAX_TARGET_CELLS = 1 << 24
 
 
 def _load_wire_messages() -> ModuleType:
@@ -57,114 +58,10 @@ _NUMPY_OF_WIRE: dict[int, np.dtype[Any]] = {
     wire.DTYPE_INT32: np.dtype("<i4"),
     wire.DTYPE_BFLOAT16: np.dtype("<u2"),
 }
-_NUMPY_OF_JSON: dict[Any, np.dtype[Any]] = {
+_NUMPY_OF_JSON: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "int64": np.dtype(np.int64),
 }
-
-
-class BadBody(UserError):
-    """A body that cannot be opened. ``readable`` is the part before the fault."""
-
-    def __init__(self, text: str, readable: bytes = b"") -> None:
-        super().__init__(text)
-        self.readable = readable
-
-
-@dataclass(frozen=True)
-class Address:
-    """Which operation of which run a request is: all that queueing needs to know."""
-
-    run_id: str
-    seq_id: int | None
-    forward_only: bool = False
-
-
-# ---- opening a body --------------------------------------------------------------------------
-
-
-def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:
-    """Undo ``Content-Encoding``, never producing more than ``limit`` bytes."""
-    if not encoding or encoding.lower() == "identity":
-        return body
-    if encoding.lower() != "zstd":
-        raise BadBody(f"Content-Encoding {encoding!r} is not supported; send zstd or none.")
-    opened = bytearray()
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
-            while piece := reader.read(1 << 20):
-                opened += piece
-                if len(opened) > limit:
-                    raise BadBody(
-                        f"The zstd body opens to more than {limit} bytes. Send fewer datums.",
-                        bytes(opened[: 1 << 16]),
-                    )
-    except zstandard.ZstdError as error:
-        raise BadBody(f"The zstd body is damaged: {error}.", bytes(opened)) from error
-    return bytes(opened)
-
-
-def read_address(body: bytes, is_protobuf: bool) -> Address | None:
-    """The run and number of a training request, also when the rest of it is damaged."""
-    return _protobuf_address(body) if is_protobuf else _json_address(body)
-
-
-def _json_address(body: bytes) -> Address | None:
-    try:
-        payload = from_json(body)
-    except ValueError:
-        return None
-    if not isinstance(payload, dict) or not isinstance(payload.get("model_id"), str):
-        return None
-    seq_id = payload.get("seq_id")
-    if isinstance(seq_id, bool) or not isinstance(seq_id, int | None):
-        return None
-    return Address(payload["model_id"], seq_id)
-
-
-def _protobuf_address(body: bytes) -> Address | None:
-    found: dict[int, int | bytes] = {}
-    try:
-        for number, value in _protobuf_fields(body):
-            found[number] = value
-    except (IndexError, ValueError):
-        pass
-    run_id, seq_id = found.get(1), found.get(2, 0)
-    if not isinstance(run_id, bytes) or not isinstance(seq_id, int):
-        return None
-    return Address(run_id.decode(errors="replace"), seq_id or None, found.get(6) == 1)
-
-
-def _protobuf_fields(body: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Top-level scalar fields and short texts; long fields are skipped without a copy."""
-    at = 0
-    while at < len(body):
-        tag, at = _varint(body, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            value, at = _varint(body, at)
-            yield number, value
-        elif kind == 2:
-            length, at = _varint(body, at)
-            if at + length > len(body):
-                raise ValueError("truncated")
-            if number == 1:
-                yield number, body[at : at + length]
-            at += length
-        else:
-            raise ValueError("no such field in this message")
-
-
-def _varint(body: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 64:
-        byte = body[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError("a varint of more than 64 bits")
 
 
 # ---- forward_backward requests ---------------------------------------------------------------
@@ -215,14 +112,11 @@ def _decode_protobuf_tensor(tensor: Any, where: str, cells: CellBudget) -> NDArr
     if tensor.WhichOneof("encoding") == "sparse_csr":
         csr = tensor.sparse_csr
         index = np.dtype("<i8")
-        return dense_of_csr(
-            _widened(_view(csr.values, dtype, where), tensor.dtype),
-            _view(csr.crow_indices, index, where),
-            _view(csr.col_indices, index, where),
-            shape,
-            where,
-            cells,
+        rows = Csr(
+            _view(csr.crow_indices, index, where), _view(csr.col_indices, index, where), shape
         )
+        values = _widened(_view(csr.values, dtype, where), tensor.dtype)
+        return rows.dense(values, where, cells)
     return shaped(_widened(_view(tensor.dense, dtype, where), tensor.dtype), shape, where)
 
 
@@ -267,6 +161,42 @@ def _decode_json_datum(index: int, datum: Mapping[str, Any], cells: CellBudget) 
     )
 
 
+def decode_reverse_kl(data: list[Any]) -> list[DistillDatum]:
+    """The datums of a ``forward_backward_reverse_kl`` request."""
+    cells = CellBudget()
+    return [_decode_distill_datum(f"data[{i}]", datum, cells) for i, datum in enumerate(data)]
+
+
+def _decode_distill_datum(where: str, datum: Any, cells: CellBudget) -> DistillDatum:
+    datum = _expect(datum, dict, where)
+    inputs = {}
+    for name in ("student_input", "reference_input"):
+        model_input = _expect(datum.get(name), dict, f"{where}.{name}")
+        inputs[name] = decode_chunks(model_input.get("chunks"), f"{where}.{name}")
+    targets = _decode_json_tensor(datum.get("target_tokens"), f"{where}.target_tokens", cells)
+    weights = _decode_json_tensor(datum.get("weights"), f"{where}.weights", cells)
+    if targets.dtype != np.int64 or targets.ndim != 1:
+        raise UserError(f"{where}.target_tokens must be a flat int64 tensor.")
+    return DistillDatum(
+        inputs["student_input"],
+        inputs["reference_input"],
+        targets,
+        weights.astype(np.float32),
+    )
+
+
+def decode_targets(tensor: Mapping[str, Any], prompt_length: int) -> IntArray:
+    """``target_prompt_logprobs`` written out: [N - 1, K] token ids, -1 where nothing is asked."""
+    where = "target_prompt_logprobs"
+    targets = _decode_json_tensor(tensor, where, CellBudget(MAX_TARGET_CELLS), fill=-1)
+    if targets.dtype != np.int64 or targets.ndim != 2 or len(targets) != prompt_length - 1:
+        raise UserError(
+            f"{where} must be an int64 tensor of shape [{prompt_length - 1}, K], one row for each "
+            f"prompt token but the first, not {targets.dtype.name} {list(targets.shape)}."
+        )
+    return targets
+
+
 def decode_chunks(chunks: Any, where: str) -> IntArray:
     """The token ids of a JSON ``ModelInput``, its text chunks joined."""
     pieces = []
@@ -279,24 +209,32 @@ def decode_chunks(chunks: Any, where: str) -> IntArray:
     return _concatenate(pieces)
 
 
-def _decode_json_tensor(tensor: Any, where: str, cells: CellBudget) -> NDArray[Any]:
+def _decode_json_tensor(tensor: Any, where: str, cells: CellBudget, fill: int = 0) -> NDArray[Any]:
     tensor = _expect(tensor, dict, where)
-    dtype = _NUMPY_OF_JSON.get(tensor.get("dtype"))
+    dtype = _NUMPY_OF_JSON.get(str(tensor.get("dtype")))
     if dtype is None:
         raise UserError(f"{where}.dtype must be float32 or int64, not {tensor.get('dtype')!r}.")
     values = _numbers(tensor.get("data"), dtype, f"{where}.data")
-    shape = list(_numbers(tensor.get("shape") or [], np.dtype(np.int64), f"{where}.shape"))
+    rows = decode_csr(tensor, where)
+    if rows is None:
+        return shaped(values, _shape(tensor, where), where)
+    return rows.dense(values, where, cells, fill)
+
+
+def decode_csr(tensor: Mapping[str, Any], where: str) -> Csr | None:
+    """Which cells a sparse JSON tensor lists; None for a dense one."""
     if tensor.get("sparse_crow_indices") is None:
-        return shaped(values, shape, where)
+        return None
     index = np.dtype(np.int64)
-    return dense_of_csr(
-        values,
+    return Csr(
         _numbers(tensor["sparse_crow_indices"], index, f"{where}.sparse_crow_indices"),
         _numbers(tensor.get("sparse_col_indices"), index, f"{where}.sparse_col_indices"),
-        shape,
-        where,
-        cells,
+        _shape(tensor, where),
     )
+
+
+def _shape(tensor: Mapping[str, Any], where: str) -> list[int]:
+    return list(_numbers(tensor.get("shape") or [], np.dtype(np.int64), f"{where}.shape"))
 
 
 def _view(data: bytes, dtype: np.dtype[Any], where: str) -> NDArray[Any]:
@@ -341,7 +279,7 @@ def encode_forward_backward(result: ForwardBackwardResult) -> bytes:
     message = wire.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=result.metrics)
     for trailing_shape, arrays in groupby(result.logprobs, key=lambda a: a.shape[1:]):
         _add_record(message, trailing_shape, arrays)
-    return bytes(message.SerializeToString())
+    return bytes(message.SerializeToString(deterministic=True))
 
 
 def _add_record(message: Any, trailing: Iterable[int], arrays: Iterable[NDArray[Any]]) -> None:
@@ -354,29 +292,61 @@ def _add_record(message: Any, trailing: Iterable[int], arrays: Iterable[NDArray[
     field.trailing_shape.extend(trailing)
 
 
-def encode_sample(result: SampleResult) -> bytes:
-    """``SampleResponse``: tokens int32, logprobs float32, little-endian."""
+def encode_sample(result: SampleResult, targets: Csr | None = None) -> bytes:
+    """``SampleResponse``: tokens int32, logprobs float32, little-endian.
+
+    ``targets`` are the cells that a sparse ``target_prompt_logprobs`` listed: they come back alone.
+    """
     message = wire.SampleResponse()
     for sequence in result.sequences:
-        message.sequences.add(
-            stop_reason=wire.STOP_REASON_STOP
-            if sequence.stop_reason == "stop"
-            else wire.STOP_REASON_LENGTH,
-            tokens=np.ascontiguousarray(sequence.tokens, "<i4").tobytes(),
-            logprobs=np.ascontiguousarray(sequence.logprobs, "<f4").tobytes(),
-        )
+        _add_sequence(message, sequence)
     if result.prompt_logprobs is not None:
-        message.prompt_logprobs = np.ascontiguousarray(result.prompt_logprobs, "<f4").tobytes()
+        message.prompt_logprobs = _floats(result.prompt_logprobs)
     if result.topk_prompt_logprobs is not None:
         message.topk_prompt_logprobs.CopyFrom(_encode_topk(result.topk_prompt_logprobs))
-    return bytes(message.SerializeToString())
+    if result.target_prompt_logprobs is not None:
+        encoded = _encode_tensor(result.target_prompt_logprobs, wire.DTYPE_FLOAT32, targets)
+        message.target_prompt_logprobs.CopyFrom(encoded)
+    if (drawn := result.prompt_alt_tokens) is not None:
+        tokens = _encode_tensor(drawn.token_ids, wire.DTYPE_INT64)
+        message.prompt_alt_tokens.tokens.CopyFrom(tokens)
+        logprobs = _encode_tensor(drawn.logprobs, wire.DTYPE_FLOAT32)
+        message.prompt_alt_tokens.logprobs.CopyFrom(logprobs)
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def _add_sequence(message: Any, sequence: SampledSequence) -> None:
+    is_stop = sequence.stop_reason == "stop"
+    added = message.sequences.add(
+        stop_reason=wire.STOP_REASON_STOP if is_stop else wire.STOP_REASON_LENGTH,
+        tokens=np.ascontiguousarray(sequence.tokens, "<i4").tobytes(),
+        logprobs=_floats(sequence.logprobs),
+    )
+    if sequence.topk_logprobs is not None:
+        added.topk_sampled_logprobs.CopyFrom(_encode_topk(sequence.topk_logprobs))
 
 
 def _encode_topk(topk: TopkLogprobs) -> Any:
     length, k = topk.token_ids.shape
     return wire.TopkLogprobs(
         token_ids=np.ascontiguousarray(topk.token_ids, "<i4").tobytes(),
-        logprobs=np.ascontiguousarray(topk.logprobs, "<f4").tobytes(),
+        logprobs=_floats(topk.logprobs),
         k=k,
         length=length,
     )
+
+
+def _encode_tensor(values: NDArray[Any], dtype: int, csr: Csr | None = None) -> Any:
+    tensor = wire.Tensor(dtype=dtype, shape=values.shape)
+    if csr is None:
+        tensor.dense = np.ascontiguousarray(values, _NUMPY_OF_WIRE[dtype]).tobytes()
+        return tensor
+    listed = np.ascontiguousarray(csr.values_of(values), _NUMPY_OF_WIRE[dtype])
+    tensor.sparse_csr.values = listed.tobytes()
+    tensor.sparse_csr.crow_indices = np.ascontiguousarray(csr.crow, "<i8").tobytes()
+    tensor.sparse_csr.col_indices = np.ascontiguousarray(csr.col, "<i8").tobytes()
+    return tensor
+
+
+def _floats(values: NDArray[Any]) -> bytes:
+    return np.ascontiguousarray(values, "<f4").tobytes()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import pickle
 import signal
 import socket
@@ -19,6 +20,7 @@ from typing import Any
 from mint.engine.messages import Call, ModelInfo, Reply
 
 from .errors import EngineDied, UserError
+from .metrics import measured
 
 log = logging.getLogger(__name__)
 _LENGTH = struct.Struct(">Q")
@@ -93,11 +95,33 @@ class EngineProcess:
         if not self._waiting:
             self._last_answer = time.monotonic()
         answer = self._waiting[call_id] = asyncio.get_running_loop().create_future()
-        body = pickle.dumps(Call(call_id, method, arguments), pickle.HIGHEST_PROTOCOL)
+        self._send(Call(call_id, method, arguments))
+        try:
+            with contextlib.suppress(ConnectionError):  # the reader notices and says it better
+                await self._writer.drain()
+            return await measured(method, arguments, answer)
+        except asyncio.CancelledError:
+            if method == "sample" and self._waiting.pop(call_id, None) is not None:
+                self._send(Call(next(self._ids), "cancel_sample", {"call_id": call_id}))
+            raise
+
+    @property
+    def depth(self) -> int:
+        """How many calls have no answer yet."""
+        return len(self._waiting)
+
+    def _send(self, call: Call) -> None:
+        body = pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
         self._writer.writelines([_LENGTH.pack(len(body)), body])
-        with contextlib.suppress(ConnectionError):  # the reader notices and says it better
-            await self._writer.drain()
-        return await answer
+
+    @property
+    def resident_bytes(self) -> int:
+        """The memory that the worker takes now, 0 where the system does not tell."""
+        try:
+            pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
 
     @property
     def silent_s(self) -> float:

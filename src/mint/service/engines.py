@@ -1,26 +1,76 @@
-"""The engines of this service: one worker per base model, started on first use."""
+"""The engines of this service: one worker per base model, loaded on first use.
+
+An engine that nobody uses for a while is unloaded. Where there is a memory budget, the least
+recently used idle engine makes room for another; an engine in use never does.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mint.catalog import Catalog, ModelNotFound
 
 from .engine_process import EngineProcess
-from .errors import UserError
+from .errors import EngineDied, UserError
 from .settings import Settings
+
+log = logging.getLogger(__name__)
+GB = 1024**3
+_PROCESS_BYTES = GB * 2 // 5
+"""What a worker takes besides its weights, until it can be measured."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """One base model that is loaded, loading or being unloaded."""
+
+    name: str
+    weights_bytes: int
+    starting: asyncio.Task[EngineProcess]
+    users: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    ending: asyncio.Task[None] | None = None
+
+    @property
+    def engine(self) -> EngineProcess | None:
+        """The engine, once it is up and while it lives."""
+        if not _succeeded(self.starting) or not self.starting.result().is_alive:
+            return None
+        return self.starting.result()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the engine failed to start, or has died."""
+        return self.starting.done() and self.engine is None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.users == 0 and self.ending is None and self.starting.done()
+
+    @property
+    def size(self) -> int:
+        """The bytes it takes, or will."""
+        estimate = self.weights_bytes + _PROCESS_BYTES
+        return max(self.engine.resident_bytes, self.weights_bytes) if self.engine else estimate
 
 
 class Engines:
-    """Finds, starts, watches and restarts the workers."""
+    """Finds, starts, shares, watches and ends the workers."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._catalog = Catalog(aliases=settings.aliases, cache=settings.cache)
         self._folders: dict[str, asyncio.Task[Path]] = {}
-        self._engines: dict[Path, asyncio.Task[EngineProcess]] = {}
+        self._slots: dict[Path, Slot] = {}
+        self._changed = asyncio.Condition()
+        self.before_unload: Callable[[EngineProcess], Awaitable[None]] = _nothing_to_save
 
     def names(self) -> list[str]:
         """Model names known without asking the hub, those in use first."""
@@ -39,44 +89,160 @@ class Engines:
             self._folders.pop(base_model, None)
             raise UserError(str(error)) from error
 
+    # ---- using ----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def using(self, base_model: str) -> AsyncIterator[EngineProcess]:
+        """The engine of a base model, started if need be, and kept while it is used here."""
+        slot = await self._slot(base_model)
+        slot.users += 1
+        try:
+            yield await asyncio.shield(slot.starting)
+        finally:
+            slot.users -= 1
+            slot.used_at = time.monotonic()
+            await self._tell_waiters()
+
     async def get(self, base_model: str) -> EngineProcess:
-        """The running engine of a base model; starts it, or starts it again."""
-        folder = await self.locate(base_model)
-        task = self._engines.get(folder)
-        if task is None or (task.done() and not (_succeeded(task) and task.result().is_alive)):
-            start = EngineProcess.start(
-                base_model, folder, self._log_of(base_model), self._settings.load_limit_s
-            )
-            task = self._engines[folder] = asyncio.create_task(start)
-        return await asyncio.shield(task)
+        """Load a base model, if it is not; it may be unloaded again when nobody uses it."""
+        async with self.using(base_model) as engine:
+            return engine
 
     def running(self, base_model: str) -> EngineProcess | None:
         """The engine of a base model if it is up now."""
         located = self._folders.get(base_model)
         if located is None or not _succeeded(located):
             return None
-        task = self._engines.get(located.result())
-        if task is None or not _succeeded(task) or not task.result().is_alive:
+        slot = self._slots.get(located.result())
+        return slot.engine if slot is not None else None
+
+    def loaded(self) -> list[EngineProcess]:
+        """Every engine that is up now."""
+        return [slot.engine for slot in self._slots.values() if slot.engine is not None]
+
+    def why_waiting(self, base_model: str) -> str | None:
+        """What a request for this model waits for, in words; None when its engine is up."""
+        if self.running(base_model) is not None:
             return None
-        return task.result()
+        located = self._folders.get(base_model)
+        if located is not None and _succeeded(located) and located.result() not in self._slots:
+            others = ", ".join(slot.name for slot in self._slots.values())
+            return f"the base model {base_model} waits for memory that others use ({others})"
+        return f"the base model {base_model} is loading"
+
+    async def _slot(self, base_model: str) -> Slot:
+        folder = await self.locate(base_model)
+        while True:
+            slot = self._slots.get(folder)
+            if slot is not None and slot.ending is not None:
+                await asyncio.shield(slot.ending)
+            elif slot is not None and not slot.is_over:
+                return slot
+            else:
+                self._slots.pop(folder, None)
+                weights = await asyncio.to_thread(_weights_bytes, folder)
+                await self._make_room(base_model, weights + _PROCESS_BYTES)
+                if folder not in self._slots:
+                    self._slots[folder] = Slot(base_model, weights, self._start(base_model, folder))
+
+    def _start(self, base_model: str, folder: Path) -> asyncio.Task[EngineProcess]:
+        log_file = self._log_of(base_model)
+        limit_s = self._settings.load_limit_s
+        return asyncio.create_task(EngineProcess.start(base_model, folder, log_file, limit_s))
+
+    # ---- unloading ------------------------------------------------------------------------------
+
+    async def _make_room(self, base_model: str, needed: int) -> None:
+        """Unload idle engines until a model fits; wait for those in use, up to a limit."""
+        if self._settings.memory_gb is None:
+            return
+        budget = int(self._settings.memory_gb * GB)
+        if needed > budget:
+            raise UserError(
+                f"{base_model} needs about {needed / GB:.1f} GB, and this service may use "
+                f"{self._settings.memory_gb:g} GB for models. Raise memory_gb, or take a smaller "
+                "model."
+            )
+        deadline = time.monotonic() + self._settings.load_limit_s
+        while self._used_bytes() + needed > budget:
+            idle = [slot for slot in self._slots.values() if slot.is_idle]
+            if idle:
+                await self._unload(min(idle, key=lambda slot: slot.used_at))
+            elif not await self._wait_for_change(deadline - time.monotonic()):
+                busy = ", ".join(slot.name for slot in self._slots.values())
+                raise EngineDied(
+                    f"{base_model} was not loaded: others used the memory of "
+                    f"{self._settings.memory_gb:g} GB all the time ({busy}). Try again later."
+                )
+
+    def _used_bytes(self) -> int:
+        return sum(slot.size for slot in self._slots.values() if not slot.is_over)
+
+    async def unload_idle(self) -> None:
+        """End the engines that nobody has used for a while."""
+        cutoff = time.monotonic() - self._settings.model_idle_s
+        for slot in list(self._slots.values()):
+            if slot.is_idle and slot.used_at < cutoff and slot.name not in self._settings.models:
+                await self._unload(slot)
+
+    async def _unload(self, slot: Slot) -> None:
+        slot.ending = asyncio.create_task(self._end(slot))
+        await asyncio.shield(slot.ending)
+
+    async def _end(self, slot: Slot) -> None:
+        try:
+            if slot.engine is not None:
+                await self.before_unload(slot.engine)
+                await slot.engine.stop()
+                log.info("unloaded %s", slot.name)
+        except EngineDied as error:
+            log.warning("%s", error)
+        finally:
+            self._slots = {f: s for f, s in self._slots.items() if s is not slot}
+            await self._tell_waiters()
+
+    async def _tell_waiters(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _wait_for_change(self, seconds: float) -> bool:
+        try:
+            async with self._changed:
+                await asyncio.wait_for(self._changed.wait(), max(seconds, 0))
+        except TimeoutError:
+            return False
+        return True
+
+    # ---- watching -------------------------------------------------------------------------------
 
     def end_stuck(self) -> None:
         """End every engine that has left its calls without an answer for too long."""
-        for task in self._engines.values():
-            if _succeeded(task) and task.result().silent_s > self._settings.stuck_after_s:
-                task.result().kill()
+        for slot in self._slots.values():
+            if slot.engine is not None and slot.engine.silent_s > self._settings.stuck_after_s:
+                slot.engine.kill()
 
     async def stop(self) -> None:
         """End every worker."""
-        for task in self._engines.values():
-            if not task.done():
-                task.cancel()
-        await asyncio.gather(*self._engines.values(), return_exceptions=True)
-        await asyncio.gather(*(t.result().stop() for t in self._engines.values() if _succeeded(t)))
+        slots = list(self._slots.values())
+        for slot in slots:
+            if not slot.starting.done():
+                slot.starting.cancel()
+        await asyncio.gather(*(slot.starting for slot in slots), return_exceptions=True)
+        await asyncio.gather(
+            *(slot.starting.result().stop() for slot in slots if _succeeded(slot.starting))
+        )
 
     def _log_of(self, base_model: str) -> Path:
         safe = re.sub(r"[^A-Za-z0-9._-]+", "--", base_model).strip("-.")
         return self._settings.logs / f"engine-{safe[-100:]}.log"
+
+
+async def _nothing_to_save(_: EngineProcess) -> None:
+    pass
+
+
+def _weights_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _succeeded(task: asyncio.Task[Path] | asyncio.Task[EngineProcess]) -> bool:

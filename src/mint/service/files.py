@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -20,3 +23,16 @@ def sync_folder(folder: Path) -> None:
     for file in folder.iterdir():
         sync(file)
     sync(folder)
+
+
+def link_files(files: Iterable[Path], folder: Path) -> None:
+    """Put files into another folder without copying their bytes, where the file system can."""
+    for file in files:
+        target = folder / file.name
+        with contextlib.suppress(FileExistsError):
+            try:
+                os.link(file, target)
+            except OSError as error:
+                if isinstance(error, FileExistsError | FileNotFoundError):
+                    raise
+                shutil.copyfile(file, target)

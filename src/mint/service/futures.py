@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ class Answer:
 
     body: bytes
     content_type: str = "application/json"
+    is_failure: bool = False
 
     @classmethod
     def json(cls, value: dict[str, Any]) -> Answer:
@@ -33,7 +35,8 @@ class Answer:
 
     @classmethod
     def failure(cls, text: str, category: Category) -> Answer:
-        return cls.json({"error": text, "category": category})
+        body = json.dumps({"error": text, "category": category}).encode()
+        return cls(body, is_failure=True)
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Future:
     reason: Reason = lambda: None
     answer: Answer | None = None
     forget_at: float = field(default=float("inf"))
+    number: int = 0
     _done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait(self, seconds: float) -> Answer | None:
@@ -71,6 +75,9 @@ class Futures:
     def __init__(self, kept_s: float) -> None:
         self._kept_s = kept_s
         self._futures: dict[str, Future] = {}
+        self._numbers = itertools.count(time.time_ns() // 1000)
+        self._watchers: dict[str, list[asyncio.Event]] = {}
+        self._is_closed = False
 
     def open(self, request_id: str, user: str, reason: Reason = lambda: None) -> Future:
         """The future of this id, made if it is new."""
@@ -90,7 +97,48 @@ class Futures:
 
     def finish(self, request_id: str, answer: Answer) -> None:
         if (future := self._futures.get(request_id)) is not None:
+            if future.answer is None:
+                future.number = next(self._numbers)
             future.finish(answer, self._kept_s)
+            for watcher in self._watchers.get(owner_of(request_id), ()):
+                watcher.set()
+
+    async def finished_since(
+        self, owner: str, number: int, is_wanted: Callable[[Future], bool], seconds: float
+    ) -> list[Future]:
+        """What a sampler finished after ``number``, in order; waits a while for the first."""
+        watcher = asyncio.Event()
+        self._watchers.setdefault(owner, []).append(watcher)
+        try:
+            async with asyncio.timeout(seconds):
+                while not (found := self._finished(owner, number, is_wanted)):
+                    if self._is_closed:
+                        break
+                    watcher.clear()
+                    await watcher.wait()
+                return found
+        except TimeoutError:
+            return []
+        finally:
+            self._watchers[owner].remove(watcher)
+            if not self._watchers[owner]:
+                del self._watchers[owner]
+
+    def _finished(
+        self, owner: str, number: int, is_wanted: Callable[[Future], bool]
+    ) -> list[Future]:
+        found = [
+            future
+            for future in self._futures.values()
+            if future.number > number and owner_of(future.request_id) == owner and is_wanted(future)
+        ]
+        return sorted(found, key=lambda future: future.number)
+
+    def forget(self, request_id: str, user: str) -> None:
+        """Drop a finished result: its client has it for good."""
+        future = self.find(request_id, user)
+        if future is not None and future.answer is not None:
+            del self._futures[request_id]
 
     def retrieved(self, future: Future) -> None:
         """A retrieved answer stays a while longer: its HTTP response may have been lost."""
@@ -111,5 +159,14 @@ class Futures:
 
     def close(self) -> None:
         """Let every waiting poll go: the service is ending."""
+        self._is_closed = True
         for future in self._futures.values():
             future.release_waiters()
+        for watchers in self._watchers.values():
+            for watcher in watchers:
+                watcher.set()
+
+
+def owner_of(request_id: str) -> str:
+    """The run or sampler that a request went to."""
+    return request_id.rpartition(":")[0]

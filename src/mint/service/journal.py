@@ -166,7 +166,8 @@ class Journal:
     def cut(self, snapshot: Path, first: int) -> None:
         """Continue from ``snapshot``: forget the operations before ``first``, atomically."""
         with self._lock:
-            kept = [self.entries[n] for n in sorted(self.entries) if n >= first]
+            done = {n for outcome in self.outcomes for n in outcome.seq_ids}
+            kept = [e for n, e in self.entries.items() if n >= first or (n < 0 and n not in done)]
             draft = self.folder / "journal.new"
             with open(draft, "wb") as file:
                 file.write(_frame({"snapshot": snapshot.name, "first": first}, b""))
@@ -183,8 +184,10 @@ class Journal:
             self.entries.clear()
             self.outcomes.clear()
             self._size = self._read()
-        for old in self.folder.glob("snapshot-*"):
-            if old != snapshot:
+        for old in [*self.folder.glob("snapshot-*"), *self.folder.glob("reference-*")]:
+            if old.is_symlink():
+                old.unlink()
+            elif old != snapshot:
                 shutil.rmtree(old, ignore_errors=True)
 
     def close(self) -> None:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mint.engine.messages import ForwardBackward, ForwardBackwardResult
 
 from . import codec, requests
-from .checkpoints import SAMPLER, TRAINING, CheckpointPath, Checkpoints, NewCheckpoint, check_name
+from .checkpoints import (
+    EXTERNAL,
+    SAMPLER,
+    TRAINING,
+    CheckpointPath,
+    Checkpoints,
+    NewCheckpoint,
+    check_name,
+    path_of,
+)
 from .engine_process import EngineProcess
 from .errors import UserError
 from .futures import Answer
 from .journal import Journal
+from .references import References
 from .samplers import Samplers
 from .store import CheckpointRow, RunRow
 
@@ -43,6 +53,11 @@ class Operations:
     journal: Journal
     checkpoints: Checkpoints
     samplers: Samplers
+    references: References = field(init=False)
+
+    def __post_init__(self) -> None:
+        references = References(self.run, self.journal, self.checkpoints)
+        object.__setattr__(self, "references", references)
 
     async def perform(self, engine: EngineProcess, kind: str, seq_ids: Sequence[int]) -> Done:
         """Run one group. Raises UserError for the user's mistakes."""
@@ -56,8 +71,12 @@ class Operations:
                 return await self._save(engine, seq_ids[0], body)
             case "save_weights_for_sampler":
                 return await self._save_for_sampler(engine, seq_ids[0], body)
+            case "save_weights_external":
+                return await self._export(engine, seq_ids[0], body)
             case "load_weights":
                 return await self._load(engine, body)
+            case "forward_backward_reverse_kl":
+                return await self._reverse_kl(engine, seq_ids[0], body)
         raise UserError(f"There is no operation {kind!r}.")
 
     # ---- training -------------------------------------------------------------------------------
@@ -80,6 +99,21 @@ class Operations:
             forward_only=entry.kind == "forward",
         )
 
+    async def _reverse_kl(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
+        request = requests.parse(requests.ReverseKl, body)
+        data = await asyncio.to_thread(codec.decode_reverse_kl, request.data)
+        reference = await self.references.load(engine, request.reference_model_path, seq_id)
+        losses, metrics = await engine.call(
+            "forward_backward_reverse_kl",
+            run_id=self.run.id,
+            sampler_id=reference,
+            data=data,
+            temperature=request.temperature,
+        )
+        outputs = [{"loss": {"data": [x], "shape": [1], "dtype": "float32"}} for x in losses]
+        kind = "mint_forward_backward_reverse_kl"
+        return Done.json({"outputs": outputs, "metrics": metrics, "type": kind})
+
     async def _optim_step(self, engine: EngineProcess, body: bytes) -> Done:
         params = requests.parse(requests.OptimStep, body).to_engine()
         metrics = await engine.call("optim_step", run_id=self.run.id, params=params)
@@ -90,18 +124,26 @@ class Operations:
     async def _save(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
         request = requests.parse(requests.SaveWeights, body)
         row = await self._write(engine, "save_state", self._new(TRAINING, seq_id, request))
-        return Done.json({"path": _uri(row), "type": "save_weights"})
+        return Done.json({"path": path_of(row).uri, "type": "save_weights"})
+
+    async def _export(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
+        request = requests.parse(requests.SaveWeightsExternal, body)
+        path = CheckpointPath(self.run.id, EXTERNAL, check_name(request.path))
+        new = NewCheckpoint(path, seq_id, False, request.ttl_seconds, {})
+        row = await self._write(engine, "save_adapter", new)
+        result = {"path": path.uri, "size_bytes": row.size_bytes, "type": "save_weights_external"}
+        return Done.json(result)
 
     async def _save_for_sampler(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
         request = requests.parse(requests.SaveWeightsForSampler, body)
         if request.path is None and request.sampling_session_seq_id is not None:
             sampler_id = f"{self.run.session_id}:sample:{request.sampling_session_seq_id}"
-            await self.samplers.freeze(self.run, sampler_id, engine)
+            await self.samplers.freeze(self.run, sampler_id, engine, seq_id)
             return Done.json(
                 {"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
             )
         row = await self._write(engine, "save_adapter", self._new(SAMPLER, seq_id, request))
-        return Done.json({"path": _uri(row), "type": "save_weights_for_sampler"})
+        return Done.json({"path": path_of(row).uri, "type": "save_weights_for_sampler"})
 
     def _new(self, kind: str, seq_id: int, request: requests.SaveWeights) -> NewCheckpoint:
         name = check_name(request.path) if request.path is not None else f"operation-{seq_id}"
@@ -128,11 +170,7 @@ class Operations:
     async def _load(self, engine: EngineProcess, body: bytes) -> Done:
         request = requests.parse(requests.LoadWeights, body)
         path, row = await asyncio.to_thread(self.checkpoints.require, request.path, self.run.user)
-        if path.kind != TRAINING:
-            raise UserError(
-                f"{path.uri} holds weights for sampling, without an optimizer. Load a "
-                f"tinker://…/{TRAINING}/… checkpoint, which save_state() makes."
-            )
+        check_optimizer_of(path, request.optimizer)
         if row.base_model != self.run.base_model:
             raise UserError(
                 f"{path.uri} was trained from {row.base_model}, and this run trains "
@@ -147,8 +185,14 @@ class Operations:
         return Done.json({"path": path.uri, "type": "load_weights"})
 
 
-def _uri(row: CheckpointRow) -> str:
-    return CheckpointPath(row.run_id, row.kind, row.name).uri
+def check_optimizer_of(path: CheckpointPath, wanted: bool) -> None:
+    """Raises UserError when an optimizer is to be loaded from where there is none."""
+    if wanted and path.kind != TRAINING:
+        raise UserError(
+            f"{path.uri} holds weights for sampling, without an optimizer. Load a "
+            f"tinker://…/{TRAINING}/… checkpoint, which save_state() makes, or only the weights "
+            "of this one (optimizer=False)."
+        )
 
 
 def _as_full_disk(error: RuntimeError) -> OSError | None:

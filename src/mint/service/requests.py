@@ -5,15 +5,23 @@ A field that we know and do not support is refused with a text that says so.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import from_json
 
 from mint.engine import messages
 from mint.engine.messages import UserError
 
 from . import codec
+from .arrays import Csr
 
 MIN_TTL_S, MAX_TTL_S = 3600, 10 * 365 * 24 * 3600
 Model = TypeVar("Model", bound=BaseModel)
@@ -76,12 +84,16 @@ class Heartbeat(Request):
 
 
 class FinishReason(Request):
-    type: str = "success"
+    type: Literal["success", "errored", "interrupted"] = "success"
 
 
 class FinishSession(Request):
     reason: FinishReason = FinishReason()
     detail: str | None = None
+
+
+class SessionProject(Request):
+    project_id: str = Field(min_length=1, max_length=200)
 
 
 # ---- training ----------------------------------------------------------------------------------
@@ -152,16 +164,90 @@ class SaveWeightsForSampler(SaveWeights):
     sampling_session_seq_id: int | None = Field(default=None, ge=0, lt=10**12)
 
 
-class LoadWeights(Request):
+class SaveWeightsExternal(Request):
     path: str
-    optimizer: bool = False
+    ttl_seconds: Ttl | None = None
+    age_encryption_recipients: list[str] = []
+
+    @model_validator(mode="after")
+    def _refuse_encryption(self) -> SaveWeightsExternal:
+        if self.age_encryption_recipients:
+            raise ValueError(
+                "age_encryption_recipients is not supported: files are exported as they are"
+            )
+        return self
+
+
+class ReadsWeights(Request):
     weights_access_token: str | None = None
 
     @model_validator(mode="after")
-    def _refuse_tokens(self) -> LoadWeights:
+    def _refuse_tokens(self) -> ReadsWeights:
         if self.weights_access_token is not None:
-            raise ValueError("weights_access_token is not supported; use the owner's API key")
+            raise ValueError(
+                "weights_access_token is not supported; use the owner's API key, or let the owner "
+                "publish the checkpoint"
+            )
         return self
+
+
+class LoadWeights(ReadsWeights):
+    path: str
+    optimizer: bool = False
+
+
+class CreateByLoad(LoadWeights):
+    """``load_weights`` as the first request of a new run."""
+
+    session_id: str
+    model_seq_id: int = Field(ge=0, lt=10**9)
+    base_model: str | None = None
+    optimizer_config: OptimizerConfig = OptimizerConfig()
+    user_metadata: Texts = {}
+
+
+class CopyWeights(ReadsWeights):
+    source_path: str
+    session_id: str | None = None
+    model_seq_id: int | None = Field(default=None, ge=0, lt=10**9)
+    destination_project_id: str | None = None
+    ttl_seconds: Ttl | None = None
+
+    @model_validator(mode="after")
+    def _one_destination(self) -> CopyWeights:
+        if (self.session_id is None) != (self.model_seq_id is None):
+            raise ValueError("session_id and model_seq_id belong together: give both or neither")
+        if (self.session_id is None) == (self.destination_project_id is None):
+            raise ValueError("give destination_project_id, or session_id with model_seq_id")
+        return self
+
+
+class SetTtl(BaseModel):
+    """``null`` means never, and is not the same as leaving the field out."""
+
+    ttl_seconds: Ttl | None
+
+
+class Interpolate(Request):
+    source_paths: list[str] = Field(min_length=1, max_length=64)
+    coefficients: list[Finite]
+    output_path: str | None = None
+    output_checkpoint_type: Literal["sampler"] = "sampler"
+
+    @model_validator(mode="after")
+    def _one_coefficient_each(self) -> Interpolate:
+        if len(self.coefficients) != len(self.source_paths):
+            raise ValueError(
+                f"coefficients has {len(self.coefficients)} numbers for the "
+                f"{len(self.source_paths)} source_paths; give one for each"
+            )
+        return self
+
+
+class ReverseKl(Request):
+    reference_model_path: str
+    data: list[Any]
+    temperature: Finite = 1.0
 
 
 class WeightsInfo(Request):
@@ -209,17 +295,19 @@ class Sample(Request):
     seq_id: int | None = None
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = Field(default=0, ge=0)
-    topk_sample_logprobs: int = 0
-    prompt_alt_tokens_k: int = 0
-    prompt_logprobs_last_n: int | None = None
+    topk_sample_logprobs: int = Field(default=0, ge=0)
+    prompt_alt_tokens_k: int = Field(default=0, ge=0)
+    prompt_logprobs_last_n: int | None = Field(default=None, ge=1)
     target_prompt_logprobs: dict[str, Any] | None = None
     record_stability_info: bool = False
 
     def to_engine(self) -> messages.SampleRequest:
         self._refuse_unsupported()
         params = self.sampling_params
+        prompt = codec.decode_chunks(self.prompt.chunks, "prompt")
+        targets = self.target_prompt_logprobs
         return messages.SampleRequest(
-            prompt=codec.decode_chunks(self.prompt.chunks, "prompt"),
+            prompt=prompt,
             num_samples=self.num_samples,
             max_tokens=params.max_tokens,
             temperature=params.temperature,
@@ -228,25 +316,37 @@ class Sample(Request):
             seed=params.seed,
             stop=params.stops(),
             prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs_last_n=self.prompt_logprobs_last_n,
             topk_prompt_logprobs=self.topk_prompt_logprobs,
+            topk_sample_logprobs=self.topk_sample_logprobs,
+            target_prompt_logprobs=None
+            if targets is None
+            else codec.decode_targets(targets, len(prompt)),
+            prompt_alt_tokens_k=self.prompt_alt_tokens_k,
         )
 
+    def target_cells(self) -> Csr | None:
+        """The cells that a sparse ``target_prompt_logprobs`` lists."""
+        if self.target_prompt_logprobs is None:
+            return None
+        return codec.decode_csr(self.target_prompt_logprobs, "target_prompt_logprobs")
+
     def _refuse_unsupported(self) -> None:
-        for field in (
-            "topk_sample_logprobs",
-            "prompt_alt_tokens_k",
-            "prompt_logprobs_last_n",
-            "target_prompt_logprobs",
-            "record_stability_info",
-        ):
-            if getattr(self, field):
-                raise UserError(
-                    f"{field} is not supported by this service yet. Leave it out of the request."
-                )
+        if self.record_stability_info:
+            raise UserError(
+                "record_stability_info is not supported by this service, as it has no "
+                "stable_reinforce loss. Leave it out of the request."
+            )
+        if self.prompt_logprobs_last_n is not None and not self.prompt_logprobs:
+            raise UserError("prompt_logprobs_last_n needs prompt_logprobs=true as well.")
         if self.sampling_session_id is None:
             raise UserError(
                 "sampling_session_id is missing. Make one with create_sampling_session first."
             )
+
+
+class JoinSamplingSession(Request):
+    sampling_session_id: str
 
 
 # ---- futures -----------------------------------------------------------------------------------
@@ -254,3 +354,16 @@ class Sample(Request):
 
 class RetrieveFuture(Request):
     request_id: str
+
+
+class FuturesTarget(Request):
+    type: Literal["sampling_session"] = "sampling_session"
+    sampling_session_id: str
+    cloned_sampler_id: int = 0
+
+
+class RetrieveFutures(Request):
+    target: FuturesTarget
+    prev_cursor: int = 0
+    timeout: NotNegative | None = None
+    retrieved_request_ids: list[str] = []

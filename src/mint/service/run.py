@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from .checkpoints import lora_of
 from .engine_process import EngineProcess
 from .errors import ApiError, EngineDied, UserError, log_hint, readable_os_error
-from .files import sync_folder
 from .futures import Answer, Category
 from .journal import Journal, Outcome
-from .operations import Done, Operations
+from .operations import Done
 from .parts import Parts
+from .residence import Residence
 from .samplers import Samplers
 from .store import RunRow
-from .stream import Gradients, Operation, Stream
+from .stream import Operation, Stream, unnumbered
 
 log = logging.getLogger(__name__)
 MAX_WAITING = 10_000
-_ANSWERED_BY_REPLAY = ("forward", "forward_backward")
 
 
 class Run:
@@ -37,18 +37,12 @@ class Run:
         self._journal = journal
         self._settings = parts.settings
         self._futures = parts.futures
-        self._engines = parts.engines
-        self._operations = Operations(row, journal, parts.checkpoints, samplers)
-        self._samplers = samplers
-        self._stream = Stream(journal.next)
-        self._gradients = Gradients()
-        self._engine: EngineProcess | None = None
+        self._residence = Residence(row, journal, parts, samplers)
+        self._stream = Stream(journal.next, (n for o in journal.outcomes for n in o.seq_ids))
         self._turn = asyncio.Lock()
         self._arrived = asyncio.Event()
         self._entering: dict[int, asyncio.Task[None]] = {}
         self._worker: asyncio.Task[None] | None = None
-        self._work_s = 0.0
-        self._status: str | None = None
         self._is_released = False
         self._reopen()
 
@@ -63,6 +57,11 @@ class Run:
             or bool(self._entering)
             or (len(self._stream) > 0 and self._stream.gap is None)
         )
+
+    @property
+    def waiting(self) -> int:
+        """How many accepted operations have not begun."""
+        return len(self._stream)
 
     def was_taken(self, seq_id: int) -> bool:
         """Whether this number has run or is waiting to."""
@@ -84,15 +83,22 @@ class Run:
     # ---- accepting ------------------------------------------------------------------------------
 
     async def submit(
-        self, seq_id: int | None, kind: str, content_type: str, body: bytes, error: str | None
+        self,
+        seq_id: int | None,
+        kind: str,
+        content_type: str,
+        body: bytes,
+        error: str | None = None,
+        key: str | None = None,
     ) -> str:
         """Accept an operation and return its request id once it is in the journal.
 
-        A number that was seen before is answered with the same request id and changes nothing.
-        ``error`` marks a body that could not be read: its number is used up and it fails.
+        A number that was seen before is answered with the same request id and changes nothing;
+        without a number, the same goes for the ``key``. ``error`` marks a body that could not be
+        read: its number is used up and it fails.
         """
         self._refuse_if_released()
-        number = self._stream.free_number() if seq_id is None else seq_id
+        number = unnumbered(key or uuid.uuid4().hex) if seq_id is None else seq_id
         known = self._stream.knows(number)
         if known is False:
             if len(self._stream) > MAX_WAITING and number != self._stream.next:
@@ -136,7 +142,7 @@ class Run:
         """What an unfinished operation of this run waits for, in words."""
         if (gap := self._stream.gap) is not None:
             return f"operation {gap} of this run has not arrived, and the others wait for it"
-        return self._status
+        return self._residence.why_waiting()
 
     # ---- running --------------------------------------------------------------------------------
 
@@ -189,33 +195,25 @@ class Run:
             outcome = Outcome(kind, seq_ids, self._unexpected(kind, error), "server")
         await self._close(outcome, done)
         if done is not None:
-            await self._maybe_snapshot(kind)
+            await self._residence.maybe_snapshot(kind, self._stream.next)
 
     async def _perform(self, kind: str, group: list[Operation]) -> Done:
         """Carry a group out; if the engine dies under it, restore the run and try once more."""
         for operation in group:
             if operation.error is not None:
                 raise UserError(operation.error)
-        if kind == "optim_step" and (why := self._gradients.why_not_step()) is not None:
+        if kind == "optim_step" and (why := self._residence.gradients.why_not_step()) is not None:
             raise UserError(why)
         seq_ids = [operation.seq_id for operation in group]
         try:
-            return await self._timed(kind, seq_ids)
+            return await self._residence.perform(kind, seq_ids)
         except EngineDied as died:
             log.warning("%s of %s is tried again: %s", kind, self.row.id, died)
-            return await self._timed(kind, seq_ids)
-
-    async def _timed(self, kind: str, seq_ids: list[int]) -> Done:
-        engine = await self._loaded()
-        start = time.monotonic()
-        try:
-            return await self._operations.perform(engine, kind, seq_ids)
-        finally:
-            self._work_s += time.monotonic() - start
+            return await self._residence.perform(kind, seq_ids)
 
     async def _close(self, outcome: Outcome, done: Done | None) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)
-        self._gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
+        self._residence.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         for index, seq_id in enumerate(outcome.seq_ids):
             if done is not None:
                 self._finish(seq_id, done.answers[index])
@@ -226,7 +224,8 @@ class Run:
     def _unexpected(self, kind: str, error: Exception) -> str:
         error_id = uuid.uuid4().hex[:8]
         log.exception("%s of %s failed (error %s)", kind, self.row.id, error_id, exc_info=error)
-        where = f"The engine's log is {self._engine.log_file}." if self._engine else log_hint()
+        log_file = self._residence.log_file
+        where = f"The engine's log is {log_file}." if log_file else log_hint()
         return f"{kind} failed in the service (error {error_id}): {error}. {where}"
 
     # ---- in the engine --------------------------------------------------------------------------
@@ -234,74 +233,19 @@ class Run:
     async def load(self) -> None:
         """Bring the run into its engine, if it is not there."""
         async with self._turn:
-            await self._loaded()
+            await self._residence.enter()
 
-    async def _loaded(self) -> EngineProcess:
-        self._status = f"the base model {self.row.base_model} is loading"
-        try:
-            engine = await self._engines.get(self.row.base_model)
-            if self._engine is not engine:
-                self._status = "the run is being restored from its journal"
-                await self._restore(engine)
-                self._engine = engine
-            return engine
-        finally:
-            self._status = None
+    async def begin_from(self, files: Sequence[Path]) -> None:
+        """Start a new run from a checkpoint's files; sent again, it changes nothing."""
+        async with self._turn:
+            if self._journal.snapshot is None and not self._journal.entries:
+                await self._residence.begin_from(files)
 
-    async def _restore(self, engine: EngineProcess) -> None:
-        run_id = self.row.id
-        await engine.call("create_run", run_id=run_id, lora=lora_of(self.row.lora))
-        if (snapshot := self._journal.snapshot_folder) is not None:
-            await engine.call("load_state", run_id=run_id, folder=str(snapshot), optimizer=True)
-        self._gradients.clear()
-        for outcome in list(self._journal.outcomes):
-            if outcome.error is None:
-                await self._replay(engine, outcome)
-            self._gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
-
-    async def _replay(self, engine: EngineProcess, outcome: Outcome) -> None:
-        if not self._must_replay(engine, outcome):
-            return
-        done = await self._operations.perform(engine, outcome.kind, outcome.seq_ids)
-        if outcome.kind in _ANSWERED_BY_REPLAY:
-            for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
-                self._finish(seq_id, answer)
-
-    def _must_replay(self, engine: EngineProcess, outcome: Outcome) -> bool:
-        """Whether an operation changed the engine, or left an answer that only it can give."""
-        match outcome.kind:
-            case "forward_backward" | "optim_step" | "load_weights":
-                return True
-            case "forward":
-                return self._futures.is_open(self.request_id(outcome.seq_ids[0]))
-            case "save_weights_for_sampler":
-                sampler_id = (outcome.result or {}).get("sampling_session_id")
-                return sampler_id is not None and not self._samplers.holds(sampler_id, engine)
-        return False
-
-    # ---- snapshots ------------------------------------------------------------------------------
-
-    async def _maybe_snapshot(self, kind: str) -> None:
-        """Cut the journal when replaying it would take long. Only between gradient and gradient."""
-        is_long = (
-            self._work_s >= self._settings.snapshot_after_s
-            or self._journal.size >= self._settings.snapshot_after_bytes
-        )
-        if kind == "load_weights" or (kind == "optim_step" and is_long):
-            try:
-                await self._snapshot()
-            except (OSError, RuntimeError, EngineDied) as error:
-                log.warning("no snapshot of %s was made: %s", self.row.id, error)
-
-    async def _snapshot(self) -> None:
-        if self._engine is None or self._gradients.kept:
-            return
-        first = self._stream.next
-        folder = await asyncio.to_thread(self._journal.new_snapshot_folder, first)
-        await self._engine.call("save_state", run_id=self.row.id, folder=str(folder))
-        await asyncio.to_thread(sync_folder, folder)
-        await asyncio.to_thread(self._journal.cut, folder, first)
-        self._work_s = 0.0
+    async def prepare_to_leave(self, engine: EngineProcess) -> None:
+        """The engine is about to go: save the run, so that it comes back without a replay."""
+        if self._residence.is_in(engine) and not self._turn.locked():
+            async with self._turn:
+                await self._residence.snapshot(self._stream.next)
 
     # ---- the end --------------------------------------------------------------------------------
 
@@ -319,7 +263,10 @@ class Run:
         self.wake()
 
     def finish_creation(self) -> None:
-        self._finish(0, Answer.json({"model_id": self.row.id, "type": "create_model"}))
+        result: dict[str, Any] = {"model_id": self.row.id, "type": "create_model"}
+        if self._journal.snapshot is not None and self._journal.first == 1:
+            result["type"] = "load_weights"
+        self._finish(0, Answer.json(result))
 
     async def close(self) -> None:
         """The service is ending: stop at once. What has not run is in the journal."""
@@ -339,9 +286,7 @@ class Run:
         if self._worker is not None:
             await self._worker
         async with self._turn:
-            if self._engine is not None and self._engine.is_alive:
-                await self._engine.call("drop_run", run_id=self.row.id)
-            self._engine = None
+            await self._residence.leave()
             await asyncio.to_thread(self._journal.close)
 
 

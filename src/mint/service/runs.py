@@ -8,7 +8,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -16,12 +16,15 @@ from typing import Any
 
 from mint.engine.messages import LoraSpec
 
+from .adapters import OPTIMIZER
 from .checkpoints import run_folder_name
+from .engine_process import EngineProcess
 from .errors import ApiError, EngineDied, UserError, not_found
 from .futures import Answer
 from .journal import Journal, RunIsElsewhere
+from .operations import check_optimizer_of
 from .parts import Parts
-from .requests import CreateModel, check_optimizer
+from .requests import CreateByLoad, CreateModel, check_optimizer
 from .run import Run
 from .samplers import Samplers
 from .store import RunRow, now
@@ -38,6 +41,7 @@ class Runs:
         self._store = parts.store
         self._sessions = parts.sessions
         self._futures = parts.futures
+        self._checkpoints = parts.checkpoints
         self._samplers = samplers
         self._runs: dict[str, Run] = {}
         self._opening: dict[tuple[str, str], asyncio.Task[Run]] = {}
@@ -51,24 +55,45 @@ class Runs:
 
     async def create(self, user: str, request: CreateModel) -> str:
         """Start creating a run; returns the request id. The same request gives the same run."""
-        await self._sessions.require(request.session_id, user)
         check_optimizer(request.optimizer_config)
-        run_id = f"{request.session_id}:train:{request.model_seq_id}"
-        run_folder_name(run_id)
-        request_id = f"{run_id}:0"
+        row = RunRow(
+            base_model=request.base_model,
+            lora=asdict(_lora_spec(request)),
+            user_metadata=request.user_metadata,
+        )
+        return await self._create(user, request.session_id, request.model_seq_id, row)
+
+    async def create_by_load(self, user: str, request: CreateByLoad) -> str:
+        """Start creating a run that begins where a checkpoint ends; returns the request id."""
+        check_optimizer(request.optimizer_config)
+        path, found = await asyncio.to_thread(self._checkpoints.require, request.path, user)
+        check_optimizer_of(path, request.optimizer)
+        row = RunRow(
+            base_model=request.base_model or found.base_model,
+            lora=found.lora,
+            user_metadata=request.user_metadata,
+        )
+        files = [
+            file
+            for file in self._checkpoints.folder(path).iterdir()
+            if file.name.startswith("adapter_") or (request.optimizer and file.name == OPTIMIZER)
+        ]
+        return await self._create(user, request.session_id, request.model_seq_id, row, files)
+
+    async def _create(
+        self, user: str, session_id: str, number: int, row: RunRow, files: Sequence[Path] = ()
+    ) -> str:
+        await self._sessions.require(session_id, user)
+        row.id, row.session_id, row.user = f"{session_id}:train:{number}", session_id, user
+        run_folder_name(row.id)
+        request_id = f"{row.id}:0"
         async with self._creating:
             if self._futures.find(request_id, user) is None:
-                row = RunRow(
-                    id=run_id,
-                    session_id=request.session_id,
-                    user=user,
-                    base_model=request.base_model,
-                    lora=asdict(_lora_spec(request)),
-                    user_metadata=request.user_metadata,
-                )
-                await asyncio.to_thread(self._store.add_once, row, run_id)
-                self._folder(run_id).mkdir(parents=True, exist_ok=True)
-                run = await self._get(run_id, user)
+                await asyncio.to_thread(self._store.add_once, row, row.id)
+                self._folder(row.id).mkdir(parents=True, exist_ok=True)
+                run = await self._get(row.id, user)
+                if files:
+                    await run.begin_from(files)
                 self._futures.open(request_id, user, run.why_waiting)
                 self._in_background(self._finish_creation(run, request_id))
         return request_id
@@ -133,7 +158,8 @@ class Runs:
         if not self._folder(run_id).exists():
             raise ApiError(
                 404,
-                f"The state of the run {run_id} was deleted, because nobody used it for "
+                f"The run {run_id} cannot be trained: it only holds checkpoints that were copied "
+                "or uploaded, or its state was deleted because nobody used it for "
                 f"{self._settings.run_kept_s / 86400:.0f} days. Its checkpoints are still there: "
                 "create_training_client_from_state() makes a new run from one.",
             )
@@ -155,6 +181,11 @@ class Runs:
     async def _restore(self, run_id: str, user: str) -> None:
         await (await self.find(run_id, user)).load()
 
+    @property
+    def waiting(self) -> int:
+        """How many accepted operations of all runs have not begun."""
+        return sum(run.waiting for run in self._runs.values())
+
     # ---- releasing ------------------------------------------------------------------------------
 
     async def release(self, run_id: str) -> None:
@@ -174,11 +205,16 @@ class Runs:
             await self.release(run.row.id)
         return True
 
+    async def prepare_to_leave(self, engine: EngineProcess) -> None:
+        """Save the runs that are in an engine which is about to be unloaded."""
+        for run in list(self._runs.values()):
+            await run.prepare_to_leave(engine)
+
     def delete_forgotten(self) -> None:
         """Remove the journals and snapshots of runs that nobody has used for long."""
         cutoff = time.time() - self._settings.run_kept_s
         for folder in (self._settings.home / "runs").glob("*"):
-            if max(file.stat().st_mtime for file in (folder, *folder.iterdir())) < cutoff:
+            if max(file.lstat().st_mtime for file in (folder, *folder.iterdir())) < cutoff:
                 with contextlib.suppress(RunIsElsewhere):
                     Journal(folder).close()
                     shutil.rmtree(folder, ignore_errors=True)

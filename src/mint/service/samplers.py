@@ -10,14 +10,17 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from mint.engine.messages import SampleRequest
+from mint.engine.messages import SampleRequest, SampleResult
 
 from . import codec
+from .arrays import Csr
 from .engine_process import EngineProcess
 from .errors import ApiError, EngineDied, UserError, not_found
 from .futures import Answer
+from .links import version_of
 from .parts import Parts
 from .requests import CreateSamplingSession, Sample
+from .shelf import Shelf
 from .store import RunRow, SamplerRow
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,7 @@ class Sampler:
 
     row: SamplerRow
     engine: EngineProcess | None = None
+    users: int = 0
     used_at: float = field(default_factory=time.monotonic)
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -48,8 +52,10 @@ class Samplers:
         self._futures = parts.futures
         self._engines = parts.engines
         self._checkpoints = parts.checkpoints
+        self._shelf = Shelf(parts.settings.home / "samplers", parts.settings.samplers_kept_per_run)
         self._samplers: dict[str, Sampler] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._sampling: dict[str, asyncio.Task[None]] = {}
         self.restore_run: Callable[[str, str], Awaitable[None]]
 
     # ---- making ---------------------------------------------------------------------------------
@@ -59,63 +65,110 @@ class Samplers:
         await self._sessions.require(request.session_id, user)
         sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
         if sampler_id not in self._samplers:
-            base_model, model_path = await self._resolve(user, request)
-            row = SamplerRow(
-                id=sampler_id,
-                session_id=request.session_id,
-                user=user,
-                base_model=base_model,
-                model_path=model_path,
-            )
+            row = await self._described(user, request.base_model, request.model_path)
+            row.id, row.session_id, row.user = sampler_id, request.session_id, user
             row = await asyncio.to_thread(self._store.add_once, row, sampler_id)
-            self._samplers.setdefault(sampler_id, Sampler(row))
-            self._in_background(self._preload(sampler_id))
+            sampler = self._samplers.setdefault(sampler_id, Sampler(row))
+            self._in_background(self._preload(sampler))
         return sampler_id
 
-    async def _resolve(self, user: str, request: CreateSamplingSession) -> tuple[str, str | None]:
-        if request.model_path is not None:
-            path, row = await asyncio.to_thread(self._checkpoints.require, request.model_path, user)
-            return row.base_model, path.uri
-        if request.base_model is None:
-            raise UserError("Give base_model or model_path, to say what to sample from.")
-        await self._engines.locate(request.base_model)
-        return request.base_model, None
-
-    async def _preload(self, sampler_id: str) -> None:
-        try:
-            await self._loaded(self._samplers[sampler_id])
-        except (UserError, EngineDied, RuntimeError) as error:
-            log.warning("%s is not loaded yet: %s", sampler_id, error)
-
-    async def freeze(self, run: RunRow, sampler_id: str, engine: EngineProcess) -> None:
-        """An ephemeral sampler of a run as it is now."""
-        if self.holds(sampler_id, engine):
-            raise UserError(
-                f"There is a sampler {sampler_id} already, and samplers never change. Use another "
-                "sampling_session_seq_id."
+    async def _described(
+        self, user: str, base_model: str | None, model_path: str | None
+    ) -> SamplerRow:
+        """What to sample from. Raises UserError when it is not there for this user."""
+        if model_path is not None:
+            path, found = await asyncio.to_thread(self._checkpoints.require, model_path, user)
+            return SamplerRow(
+                base_model=found.base_model,
+                model_path=path.uri,
+                version=version_of(found),
+                user=found.user,
             )
-        await engine.call("create_sampler", sampler_id=sampler_id, run_id=run.id)
+        if base_model is None:
+            raise UserError("Give base_model or model_path, to say what to sample from.")
+        await self._engines.locate(base_model)
+        return SamplerRow(base_model=base_model, user="")
+
+    async def _preload(self, sampler: Sampler) -> None:
+        try:
+            async with self._engines.using(sampler.row.base_model) as engine:
+                await self._load(sampler, engine)
+        except (UserError, EngineDied, RuntimeError) as error:
+            log.warning("%s is not loaded yet: %s", sampler.row.id, error)
+
+    async def named(self, user: str, model: str) -> Sampler:
+        """The sampler of a base model or checkpoint, for those who ask without a session."""
+        is_path = model.startswith(("tinker://", "mint://"))
+        row = await self._described(user, None if is_path else model, model if is_path else None)
+        name = row.model_path or row.base_model
+        row.id, row.session_id = f"named:{user}:{name}@{row.version}", "named"
+        return self._samplers.setdefault(row.id, Sampler(row))
+
+    async def freeze(
+        self, run: RunRow, sampler_id: str, engine: EngineProcess, seq_id: int
+    ) -> None:
+        """An ephemeral sampler of a run as it is now, made by one operation and never changed."""
         row = SamplerRow(
             id=sampler_id,
             session_id=run.session_id,
             user=run.user,
             base_model=run.base_model,
             run_id=run.id,
+            seq_id=seq_id,
         )
         row = await asyncio.to_thread(self._store.add_once, row, sampler_id)
+        if (row.run_id, row.seq_id) != (run.id, seq_id):
+            raise UserError(
+                f"There is a sampler {sampler_id} already, and samplers never change. Use another "
+                "sampling_session_seq_id."
+            )
+        await engine.call("create_sampler", sampler_id=sampler_id, run_id=run.id)
         self._samplers.setdefault(sampler_id, Sampler(row)).engine = engine
         await self._bound(run.id)
 
-    def holds(self, sampler_id: str, engine: EngineProcess) -> bool:
-        """Whether this engine has the weights of this sampler."""
+    # ---- keeping and dropping -------------------------------------------------------------------
+
+    def has(self, sampler_id: str, engine: EngineProcess) -> bool:
+        """Whether the weights of this sampler are in this engine or on disk."""
         sampler = self._samplers.get(sampler_id)
-        return sampler is not None and sampler.engine is engine
+        if sampler is None:
+            return False
+        return sampler.engine is engine or self._shelf.find(sampler.row) is not None
+
+    async def keep(self, engine: EngineProcess, run_id: str | None = None) -> None:
+        """Put on disk what only this engine's memory has, the most recently used of each group."""
+        held = [s for s in self._samplers.values() if s.engine is engine]
+        held.sort(key=lambda sampler: sampler.used_at)
+        groups: dict[str, list[Sampler]] = {}
+        for sampler in held:
+            if run_id in (None, sampler.row.run_id) and await self._is_only_in_memory(sampler):
+                groups.setdefault(sampler.group, []).append(sampler)
+        for samplers in groups.values():
+            for sampler in samplers[-self._settings.samplers_kept_per_run :]:
+                await self._shelf.save(sampler.row, engine)
+
+    async def _is_only_in_memory(self, sampler: Sampler) -> bool:
+        row = sampler.row
+        if row.run_id is not None:
+            return True
+        return row.model_path is not None and await self._checkpoint_folder(row) is None
 
     async def _bound(self, group: str) -> None:
         """Drop the least recently used samplers of a group beyond the bound."""
         loaded = [s for s in self._samplers.values() if s.group == group and s.engine]
         loaded.sort(key=lambda sampler: sampler.used_at)
         for sampler in loaded[: -self._settings.samplers_per_run]:
+            if sampler.users == 0:
+                await self._evict(sampler)
+
+    async def _evict(self, sampler: Sampler) -> None:
+        engine = sampler.engine
+        try:
+            if engine is not None and engine.is_alive and await self._is_only_in_memory(sampler):
+                await self._shelf.save(sampler.row, engine)
+        except (OSError, RuntimeError, EngineDied) as error:
+            log.warning("%s stays in memory: %s", sampler.row.id, error)
+        else:
             await self._drop(sampler)
 
     async def _drop(self, sampler: Sampler) -> None:
@@ -124,10 +177,25 @@ class Samplers:
             await engine.call("drop_sampler", sampler_id=sampler.row.id)
 
     async def release_session(self, session_id: str) -> None:
-        for sampler in list(self._samplers.values()):
-            if sampler.row.session_id == session_id:
-                await self._drop(sampler)
-                self._samplers.pop(sampler.row.id, None)
+        """Give memory back. What is not on disk can be replayed from the journal of its run."""
+        for sampler in self._of_session(session_id):
+            await self._drop(sampler)
+            self._samplers.pop(sampler.row.id, None)
+
+    def is_sampling(self, session_id: str) -> bool:
+        """Whether a sampler of the session has work to do."""
+        return any(sampler.users for sampler in self._of_session(session_id))
+
+    def _of_session(self, session_id: str) -> list[Sampler]:
+        return [s for s in self._samplers.values() if s.row.session_id == session_id]
+
+    def delete_unused(self) -> None:
+        self._shelf.delete_unused(self._settings.run_kept_s)
+
+    @property
+    def waiting(self) -> int:
+        """How many samples are in work."""
+        return len(self._tasks)
 
     # ---- using ----------------------------------------------------------------------------------
 
@@ -138,38 +206,64 @@ class Samplers:
             row = await asyncio.to_thread(self._store.get, SamplerRow, sampler_id, user)
             if row is not None:
                 sampler = self._samplers.setdefault(sampler_id, Sampler(row))
-        if sampler is None or sampler.row.user != user:
+        if sampler is None or sampler.row.user != user or sampler.row.session_id == "named":
             raise not_found("sampler", sampler_id, "Make one with create_sampling_client().")
         self._sessions.saw(sampler.row.session_id, user)
         return sampler
 
+    async def join(self, sampler_id: str, user: str) -> int:
+        """A number for one more client of a sampler."""
+        await self.find(sampler_id, user)
+        return await asyncio.to_thread(self._store.add_client, sampler_id)
+
     async def submit(self, user: str, request: Sample) -> tuple[str, list[str]]:
         """Start sampling; returns the request id and one id per sample."""
-        engine_request = request.to_engine()
+        engine_request, targets = request.to_engine(), request.target_cells()
         sampler = await self.find(str(request.sampling_session_id), user)
         number = uuid.uuid4().hex if request.seq_id is None else request.seq_id
         request_id = f"{sampler.row.id}:{number}"
         if self._futures.find(request_id, user) is None:
-            if len(self._tasks) >= self._settings.max_outstanding_samples:
-                raise ApiError(429, "Too many samples are in work. The client tries again.")
-            self._futures.open(request_id, user, lambda: self._why_waiting(sampler))
-            self._in_background(self._sample(sampler, request_id, engine_request))
+            self._refuse_if_full()
+            base_model = sampler.row.base_model
+            self._futures.open(request_id, user, lambda: self._engines.why_waiting(base_model))
+            work = self._sample(sampler, request_id, engine_request, targets)
+            self._sampling[request_id] = self._in_background(work)
         return request_id, [f"{request_id}:{i}" for i in range(request.num_samples)]
 
-    def _why_waiting(self, sampler: Sampler) -> str | None:
-        if self._engines.running(sampler.row.base_model) is None:
-            return f"the base model {sampler.row.base_model} is loading"
-        return None
+    def cancel(self, request_id: str) -> bool:
+        """Stop a sample that is in work; whoever waits for it is told."""
+        task = self._sampling.get(request_id)
+        return task is not None and task.cancel()
 
-    async def _sample(self, sampler: Sampler, request_id: str, request: SampleRequest) -> None:
-        self._futures.finish(request_id, await self._answer(sampler, request))
+    def _refuse_if_full(self) -> None:
+        if len(self._tasks) >= self._settings.max_outstanding_samples:
+            raise ApiError(429, "Too many samples are in work. The client tries again.")
 
-    async def _answer(self, sampler: Sampler, request: SampleRequest) -> Answer:
+    async def sample(self, sampler: Sampler, request: SampleRequest) -> SampleResult:
+        """Sample and wait for the result. Raises UserError, EngineDied or RuntimeError."""
+        self._refuse_if_full()
+        task = asyncio.create_task(self._result(sampler, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await task
+
+    async def _sample(
+        self, sampler: Sampler, request_id: str, request: SampleRequest, targets: Csr | None
+    ) -> None:
         try:
-            try:
-                return await self._try_sample(sampler, request)
-            except EngineDied:
-                return await self._try_sample(sampler, request)
+            answer = await self._answer(sampler, request, targets)
+        except asyncio.CancelledError:
+            answer = Answer.failure("This sample was cancelled before it was done.", "user")
+        finally:
+            self._sampling.pop(request_id, None)
+        self._futures.finish(request_id, answer)
+
+    async def _answer(
+        self, sampler: Sampler, request: SampleRequest, targets: Csr | None
+    ) -> Answer:
+        try:
+            result = await self._result(sampler, request)
+            return Answer.protobuf(codec.encode_sample(result, targets))
         except UserError as error:
             return Answer.failure(str(error), "user")
         except EngineDied as error:
@@ -178,44 +272,72 @@ class Samplers:
             log.exception("sampling from %s failed", sampler.row.id)
             return Answer.failure(f"Sampling failed in the service: {error}", "server")
 
-    async def _try_sample(self, sampler: Sampler, request: SampleRequest) -> Answer:
-        engine = await self._loaded(sampler)
-        sampler.used_at = time.monotonic()
-        result = await engine.call("sample", sampler_id=sampler.row.id, request=request)
-        return Answer.protobuf(codec.encode_sample(result))
+    async def _result(self, sampler: Sampler, request: SampleRequest) -> SampleResult:
+        try:
+            return await self._try_sample(sampler, request)
+        except EngineDied:
+            return await self._try_sample(sampler, request)
 
-    async def _loaded(self, sampler: Sampler) -> EngineProcess:
-        """The engine, with the sampler's weights in it."""
+    async def _try_sample(self, sampler: Sampler, request: SampleRequest) -> SampleResult:
+        sampler.users += 1
+        try:
+            async with self._engines.using(sampler.row.base_model) as engine:
+                await self._load(sampler, engine)
+                sampler.used_at = time.monotonic()
+                result: SampleResult = await engine.call(
+                    "sample", sampler_id=sampler.row.id, request=request
+                )
+                return result
+        finally:
+            sampler.users -= 1
+
+    async def _load(self, sampler: Sampler, engine: EngineProcess) -> None:
+        """See to it that the engine has the sampler's weights."""
         row = sampler.row
         async with sampler.loading:
-            engine = await self._engines.get(row.base_model)
             if sampler.engine is engine:
-                return engine
-            if row.run_id is not None:
+                return
+            shelved = await asyncio.to_thread(self._shelf.find, row)
+            if shelved is not None:
+                await engine.call("create_sampler", sampler_id=row.id, folder=str(shelved))
+                await asyncio.to_thread(self._shelf.touch, shelved)
+            elif row.run_id is not None:
                 await self.restore_run(row.run_id, row.user)
                 if sampler.engine is not engine:
                     raise self._lost(row.id)
-                return engine
-            folder = None
-            if row.model_path is not None:
-                path, _ = await asyncio.to_thread(
-                    self._checkpoints.require, row.model_path, row.user
-                )
-                folder = str(self._checkpoints.folder(path))
-            await engine.call("create_sampler", sampler_id=row.id, folder=folder)
+            else:
+                folder = await self._checkpoint_folder(row)
+                if row.model_path is not None and folder is None:
+                    raise self._lost(row.id)
+                await engine.call("create_sampler", sampler_id=row.id, folder=folder)
             sampler.engine = engine
         await self._bound(sampler.group)
-        return engine
+
+    async def _checkpoint_folder(self, row: SamplerRow) -> str | None:
+        """The folder of the checkpoint that a sampler was made from, unless it changed since."""
+        if row.model_path is None:
+            return None
+        try:
+            path, found = await asyncio.to_thread(
+                self._checkpoints.require, row.model_path, row.user
+            )
+        except UserError:
+            return None
+        is_same = row.version in (None, version_of(found))
+        return str(self._checkpoints.folder(path)) if is_same else None
 
     def _lost(self, sampler_id: str) -> UserError:
         return UserError(
-            f"The weights of the sampler {sampler_id} are no longer in memory. Ephemeral samplers "
-            f"last while the engine runs, the {self._settings.samplers_per_run} most recently used "
-            "of a run. Make a new one with save_weights_and_get_sampling_client(), or save the "
-            "weights under a name with save_weights_for_sampler() to keep them."
+            f"The weights of the sampler {sampler_id} are no longer kept: its checkpoint was "
+            "deleted or overwritten, or it was an ephemeral one. Of these, a run keeps the "
+            f"{self._settings.samplers_per_run} most recently used in memory and "
+            f"{self._settings.samplers_kept_per_run} on disk. Make a new one with "
+            "save_weights_and_get_sampling_client(), or save the weights under a name with "
+            "save_weights_for_sampler()."
         )
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

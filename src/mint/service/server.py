@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import uvicorn
 from fastapi import FastAPI
 
+from . import logs
 from .app import create_app
 from .errors import EngineDied, UserError
 from .service import Service
@@ -31,10 +32,7 @@ def serve(settings: Settings) -> None:
 
     Prints ``mint is ready at http://…`` on standard output once requests are answered.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logs.configure(settings)
     _raise_file_limit()
     service = Service(settings)
     service.store.migrate()
@@ -65,25 +63,36 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._sock = sock
+        self._tasks: list[asyncio.Task[None]] = []
         self.failure: str | None = None
 
     @contextlib.asynccontextmanager
     async def lifespan_of_app(self, _: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(32, thread_name_prefix="mint"))
-        watch = asyncio.create_task(self._watch_parent())
+        self._service.start()
+        self._tasks.append(asyncio.create_task(self._watch_parent()))
         try:
-            await self._service.start()
             yield
-        except (UserError, EngineDied, RuntimeError) as error:
-            self.failure = str(error)
-            raise
         finally:
-            watch.cancel()
+            for task in self._tasks:
+                task.cancel()
             await self._service.stop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._tasks.append(asyncio.create_task(self._get_ready()))
+
+    async def _get_ready(self) -> None:
+        """Load the models while health is answered already, then say where the service is."""
+        try:
+            await self._service.preload()
+        except Exception as error:
+            self.failure = str(error)
+            if not isinstance(error, UserError | EngineDied):
+                log.exception("the service cannot start")
+            self.should_exit = True
+            return
         host, port = self._sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"mint is ready at http://{shown}:{port}", flush=True)

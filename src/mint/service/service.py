@@ -8,19 +8,23 @@ import re
 
 from .auth import Auth
 from .checkpoints import Checkpoints
+from .engine_process import EngineProcess
 from .engines import Engines
 from .errors import ApiError, not_found
 from .futures import Future, Futures
+from .links import Links
+from .openai.tokenizer import Tokenizers
 from .parts import Parts
 from .runs import Runs
 from .samplers import Samplers
 from .sessions import Sessions
 from .settings import Settings
 from .store import Store
+from .transfers import INTERPOLATION, Transfers
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 10.0
-_RUN_REQUEST = re.compile(r"(?P<id>[^:]+:train:\d+):(?P<number>\d+)")
+_RUN_REQUEST = re.compile(r"(?P<id>[^:]+:train:\d+):(?P<number>-?\d{1,18})")
 _SAMPLE_REQUEST = re.compile(r"(?P<id>[^:]+:sample:\d+):(?P<number>[0-9a-f-]+)")
 
 
@@ -40,14 +44,23 @@ class Service:
         )
         self.samplers = Samplers(parts)
         self.runs = Runs(parts, self.samplers)
+        self.transfers = Transfers(parts)
+        self.links = Links(self.auth.secret, settings.link_kept_s)
+        self.engines.before_unload = self._save_what_is_in
+        self.tokenizers = Tokenizers()
+        self.is_ready = False
         self._housekeeping: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Load the models that were asked for, and begin housekeeping."""
+    def start(self) -> None:
+        """Begin housekeeping. Requests can be answered from now on."""
+        self._housekeeping = asyncio.create_task(self._keep_house())
+
+    async def preload(self) -> None:
+        """Load the models that were asked for; then the service is ready."""
         for name in self.settings.models:
             await self.engines.locate(name)
         await asyncio.gather(*(self.engines.get(name) for name in self.settings.models))
-        self._housekeeping = asyncio.create_task(self._keep_house())
+        self.is_ready = True
 
     async def stop(self) -> None:
         """End the workers and give everything back."""
@@ -77,17 +90,32 @@ class Service:
         elif match := _SAMPLE_REQUEST.fullmatch(request_id):
             await self.samplers.find(match["id"], user)
             raise _gone(request_id)
+        elif request_id.startswith(INTERPOLATION):
+            raise _gone(request_id)
         raise not_found("request", request_id, "Send the request that should have made it.")
 
     # ---- housekeeping ---------------------------------------------------------------------------
 
+    @property
+    def _round_s(self) -> float:
+        limits = (self.settings.session_idle_s, self.settings.model_idle_s)
+        return max(min(HOUSEKEEPING_S, *(limit / 2 for limit in limits)), 0.05)
+
     async def _keep_house(self) -> None:
         while True:
-            await asyncio.sleep(min(HOUSEKEEPING_S, self.settings.session_idle_s / 2))
+            await asyncio.sleep(self._round_s)
             try:
                 await self.tidy()
             except Exception:
                 log.exception("housekeeping failed and will be tried again")
+
+    async def _save_what_is_in(self, engine: EngineProcess) -> None:
+        """An engine is about to be unloaded: what it holds must come back as it is."""
+        await self.runs.prepare_to_leave(engine)
+        try:
+            await self.samplers.keep(engine)
+        except (OSError, RuntimeError) as error:
+            log.warning("samplers of %s were not saved: %s", engine.name, error)
 
     async def tidy(self) -> None:
         """Save heartbeats, reap silent sessions, forget old results, delete what has expired."""
@@ -95,13 +123,17 @@ class Service:
         await self.runs.save_last_used()
         self.futures.forget_old()
         self.engines.end_stuck()
+        await self.engines.unload_idle()
         for session_id in self.sessions.idle(self.settings.session_idle_s):
+            if self.samplers.is_sampling(session_id):
+                continue
             if await self.runs.release_session(session_id):
                 await self.samplers.release_session(session_id)
                 self.sessions.forget(session_id)
                 log.info("released session %s", session_id)
         await asyncio.to_thread(self.checkpoints.delete_expired)
         await asyncio.to_thread(self.runs.delete_forgotten)
+        await asyncio.to_thread(self.samplers.delete_unused)
 
 
 def _gone(request_id: str) -> ApiError:

@@ -4,66 +4,98 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+)
+
+from mint.home import default_home
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(BaseModel):
     """Everything ``mint serve`` can be told. Checks itself when made.
+
+    Flags, ``MINT_*`` variables and the YAML file all fill these fields: see
+    :mod:`mint.service.configuration`.
 
     >>> Settings(home=Path("/tmp/mint"), port=8000).is_loopback
     True
     """
 
-    home: Path
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
+    )
+
+    home: Path = Field(default_factory=default_home)
     """Folder of the database, the journals, the checkpoints and the logs."""
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to listen on. 127.0.0.1 serves this machine only."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """0 takes a free port; the ready line names it."""
     models: tuple[str, ...] = ()
     """Base models to load before the service is ready. Others load on first use."""
-    aliases: Mapping[str, Path] = field(default_factory=dict)
+    aliases: Mapping[str, Path] = Field(default_factory=dict)
     """Names for model folders: ``{"Qwen/Qwen3-8B": Path("/models/tiny")}``."""
-    api_key: str | None = None
+    api_key: Annotated[str, Field(min_length=1)] | None = Field(default=None, repr=False)
     """When set, the only accepted key (the embedded service uses it)."""
     parent_pid: int | None = None
     """When set, the service ends when this parent process is gone."""
-    database_url: str | None = None
+    database_url: str | None = Field(default=None, repr=False)
     """Default: SQLite in ``home``. PostgreSQL: ``postgresql+psycopg://user@host/mint``."""
     cache: Path | None = None
     """Folder of converted models, passed to the catalog."""
-    session_idle_s: float = 300.0
+    log_format: Literal["text", "json"] = "text"
+    """``json`` writes one JSON object a line."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least serious messages to log. At ``info`` every request is one line."""
+    session_idle_s: Seconds = 300.0
     """A session without a heartbeat for this long gives its memory back."""
-    result_kept_s: float = 3600.0
+    result_kept_s: Seconds = 3600.0
     """How long a result stays retrievable; after its first retrieval, a tenth of that."""
-    long_poll_s: float = 25.0
-    gap_limit_s: float = 600.0
+    long_poll_s: Seconds = 25.0
+    """How long a client's question for a result is held before it must ask again."""
+    gap_limit_s: Seconds = 600.0
     """How long an operation waits for an earlier one that never arrives."""
-    run_kept_s: float = 7 * 24 * 3600.0
+    run_kept_s: Seconds = 7 * 24 * 3600.0
     """How long the journal and snapshot of an unused run stay on disk. Checkpoints always stay."""
-    load_limit_s: float = 1800.0
+    load_limit_s: Seconds = 1800.0
     """How long a base model may take to load."""
-    stuck_after_s: float = 3600.0
+    stuck_after_s: Seconds = 3600.0
     """An engine that answers none of its calls for this long is ended."""
-    snapshot_after_s: float = 120.0
+    snapshot_after_s: Seconds = 120.0
     """Snapshot a run when this much engine work would have to be replayed after a crash."""
-    snapshot_after_bytes: int = 256 * 1024 * 1024
-    samplers_per_run: int = 32
+    snapshot_after_bytes: NonNegativeInt = 256 * 1024 * 1024
+    """Snapshot a run when its journal has grown to this."""
+    samplers_per_run: PositiveInt = 32
     """Ephemeral samplers of one run kept in memory; the least recently used goes first."""
-    max_outstanding_samples: int = 20_000
-    max_body_bytes: int = 1024 * 1024 * 1024
+    samplers_kept_per_run: NonNegativeInt = 16
+    """Ephemeral samplers of one run kept on disk, for when they leave the memory of the engine."""
+    model_idle_s: Seconds = 1800.0
+    """A base model that nobody uses for this long is unloaded; those in ``models`` stay."""
+    memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """What all loaded base models may take; the least recently used makes room for another."""
+    link_kept_s: Seconds = 3600.0
+    """How long a signed download link works."""
+    max_outstanding_samples: NonNegativeInt = 20_000
+    """Samples in work at once; further ones are told to try again."""
+    max_body_bytes: NonNegativeInt = 1024 * 1024 * 1024
+    """The largest request that is read."""
+    max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024
+    """The largest checkpoint archive that is taken in, packed or unpacked."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "home", Path(self.home).expanduser().absolute())
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port must be between 0 (a free one) and 65535, not {self.port}")
-        if not self.host:
-            raise ValueError("host must not be empty; 127.0.0.1 serves this machine only")
-        if self.api_key is not None and not self.api_key:
-            raise ValueError("api_key must not be empty; leave it out to use created keys")
-        if self.samplers_per_run < 1:
-            raise ValueError("samplers_per_run must be at least 1")
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, home: Path) -> Path:
+        return home.expanduser().absolute()
 
     @property
     def is_loopback(self) -> bool:

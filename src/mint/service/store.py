@@ -7,7 +7,7 @@ from the service through ``asyncio.to_thread``.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from alembic.config import Config
 from sqlalchemy import (
     JSON,
     BigInteger,
+    ColumnElement,
     DateTime,
     Dialect,
     Select,
@@ -102,6 +103,9 @@ class SamplerRow(Table):
     base_model: Mapped[str]
     model_path: Mapped[str | None]
     run_id: Mapped[str | None]
+    seq_id: Mapped[int | None] = mapped_column(BigInteger)
+    version: Mapped[str | None]
+    clients: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 
@@ -123,6 +127,7 @@ class CheckpointRow(Table):
     expires_at: Mapped[datetime | None]
 
 
+Condition = ColumnElement[bool]
 Row = TypeVar("Row", bound=Table)
 Listed = TypeVar("Listed", SessionRow, RunRow, SamplerRow, CheckpointRow)
 
@@ -192,10 +197,10 @@ class Store:
                 session.delete(row)
 
     def page(
-        self, table: type[Listed], user: str, limit: int, offset: int, **equal: str
+        self, table: type[Listed], user: str, limit: int, offset: int, *conditions: Condition
     ) -> tuple[list[Listed], int]:
-        """The newest rows of a user, and how many there are in all."""
-        where = [table.user == user, *(getattr(table, k) == v for k, v in equal.items())]
+        """The newest rows of a user that fit, and how many there are in all."""
+        where = [table.user == user, *conditions]
         with self._transaction() as session:
             total = session.scalar(select(func.count()).select_from(table).where(*where)) or 0
             rows = session.scalars(
@@ -225,6 +230,54 @@ class Store:
                 .values(finish=reason, finish_detail=detail)
             )
 
+    def readable_run(self, run_id: str, user: str) -> RunRow | None:
+        """A run of the user's own, or another's with a public checkpoint."""
+        with self._transaction() as session:
+            run = session.get(RunRow, run_id)
+            if run is None or run.user == user:
+                return run
+            public = select(CheckpointRow.id).where(
+                CheckpointRow.run_id == run_id, CheckpointRow.public.is_(True)
+            )
+            return run if session.scalar(public.limit(1)) is not None else None
+
+    def set_project(self, session_id: str, project_id: str) -> None:
+        with self._transaction() as session:
+            session.execute(
+                update(SessionRow).where(SessionRow.id == session_id).values(project_id=project_id)
+            )
+
+    def sessions_where(self, where: Sequence[Condition], limit: int) -> Sequence[SessionRow]:
+        """The newest sessions that fit."""
+        with self._transaction() as session:
+            order = (SessionRow.created_at.desc(), SessionRow.id)
+            found = select(SessionRow).where(*where).order_by(*order).limit(limit)
+            return session.scalars(found).all()
+
+    def storage_of_sessions(self, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """How many checkpoints each session has, and their bytes."""
+        used = (
+            select(
+                RunRow.session_id, func.count(CheckpointRow.id), func.sum(CheckpointRow.size_bytes)
+            )
+            .join(CheckpointRow, CheckpointRow.run_id == RunRow.id)
+            .where(RunRow.session_id.in_(session_ids))
+            .group_by(RunRow.session_id)
+        )
+        with self._transaction() as session:
+            return {key: (count, size) for key, count, size in session.execute(used)}
+
+    def add_client(self, sampler_id: str) -> int:
+        """A number that no other client of this sampler has; the first client is 0."""
+        with self._transaction() as session:
+            counted = (
+                update(SamplerRow)
+                .where(SamplerRow.id == sampler_id)
+                .values(clients=SamplerRow.clients + 1)
+                .returning(SamplerRow.clients)
+            )
+            return session.scalars(counted).one()
+
     # ---- keys -------------------------------------------------------------------------------
 
     def active_keys(self) -> dict[str, str]:
@@ -232,6 +285,20 @@ class Store:
         with self._transaction() as session:
             keys = session.scalars(select(ApiKey).where(ApiKey.revoked_at.is_(None)))
             return {key.hash: key.user for key in keys}
+
+    def all_keys(self) -> Sequence[ApiKey]:
+        """Every key that was ever made, the oldest first."""
+        with self._transaction() as session:
+            return session.scalars(select(ApiKey).order_by(ApiKey.created_at)).all()
+
+    def revoke_key(self, name: str) -> bool:
+        """End a key; False when none of this name is in force."""
+        with self._transaction() as session:
+            in_force = select(ApiKey).where(ApiKey.name == name, ApiKey.revoked_at.is_(None))
+            key = session.scalar(in_force)
+            if key is not None:
+                key.revoked_at = now()
+            return key is not None
 
     # ---- checkpoints --------------------------------------------------------------------------
 
@@ -246,6 +313,12 @@ class Store:
                 session.delete(old)
                 session.flush()
             session.add(row)
+
+    def change_checkpoint(self, row: CheckpointRow, **values: Any) -> None:
+        with self._transaction() as session:
+            session.execute(
+                update(CheckpointRow).where(CheckpointRow.id == row.id).values(**values)
+            )
 
     def delete_checkpoint(self, row: CheckpointRow) -> None:
         with self._transaction() as session:

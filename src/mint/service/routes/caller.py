@@ -24,8 +24,15 @@ TheService = Annotated[Service, Depends(_service)]
 Key = Annotated[str | None, Depends(_key)]
 
 
-async def _user(service: TheService, key: Key) -> str:
-    return await service.auth.user_of(key)
+async def _user(request: Request, service: TheService, key: Key) -> str:
+    user = await service.auth.user_of(key)
+    request.state.user = user
+    return user
 
 
 User = Annotated[str, Depends(_user)]
+
+
+def is_same_machine(request: Request) -> bool:
+    """Whether the client runs where the service does."""
+    return request.client is not None and request.client.host in ("127.0.0.1", "::1")

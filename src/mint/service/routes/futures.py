@@ -8,9 +8,12 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from .. import requests
+from ..futures import Future
 from .caller import TheService, User
 
 router = APIRouter()
+_CLONE_BLOCK = 10**9
+"""A copy of a sampling client numbers its requests from its own id times this."""
 
 
 @router.post("/retrieve_future")
@@ -31,3 +34,49 @@ async def retrieve_future(
     if (reason := future.reason()) is not None:
         pending |= {"queue_state": "paused_capacity", "queue_state_reason": reason}
     return JSONResponse(pending, 408)
+
+
+@router.post("/retrieve_futures")
+async def retrieve_futures(
+    service: TheService, user: User, body: requests.RetrieveFutures
+) -> dict[str, Any]:
+    """Wait for any sample of a sampling session; tells which are done since the cursor."""
+    target = body.target
+    await service.samplers.find(target.sampling_session_id, user)
+    for request_id in body.retrieved_request_ids:
+        service.futures.forget(request_id, user)
+    limit = service.settings.long_poll_s
+    finished = await service.futures.finished_since(
+        target.sampling_session_id,
+        body.prev_cursor,
+        lambda future: future.user == user and _clone_of(future) == target.cloned_sampler_id,
+        limit if body.timeout is None else min(limit, body.timeout),
+    )
+    return {
+        "completions": [_completion(future) for future in finished],
+        "cursor": finished[-1].number if finished else body.prev_cursor,
+    }
+
+
+def _clone_of(future: Future) -> int:
+    number = future.request_id.rpartition(":")[2]
+    return int(number) // _CLONE_BLOCK if number.lstrip("-").isdigit() else 0
+
+
+def _completion(future: Future) -> dict[str, Any]:
+    if future.answer is None or future.answer.is_failure:
+        return {"state": "failed", "request_id": future.request_id}
+    return {
+        "state": "finished",
+        "request_id": future.request_id,
+        "response_payload_uncompressed_size": len(future.answer.body),
+    }
+
+
+@router.post("/cancel_future")
+async def cancel_future(
+    service: TheService, user: User, body: requests.RetrieveFuture
+) -> dict[str, Any]:
+    """Stop a sample that nobody waits for any more. Training operations run to their end."""
+    future = await service.future(body.request_id, user)
+    return {"request_id": future.request_id, "cancelled": service.samplers.cancel(body.request_id)}

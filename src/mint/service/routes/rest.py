@@ -1,39 +1,67 @@
-"""Reading about runs and sessions."""
+"""Reading about runs and sessions, and putting sessions in order."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
+from sqlalchemy import select
 
-from ..errors import ApiError, not_found
-from ..store import CheckpointRow, RunRow, SamplerRow, SessionRow
+from .. import requests
+from ..checkpoints import SAMPLER, TRAINING, unexpired
+from ..errors import not_found
+from ..search import NO_PROJECT, SessionSearch, search
+from ..store import CheckpointRow, Condition, RunRow, SamplerRow, SessionRow
 from .caller import TheService, User
-from .weights import describe_checkpoint
+from .weights import EVERYTHING, Limit, Offset, describe_checkpoint
 
 router = APIRouter()
-_EVERYTHING = 10_000
+Scope = Literal["owned", "accessible"]
+
+
+# ---- runs ----------------------------------------------------------------------------------------
 
 
 @router.get("/training_runs")
 async def list_runs(
-    service: TheService, user: User, limit: int = 20, offset: int = 0
+    service: TheService,
+    user: User,
+    limit: Limit = 20,
+    offset: Offset = 0,
+    access_scope: Scope = "owned",
+    project_id: str | None = None,
 ) -> dict[str, Any]:
-    _check_page(limit, offset)
-    rows, total = await asyncio.to_thread(service.store.page, RunRow, user, limit, offset)
+    """The runs of the caller; those of others are found by their ids, if they are public."""
+    conditions: list[Condition] = []
+    if project_id is not None:
+        is_in = SessionRow.project_id == project_id
+        if project_id == NO_PROJECT:
+            is_in |= SessionRow.project_id.is_(None)
+        conditions.append(RunRow.session_id.in_(select(SessionRow.id).where(is_in)))
+    rows, total = await asyncio.to_thread(
+        service.store.page, RunRow, user, limit, offset, *conditions
+    )
     return {
-        "training_runs": [await _describe_run(service, row) for row in rows],
+        "training_runs": [await _describe_run(service, row, user) for row in rows],
         "cursor": {"offset": offset, "limit": limit, "total_count": total},
     }
 
 
 @router.get("/training_runs/{run_id}")
-async def get_run(service: TheService, user: User, run_id: str) -> dict[str, Any]:
-    return await _describe_run(service, await service.runs.row(run_id, user))
+async def get_run(
+    service: TheService, user: User, run_id: str, access_scope: Scope = "owned"
+) -> dict[str, Any]:
+    if access_scope == "accessible":
+        row = await asyncio.to_thread(service.store.readable_run, run_id, user)
+        if row is None:
+            raise not_found("training run", run_id, "Its owner may publish a checkpoint of it.")
+    else:
+        row = await service.runs.row(run_id, user)
+    return await _describe_run(service, row, user)
 
 
-async def _describe_run(service: TheService, row: RunRow) -> dict[str, Any]:
+async def _describe_run(service: TheService, row: RunRow, reader: str) -> dict[str, Any]:
     return {
         "training_run_id": row.id,
         "base_model": row.base_model,
@@ -42,49 +70,85 @@ async def _describe_run(service: TheService, row: RunRow) -> dict[str, Any]:
         "corrupted": False,
         "lora_rank": row.lora["rank"],
         "last_request_time": row.last_request_at.isoformat(),
-        "last_checkpoint": await _newest(service, row, "weights"),
-        "last_sampler_checkpoint": await _newest(service, row, "sampler_weights"),
+        "last_checkpoint": await _newest(service, row, TRAINING, reader),
+        "last_sampler_checkpoint": await _newest(service, row, SAMPLER, reader),
         "user_metadata": row.user_metadata or None,
     }
 
 
-async def _newest(service: TheService, run: RunRow, kind: str) -> dict[str, Any] | None:
+async def _newest(
+    service: TheService, run: RunRow, kind: str, reader: str
+) -> dict[str, Any] | None:
+    conditions = [CheckpointRow.run_id == run.id, CheckpointRow.kind == kind, unexpired()]
+    if reader != run.user:
+        conditions.append(CheckpointRow.public.is_(True))
     rows, _ = await asyncio.to_thread(
-        lambda: service.store.page(CheckpointRow, run.user, 1, 0, run_id=run.id, kind=kind)
+        service.store.page, CheckpointRow, run.user, 1, 0, *conditions
     )
     return describe_checkpoint(rows[0]) if rows else None
 
 
+# ---- sessions ------------------------------------------------------------------------------------
+
+
 @router.get("/sessions")
 async def list_sessions(
-    service: TheService, user: User, limit: int = 20, offset: int = 0
+    service: TheService,
+    user: User,
+    limit: Limit = 20,
+    offset: Offset = 0,
+    access_scope: Scope = "owned",
 ) -> dict[str, Any]:
-    _check_page(limit, offset)
     rows, _ = await asyncio.to_thread(service.store.page, SessionRow, user, limit, offset)
     return {"sessions": [row.id for row in rows]}
 
 
+@router.post("/sessions/search")
+async def search_sessions(service: TheService, user: User, body: SessionSearch) -> dict[str, Any]:
+    return await asyncio.to_thread(
+        search, service.store, user, body, service.settings.session_idle_s
+    )
+
+
 @router.get("/sessions/{session_id}")
-async def get_session(service: TheService, user: User, session_id: str) -> dict[str, Any]:
-    row = await asyncio.to_thread(service.store.get, SessionRow, session_id, user)
-    if row is None:
-        raise not_found("session", session_id, "List yours with the REST client.")
-    ids: dict[str, list[str]] = {}
-    for table in (RunRow, SamplerRow):
-        rows, _ = await asyncio.to_thread(
-            lambda table=table: service.store.page(  # type: ignore[misc]
-                table, user, _EVERYTHING, 0, session_id=session_id
-            )
-        )
-        ids[table.__tablename__] = [found.id for found in rows]
+async def get_session(
+    service: TheService, user: User, session_id: str, access_scope: Scope = "owned"
+) -> dict[str, Any]:
+    row = await _session(service, user, session_id)
+    runs, _ = await asyncio.to_thread(
+        service.store.page, RunRow, user, EVERYTHING, 0, RunRow.session_id == session_id
+    )
+    samplers, _ = await asyncio.to_thread(
+        service.store.page, SamplerRow, user, EVERYTHING, 0, SamplerRow.session_id == session_id
+    )
     return {
-        "training_run_ids": ids["runs"],
-        "sampler_ids": ids["samplers"],
+        "training_run_ids": [run.id for run in runs],
+        "sampler_ids": [sampler.id for sampler in samplers],
         "user_metadata": row.user_metadata or None,
         "display_name": row.display_name,
     }
 
 
-def _check_page(limit: int, offset: int) -> None:
-    if not (0 <= limit <= _EVERYTHING and offset >= 0):
-        raise ApiError(422, f"limit must be from 0 to {_EVERYTHING}, and offset 0 or more.")
+@router.put("/sessions/{session_id}/project")
+async def set_project(
+    service: TheService, user: User, session_id: str, body: requests.SessionProject
+) -> dict[str, str]:
+    await _session(service, user, session_id)
+    await asyncio.to_thread(service.store.set_project, session_id, body.project_id)
+    return {"session_id": session_id, "project_id": body.project_id}
+
+
+@router.get("/sessions/{session_id}/trace_export")
+async def export_trace(service: TheService, user: User, session_id: str) -> dict[str, str]:
+    await _session(service, user, session_id)
+    return {
+        "status": "failed",
+        "error": "This service records no traces. Its /metrics show how long operations take.",
+    }
+
+
+async def _session(service: TheService, user: str, session_id: str) -> SessionRow:
+    row = await asyncio.to_thread(service.store.get, SessionRow, session_id, user)
+    if row is None:
+        raise not_found("session", session_id, "List yours with the REST client.")
+    return row

@@ -26,6 +26,15 @@ async def asample(service: TheService, user: User, body: requests.Sample) -> dic
     return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
 
 
+@router.post("/join_sampling_session")
+async def join_sampling_session(
+    service: TheService, user: User, body: requests.JoinSamplingSession
+) -> dict[str, Any]:
+    """A number of its own for a copy of a sampling client."""
+    counter = await service.samplers.join(body.sampling_session_id, user)
+    return {"client_counter": counter, "type": "join_sampling_session"}
+
+
 @router.get("/samplers/{sampler_id}")
 async def get_sampler(service: TheService, user: User, sampler_id: str) -> dict[str, Any]:
     row = (await service.samplers.find(sampler_id, user)).row

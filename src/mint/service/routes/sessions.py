@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from .. import requests
-from .caller import Key, TheService, User
+from ..errors import ApiError
+from .caller import Key, TheService, User, is_same_machine
 
 router = APIRouter()
 
@@ -18,22 +21,64 @@ async def healthz() -> dict[str, str]:
 
 
 @router.post("/client/config")
-async def client_config(_: User, key: Key) -> dict[str, Any]:
-    """Feature flags. MinT's ``sk-`` keys work only by way of a token, so it is on for them."""
+async def client_config(request: Request, _: User, key: Key) -> dict[str, Any]:
+    """Feature flags. MinT's ``sk-`` keys work only by way of a token, so it is on for them.
+
+    Bodies are compressed where they cross a network. ``sample_use_retrieve_futures`` stays off: a
+    client that waits for a list of finished samples would wait for ever for those that a restart
+    lost, while one that asks for each is told to send it again. ``create_model_via_load_weights``
+    stays off too: the three requests that it replaces are the same for every client.
+    """
     return {
         "pjwt_auth_enabled": (key or "").startswith("sk-"),
         "parallel_fwdbwd_chunks": True,
+        "proto_compress_fwdbwd": not is_same_machine(request),
+        "use_pyqwest_transport": not _always_follows_redirects(request),
+        "sample_join_sampling_session": True,
     }
+
+
+def _always_follows_redirects(request: Request) -> bool:
+    """Whether the client's own transport would follow the redirect that is an archive's address.
+
+    Clients before 0.23.4 do, although they want the address; their other transport does not.
+    """
+    version = request.headers.get("x-stainless-package-version", "")
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return numbers is not None and tuple(map(int, numbers.groups())) < (0, 23, 4)
 
 
 @router.post("/client/dynamic_config")
 async def dynamic_config(_: User) -> dict[str, Any]:
-    return {"refresh_interval_sec": 300}
+    return {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
 
 
 @router.post("/auth/token")
 async def token(service: TheService, key: Key) -> dict[str, str]:
     return {"jwt": await service.auth.token_for(key)}
+
+
+@router.get("/auth/apikey/me")
+async def get_key(service: TheService, user: User, key: Key) -> dict[str, Any]:
+    """What is known of the presented key."""
+    found = await service.auth.key_of(key)
+    number, name = (0, user) if found is None else (int(found.hash[:12], 16), found.name)
+    return {
+        "key_id": number,
+        "name": name,
+        "note": "",
+        "details": {"org_details": {"name": "mint"}, "user_details": {"email": user}},
+    }
+
+
+@router.delete("/auth/apikey/me")
+async def delete_key(service: TheService, _: User, key: Key) -> dict[str, str]:
+    """Revoke the presented key."""
+    found = await service.auth.key_of(key)
+    if found is None:
+        raise ApiError(400, "This service was started with its key, which cannot be revoked here.")
+    await asyncio.to_thread(service.store.revoke_key, found.name)
+    return {"revoked": found.name}
 
 
 @router.post("/create_session")

@@ -8,9 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from .. import codec, requests
+from ..bodies import BadBody, is_creation, open_body, read_address
 from ..errors import ApiError
 from ..futures import Answer
-from .caller import TheService, User
+from .caller import TheService, User, is_same_machine
 
 router = APIRouter()
 OPERATIONS = (
@@ -19,7 +20,9 @@ OPERATIONS = (
     "optim_step",
     "save_weights",
     "save_weights_for_sampler",
+    "save_weights_external",
     "load_weights",
+    "mint/forward_backward_reverse_kl",
 )
 
 
@@ -38,7 +41,6 @@ async def get_info(
     folder = await service.engines.locate(row.base_model)
     engine = service.engines.running(row.base_model)
     config = json.loads((folder / "config.json").read_text())
-    is_same_machine = request.client is not None and request.client.host in ("127.0.0.1", "::1")
     return {
         "type": "get_info",
         "model_id": row.id,
@@ -49,7 +51,7 @@ async def get_info(
         "model_data": {
             "arch": engine.info.arch if engine else config.get("model_type", "unknown"),
             "model_name": row.base_model,
-            "tokenizer_id": str(folder) if is_same_machine else row.base_model,
+            "tokenizer_id": str(folder) if is_same_machine(request) else row.base_model,
         },
     }
 
@@ -77,12 +79,17 @@ async def submit(service: TheService, user: User, request: Request) -> dict[str,
     content_type = request.headers.get("content-type", codec.JSON).partition(";")[0].strip()
     body, error = await request.body(), None
     try:
-        body = codec.open_body(
+        body = open_body(
             body, request.headers.get("content-encoding"), service.settings.max_body_bytes
         )
-    except codec.BadBody as bad:
+    except BadBody as bad:
         body, error = bad.readable, str(bad)
-    address = codec.read_address(body, is_protobuf=content_type == codec.PROTOBUF)
+    if kind == "load_weights" and error is None and is_creation(body):
+        request_id = await service.runs.create_by_load(
+            user, requests.parse(requests.CreateByLoad, body)
+        )
+        return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
+    address = read_address(body, is_protobuf=content_type == codec.PROTOBUF)
     if address is None:
         raise ApiError(
             400,
@@ -93,9 +100,21 @@ async def submit(service: TheService, user: User, request: Request) -> dict[str,
     if kind == "forward_backward" and address.forward_only:
         kind = "forward"
     run = await service.runs.find(address.run_id, user)
-    request_id = await run.submit(address.seq_id, kind, content_type, b"" if error else body, error)
+    key = request.headers.get("x-idempotency-key")
+    body = b"" if error else body
+    request_id = await run.submit(address.seq_id, kind, content_type, body, error, key)
     return {"request_id": request_id, "model_id": run.row.id}
 
 
 for _kind in OPERATIONS:
-    router.add_api_route(f"/{_kind}", submit, methods=["POST"], name=_kind, operation_id=_kind)
+    _name = _kind.rpartition("/")[2]
+    router.add_api_route(f"/{_kind}", submit, methods=["POST"], name=_name, operation_id=_name)
+
+
+@router.post("/create_custom_loss")
+async def create_custom_loss(_: User) -> dict[str, str]:
+    raise ApiError(
+        400,
+        "This service runs no custom losses of its own. forward_backward_custom() computes them in "
+        "the client, which needs nothing from here.",
+    )

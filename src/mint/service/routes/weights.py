@@ -1,25 +1,29 @@
-"""Checkpoints: what one holds, list, delete."""
+"""Checkpoints: what one holds, list, share, keep, copy, delete."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Query, Request
 
 from .. import requests
-from ..checkpoints import SAMPLER, TRAINING, CheckpointPath
+from ..checkpoints import EXTERNAL, SAMPLER, TRAINING, CheckpointPath, path_of, unexpired
 from ..errors import ApiError, UserError, not_found
-from ..store import CheckpointRow
+from ..store import CheckpointRow, Condition
 from .caller import TheService, User
 
 router = APIRouter()
-_TYPE_OF_KIND = {TRAINING: "training", SAMPLER: "sampler"}
+_TYPE_OF_KIND = {TRAINING: "training", SAMPLER: "sampler", EXTERNAL: "external"}
+EVERYTHING = 10_000
+Limit = Annotated[int, Query(ge=0, le=EVERYTHING)]
+Offset = Annotated[int, Query(ge=0, le=2**53)]
+ONE = "/training_runs/{run_id}/checkpoints/{checkpoint_id:path}"
 
 
 def describe_checkpoint(row: CheckpointRow) -> dict[str, Any]:
     """A checkpoint as clients see it."""
-    path = CheckpointPath(row.run_id, row.kind, row.name)
+    path = path_of(row)
     return {
         "checkpoint_id": path.checkpoint_id,
         "checkpoint_type": _TYPE_OF_KIND[row.kind],
@@ -32,6 +36,35 @@ def describe_checkpoint(row: CheckpointRow) -> dict[str, Any]:
     }
 
 
+def unknown_checkpoint(path: CheckpointPath) -> ApiError:
+    return not_found("checkpoint", path.uri, "List yours with the REST client.")
+
+
+def checkpoint_path(run_id: str, checkpoint_id: str) -> CheckpointPath:
+    """The checkpoint that a URL names. Raises ApiError 400 when it cannot name one."""
+    try:
+        return CheckpointPath.parse(f"tinker://{run_id}/{checkpoint_id}")
+    except UserError as error:
+        raise ApiError(400, str(error)) from error
+
+
+async def _owned(
+    service: TheService,
+    user: User,
+    path: Annotated[CheckpointPath, Depends(checkpoint_path)],
+) -> CheckpointRow:
+    row = await asyncio.to_thread(service.checkpoints.owned, path, user)
+    if row is None:
+        raise unknown_checkpoint(path)
+    return row
+
+
+Owned = Annotated[CheckpointRow, Depends(_owned)]
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
 @router.post("/weights_info")
 async def weights_info(
     service: TheService, user: User, body: requests.WeightsInfo
@@ -39,7 +72,7 @@ async def weights_info(
     path = CheckpointPath.parse(body.tinker_path)
     row = await asyncio.to_thread(service.checkpoints.find, path, user)
     if row is None:
-        raise not_found("checkpoint", path.uri, "List yours with the REST client.")
+        raise unknown_checkpoint(path)
     return {
         "base_model": row.base_model,
         "is_lora": True,
@@ -53,24 +86,34 @@ async def weights_info(
 
 @router.get("/checkpoints")
 async def list_checkpoints(
-    service: TheService, user: User, limit: int = 100, offset: int = 0
+    service: TheService, user: User, limit: Limit = 100, offset: Offset = 0
 ) -> dict[str, Any]:
     return await _page(service, user, limit, offset)
 
 
 @router.get("/training_runs/{run_id}/checkpoints")
-async def list_run_checkpoints(service: TheService, user: User, run_id: str) -> dict[str, Any]:
-    await service.runs.row(run_id, user)
-    return await _page(service, user, 10_000, 0, run_id=run_id)
+async def list_run_checkpoints(
+    service: TheService,
+    user: User,
+    run_id: str,
+    limit: Limit = EVERYTHING,
+    offset: Offset = 0,
+) -> dict[str, Any]:
+    """All checkpoints of a run of one's own; of another's, those that are public."""
+    run = await asyncio.to_thread(service.store.readable_run, run_id, user)
+    if run is None:
+        raise not_found("training run", run_id, "List yours with the REST client.")
+    conditions = [CheckpointRow.run_id == run_id]
+    if run.user != user:
+        conditions.append(CheckpointRow.public.is_(True))
+    return await _page(service, run.user, limit, offset, *conditions)
 
 
 async def _page(
-    service: TheService, user: str, limit: int, offset: int, **equal: str
+    service: TheService, owner: str, limit: int, offset: int, *conditions: Condition
 ) -> dict[str, Any]:
-    if not (0 <= limit <= 10_000 and offset >= 0):
-        raise ApiError(422, "limit must be from 0 to 10000, and offset 0 or more.")
     rows, total = await asyncio.to_thread(
-        lambda: service.store.page(CheckpointRow, user, limit, offset, **equal)
+        service.store.page, CheckpointRow, owner, limit, offset, unexpired(), *conditions
     )
     return {
         "checkpoints": [describe_checkpoint(row) for row in rows],
@@ -78,16 +121,44 @@ async def _page(
     }
 
 
-@router.delete("/training_runs/{run_id}/checkpoints/{checkpoint_id:path}")
-async def delete_checkpoint(
-    service: TheService, user: User, run_id: str, checkpoint_id: str
-) -> dict[str, str]:
-    try:
-        path = CheckpointPath.parse(f"tinker://{run_id}/{checkpoint_id}")
-    except UserError as error:
-        raise ApiError(400, str(error)) from error
-    row = await asyncio.to_thread(service.checkpoints.find, path, user)
-    if row is None or row.user != user:
-        raise not_found("checkpoint", path.uri, "List yours with the REST client.")
+# ---- changing: routes with a suffix come first, as a checkpoint's id has a slash in it -----------
+
+
+@router.post(f"{ONE}/publish")
+async def publish(service: TheService, row: Owned) -> dict[str, Any]:
+    """Let everybody with a key of this service read a checkpoint."""
+    await asyncio.to_thread(service.checkpoints.share, row, True)
+    return {"tinker_path": path_of(row).uri, "public": True}
+
+
+@router.delete(f"{ONE}/publish")
+async def unpublish(service: TheService, row: Owned) -> dict[str, Any]:
+    await asyncio.to_thread(service.checkpoints.share, row, False)
+    return {"tinker_path": path_of(row).uri, "public": False}
+
+
+@router.put(f"{ONE}/ttl")
+async def set_ttl(service: TheService, row: Owned, body: requests.SetTtl) -> dict[str, Any]:
+    """Let a checkpoint expire so many seconds from now; null keeps it for good."""
+    await asyncio.to_thread(service.checkpoints.set_ttl, row, body.ttl_seconds)
+    return {"tinker_path": path_of(row).uri, "ttl_seconds": body.ttl_seconds}
+
+
+@router.delete(ONE)
+async def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
     await asyncio.to_thread(service.checkpoints.delete, row)
-    return {"deleted": path.uri}
+    return {"deleted": path_of(row).uri}
+
+
+@router.post("/copy_weights")
+async def copy_weights(
+    service: TheService, user: User, body: requests.CopyWeights, request: Request
+) -> dict[str, str]:
+    if request.headers.get("x-tinker-weights-access-token") is not None:
+        raise ApiError(
+            400,
+            "weights_access_token is not supported. Use the owner's API key, or let the owner "
+            "publish the checkpoint.",
+        )
+    row = await service.transfers.copy(user, body, request.headers.get("x-idempotency-key"))
+    return {"tinker_path": path_of(row).uri}

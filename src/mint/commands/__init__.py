@@ -1,0 +1,1 @@
+"""The commands of ``mint``, one module per noun. Nothing heavy is imported before it is needed."""

@@ -1,0 +1,88 @@
+"""``mint models``: the base models of this machine, and names for folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mint.catalog import Catalog, missing_from
+from mint.home import CONFIG_FILE
+
+from .options import HomeOption, settings_of
+from .output import JsonOption, Mistake, print_json, print_table
+
+if TYPE_CHECKING:
+    from mint.service.settings import Settings
+
+app = typer.Typer(help="The base models of this machine.", no_args_is_help=True)
+NameArgument = Annotated[str, typer.Argument(help="As in base_model=NAME.")]
+
+
+@app.command("list")
+def list_models(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show the base models that can be used without the hub."""
+    settings = settings_of(home)
+    rows = [_describe(name, settings) for name in _catalog(settings).names()]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(
+            ["MODEL", "FROM"],
+            ([row["name"], row["folder"] or "installed weights package"] for row in rows),
+            "There are none. Add a folder with: mint models add NAME FOLDER",
+        )
+
+
+def _describe(name: str, settings: Settings) -> dict[str, Any]:
+    folder = settings.aliases.get(name)
+    source = "alias" if folder is not None else "package"
+    return {"name": name, "source": source, "folder": str(folder) if folder else None}
+
+
+@app.command("get")
+def get_model(name: NameArgument, home: HomeOption = None) -> None:
+    """Find, convert or download a base model now, and print its folder."""
+    typer.echo(_catalog(settings_of(home)).locate(name))
+
+
+@app.command("add")
+def add_model(
+    name: NameArgument,
+    folder: Annotated[Path, typer.Argument(help="With config, weights and tokenizer.")],
+    home: HomeOption = None,
+) -> None:
+    """Give a folder a name. It is kept in the home folder's config.yaml."""
+    from mint.service.aliases import write_aliases
+
+    if missing := missing_from(folder.expanduser()):
+        raise Mistake(f"{folder} is not the folder of a model: {missing}.")
+    aliases, file = _aliases(home)
+    write_aliases(file, {**aliases, name: folder.expanduser().resolve()})
+    typer.echo(f"{name} is {folder.expanduser().resolve()}. A service reads it when it starts.")
+
+
+@app.command("remove")
+def remove_model(name: NameArgument, home: HomeOption = None) -> None:
+    """Take a name away again. The folder stays as it is."""
+    from mint.service.aliases import write_aliases
+
+    aliases, file = _aliases(home)
+    if name not in aliases:
+        known = ", ".join(aliases) or "none"
+        raise Mistake(f"There is no name {name!r} in {file}. The names there are: {known}.")
+    write_aliases(file, {other: path for other, path in aliases.items() if other != name})
+    typer.echo(f"{name} is no longer a name. A service notices when it starts.")
+
+
+def _aliases(home: Path | None) -> tuple[dict[str, Path], Path]:
+    """The names in the configuration of a home folder, and its file."""
+    from mint.service.aliases import read_aliases
+
+    file = settings_of(home).home / CONFIG_FILE
+    return read_aliases(file), file
+
+
+def _catalog(settings: Settings) -> Catalog:
+    return Catalog(aliases=settings.aliases, cache=settings.cache)

@@ -1,0 +1,23 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mint.service.settings import Settings
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of all state. Default: MINT_HOME, or ~/.mint", file_okay=False),
+]
+
+
+def settings_of(home: Path | None) -> Settings:
+    """The settings of the service that has this home folder."""
+    from mint.service.configuration import load
+
+    return load({"home": home}).settings

@@ -1,0 +1,96 @@
+"""The service that commands talk to, over HTTP."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from .output import Mistake
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="The service. Default: MINT_BASE_URL, TINKER_BASE_URL, or this machine's. "
+        "The key is read from MINT_API_KEY or TINKER_API_KEY.",
+        show_default=False,
+    ),
+]
+TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=None)
+
+
+class Remote:
+    """A running service. Whatever it refuses becomes a :class:`Mistake` in its own words."""
+
+    def __init__(self, url: str | None) -> None:
+        named = url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
+        self.url = (named or _default_url()).rstrip("/")
+        key = os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
+        headers = {"X-API-Key": key} if key else {}
+        try:
+            self.http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT)
+        except httpx.InvalidURL as error:
+            raise Mistake(f"{self.url} is not a URL: {error}. Write http://HOST:PORT") from error
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        return self.request("GET", path, params=query)
+
+    def request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        """The JSON of an answer."""
+        with self.failures():
+            answer = self.http.request(method, path, **options)
+            self.check(answer)
+            value: dict[str, Any] = answer.json() if answer.content else {}
+            return value
+
+    def redirect(self, path: str) -> httpx.URL:
+        """Where an answer sends us. The key stays here: the link is all that the other needs."""
+        with self.failures():
+            answer = self.http.get(path)
+            self.check(answer)
+            return httpx.URL(self.url).join(answer.headers["location"])
+
+    def check(self, answer: httpx.Response) -> None:
+        """Raise a Mistake for an answer that is an error."""
+        if answer.status_code >= 400:
+            answer.read()
+            raise Mistake(_reason(answer))
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """Turns trouble with the connection into what to type."""
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise Mistake(
+                f"No service answers at {self.url}.\n"
+                "Start one:           mint serve\n"
+                "or name another:     --url http://HOST:PORT, or MINT_BASE_URL"
+            ) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Mistake(f"The request to {self.url} failed: {error}. Try again.") from error
+        except (ValueError, KeyError) as error:
+            raise Mistake(f"{self.url} answered, but not as a mint service does.") from error
+
+
+def _default_url() -> str:
+    from mint.service.settings import Settings
+
+    fields = Settings.model_fields
+    return f"http://{fields['host'].default}:{fields['port'].default}"
+
+
+def _reason(answer: httpx.Response) -> str:
+    try:
+        body = answer.json()
+        text = body["error"]["message"] if "error" in body else body["detail"]
+    except (ValueError, KeyError, TypeError):
+        return f"{answer.url} answered {answer.status_code}: {answer.text[:300]}"
+    if answer.status_code >= 500:
+        return f"The service failed ({answer.status_code}): {text}"
+    return str(text)

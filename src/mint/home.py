@@ -1,0 +1,14 @@
+"""Where everything that mint keeps on this machine lies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CONFIG_FILE = "config.yaml"
+"""The configuration in the home folder; ``mint serve`` and ``mint models`` read it."""
+
+
+def default_home() -> Path:
+    """The folder of a service's state: ``$MINT_HOME``, or ``~/.mint``."""
+    return Path(os.environ.get("MINT_HOME") or "~/.mint").expanduser()

@@ -1,0 +1,201 @@
+"""What rewards look like: as data, as text, and as a plot."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mint.rewards.failures import failure_pattern
+from mint.rewards.scoring import Scored
+
+_BINS = 10
+_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample worth reading."""
+
+    reward: float
+    prompt: str
+    response: str
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The figures of a set of scored samples."""
+
+    count: int
+    failed: int
+    mean: float
+    std: float
+    variance: float
+    minimum: float
+    maximum: float
+    skewness: float
+    histogram: tuple[tuple[float, float, int], ...]
+    groups: int
+    ties: float
+    component_means: Mapping[str, float]
+    component_correlations: Mapping[str, float]
+    length_correlation: float
+    failure_patterns: Mapping[str, int]
+    highest: tuple[Example, ...]
+    lowest: tuple[Example, ...]
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain types, for JSON."""
+        return asdict(self)
+
+    def as_text(self) -> str:
+        """A summary for people, with a histogram."""
+        lines = [
+            f"{self.count} rewards, {self.failed} could not be scored",
+            f"mean {self.mean:.3f}  std {self.std:.3f}  variance {self.variance:.3f}  "
+            f"min {self.minimum:.3f}  max {self.maximum:.3f}  skewness {self.skewness:+.2f}",
+            f"groups {self.groups}, of which all rewards equal: {self.ties:.0%}",
+            f"correlation of reward and length {self.length_correlation:+.2f}",
+            *(
+                f"  {name}: mean {mean:.3f}, correlation with the total "
+                f"{self.component_correlations[name]:+.2f}"
+                for name, mean in self.component_means.items()
+            ),
+            *self.bars(),
+        ]
+        if self.failure_patterns:
+            found = ", ".join(f"{name} {count}" for name, count in self.failure_patterns.items())
+            lines.append(f"patterns: {found}")
+        for title, examples in (("highest", self.highest), ("lowest", self.lowest)):
+            lines += [f"{title}: {e.reward:.3f}  {e.response[:_SHOWN]!r}" for e in examples]
+        return "\n".join(lines)
+
+    def bars(self, width: int = 40) -> list[str]:
+        """The histogram, a line per bin."""
+        most = max((count for _, _, count in self.histogram), default=0)
+        return [
+            f"{low:7.2f} to {high:5.2f} | {'#' * round(width * count / most):<{width}} {count}"
+            for low, high, count in self.histogram
+        ]
+
+    def plot(self, path: str | Path) -> Path:
+        """Write the histogram as SVG."""
+        from mint.rewards.plot import histogram_svg
+
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(histogram_svg(self), encoding="utf-8")
+        return path
+
+
+def analyse(scored: Sequence[Scored], examples: int = 3) -> Analysis:
+    """The distribution of rewards, what goes with them, and the samples at both ends.
+
+    Samples of a group share ``metadata["group"]``, or else their prompt. Failure patterns need the
+    gold in ``metadata["answer"]`` or ``metadata["ground_truth"]``.
+
+    >>> from mint.rewards import Sample, Score, Scored
+    >>> scored = [Scored(Sample("x" * n, "p"), Score(n / 4)) for n in range(5)]
+    >>> found = analyse(scored)
+    >>> found.mean, found.skewness, found.length_correlation, found.ties
+    (0.5, 0.0, 1.0, 0.0)
+    """
+    kept = [one for one in scored if one.score is not None]
+    rewards = [one.score.total for one in kept if one.score is not None]
+    mean = _mean(rewards)
+    variance = _mean([(reward - mean) ** 2 for reward in rewards])
+    components = _components(kept)
+    ranked = sorted(kept, key=lambda one: -float(one.score or 0))
+    groups = _groups(kept)
+    return Analysis(
+        count=len(rewards),
+        failed=sum(one.error is not None for one in scored),
+        mean=mean,
+        std=math.sqrt(variance),
+        variance=variance,
+        minimum=min(rewards, default=0.0),
+        maximum=max(rewards, default=0.0),
+        skewness=_skewness(rewards, mean, variance),
+        histogram=_histogram(rewards),
+        groups=len(groups),
+        ties=_mean([float(len(set(values)) == 1) for values in groups.values()]),
+        component_means={name: _mean(values) for name, values in components.items()},
+        component_correlations={
+            name: correlation(values, _totals_with(name, kept))
+            for name, values in components.items()
+        },
+        length_correlation=correlation(rewards, [len(one.sample.response) for one in kept]),
+        failure_patterns=_patterns(kept),
+        highest=tuple(map(_example, ranked[:examples])),
+        lowest=tuple(map(_example, ranked[::-1][:examples])),
+    )
+
+
+def correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Pearson's correlation, 0.0 when one of the two does not vary.
+
+    >>> correlation([1, 2, 3], [2, 4, 6])
+    1.0
+    """
+    if len(a) != len(b):
+        raise ValueError(f"correlation() needs equal lengths, not {len(a)} and {len(b)}.")
+    mean_a, mean_b = _mean(a), _mean(b)
+    together = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
+    spread = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
+    return round(together / spread, 12) if spread > 1e-12 else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _skewness(rewards: Sequence[float], mean: float, variance: float) -> float:
+    if variance < 1e-12:
+        return 0.0
+    return _mean([(reward - mean) ** 3 for reward in rewards]) / float(variance**1.5)
+
+
+def _histogram(rewards: Sequence[float]) -> tuple[tuple[float, float, int], ...]:
+    if not rewards:
+        return ()
+    low, high = min(0.0, *rewards), max(1.0, *rewards)
+    width = (high - low) / _BINS
+    counts = Counter(min(_BINS - 1, int((reward - low) / width)) for reward in rewards)
+    return tuple((low + b * width, low + (b + 1) * width, counts[b]) for b in range(_BINS))
+
+
+def _groups(kept: Sequence[Scored]) -> dict[Hashable, list[float]]:
+    groups: dict[Hashable, list[float]] = defaultdict(list)
+    for one in kept:
+        key = one.sample.metadata.get("group", one.sample.prompt)
+        groups[key].append(float(one.score or 0))
+    return groups
+
+
+def _components(kept: Sequence[Scored]) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = defaultdict(list)
+    for one in kept:
+        for name, value in (one.score.components if one.score else {}).items():
+            values[name].append(value)
+    return dict(values)
+
+
+def _totals_with(name: str, kept: Sequence[Scored]) -> list[float]:
+    return [one.score.total for one in kept if one.score and name in one.score.components]
+
+
+def _patterns(kept: Sequence[Scored]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for one in kept:
+        metadata = one.sample.metadata
+        gold = metadata.get("answer", metadata.get("ground_truth"))
+        if gold is not None:
+            counts[failure_pattern(one.sample.response, gold, metadata.get("format"))] += 1
+    return dict(counts.most_common())
+
+
+def _example(one: Scored) -> Example:
+    return Example(float(one.score or 0), one.sample.prompt, one.sample.response)

@@ -1,0 +1,59 @@
+"""reasoning-gym's generators and scorers as tasks."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from mint.rewards.extraction import last_boxed, last_tag
+from mint.rewards.reward import FunctionReward
+from mint.rewards.score import Score
+from mint.rewards.tasks import Task
+
+
+class GymUnavailable(RuntimeError):
+    """reasoning-gym is not installed, or has no such task."""
+
+
+def reasoning_gym(name: str, count: int = 100, seed: int = 0, **options: Any) -> list[Task]:
+    """``count`` tasks of one of reasoning-gym's generators, scored by its own scorer.
+
+    The answer is what the last ``<answer>`` tag or box holds, or else the whole response.
+
+    >>> task = reasoning_gym("chain_sum", count=1, seed=1)[0]
+    >>> task.score(f"<answer>{task.metadata['answer']}</answer>").total
+    1.0
+    """
+    try:
+        gym: Any = import_module("reasoning_gym")
+    except ModuleNotFoundError:
+        raise GymUnavailable(
+            "reasoning-gym is not installed. Type: pip install reasoning-gym"
+        ) from None
+    try:
+        dataset = gym.create_dataset(name, size=count, seed=seed, **options)
+    except ValueError as error:
+        raise GymUnavailable(
+            f"reasoning-gym cannot make {name!r}: {error}. The names it knows are "
+            "in reasoning_gym.factory.DATASETS."
+        ) from None
+
+    def score(response: str, entry: Any) -> Score:
+        return Score(float(dataset.score_answer(answer=_answer(response), entry=entry)))
+
+    reward = FunctionReward(score, name=f"reasoning_gym:{name}")
+    return [
+        Task(
+            entry["question"],
+            reward,
+            {"answer": entry["answer"], "entry": entry, "task": f"reasoning_gym:{name}"},
+        )
+        for entry in dataset
+    ]
+
+
+def _answer(response: str) -> str:
+    content = last_tag(response)
+    if content is None:
+        content = last_boxed(response)
+    return (response if content is None else content).strip()

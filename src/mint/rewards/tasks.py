@@ -1,0 +1,236 @@
+"""Tasks that need no download: arithmetic, countdown and small programs."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from mint.rewards.extraction import last_boxed, last_tag
+from mint.rewards.reward import Reward, as_reward
+from mint.rewards.score import Sample, Score
+
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
+_TREE: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_LONGEST_EXPRESSION = 500
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt, what its reward needs to know, and the reward."""
+
+    prompt: str
+    reward: Reward
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def score(self, response: str) -> Score | None:
+        """The score of a response to this task."""
+        return self.reward(response, self.prompt, self.metadata)
+
+    def sample(self, response: str) -> Sample:
+        """A response to this task, ready for a scorer."""
+        return Sample(response, self.prompt, self.metadata)
+
+
+def arithmetic_tasks(
+    count: int, seed: int = 0, digits: int = 2, operations: str = "+-*"
+) -> list[Task]:
+    """Questions such as "What is 12 + 34?"; question and answer come from the same numbers.
+
+    >>> task = arithmetic_tasks(1, seed=1)[0]
+    >>> task.score(f"The answer is {task.metadata['answer']}.").total
+    1.0
+    """
+    unknown = set(operations) - _OPERATIONS.keys()
+    if unknown or not operations or digits < 1:
+        raise ValueError(f"arithmetic_tasks() knows {''.join(_OPERATIONS)}, not {operations!r}.")
+    from mint.rewards.answers import check_answer
+
+    reward, draw = as_reward(check_answer), random.Random(seed)
+    tasks = []
+    for _ in range(count):
+        a, b = draw.randrange(10**digits), draw.randrange(10**digits)
+        sign = draw.choice(operations)
+        answer = str(_OPERATIONS[sign](a, b))
+        metadata = {"answer": answer, "task": "arithmetic"}
+        tasks.append(Task(f"What is {a} {sign} {b}?", reward, metadata))
+    return tasks
+
+
+def countdown_tasks(count: int, seed: int = 0, numbers: int = 4, highest: int = 50) -> list[Task]:
+    """Reach a target with each given number at most once; every task can be solved.
+
+    >>> task = countdown_tasks(1)[0]
+    >>> task.score("<answer>1 + 1</answer>").total
+    0.0
+    """
+    reward, draw = as_reward(countdown_reward), random.Random(seed)
+    tasks: list[Task] = []
+    while len(tasks) < count:
+        given = [draw.randint(1, highest) for _ in range(numbers)]
+        target = _reachable(given, draw)
+        if target is None:
+            continue
+        prompt = (
+            f"Use the numbers {', '.join(map(str, given))}, each at most once, with + - * / and "
+            f"brackets, to make {target}. Answer with the expression in <answer></answer>."
+        )
+        metadata = {"numbers": given, "target": target, "task": "countdown"}
+        tasks.append(Task(prompt, reward, metadata))
+    return tasks
+
+
+def countdown_reward(response: str, numbers: Sequence[int], target: int) -> float:
+    """1.0 for an expression that uses the numbers rightly and makes the target, 0.1 if it misses.
+
+    >>> countdown_reward("<answer>(3 + 4) * 6</answer>", [3, 4, 6, 9], 42)
+    1.0
+    >>> countdown_reward("<answer>3 + 4</answer>", [3, 4, 6, 9], 42)
+    0.1
+    >>> countdown_reward("<answer>42</answer>", [3, 4, 6, 9], 42)
+    0.0
+    """
+    content = last_tag(response or "")
+    expression = content if content is not None else last_boxed(response or "") or ""
+    expression = expression.rpartition("=")[0] or expression
+    try:
+        value, used = _value(expression.strip().replace("×", "*").replace("÷", "/"))
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+        return 0.0
+    if used - Counter(numbers):
+        return 0.0
+    return 1.0 if value == target else 0.1
+
+
+def _value(expression: str) -> tuple[Fraction, Counter[int]]:
+    """The exact value of an expression, and the numbers it uses."""
+    if len(expression) > _LONGEST_EXPRESSION or not re.fullmatch(r"[-+*/() 0-9]+", expression):
+        raise ValueError("not an expression of numbers")
+    used: Counter[int] = Counter()
+
+    def walk(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10**9:
+            used[node.value] += 1
+            return Fraction(node.value)
+        if isinstance(node, ast.BinOp) and type(node.op) in _TREE:
+            return _TREE[type(node.op)](walk(node.left), walk(node.right))
+        raise ValueError("not an expression of numbers")
+
+    return walk(ast.parse(expression, mode="eval").body), used
+
+
+def _reachable(given: Sequence[int], draw: random.Random) -> int | None:
+    """A target made from some of the numbers, when it comes out positive and not given."""
+    chosen = draw.sample(list(given), draw.randint(2, len(given)))
+    value = chosen[0]
+    for number in chosen[1:]:
+        value = _OPERATIONS[draw.choice("+-*")](value, number)
+    return value if 0 < value <= 1000 and value not in given else None
+
+
+_PROGRAMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "Write a Python function add(a, b) that returns the sum of two numbers.",
+        "def add(a, b):\n    return a + b\n",
+        ("assert add(2, 3) == 5", "assert add(-4, 4) == 0", "assert add(1.5, 2) == 3.5"),
+    ),
+    (
+        "Write a Python function is_palindrome(text) that tells whether a text reads the same "
+        "backwards, ignoring case and everything but letters and digits.",
+        "def is_palindrome(text):\n"
+        "    letters = [c.lower() for c in text if c.isalnum()]\n"
+        "    return letters == letters[::-1]\n",
+        (
+            "assert is_palindrome('A man, a plan, a canal: Panama') is True",
+            "assert is_palindrome('mint') is False",
+            "assert is_palindrome('') is True",
+        ),
+    ),
+    (
+        "Write a Python function fibonacci(n) that returns the n-th Fibonacci number, "
+        "with fibonacci(0) == 0 and fibonacci(1) == 1.",
+        "def fibonacci(n):\n"
+        "    a, b = 0, 1\n"
+        "    for _ in range(n):\n"
+        "        a, b = b, a + b\n"
+        "    return a\n",
+        (
+            "assert fibonacci(0) == 0",
+            "assert fibonacci(10) == 55",
+            "assert fibonacci(50) == 12586269025",
+        ),
+    ),
+    (
+        "Write a Python function word_counts(text) that returns a dictionary from each lower-case "
+        "word to how often it occurs. Words are separated by white space.",
+        "def word_counts(text):\n"
+        "    counts = {}\n"
+        "    for word in text.lower().split():\n"
+        "        counts[word] = counts.get(word, 0) + 1\n"
+        "    return counts\n",
+        (
+            "assert word_counts('a b A') == {'a': 2, 'b': 1}",
+            "assert word_counts('') == {}",
+            "assert word_counts('x  x\\nx') == {'x': 3}",
+        ),
+    ),
+    (
+        "Write a Python function flatten(items) that flattens nested lists of any depth.",
+        "def flatten(items):\n"
+        "    flat = []\n"
+        "    for item in items:\n"
+        "        flat.extend(flatten(item) if isinstance(item, list) else [item])\n"
+        "    return flat\n",
+        (
+            "assert flatten([1, [2, [3, []]], 4]) == [1, 2, 3, 4]",
+            "assert flatten([]) == []",
+            "assert flatten([[['a']], 'bc']) == ['a', 'bc']",
+        ),
+    ),
+    (
+        "Write a Python function primes(n) that returns the list of all primes up to and "
+        "including n.",
+        "def primes(n):\n"
+        "    return [p for p in range(2, n + 1) if all(p % d for d in range(2, p))]\n",
+        (
+            "assert primes(10) == [2, 3, 5, 7]",
+            "assert primes(1) == []",
+            "assert primes(2) == [2]",
+            "assert len(primes(1000)) == 168",
+        ),
+    ),
+)
+
+
+def code_tasks(count: int | None = None, seed: int = 0) -> list[Task]:
+    """Small programs with tests; the reward runs them in the sandbox.
+
+    >>> task = code_tasks(1)[0]
+    >>> task.score(f"```python\\n{task.metadata['solution']}```").total
+    1.0
+    """
+    from mint.rewards.code import CodeReward
+
+    reward, draw = CodeReward(), random.Random(seed)
+    programs = list(_PROGRAMS)
+    draw.shuffle(programs)
+    chosen = [programs[i % len(programs)] for i in range(len(programs) if count is None else count)]
+    return [
+        Task(prompt, reward, {"tests": list(tests), "solution": solution, "task": "code"})
+        for prompt, solution, tests in chosen
+    ]

@@ -1,0 +1,1 @@
+"""Inference for clients of the OpenAI API: text in, text out, no session and no tokens."""

@@ -1,0 +1,195 @@
+"""From a request's prompts to pieces of text, with the service's samplers in between."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mint.engine.messages import SampledSequence, SampleRequest, SampleResult, TopkLogprobs
+
+from ..errors import ApiError, UserError
+from ..samplers import Sampler
+from ..service import Service
+from .requests import ChatCompletion, Completion, Inference
+from .text import TextStream, TokenScore
+from .tokenizer import ModelTokenizer
+
+_LOWEST = -9999.0  # JSON has no infinity
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some text of one choice. The last piece of a choice says why it ended."""
+
+    choice: int
+    text: str
+    scores: list[TokenScore]
+    finish_reason: str | None = None
+
+
+@dataclass
+class Usage:
+    """Tokens that went in and came out."""
+
+    prompt: int = 0
+    completion: int = 0
+
+
+@dataclass
+class Job:
+    """A request, ready to run: which sampler, which tokens, which tokenizer."""
+
+    request: Inference
+    sampler: Sampler
+    tokenizer: ModelTokenizer
+    prompts: list[list[int]]
+    engine_request: SampleRequest
+    echo: bool = False
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.request.n
+
+
+async def prepare(service: Service, user: str, request: Completion | ChatCompletion) -> Job:
+    """Find the model, and turn text into tokens. Raises ApiError 404 when there is no model."""
+    try:
+        sampler = await service.samplers.named(user, request.model)
+        folder = await service.engines.locate(sampler.row.base_model)
+    except UserError as error:
+        raise ApiError(404, str(error)) from error
+    tokenizer = await service.tokenizers.get(folder)
+    encode = _chat_prompt if isinstance(request, ChatCompletion) else _plain_prompts
+    prompts = await asyncio.to_thread(encode, request, tokenizer)  # type: ignore[arg-type]
+    return Job(
+        request,
+        sampler,
+        tokenizer,
+        prompts,
+        _engine_request(request),
+        echo=isinstance(request, Completion) and request.echo,
+        usage=Usage(prompt=sum(map(len, prompts))),
+    )
+
+
+def _chat_prompt(request: ChatCompletion, tokenizer: ModelTokenizer) -> list[list[int]]:
+    messages = [message.for_template() for message in request.messages]
+    text = tokenizer.render(messages, request.tools_for_template(), request.chat_template_kwargs)
+    return [tokenizer.encode(text, special=False)]
+
+
+def _plain_prompts(request: Completion, tokenizer: ModelTokenizer) -> list[list[int]]:
+    return [
+        tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else prompt
+        for prompt in request.prompts()
+    ]
+
+
+def _engine_request(request: Completion | ChatCompletion) -> SampleRequest:
+    if isinstance(request, ChatCompletion):
+        max_tokens = request.max_completion_tokens or request.max_tokens
+        top = request.top_logprobs
+        scores_prompt = False
+    else:
+        max_tokens = request.max_tokens
+        top = request.logprobs or 0
+        scores_prompt = request.echo and request.logprobs is not None
+    return SampleRequest(
+        prompt=np.zeros(0, np.int64),
+        num_samples=request.n,
+        max_tokens=1 if max_tokens == 0 else max_tokens,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        seed=request.seed,
+        stop=request.stops() or None,
+        topk_sample_logprobs=top,
+        prompt_logprobs=scores_prompt,
+        topk_prompt_logprobs=top if scores_prompt else 0,
+    )
+
+
+# ---- sampling ------------------------------------------------------------------------------------
+
+
+async def pieces(service: Service, job: Job) -> AsyncIterator[Piece]:
+    """The text of every choice, in the order in which it becomes known.
+
+    An engine answers a whole sample at a time today, so the first piece comes when the last token
+    is there. Nothing from here on counts on that: an engine that answers in parts would have its
+    parts fed to the same streams.
+    """
+    samples = [asyncio.create_task(_sample(service, job, prompt)) for prompt in job.prompts]
+    try:
+        for number, sample in enumerate(samples):
+            result = await sample
+            for index, sequence in enumerate(result.sequences):
+                choice = number * job.request.n + index
+                prompt = job.prompts[number]
+                if job.echo:
+                    yield _echo(job, choice, prompt, result)
+                for piece in await asyncio.to_thread(_pieces_of, job, choice, prompt, sequence):
+                    yield piece
+    finally:
+        for sample in samples:
+            sample.cancel()
+
+
+async def _sample(service: Service, job: Job, prompt: list[int]) -> SampleResult:
+    request = dataclasses.replace(job.engine_request, prompt=np.array(prompt, np.int64))
+    return await service.samplers.sample(job.sampler, request)
+
+
+def _pieces_of(job: Job, choice: int, prompt: list[int], sequence: SampledSequence) -> list[Piece]:
+    if job.echo and job.request.max_tokens == 0:
+        return [Piece(choice, "", [], "length")]
+    job.usage.completion += len(sequence.tokens)
+    stream = TextStream(job.tokenizer, job.request.stops(), prompt)
+    found = []
+    for score in _scores(sequence.tokens, sequence.logprobs, sequence.topk_logprobs):
+        text, scores = stream.feed(score)
+        if text or scores:
+            found.append(Piece(choice, text, scores))
+        if stream.is_stopped:
+            break
+    text, scores = stream.finish()
+    return [*found, Piece(choice, text, _without_end(scores, sequence), sequence.stop_reason)]
+
+
+def _without_end(scores: list[TokenScore], sequence: SampledSequence) -> list[TokenScore]:
+    """The token that ended the answer has no text and is not shown."""
+    is_end = sequence.stop_reason == "stop" and scores
+    return scores[:-1] if is_end and scores[-1].token == sequence.tokens[-1] else scores
+
+
+def _echo(job: Job, choice: int, prompt: list[int], result: SampleResult) -> Piece:
+    stream = TextStream(job.tokenizer)
+    logprobs = result.prompt_logprobs
+    parts = [
+        stream.feed(score)
+        for score in _scores(
+            np.array(prompt),
+            np.full(len(prompt), np.nan) if logprobs is None else logprobs,
+            result.topk_prompt_logprobs,
+        )
+    ]
+    parts.append(stream.finish())
+    return Piece(choice, "".join(t for t, _ in parts), [s for _, given in parts for s in given])
+
+
+def _scores(tokens: Any, logprobs: Any, topk: TopkLogprobs | None) -> list[TokenScore]:
+    scores = []
+    for row, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
+        is_scored = logprob == logprob
+        top: list[tuple[int, float]] = []
+        if topk is not None and is_scored:
+            pairs = zip(topk.token_ids[row].tolist(), topk.logprobs[row].tolist(), strict=True)
+            top = [(int(other), max(float(value), _LOWEST)) for other, value in pairs]
+        scores.append(TokenScore(token, max(logprob, _LOWEST) if is_scored else None, top))
+    return scores

@@ -1,0 +1,163 @@
+"""A run's place in an engine: restored from snapshot and journal, and snapshot again in time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from .adapters import OPTIMIZER
+from .checkpoints import lora_of
+from .engine_process import EngineProcess
+from .errors import EngineDied
+from .files import link_files, sync_folder
+from .journal import Journal, Outcome
+from .operations import Done, Operations
+from .parts import Parts
+from .samplers import Samplers
+from .store import RunRow
+from .stream import GRADIENT_KINDS, Gradients
+
+log = logging.getLogger(__name__)
+_ANSWERED_BY_REPLAY = ("forward", "forward_backward")
+_CHANGES_THE_RUN = (*GRADIENT_KINDS, "optim_step", "load_weights")
+
+
+class Residence:
+    """Where a run lives, if it lives in an engine now."""
+
+    def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
+        self._row = row
+        self._journal = journal
+        self._settings = parts.settings
+        self._engines = parts.engines
+        self._futures = parts.futures
+        self._samplers = samplers
+        self._operations = Operations(row, journal, parts.checkpoints, samplers)
+        self._engine: EngineProcess | None = None
+        self._work_s = 0.0
+        self._is_restoring = False
+        self.gradients = Gradients()
+
+    @property
+    def log_file(self) -> Path | None:
+        return self._engine.log_file if self._engine is not None else None
+
+    def why_waiting(self) -> str | None:
+        """What keeps the run from working, in words."""
+        if self._is_restoring:
+            return "the run is being restored from its journal"
+        return self._engines.why_waiting(self._row.base_model)
+
+    def is_in(self, engine: EngineProcess) -> bool:
+        return self._engine is engine
+
+    async def enter(self) -> None:
+        """Bring the run into its engine, if it is not there."""
+        async with self._entered():
+            pass
+
+    async def perform(self, kind: str, seq_ids: Sequence[int]) -> Done:
+        """Carry out a group of operations, in the run's engine."""
+        async with self._entered() as engine:
+            start = time.monotonic()
+            try:
+                return await self._operations.perform(engine, kind, seq_ids)
+            finally:
+                self._work_s += time.monotonic() - start
+
+    @asynccontextmanager
+    async def _entered(self) -> AsyncIterator[EngineProcess]:
+        async with self._engines.using(self._row.base_model) as engine:
+            if self._engine is not engine:
+                self._is_restoring = True
+                try:
+                    await self._restore(engine)
+                finally:
+                    self._is_restoring = False
+                self._engine = engine
+            yield engine
+
+    # ---- restoring ------------------------------------------------------------------------------
+
+    async def _restore(self, engine: EngineProcess) -> None:
+        run_id = self._row.id
+        await engine.call("create_run", run_id=run_id, lora=lora_of(self._row.lora))
+        if (snapshot := self._journal.snapshot_folder) is not None:
+            await engine.call(
+                "load_state",
+                run_id=run_id,
+                folder=str(snapshot),
+                optimizer=(snapshot / OPTIMIZER).exists(),
+            )
+        self.gradients.clear()
+        for outcome in list(self._journal.outcomes):
+            if outcome.error is None:
+                await self._replay(engine, outcome)
+            self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
+
+    async def _replay(self, engine: EngineProcess, outcome: Outcome) -> None:
+        if not self._must_replay(engine, outcome):
+            return
+        done = await self._operations.perform(engine, outcome.kind, outcome.seq_ids)
+        if outcome.kind in _ANSWERED_BY_REPLAY:
+            for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
+                self._futures.finish(f"{self._row.id}:{seq_id}", answer)
+
+    def _must_replay(self, engine: EngineProcess, outcome: Outcome) -> bool:
+        """Whether an operation changed the engine, or left an answer that only it can give."""
+        if outcome.kind in _CHANGES_THE_RUN:
+            return True
+        if outcome.kind == "forward":
+            return self._futures.is_open(f"{self._row.id}:{outcome.seq_ids[0]}")
+        if outcome.kind == "save_weights_for_sampler":
+            sampler_id = (outcome.result or {}).get("sampling_session_id")
+            return sampler_id is not None and not self._samplers.has(sampler_id, engine)
+        return False
+
+    # ---- snapshots ------------------------------------------------------------------------------
+
+    async def begin_from(self, files: Sequence[Path]) -> None:
+        """Let a run without operations begin from these files instead of a fresh adapter."""
+
+        def write() -> None:
+            folder = self._journal.new_snapshot_folder(1)
+            link_files(files, folder)
+            sync_folder(folder)
+            self._journal.cut(folder, 1)
+
+        await asyncio.to_thread(write)
+
+    async def maybe_snapshot(self, kind: str, first: int) -> None:
+        """Cut the journal when replaying it would take long. Only between gradient and gradient."""
+        is_long = (
+            self._work_s >= self._settings.snapshot_after_s
+            or self._journal.size >= self._settings.snapshot_after_bytes
+        )
+        if kind == "load_weights" or (kind == "optim_step" and is_long):
+            await self.snapshot(first)
+
+    async def snapshot(self, first: int) -> None:
+        """Save the run as it is before operation ``first``; on failure the journal goes on."""
+        if self._engine is None or not self.gradients.is_clear or not self._journal.outcomes:
+            return
+        try:
+            await self._samplers.keep(self._engine, run_id=self._row.id)
+            folder = await asyncio.to_thread(self._journal.new_snapshot_folder, first)
+            await self._engine.call("save_state", run_id=self._row.id, folder=str(folder))
+            await asyncio.to_thread(sync_folder, folder)
+            await asyncio.to_thread(self._journal.cut, folder, first)
+        except (OSError, RuntimeError, EngineDied) as error:
+            log.warning("no snapshot of %s was made: %s", self._row.id, error)
+        else:
+            self._work_s = 0.0
+
+    async def leave(self) -> None:
+        """Give the memory in the engine back."""
+        await self._operations.references.drop()
+        if self._engine is not None and self._engine.is_alive:
+            await self._engine.call("drop_run", run_id=self._row.id)
+        self._engine = None

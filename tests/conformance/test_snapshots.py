@@ -1,0 +1,34 @@
+"""The API is what it was, unless somebody meant to change it: ``make snapshots``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tinker.proto import response_conv
+
+from .snapshot import FOLDER, FORWARD_BACKWARD_ANSWERS, SAMPLE_ANSWERS, SNAPSHOTS
+
+HINT = "the API has changed; if that is meant, type: make snapshots"
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_the_contract_is_unchanged(name: str) -> None:
+    assert SNAPSHOTS[name]() == json.loads((FOLDER / name).read_text()), HINT
+
+
+def test_the_newest_client_reads_every_answer() -> None:
+    answers = json.loads((FOLDER / "protobuf.json").read_text())
+    for name in FORWARD_BACKWARD_ANSWERS:
+        output = response_conv.deserialize_forward_backward_output(
+            bytes.fromhex(answers[name]["bytes"])
+        )
+        expected = FORWARD_BACKWARD_ANSWERS[name]
+        assert output.metrics == expected.metrics
+        for record, logprobs in zip(output.loss_fn_outputs, expected.logprobs, strict=True):
+            assert record["logprobs"].to_numpy().tolist() == logprobs.tolist()
+    for name in SAMPLE_ANSWERS:
+        response = response_conv.deserialize_sample_response(bytes.fromhex(answers[name]["bytes"]))
+        assert [s.tokens for s in response.sequences] == [
+            s.tokens.tolist() for s in SAMPLE_ANSWERS[name].sequences
+        ]

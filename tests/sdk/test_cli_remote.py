@@ -1,0 +1,275 @@
+"""The commands that talk to a service: ours, and those of the ``tinker`` package."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import mint
+from mint.cli import main
+
+from .conftest import SEED_MODEL
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def command(
+    served: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Command:
+    """Runs ``mint ARGUMENTS`` as the entry point does, against the served service."""
+    monkeypatch.setenv("MINT_BASE_URL", served)
+    monkeypatch.setenv("MINT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["mint", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return Said(int(end.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@dataclass(frozen=True)
+class Saved:
+    run: str
+    training: str
+    sampler: str
+
+
+@pytest.fixture(scope="session")
+def saved(served: str) -> Saved:
+    """A run with a checkpoint of each kind."""
+    client = mint.ServiceClient(base_url=served).create_lora_training_client(
+        SEED_MODEL, rank=4, user_metadata={"purpose": "cli"}
+    )
+    training = client.save_state("first").result().path
+    sampler = client.save_weights_for_sampler("second").result().path
+    return Saved(client.model_id, training, sampler)
+
+
+@pytest.fixture
+def doomed(saved: Saved, served: str) -> str:
+    """A checkpoint that a test may change and delete."""
+    client = mint.ServiceClient(base_url=served)
+    training = client.create_training_client_from_state(saved.training)
+    return str(training.save_state("doomed").result().path)
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_and_shown(command: Command, saved: Saved) -> None:
+    table = command("runs", "list")
+    assert table.code == 0
+    assert saved.run in table.out
+    assert SEED_MODEL in table.out
+    assert saved.run in [run["training_run_id"] for run in command("runs", "list", "--json").json]
+    shown = command("runs", "show", saved.run)
+    assert saved.training in shown.out
+    assert "purpose" in shown.out
+    assert len(command("runs", "show", saved.run, "--json").json["checkpoints"]) == 2
+
+
+def test_checkpoints_are_listed_and_shown(command: Command, saved: Saved) -> None:
+    assert saved.sampler in command("checkpoints", "list").out
+    listed = command("checkpoints", "list", "--run", saved.run, "--json").json
+    assert [c["tinker_path"] for c in listed] == [saved.sampler, saved.training]
+    shown = command("checkpoints", "show", saved.training.replace("tinker://", "mint://"), "--json")
+    assert shown.json["lora_rank"] == 4
+    assert shown.json["size_bytes"] > 0
+    assert "kB" in command("checkpoints", "show", saved.sampler).out
+
+
+# ---- sampling ------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_answered_by_a_model_or_a_checkpoint(command: Command, saved: Saved) -> None:
+    ask = ("sample", "Hello", "--max-tokens", "6", "--seed", "1")
+    streamed = command(*ask, "--model", SEED_MODEL)
+    assert streamed.code == 0, streamed.err
+    whole = command(*ask, "--model", SEED_MODEL, "--json").json
+    assert streamed.out == whole["choices"][0]["message"]["content"] + "\n"
+    by_default = command(*ask)
+    assert by_default.out == streamed.out
+    assert SEED_MODEL in by_default.err
+    two = command(*ask, "--model", saved.sampler, "--raw", "-n", "2")
+    assert two.out.startswith("[1] ")
+    assert "[2] " in two.out
+
+
+def test_a_prompt_comes_from_standard_input_too(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
+    piped = command("sample", "--raw", "--max-tokens", "4", "--temperature", "0")
+    given = command("sample", "Hello", "--raw", "--max-tokens", "4", "--temperature", "0")
+    assert piped.out == given.out
+
+
+# ---- files and changes ---------------------------------------------------------------------------
+
+
+def test_a_checkpoint_goes_out_as_a_file_and_comes_in_again(
+    command: Command, saved: Saved, served: str, tmp_path: Path
+) -> None:
+    said = command("checkpoints", "download", saved.training, "-o", "first.tar.gz")
+    assert said.code == 0, said.err
+    with tarfile.open(tmp_path / "first.tar.gz") as archive:
+        assert "adapter_model.safetensors" in archive.getnames()
+    again = command("checkpoints", "download", saved.training, "-o", "first.tar.gz")
+    assert again.code == 2
+    assert "--force" in again.err
+    uploaded = command("checkpoints", "upload", "first.tar.gz", "--name", "copied")
+    assert uploaded.code == 0, uploaded.err
+    path = uploaded.out.strip()
+    assert path.endswith("/weights/copied")
+    client = mint.ServiceClient(base_url=served)
+    assert client.create_training_client_from_state_with_optimizer(path).get_info()
+
+
+def test_a_checkpoint_is_published_kept_for_a_while_and_deleted(
+    command: Command, doomed: str
+) -> None:
+    def shown() -> dict[str, Any]:
+        return dict(command("checkpoints", "show", doomed, "--json").json)
+
+    assert command("checkpoints", "publish", doomed).code == 0
+    assert shown()["public"] is True
+    assert command("checkpoints", "publish", doomed, "--undo").code == 0
+    assert shown()["public"] is False
+    assert command("checkpoints", "ttl", doomed, "7200").code == 0
+    assert shown()["expires_at"] is not None
+    assert command("checkpoints", "ttl", doomed, "never").code == 0
+    assert shown()["expires_at"] is None
+    assert command("checkpoints", "delete", doomed, "--yes").code == 0
+    assert command("checkpoints", "show", doomed).code == 2
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs", "show", "no-such-run"], "There is no training run 'no-such-run'"),
+        (["runs", "list", "--url", "http://127.0.0.1:9"], "mint serve"),
+        (["runs", "list", "--url", "nonsense"], "nonsense"),
+        (["checkpoints", "show", "tinker://nonsense"], "is not a checkpoint path"),
+        (["checkpoints", "show", "tinker://x:train:0/weights/a"], "There is no checkpoint"),
+        (["checkpoints", "download", "tinker://x:train:0/weights/a"], "There is no checkpoint"),
+        (["checkpoints", "ttl", "tinker://x:train:0/weights/a", "soon"], "the word never"),
+        (["checkpoints", "upload", "no-such-file"], "no-such-file"),
+        (["sample", "x", "--model", "no/such-model"], "There is no model 'no/such-model'"),
+        (["sample", "x", "--max-tokens", "100000"], "max_tokens"),
+        (["sample", "x", "--raw", "--system", "y"], "--system"),
+        (["models", "add", "my/model", "nowhere"], "no such folder"),
+        (["models", "remove", "my/model"], "There is no name 'my/model'"),
+        (["keys", "revoke", "nobody"], "There is no key 'nobody'"),
+    ],
+)
+def test_a_mistake_gives_one_message_and_exit_code_2(
+    command: Command, arguments: list[str], message: str
+) -> None:
+    said = command(*arguments)
+    assert said.code == 2
+    assert message in said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""
+
+
+# ---- on this machine -----------------------------------------------------------------------------
+
+
+def test_a_name_for_a_folder_stays_until_it_is_removed(command: Command, tiny_model: Path) -> None:
+    assert command("models", "add", "my/tiny", str(tiny_model)).code == 0
+    listed = command("models", "list", "--json").json
+    assert {"name": "my/tiny", "source": "alias", "folder": str(tiny_model)} in listed
+    assert command("models", "get", "my/tiny").out.strip() == str(tiny_model.resolve())
+    assert command("models", "remove", "my/tiny").code == 0
+    assert "my/tiny" not in command("models", "list").out
+
+
+def test_keys_are_made_listed_and_revoked(command: Command) -> None:
+    assert command("keys", "list", "--json").json == []
+    key = command("keys", "create", "--name", "laptop", "--user", "ada", "--prefix", "sk-").out
+    assert key.startswith("sk-")
+    again = command("keys", "create", "--name", "laptop")
+    assert (again.code, "laptop" in again.err) == (2, True)
+    (listed,) = command("keys", "list", "--json").json
+    assert (listed["name"], listed["user"], listed["revoked_at"]) == ("laptop", "ada", None)
+    assert key.strip() not in command("keys", "list").out
+    assert "last one" in command("keys", "revoke", "laptop").out
+    assert command("keys", "list", "--json").json[0]["revoked_at"] is not None
+
+
+def test_rewards_are_a_command_too(command: Command) -> None:
+    assert command("rewards", "list").code == 0
+
+
+def test_shells_can_complete_the_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_MINT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "mint checkpoints d")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert set(command().out.split()) == {"download", "delete"}
+
+
+# ---- tinker's own commands -----------------------------------------------------------------------
+
+
+def tinker(served: str, *arguments: str) -> Any:
+    from tinker.cli.__main__ import main_cli
+
+    environment = {"TINKER_BASE_URL": served, "TINKER_API_KEY": "tml-x"}
+    result = CliRunner(env=environment).invoke(main_cli, ["--format", "json", *arguments])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout) if result.stdout.startswith(("{", "[")) else result.stdout
+
+
+def test_the_tinker_command_reads_runs_and_checkpoints(served: str, saved: Saved) -> None:
+    assert saved.run in json.dumps(tinker(served, "run", "list"))
+    assert SEED_MODEL in json.dumps(tinker(served, "run", "info", saved.run))
+    assert saved.training in json.dumps(tinker(served, "checkpoint", "list"))
+    assert saved.sampler in json.dumps(tinker(served, "checkpoint", "list", "--run-id", saved.run))
+    assert saved.training in json.dumps(tinker(served, "checkpoint", "info", saved.training))
+    assert SEED_MODEL in json.dumps(tinker(served, "model", "list"))
+
+
+def test_the_tinker_command_changes_checkpoints(
+    command: Command, served: str, doomed: str, tmp_path: Path
+) -> None:
+    tinker(served, "checkpoint", "publish", doomed)
+    tinker(served, "checkpoint", "unpublish", doomed)
+    tinker(served, "checkpoint", "set-ttl", doomed, "--ttl", "7200")
+    tinker(served, "checkpoint", "download", doomed, "--output", str(tmp_path))
+    assert list(tmp_path.rglob("adapter_model.safetensors"))
+    tinker(served, "checkpoint", "delete", doomed, "--yes")
+    assert command("checkpoints", "show", doomed).code == 2

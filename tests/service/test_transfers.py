@@ -1,0 +1,245 @@
+"""Checkpoints that leave as files and come back: links, archives, uploads, mixtures."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tinker
+from tinker import types
+
+from tests.service.samples import datum, prompt
+from tests.service_fixture import MODEL, LiveService, RawClient
+
+STEP = types.AdamParams(learning_rate=1e-2)
+
+
+@pytest.fixture(scope="module")
+def client(live_service: LiveService) -> tinker.ServiceClient:
+    return tinker.ServiceClient(base_url=live_service.base_url, api_key="tml-test")
+
+
+@pytest.fixture(scope="module")
+def rest(live_service: LiveService) -> tinker.RestClient:
+    return tinker.RestClient(base_url=live_service.base_url, api_key="tml-test")
+
+
+@pytest.fixture
+def training(client: tinker.ServiceClient) -> tinker.TrainingClient:
+    return client.create_lora_training_client(base_model=MODEL, rank=4)
+
+
+def train(training: tinker.TrainingClient, *seeds: int) -> list[float]:
+    losses = []
+    for seed in seeds:
+        loss = training.forward_backward([datum(seed)], "cross_entropy")
+        training.optim_step(STEP).result()
+        losses.append(loss.result().metrics["loss:sum"])
+    return losses
+
+
+def archive_of(raw: RawClient, path: str) -> bytes:
+    run, kind, name = path.removeprefix("tinker://").split("/")
+    answer = raw.http.get(f"/training_runs/{run}/checkpoints/{kind}/{name}/archive")
+    assert answer.status_code == 302
+    assert "GMT" in answer.headers["expires"]
+    return httpx.get(answer.headers["location"]).content
+
+
+def upload(raw: RawClient, archive: bytes, **fields: str) -> httpx.Response:
+    files = {"file": ("archive.tar.gz", archive, "application/gzip")}
+    return raw.http.post("/checkpoints/upload", files=files, data=fields)
+
+
+def scores(client: tinker.ServiceClient, path: str) -> Any:
+    scored = client.create_sampling_client(model_path=path).compute_logprobs(prompt()).result()
+    return np.array(scored[1:], float)
+
+
+# ---- links ---------------------------------------------------------------------------------------
+
+
+def test_exported_weights_are_fetched_file_by_file_without_a_key(
+    training: tinker.TrainingClient, rest: tinker.RestClient
+) -> None:
+    exported = training.save_weights_external("for-peft", ttl_seconds=7200).result()
+    assert exported.path.endswith("/external_weights/for-peft")
+    links = rest.get_external_weights_urls(exported.path).result()
+    config = json.loads(httpx.get(links.urls["adapter_config.json"]).content)
+    assert (config["r"], config["lora_alpha"]) == (4, 32)
+    with urllib.request.urlopen(links.urls["adapter_model.safetensors"]) as file:
+        assert int(file.headers["content-length"]) == len(file.read())
+    [listed] = rest.list_checkpoints(training.model_id).result().checkpoints
+    assert listed.checkpoint_type == "external"
+
+
+def test_a_link_ends_with_its_checkpoint(training: tinker.TrainingClient, raw: RawClient) -> None:
+    path = training.save_state("again").result().path
+    run = training.model_id
+    where = f"/training_runs/{run}/checkpoints/weights/again/archive"
+    link = raw.http.get(where).headers["location"]
+    assert httpx.get(link).status_code == 200
+    training.save_state("again", overwrite=True).result()
+    assert httpx.get(link).status_code == 404
+    assert httpx.get(link.replace("downloads/", "downloads/x")).status_code == 403
+    assert archive_of(raw, path)
+
+
+# ---- uploads -------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_one_service_resumes_on_another_with_its_optimizer(
+    training: tinker.TrainingClient, raw: RawClient, own_service: Callable[..., LiveService]
+) -> None:
+    train(training, 0, 1)
+    archive = archive_of(
+        raw, training.save_state("halfway", user_metadata={"a": "b"}).result().path
+    )
+    expected = train(training, 2, 3)
+    other = own_service()
+    answer = upload(RawClient(other.base_url), archive).json()
+    assert answer["checkpoint_id"] == answer["path"]
+    assert answer["path"].endswith("/weights/halfway")
+    assert answer["user_metadata"] == {"a": "b"}
+    there = tinker.ServiceClient(base_url=other.base_url, api_key="tml-test")
+    resumed = there.create_training_client_from_state_with_optimizer(answer["path"])
+    assert train(resumed, 2, 3) == expected
+    assert not list((other.home / "uploads").iterdir())
+
+
+def test_an_uploaded_sampler_gives_weights_only(
+    client: tinker.ServiceClient, training: tinker.TrainingClient, raw: RawClient
+) -> None:
+    train(training, 0)
+    path = training.save_weights_for_sampler("policy").result().path
+    uploaded = upload(raw, archive_of(raw, path), name="renamed").json()["path"]
+    assert uploaded.endswith("/sampler_weights/renamed")
+    np.testing.assert_array_equal(scores(client, uploaded), scores(client, path))
+    run = raw.run()
+    refused = raw.result(raw.operate("load_weights", run, 1, path=uploaded, optimizer=True))
+    assert "without an optimizer" in refused["error"]
+    assert raw.result(raw.operate("load_weights", run, 2, path=uploaded, optimizer=False))["path"]
+
+
+def changed(archive: bytes, **files: bytes | None) -> bytes:
+    """The archive with files replaced or (None) left out."""
+    packed = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(archive)) as old,
+        tarfile.open(fileobj=packed, mode="w:gz") as new,
+    ):
+        for info in old:
+            content = old.extractfile(info)
+            data = files.get(info.name.partition(".")[0], content.read() if content else b"")
+            if data is not None:
+                info.size = len(data)
+                new.addfile(info, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def test_an_archive_that_is_wrong_is_refused(
+    training: tinker.TrainingClient, raw: RawClient
+) -> None:
+    archive = archive_of(raw, training.save_state("good").result().path)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 32, "base_model_name_or_path": "no/such"}
+    wrong_base = json.dumps(config).encode()
+    for content, named in (
+        (b"junk", ".tar.gz"),
+        (changed(archive, adapter_config=None), "adapter_config.json"),
+        (changed(archive, adapter_config=b"{}"), "peft_type"),
+        (changed(archive, adapter_model=b"x" * 100), "adapter_model.safetensors"),
+        (changed(archive, optimizer=None), "optimizer.safetensors"),
+        (changed(archive, optimizer=b""), "optimizer.safetensors"),
+        (changed(archive, checkpoint=b"[]"), "checkpoint.json"),
+        (changed(archive, checkpoint=None, adapter_config=wrong_base), "no/such"),
+    ):
+        answer = upload(raw, content)
+        assert answer.status_code == 400, named
+        assert named in answer.json()["detail"]
+    assert "name of a checkpoint" in upload(raw, archive, name="../x").json()["detail"]
+    assert "no/model" in upload(raw, archive, base_model="no/model").json()["detail"]
+
+
+def test_a_form_that_is_wrong_is_refused(raw: RawClient) -> None:
+    for options, named in (
+        ({"json": {}}, "multipart/form-data"),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, "'file'"),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data; boundary=b"}}, "form"),
+        ({"files": {"other": b"x"}}, "'file'"),
+        ({"files": [("file", b"x"), ("file", b"y")]}, "two files"),
+        ({"files": {"file": b"x"}, "data": {"name": "n" * 5000}}, "name"),
+    ):
+        answer = raw.http.post("/checkpoints/upload", **options)  # type: ignore[arg-type]
+        assert answer.status_code == 400, (named, answer.text)
+        assert named in answer.json()["detail"]
+
+
+def test_an_upload_has_a_largest_size(own_service: Callable[..., LiveService]) -> None:
+    service = own_service(max_upload_bytes=5000)
+    answer = upload(RawClient(service.base_url), b"x" * 50_000)
+    assert answer.status_code in (400, 413)
+    assert "5000 bytes" in answer.json()["detail"]
+    assert not list((service.home / "uploads").glob("*/*"))
+
+
+# ---- mixtures ------------------------------------------------------------------------------------
+
+
+def interpolate(raw: RawClient, **fields: Any) -> dict[str, Any]:
+    answer = raw.post("/mint/checkpoints/interpolate", fields)
+    assert answer.status_code == 200, answer.text
+    return raw.result(answer.json()["request_id"])
+
+
+def test_a_mixture_of_checkpoints_can_be_sampled(
+    client: tinker.ServiceClient, training: tinker.TrainingClient, raw: RawClient
+) -> None:
+    paths = []
+    for seed in range(2):
+        train(training, seed)
+        paths.append(training.save_weights_for_sampler(f"step-{seed}").result().path)
+    request = {"source_paths": paths, "coefficients": [0.0, 1.0], "output_path": "ema"}
+    mixed = interpolate(raw, **request)
+    assert mixed["path"] == f"tinker://{training.model_id}/sampler_weights/ema"
+    assert mixed["type"] == "mint_interpolate_checkpoints"
+    np.testing.assert_allclose(scores(client, mixed["path"]), scores(client, paths[1]), atol=1e-5)
+    assert interpolate(raw, **request) == mixed, "the same request is done once"
+    assert raw.post("/weights_info", {"tinker_path": mixed["path"]}).json()["lora_rank"] == 8
+    taken = interpolate(raw, **{**request, "coefficients": [0.5, 0.5]})
+    assert "exists already" in taken["error"]
+    unnamed = interpolate(raw, source_paths=paths, coefficients=[0.5, 0.5])
+    assert unnamed["path"].startswith(f"tinker://{training.model_id}/sampler_weights/")
+
+
+def test_a_mixture_of_nonsense_is_refused(training: tinker.TrainingClient, raw: RawClient) -> None:
+    path = training.save_weights_for_sampler("p").result().path
+    for fields, named in (
+        ({"source_paths": [path], "coefficients": []}, "coefficients"),
+        ({"source_paths": [], "coefficients": []}, "source_paths"),
+        ({"source_paths": [path], "coefficients": [None]}, "coefficients"),
+        ({"source_paths": ["x"], "coefficients": [1]}, "checkpoint path"),
+        ({"source_paths": [path], "coefficients": [1], "output_path": "a/b"}, "name of a"),
+        ({"source_paths": [path], "coefficients": [1], "output_path": "tinker://x"}, "path"),
+        (
+            {
+                "source_paths": [path],
+                "coefficients": [1],
+                "output_path": "tinker://other:train:0/sampler_weights/x",
+            },
+            "output_path",
+        ),
+        (
+            {"source_paths": [path], "coefficients": [1], "output_checkpoint_type": "training"},
+            "type",
+        ),
+    ):
+        answer = raw.post("/mint/checkpoints/interpolate", fields)
+        assert answer.status_code in (400, 422), fields
+        assert named in answer.json()["detail"]
