@@ -15,6 +15,7 @@ from mint.engine.messages import (
     Datum,
     ForwardBackward,
     LoraSpec,
+    SampledToken,
     SampleRequest,
     SampleResult,
     UserError,
@@ -167,6 +168,23 @@ def test_a_request_that_joins_a_running_batch_gets_what_it_would_get_alone(
     for one, other in zip(alone.sequences, done[0].result().sequences, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens)
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
+def test_progress_tells_every_token_once_in_order(base_engine: Engine) -> None:
+    request = SampleRequest(PROMPT, 3, 9, seed=2, stop=[], topk_sample_logprobs=2, progress=True)
+    base_engine.sample(0, "base", request)
+    base_engine.sample(1, "base", SampleRequest(PROMPT, 1, 20, seed=1, stop=[]))
+    told: list[SampledToken] = []
+    jobs = []
+    while not base_engine.sampling.is_idle:
+        jobs += base_engine.sampling.step()
+        assert base_engine.sampling.grown.keys() <= {0}
+        told += base_engine.sampling.grown.get(0, [])
+    for number, sequence in enumerate(jobs[0].result().sequences):
+        mine = [token for token in told if token.sequence == number]
+        assert [token.token for token in mine] == sequence.tokens.tolist()
+        assert [token.logprob for token in mine] == pytest.approx(sequence.logprobs.tolist())
+        assert all(len(token.top) == 2 for token in mine)
 
 
 def test_a_groups_prompt_is_prefilled_once(base_engine: Engine) -> None:

@@ -40,6 +40,30 @@ FIELDS = [
     "reason",
     "detail",
     "model_path",
+    "age_encryption_recipients",
+    "source_path",
+    "source_paths",
+    "coefficients",
+    "output_path",
+    "destination_project_id",
+    "weights_access_token",
+    "reference_model_path",
+    "data",
+    "temperature",
+    "target",
+    "prev_cursor",
+    "timeout",
+    "retrieved_request_ids",
+    "topk_sample_logprobs",
+    "prompt_alt_tokens_k",
+    "prompt_logprobs_last_n",
+    "target_prompt_logprobs",
+    "display_name",
+    "project_ids",
+    "owner",
+    "statuses",
+    "limit",
+    "cursor",
 ]
 
 
@@ -56,7 +80,7 @@ def test_every_route_refuses_junk_with_a_text(raw: RawClient) -> None:
     for method, path in routes(raw):
         for junk in JUNK:
             url = path.replace("{", "").replace("}", "")
-            body = json.dumps(junk).encode() if method == "post" else None
+            body = json.dumps(junk).encode() if method in ("post", "put") else None
             headers = {"content-type": "application/json"}
             answer = raw.http.request(method, url, content=body, headers=headers)
             assert answer.status_code < 500, (method, path, junk, answer.text)
@@ -80,6 +104,14 @@ def test_every_route_refuses_junk_with_a_text(raw: RawClient) -> None:
             "create_sampling_session",
             "weights_info",
             "get_info",
+            "save_weights_external",
+            "copy_weights",
+            "mint/checkpoints/interpolate",
+            "mint/forward_backward_reverse_kl",
+            "retrieve_futures",
+            "cancel_future",
+            "join_sampling_session",
+            "sessions/search",
         ]
     ),
 )
@@ -101,6 +133,14 @@ def test_a_good_request_with_junk_in_some_fields(
         "sampling_session_id": shared["sampler"],
         "prompt": {"chunks": [{"tokens": [1]}]},
         "sampling_params": {"max_tokens": 1},
+        "path": "good",
+        "source_path": shared["path"],
+        "source_paths": [shared["path"]],
+        "coefficients": [1.0],
+        "reference_model_path": MODEL,
+        "data": [],
+        "target": {"sampling_session_id": shared["sampler"]},
+        "timeout": 0,
     }
     content = json.dumps({**good, **fields}).encode()
     answer = raw.http.post(
@@ -109,6 +149,35 @@ def test_a_good_request_with_junk_in_some_fields(
     assert answer.status_code < 500, answer.text
     if answer.status_code == 200 and "request_id" in answer.json():
         assert raw.retrieve(answer.json()["request_id"]).status_code == 200
+
+
+@pytest.mark.parametrize("query", ["limit", "offset", "access_scope", "project_id"])
+def test_a_list_asked_for_with_junk(raw: RawClient, query: str) -> None:
+    for path in ("/training_runs", "/sessions", "/checkpoints", "/training_runs/x:train:0"):
+        for junk in ("", "-1", "1e400", str(2**70), "x" * 10_000, "\0", "ü", "true"):
+            answer = raw.http.get(path, params={query: junk})
+            assert answer.status_code < 500, (path, query, junk)
+            if answer.status_code == 422:
+                assert query in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    ["weights/x", "weights", "x/y", "weights/../x", "weights/" + "x" * 9000, "weights/%00"],
+)
+def test_a_checkpoint_that_cannot_be(raw: RawClient, checkpoint: str) -> None:
+    for run in (raw.run(), "x", "%2e%2e"):
+        one = f"/training_runs/{run}/checkpoints/{checkpoint}"
+        for answer in (
+            raw.http.get(f"{one}/archive"),
+            raw.http.get(f"{one}/external_weights_urls"),
+            raw.http.post(f"{one}/publish"),
+            raw.http.delete(f"{one}/publish"),
+            raw.http.put(f"{one}/ttl", json={"ttl_seconds": None}),
+            raw.http.delete(one),
+        ):
+            assert 400 <= answer.status_code < 500, answer.request.url
+            assert answer.json()["detail"]
 
 
 @pytest.mark.parametrize("seq_id", [-1, 0, 2**70, "1", True, 1.5, [1]])
@@ -126,4 +195,6 @@ def shared(live_service: LiveService) -> dict[str, str]:
     session = raw.session()
     body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}
     sampler = raw.post("/create_sampling_session", body).json()["sampling_session_id"]
-    return {"session": session, "run": raw.run(session), "sampler": sampler}
+    run = raw.run(session)
+    path = raw.result(raw.operate("save_weights", run, 1, path="shared"))["path"]
+    return {"session": session, "run": run, "sampler": sampler, "path": path}

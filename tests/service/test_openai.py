@@ -139,6 +139,21 @@ def test_a_stream_gives_the_same_text_as_the_whole_answer(client: OpenAI) -> Non
     assert chunks > 10
 
 
+def test_a_stream_tells_tokens_as_they_are_sampled(client: OpenAI) -> None:
+    """Two answers grow together: the second has begun before the first has ended."""
+    stream = client.chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=40, n=2, seed=7, stream=True, stop=["never this"]
+    )
+    seen = [
+        (choice.index, choice.delta.content, choice.finish_reason)
+        for chunk in stream
+        for choice in chunk.choices
+    ]
+    ends = [at for at, (_, _, reason) in enumerate(seen) if reason is not None]
+    begun = [min(at for at, (i, text, _) in enumerate(seen) if i == n and text) for n in (0, 1)]
+    assert max(begun) < min(ends)
+
+
 def test_logprobs_name_every_token_and_the_likeliest_others(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,

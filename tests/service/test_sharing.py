@@ -201,6 +201,27 @@ def test_sessions_are_found_by_what_they_are(users: tuple[LiveService, str, str]
     assert rest.get_session(ids["nightly math"]).result().display_name == "nightly math"
 
 
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        ({"user_metadata": {'a"b': "c"}}, "user_metadata"),
+        ({"user_metadata": {str(n): "x" for n in range(2000)}}, "user_metadata"),
+        ({"project_ids": ["x"] * 100_000}, "project_ids"),
+        ({"display_name": "x " * 5000}, "display_name"),
+        ({"statuses": [{"type": "active"}] * 5000}, "statuses"),
+        ({"cursor": {"last_created_at": "2026-01-01T00:00:00", "last_session_id": "x"}}, "cursor"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_search_that_cannot_be(ada: RawClient, wanted: dict[str, object], named: str) -> None:
+    answer = ada.post("/sessions/search", wanted)
+    assert answer.status_code in (400, 422)
+    assert named in answer.json()["detail"]
+    for odd in ("$.x", "a.b", "[0]", "ü", "\\", "'; --", "\0", ""):
+        found = ada.post("/sessions/search", {"user_metadata": {odd: odd}})
+        assert found.status_code in (200, 400), odd
+
+
 def test_a_session_of_another_is_unknown(ada: RawClient, eve: RawClient) -> None:
     session = ada.session()
     assert eve.http.put(f"/sessions/{session}/project", json={"project_id": "x"}).status_code == 404

@@ -121,6 +121,7 @@ class SampleRequest:
     topk_sample_logprobs: int = 0
     target_prompt_logprobs: IntArray | None = None  # [N - 1, K] token ids to score, -1 for none
     prompt_alt_tokens_k: int = 0  # tokens to draw in place of each prompt token but the first
+    progress: bool = False  # send every token as it is sampled, before the result
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,16 @@ class SampledSequence:
     logprobs: FloatArray
     stop_reason: StopReason
     topk_logprobs: TopkLogprobs | None = None
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """One token of a sequence as it grows, for those who asked for progress."""
+
+    sequence: int
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -163,9 +174,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """The worker's answer: a value, or an error of the user's or of the engine's making."""
+    """The worker's answer: a value, or an error of the user's or of the engine's making.
+
+    One that is not final carries the :class:`SampledToken` list of a step, and more will follow.
+    """
 
     id: int
     value: Any = None
     error: str | None = None
     is_user_error: bool = False
+    is_final: bool = True

@@ -20,6 +20,7 @@ from .lora import EVERY_ROW, Adapter, Route, Rows
 from .messages import (
     IntArray,
     SampledSequence,
+    SampledToken,
     SampleRequest,
     SampleResult,
     StopReason,
@@ -42,6 +43,7 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     top: list[tuple[list[int], list[float]]] = field(default_factory=list)
     stop_reason: StopReason | None = None
+    reported: int = 0  # tokens that have been told as progress
 
     @property
     def length(self) -> int:
@@ -55,6 +57,19 @@ class Sequence:
             self.stop_reason = "stop"
         elif len(self.tokens) >= self.job.max_tokens:
             self.stop_reason = "length"
+
+    def fresh(self) -> list[SampledToken]:
+        """The tokens that it grew by since it was last asked."""
+        start, self.reported = self.reported, len(self.tokens)
+        return [
+            SampledToken(
+                self.index,
+                self.tokens[at],
+                self.logprobs[at],
+                list(zip(*self.top[at], strict=True)) if self.top else [],
+            )
+            for at in range(start, self.reported)
+        ]
 
     def result(self) -> SampledSequence:
         assert self.stop_reason is not None, "only a finished sequence has a result"
@@ -109,6 +124,7 @@ class Sampler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # the sequence of each cache row
         self._cache = KVCache()
+        self.grown: dict[int, list[SampledToken]] = {}  # by ticket, what the last step added
 
     @property
     def capacity(self) -> int:
@@ -136,8 +152,15 @@ class Sampler:
         self._drop_finished()
         if self.is_idle:
             self._cache.clear()
+        self._note_progress(touched)
         jobs = dict.fromkeys(sequence.job for sequence in touched)
         return [job for job in jobs if job.is_done]
+
+    def _note_progress(self, sequences: list[Sequence]) -> None:
+        self.grown = {}
+        for sequence in sequences:
+            if sequence.job.request.progress:
+                self.grown.setdefault(sequence.job.ticket, []).extend(sequence.fresh())
 
     @torch.inference_mode()
     def cancel(self, ticket: int) -> bool:

@@ -118,6 +118,8 @@ class Worker:
             for job in self._engine.sampling.abandon():
                 self._channel.send(_failure(job.ticket, error))
         else:
+            for ticket, tokens in self._engine.sampling.grown.items():
+                self._channel.send(Reply(ticket, tokens, is_final=False))
             for job in jobs:
                 self._channel.send(Reply(job.ticket, job.result()))
 

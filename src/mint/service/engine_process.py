@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class EngineProcess:
         self._process = process
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._listening: dict[int, Callable[[Any], None]] = {}
         self._last_answer = time.monotonic()
         self._is_ending = False
         self._reader: asyncio.StreamReader
@@ -83,11 +85,14 @@ class EngineProcess:
             raise
         return engine
 
-    async def call(self, method: str, **arguments: Any) -> Any:
+    async def call(
+        self, method: str, on_progress: Callable[[Any], None] | None = None, **arguments: Any
+    ) -> Any:
         """Run ``Engine.<method>(**arguments)`` in the worker.
 
-        Raises UserError for the user's mistakes, RuntimeError for the engine's own failures and
-        EngineDied when the worker ended before it answered.
+        ``on_progress`` hears what the engine tells before the answer. Raises UserError for the
+        user's mistakes, RuntimeError for the engine's own failures and EngineDied when the worker
+        ended before it answered.
         """
         if not self.is_alive:
             raise self._obituary()
@@ -95,6 +100,8 @@ class EngineProcess:
         if not self._waiting:
             self._last_answer = time.monotonic()
         answer = self._waiting[call_id] = asyncio.get_running_loop().create_future()
+        if on_progress is not None:
+            self._listening[call_id] = on_progress
         self._send(Call(call_id, method, arguments))
         try:
             with contextlib.suppress(ConnectionError):  # the reader notices and says it better
@@ -104,6 +111,8 @@ class EngineProcess:
             if method == "sample" and self._waiting.pop(call_id, None) is not None:
                 self._send(Call(next(self._ids), "cancel_sample", {"call_id": call_id}))
             raise
+        finally:
+            self._listening.pop(call_id, None)
 
     @property
     def depth(self) -> int:
@@ -163,6 +172,10 @@ class EngineProcess:
 
     def _settle(self, reply: Reply) -> None:
         self._last_answer = time.monotonic()
+        if not reply.is_final:
+            if (listener := self._listening.get(reply.id)) is not None:
+                listener(reply.value)
+            return
         answer = self._waiting.pop(reply.id, None)
         if answer is None or answer.done():
             return

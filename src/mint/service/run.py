@@ -251,7 +251,6 @@ class Run:
 
     async def resume(self) -> None:
         """After a restart of the service: replay, so that every promise in the journal is kept."""
-        self._open_future(0)
         try:
             await self.load()
             self.finish_creation()
@@ -261,6 +260,10 @@ class Run:
             for seq_id in [0, *(n for outcome in self._journal.outcomes for n in outcome.seq_ids)]:
                 self._finish(seq_id, Answer.failure(text, "server"))
         self.wake()
+
+    def promise_creation(self) -> None:
+        """Somebody may still wait to hear that the run was made."""
+        self._open_future(0)
 
     def finish_creation(self) -> None:
         result: dict[str, Any] = {"model_id": self.row.id, "type": "create_model"}

@@ -55,6 +55,7 @@ class Runs:
 
     async def create(self, user: str, request: CreateModel) -> str:
         """Start creating a run; returns the request id. The same request gives the same run."""
+        await self._sessions.require(request.session_id, user)
         check_optimizer(request.optimizer_config)
         row = RunRow(
             base_model=request.base_model,
@@ -65,6 +66,7 @@ class Runs:
 
     async def create_by_load(self, user: str, request: CreateByLoad) -> str:
         """Start creating a run that begins where a checkpoint ends; returns the request id."""
+        await self._sessions.require(request.session_id, user)
         check_optimizer(request.optimizer_config)
         path, found = await asyncio.to_thread(self._checkpoints.require, request.path, user)
         check_optimizer_of(path, request.optimizer)
@@ -83,7 +85,6 @@ class Runs:
     async def _create(
         self, user: str, session_id: str, number: int, row: RunRow, files: Sequence[Path] = ()
     ) -> str:
-        await self._sessions.require(session_id, user)
         row.id, row.session_id, row.user = f"{session_id}:train:{number}", session_id, user
         run_folder_name(row.id)
         request_id = f"{row.id}:0"
@@ -126,6 +127,7 @@ class Runs:
         if run is None:
             run = await self._get(run_id, user)
             if run.row.user == user:
+                run.promise_creation()
                 self._in_background(run.resume())
         if run.row.user != user:
             raise _unknown(run_id)

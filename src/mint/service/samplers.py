@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from mint.engine.messages import SampleRequest, SampleResult
+from mint.engine.messages import SampledToken, SampleRequest, SampleResult
 
 from . import codec
 from .arrays import Csr
@@ -24,6 +24,7 @@ from .shelf import Shelf
 from .store import RunRow, SamplerRow
 
 log = logging.getLogger(__name__)
+OnTokens = Callable[[list[SampledToken]], None]
 
 
 @dataclass
@@ -239,10 +240,15 @@ class Samplers:
         if len(self._tasks) >= self._settings.max_outstanding_samples:
             raise ApiError(429, "Too many samples are in work. The client tries again.")
 
-    async def sample(self, sampler: Sampler, request: SampleRequest) -> SampleResult:
-        """Sample and wait for the result. Raises UserError, EngineDied or RuntimeError."""
+    async def sample(
+        self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None = None
+    ) -> SampleResult:
+        """Sample and wait for the result. Raises UserError, EngineDied or RuntimeError.
+
+        ``on_tokens`` hears the tokens of a request that asks for progress, as they are sampled.
+        """
         self._refuse_if_full()
-        task = asyncio.create_task(self._result(sampler, request))
+        task = asyncio.create_task(self._result(sampler, request, on_tokens))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await task
@@ -272,20 +278,26 @@ class Samplers:
             log.exception("sampling from %s failed", sampler.row.id)
             return Answer.failure(f"Sampling failed in the service: {error}", "server")
 
-    async def _result(self, sampler: Sampler, request: SampleRequest) -> SampleResult:
+    async def _result(
+        self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None = None
+    ) -> SampleResult:
         try:
-            return await self._try_sample(sampler, request)
+            return await self._try_sample(sampler, request, on_tokens)
         except EngineDied:
-            return await self._try_sample(sampler, request)
+            if on_tokens is not None:
+                raise  # some tokens may have been told, and a second try would tell others
+            return await self._try_sample(sampler, request, None)
 
-    async def _try_sample(self, sampler: Sampler, request: SampleRequest) -> SampleResult:
+    async def _try_sample(
+        self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None
+    ) -> SampleResult:
         sampler.users += 1
         try:
             async with self._engines.using(sampler.row.base_model) as engine:
                 await self._load(sampler, engine)
                 sampler.used_at = time.monotonic()
                 result: SampleResult = await engine.call(
-                    "sample", sampler_id=sampler.row.id, request=request
+                    "sample", on_tokens, sampler_id=sampler.row.id, request=request
                 )
                 return result
         finally:

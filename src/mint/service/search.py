@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field
 from sqlalchemy import and_, false, func, or_
 
+from .errors import UserError
 from .requests import Request, Texts
 from .store import Condition, SessionRow, Store, now
 
 NO_PROJECT = "default"
+_NOT_IN_A_KEY = re.compile(r'["\\\x00-\x1f]')
+"""What would end a JSON path in the database."""
 
 
 class Owner(Request):
@@ -21,7 +25,7 @@ class Owner(Request):
 
 class Status(Request):
     type: Literal["active", "cancelled", "failed", "client_finished"]
-    reasons: list[str] | None = None
+    reasons: list[str] | None = Field(default=None, max_length=20)
 
 
 class Cursor(Request):
@@ -33,11 +37,11 @@ class SessionSearch(Request):
     """What a client looks for. A session's id or its name is enough; the rest must all hold."""
 
     session_id: str | None = None
-    project_ids: list[str] | None = None
-    user_metadata: Texts = Field(default_factory=dict)
-    display_name: str | None = Field(default=None, min_length=1)
+    project_ids: list[str] | None = Field(default=None, max_length=200)
+    user_metadata: Texts = Field(default_factory=dict, max_length=50)
+    display_name: str | None = Field(default=None, min_length=1, max_length=500)
     owner: Owner = Owner()
-    statuses: list[Status] | None = Field(default=None, min_length=1)
+    statuses: list[Status] | None = Field(default=None, min_length=1, max_length=20)
     limit: int = Field(default=50, ge=1, le=200)
     cursor: Cursor | None = None
 
@@ -68,6 +72,8 @@ def _conditions(user: str, wanted: SessionSearch, alive_since: datetime) -> list
     if wanted.project_ids is not None:
         where.append(func.coalesce(SessionRow.project_id, NO_PROJECT).in_(wanted.project_ids))
     for key, value in wanted.user_metadata.items():
+        if _NOT_IN_A_KEY.search(key):
+            raise UserError(f"user_metadata: {key!r:.100} has a letter that no key can have here.")
         where.append(SessionRow.user_metadata[key].as_string() == value)
     if wanted.statuses is not None:
         where.append(or_(*(_status(status, alive_since) for status in wanted.statuses)))

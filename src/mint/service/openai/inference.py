@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from mint.engine.messages import SampledSequence, SampleRequest, SampleResult, TopkLogprobs
+from mint.engine.messages import (
+    SampledSequence,
+    SampledToken,
+    SampleRequest,
+    SampleResult,
+    TopkLogprobs,
+)
 
 from ..errors import ApiError, UserError
 from ..samplers import Sampler
@@ -112,6 +118,7 @@ def _engine_request(request: Completion | ChatCompletion) -> SampleRequest:
         topk_sample_logprobs=top,
         prompt_logprobs=scores_prompt,
         topk_prompt_logprobs=top if scores_prompt else 0,
+        progress=request.stream,
     )
 
 
@@ -119,47 +126,106 @@ def _engine_request(request: Completion | ChatCompletion) -> SampleRequest:
 
 
 async def pieces(service: Service, job: Job) -> AsyncIterator[Piece]:
-    """The text of every choice, in the order in which it becomes known.
-
-    An engine answers a whole sample at a time today, so the first piece comes when the last token
-    is there. Nothing from here on counts on that: an engine that answers in parts would have its
-    parts fed to the same streams.
-    """
-    samples = [asyncio.create_task(_sample(service, job, prompt)) for prompt in job.prompts]
+    """The text of every choice, in the order in which it becomes known."""
+    news: asyncio.Queue[_News] = asyncio.Queue()
+    samples = [
+        asyncio.create_task(_sample(service, job, number, news))
+        for number in range(len(job.prompts))
+    ]
+    choices = [_Choice(job, number) for number in range(job.choices)]
     try:
-        for number, sample in enumerate(samples):
-            result = await sample
-            for index, sequence in enumerate(result.sequences):
-                choice = number * job.request.n + index
-                prompt = job.prompts[number]
-                if job.echo:
-                    yield _echo(job, choice, prompt, result)
-                for piece in await asyncio.to_thread(_pieces_of, job, choice, prompt, sequence):
+        for _ in samples:
+            while not isinstance(item := (await news.get()), _Ended):
+                for piece in choices[item.choice].feed([item.score]):
                     yield piece
+            for piece in await asyncio.to_thread(_finish, job, choices, item):
+                yield piece
     finally:
         for sample in samples:
             sample.cancel()
 
 
-async def _sample(service: Service, job: Job, prompt: list[int]) -> SampleResult:
-    request = dataclasses.replace(job.engine_request, prompt=np.array(prompt, np.int64))
-    return await service.samplers.sample(job.sampler, request)
+@dataclass(frozen=True)
+class _Told:
+    """A token of a choice, told before its sample is done."""
+
+    choice: int
+    score: TokenScore
 
 
-def _pieces_of(job: Job, choice: int, prompt: list[int], sequence: SampledSequence) -> list[Piece]:
-    if job.echo and job.request.max_tokens == 0:
-        return [Piece(choice, "", [], "length")]
-    job.usage.completion += len(sequence.tokens)
-    stream = TextStream(job.tokenizer, job.request.stops(), prompt)
+@dataclass(frozen=True)
+class _Ended:
+    """A prompt's sample is done, or failed."""
+
+    prompt: int
+    result: SampleResult | BaseException
+
+
+_News = _Told | _Ended
+
+
+async def _sample(service: Service, job: Job, number: int, news: asyncio.Queue[_News]) -> None:
+    request = dataclasses.replace(
+        job.engine_request, prompt=np.array(job.prompts[number], np.int64)
+    )
+
+    def tell(tokens: list[SampledToken]) -> None:
+        for token in tokens:
+            score = TokenScore(token.token, max(token.logprob, _LOWEST), token.top)
+            news.put_nowait(_Told(number * job.request.n + token.sequence, score))
+
+    on_tokens = tell if request.progress else None
+    try:
+        news.put_nowait(
+            _Ended(number, await service.samplers.sample(job.sampler, request, on_tokens))
+        )
+    except Exception as error:
+        news.put_nowait(_Ended(number, error))
+
+
+def _finish(job: Job, choices: list[_Choice], ended: _Ended) -> list[Piece]:
+    """What a prompt's choices have left to say."""
+    if isinstance(ended.result, BaseException):
+        raise ended.result
     found = []
-    for score in _scores(sequence.tokens, sequence.logprobs, sequence.topk_logprobs):
-        text, scores = stream.feed(score)
-        if text or scores:
-            found.append(Piece(choice, text, scores))
-        if stream.is_stopped:
-            break
-    text, scores = stream.finish()
-    return [*found, Piece(choice, text, _without_end(scores, sequence), sequence.stop_reason)]
+    for index, sequence in enumerate(ended.result.sequences):
+        choice = choices[ended.prompt * job.request.n + index]
+        if job.echo:
+            found.append(_echo(job, choice.number, choice.prompt, ended.result))
+        found += choice.finish(sequence)
+    return found
+
+
+class _Choice:
+    """One answer on its way out: takes tokens, gives pieces of text."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.number = number
+        self.prompt = job.prompts[number // job.request.n]
+        self._job = job
+        self._stream = TextStream(job.tokenizer, job.request.stops(), self.prompt)
+        self._fed = 0
+
+    def feed(self, scores: list[TokenScore]) -> list[Piece]:
+        """The pieces that these tokens make certain."""
+        found = []
+        for score in scores:
+            self._fed += 1
+            text, given = self._stream.feed(score)
+            if text or given:
+                found.append(Piece(self.number, text, given))
+        return found
+
+    def finish(self, sequence: SampledSequence) -> list[Piece]:
+        """The pieces of tokens that were not told before, and the last one."""
+        if self._job.echo and self._job.request.max_tokens == 0:
+            return [Piece(self.number, "", [], "length")]
+        self._job.usage.completion += len(sequence.tokens)
+        everything = _scores(sequence.tokens, sequence.logprobs, sequence.topk_logprobs)
+        found = self.feed(everything[self._fed :])
+        text, scores = self._stream.finish()
+        last = Piece(self.number, text, _without_end(scores, sequence), sequence.stop_reason)
+        return [*found, last]
 
 
 def _without_end(scores: list[TokenScore], sequence: SampledSequence) -> list[TokenScore]:
