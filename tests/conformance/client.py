@@ -1,6 +1,6 @@
 """What a client does with a service, the same for every version; prints what it saw as JSON.
 
-    python client.py tinker URL_OF_THE_SERVICE URL_WHERE_ANSWERS_GET_LOST
+    python client.py tinker URL_OF_THE_SERVICE URL_WHERE_ANSWERS_GET_LOST [SCENARIO ...]
 
 It runs in the environment of the client under test, so it imports nothing of ours.
 """
@@ -321,11 +321,11 @@ def error_of(action: Callable[[], Any]) -> str:
 
 
 def main() -> None:
-    url, lossy_url = sys.argv[2:]
+    url, lossy_url, *chosen = sys.argv[2:]
     service = sdk.ServiceClient(base_url=url)
     scenarios = Scenarios(service, lambda: sdk.ServiceClient(base_url=lossy_url))
     seen: dict[str, Any] = {}
-    for name in SCENARIOS:
+    for name in chosen or SCENARIOS:
         try:
             seen[name] = {"saw": getattr(scenarios, name)()}
         except Exception:

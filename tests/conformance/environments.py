@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,9 @@ class Client:
         return answer.stdout
 
 
+NEWEST = Client("tinker-0.36.0", is_ours=True)
 CLIENTS = [
-    Client("tinker-0.36.0", is_ours=True),
+    NEWEST,
     Client("tinker-0.25.0"),
     Client("tinker-0.22.0"),
     Client("mindlab", module="mint", key="sk-conformance"),
@@ -86,9 +88,10 @@ class Conversation:
         return outcome["saw"]
 
 
-def converse(client: Client, wire: Proxy, lossy_wire: Proxy, folder: Path) -> Conversation:
-    """Let a client go through all scenarios."""
-    printed = client.run(
-        "client.py", client.module, wire.base_url, lossy_wire.base_url, folder=folder
-    )
+def converse(
+    client: Client, wire: Proxy, lossy_wire: Proxy, folder: Path, scenarios: Sequence[str] = ()
+) -> Conversation:
+    """Let a client go through the scenarios, by default all."""
+    urls = wire.base_url, lossy_wire.base_url
+    printed = client.run("client.py", client.module, *urls, *scenarios, folder=folder)
     return Conversation(client, json.loads(printed.splitlines()[-1]), wire, lossy_wire)

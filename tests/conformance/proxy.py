@@ -1,4 +1,7 @@
-"""An HTTP proxy between a client and the service: it writes down what passes, and loses answers."""
+"""An HTTP proxy between a client and the service.
+
+It writes down what passes, may lose answers, and may turn on flags of the client.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +69,19 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxy_to(service_url: str, loses: Loses = nothing) -> Iterator[Proxy]:
-    """A proxy in front of a service, for as long as the block runs."""
+def proxy_to(
+    service_url: str, loses: Loses = nothing, flags: dict[str, Any] | None = None
+) -> Iterator[Proxy]:
+    """A proxy in front of a service, for as long as the block runs.
+
+    ``flags`` overrule those that the service gives its clients in ``/client/config``.
+    """
     server = _Server(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     server.upstream = service_url.removeprefix("http://")
     server.proxy = Proxy(f"http://127.0.0.1:{server.server_address[1]}")
     server.loses = loses
+    server.flags = flags or {}
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -87,6 +96,7 @@ class _Server(ThreadingHTTPServer):
     upstream: str
     proxy: Proxy
     loses: Loses
+    flags: dict[str, Any]
     lock = threading.Lock()
     request_queue_size = 512
 
@@ -134,7 +144,10 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP_BY_HOP}
         self._connection.request(self.command, self.path, body or None, headers)
         response = self._connection.getresponse()
-        return response.status, response.headers, response.read()
+        answer = response.read()
+        if self.path.endswith("/client/config") and self.server.flags:
+            answer = json.dumps({**json.loads(answer), **self.server.flags}).encode()
+        return response.status, response.headers, answer
 
     def _write_down(
         self, body: bytes, status: int, headers: http.client.HTTPMessage, answer: bytes

@@ -103,11 +103,15 @@ def openapi() -> dict[str, Any]:
 SNAPSHOTS = {"openapi.json": openapi, "protobuf.json": protobuf_answers}
 
 
+def text_of(name: str) -> str:
+    """What a snapshot's file would hold now."""
+    return json.dumps(SNAPSHOTS[name](), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    for name, take in SNAPSHOTS.items():
-        text = json.dumps(take(), indent=1, sort_keys=True, ensure_ascii=False)
-        (FOLDER / name).write_text(text + "\n")
+    for name in SNAPSHOTS:
+        (FOLDER / name).write_text(text_of(name))
         print(f"wrote tests/conformance/snapshots/{name}")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
+from mint.service.codec import JSON, PROTOBUF
+
 from .conftest import PUBLIC_NAME
-from .environments import CLIENTS, Conversation
+from .environments import Conversation
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_client_is_the_one_it_is_called(conversation: Conversation) -> None:
@@ -18,8 +20,10 @@ def test_the_client_is_the_one_it_is_called(conversation: Conversation) -> None:
         assert f"tinker-{versions['tinker']}" == conversation.client.name
 
 
-def test_versions_differ() -> None:
-    assert len({client.name for client in CLIENTS}) == len(CLIENTS)
+def test_old_clients_send_json_and_new_ones_protobuf(conversation: Conversation) -> None:
+    sent = {e.request_headers["content-type"] for e in conversation.wire.to("/forward_backward")}
+    assert sent == {JSON if conversation.client.sends_json else PROTOBUF}
+    assert bool(conversation.wire.to("/forward")) == conversation.client.sends_json
 
 
 def test_the_public_name_is_served(conversation: Conversation) -> None:
@@ -137,4 +141,5 @@ def test_mints_own_calls(conversation: Conversation) -> None:
     seen = conversation.saw("mint_extras")
     assert seen["mixed"] == pytest.approx(seen["trained"], abs=1e-5)
     assert seen["outputs"] == 2
-    assert all(map(math.isfinite, seen["kl_to_fresh"].values()))
+    assert seen["kl_to_itself"]["loss:sum"] == pytest.approx(0.0, abs=1e-5)
+    assert seen["kl_to_fresh"]["loss:sum"] > 0

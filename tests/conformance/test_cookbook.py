@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from .conftest import PUBLIC_NAME
 from .cookbook_data import lay_out
 from .environments import COOKBOOK
 from .talker import build_talker
+
+pytestmark = pytest.mark.slow
 
 TEACHER = "Qwen/Qwen3.5-9B"
 WRITER = "Qwen/Qwen3.6-35B-A3B"  # the model that create_data names, whatever it is told
@@ -49,7 +50,9 @@ RECIPES: dict[str, list[str]] = {
         *["tinker_cookbook.recipes.preference.dpo.train", *POLICY, "learning_rate=1e-3"],
         *["batch_size=2", "max_steps=3", NEW],
     ],
-    "prompt_distillation_data": ["tinker_cookbook.recipes.prompt_distillation.create_data"],
+    "prompt_distillation_data": [
+        *["tinker_cookbook.recipes.prompt_distillation.create_data", "output_file=distilled.jsonl"],
+    ],
     "prompt_distillation": [
         *["tinker_cookbook.recipes.prompt_distillation.train", *SMALL, "batch_size=1"],
         *["file_path=distilled.jsonl", "max_steps=3", "eval_every=0", "save_every=1", NEW],
@@ -108,24 +111,25 @@ class Recipes:
 
 
 @pytest.fixture(scope="module")
-def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipes]:
+def recipes(tmp_path_factory: pytest.TempPathFactory) -> Recipes:
     folder = tmp_path_factory.mktemp("cookbook")
     if not COOKBOOK.python.exists():
         pytest.skip("the cookbook is not installed; type: make conformance-envs")
     names = [PUBLIC_NAME, TEACHER, WRITER]
     model = build_talker(folder / "talker")
     lay_out(folder, model, names)
-    service = start_service(folder / "home", None, aliases=dict.fromkeys(names, model))
     commands = {
         name: [*command, *([] if name in WITHOUT_LOG else [f"log_path={log_path(name)}"])]
         for name, command in RECIPES.items()
     }
-    commands["prompt_distillation_data"].append("output_file=distilled.jsonl")
-    printed = COOKBOOK.run(
-        "recipes.py", json.dumps(commands), folder=folder, TINKER_BASE_URL=service.base_url
-    )
-    yield Recipes(folder, json.loads(printed))
-    service.stop()
+    service = start_service(folder / "home", None, aliases=dict.fromkeys(names, model))
+    try:
+        printed = COOKBOOK.run(
+            "recipes.py", json.dumps(commands), folder=folder, TINKER_BASE_URL=service.base_url
+        )
+    finally:
+        service.stop()
+    return Recipes(folder, json.loads(printed))
 
 
 @pytest.mark.parametrize("name", RECIPES)

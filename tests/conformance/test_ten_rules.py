@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from mint.service.bodies import read_address
 from mint.service.codec import PROTOBUF
 
 from .environments import Conversation
 from .proxy import Exchange
+
+pytestmark = pytest.mark.slow
 
 BIG = ("/forward_backward", "/forward", "/asample")
 OPERATIONS = ("/forward_backward", "/forward", "/optim_step", "/save_weights", "/load_weights")

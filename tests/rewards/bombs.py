@@ -79,8 +79,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "evaluate_relevance": {"prompt": "What is 2 + 2?"},
     "composite_reward": {"prompt": "What is 2 + 2?", "ground_truth": "4"},
 }
-# What is hardest; the functions that are built on others are tried on these alone.
-HARD = ("superscripts", "vulgar fractions", "unfinished markers", "boxes", "digits", "letters")
+# The functions that read text by themselves are tried on everything, those built on them on this.
+READERS = ("check_answer with a number", "match_format_exactly with numbers", "extract_code")
+HARD = (
+    *WHOLE,
+    *("superscripts", "vulgar fractions", "unfinished markers", "boxes", "digits", "letters"),
+)
 GOLD = {"ground_truth": "42"}
 FORMAT = {"expected_format": "[TEXT] the answer is [NUM] or <answer>…</answer>"}
 CORE: dict[str, Callable[[str], Any]] = {
@@ -117,9 +121,9 @@ def inputs() -> dict[str, str]:
 
 
 def calls() -> Iterator[tuple[str, str]]:
-    """Which function is tried on which input: the core on all, the others on the hard ones."""
+    """Which function is tried on which input."""
     for function_name in functions():
-        for input_name in inputs() if function_name in CORE else HARD:
+        for input_name in (*PIECES, *WHOLE) if function_name in READERS else HARD:
             yield function_name, input_name
 
 

@@ -80,6 +80,12 @@ def test_an_integer_is_extracted_as_an_integer() -> None:
     assert type(check_numbers("4.0", [4])["extracted"][0]) is int
 
 
+@pytest.mark.parametrize("response", [4, 4.0, b"4", ["4"], "\ud800 4", object()])
+def test_check_answer_never_raises_on_odd_responses(response: Any) -> None:
+    assert check_answer(response, "x^2") == 0.0
+    assert check_answer(response, "4") in (0.0, 1.0)
+
+
 @pytest.mark.parametrize("gold", [None, [4], {"answer": 4}])
 def test_a_gold_that_is_neither_text_nor_number_is_refused(gold: Any) -> None:
     with pytest.raises(TypeError, match="A gold must be a text or a number"):

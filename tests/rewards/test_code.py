@@ -78,7 +78,7 @@ def test_asserts_may_use_classes_generators_exceptions_and_helpers() -> None:
     assert (
         passed(
             STACK,
-            "s = Stack()\ns.push(1).push(2)\nassert s.pop() == 2\nassert len(s) == 1\nassert [*s] == [1]",
+            "s = Stack().push(1).push(2)\nassert s.pop() == 2\nassert [*s] == [1] and len(s) == 1",
             "assert list(numbers(3)) == [0, 1, 2] and sum(numbers(5)) == 10",
             "try:\n    divide(1, 0)\n    assert False\nexcept ZeroDivisionError:\n    pass",
             "assert math.isclose(divide(1, 3), 1 / 3)",

@@ -47,6 +47,7 @@ def check_answer(response: str | None, ground_truth: Gold) -> float:
     1.0
     """
     gold = read_gold(ground_truth)
+    response = response if isinstance(response, str) or response is None else str(response)
     if not response or gold.kind == "never right":
         return 0.0
     answer = final_answer(response)

@@ -77,7 +77,7 @@ class CodeReward(Reward):
         self.tests = [read_test(test) for test in tests] if tests is not None else None
         self.partial_credit = partial_credit
         self.setup = setup
-        self.parallel = parallel or (os.cpu_count() or 1) + 1
+        self.parallel = parallel or 3 * (os.cpu_count() or 1)  # starting is mostly waiting
 
     async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
         slots = asyncio.Semaphore(self.parallel)
@@ -146,7 +146,7 @@ class _Session:
         self._code = code
         self._count = len(tests)
         asserts = [test for test in tests if isinstance(test, AssertTest)]
-        self._module, self._names = assert_module(asserts, setup)
+        self._module, self._names = assert_module(tuple(asserts), setup)
         numbers = iter(range(len(asserts)))
         self._messages = [
             {"assert": f"test_{next(numbers)}"} if isinstance(test, AssertTest) else test.message()
@@ -162,10 +162,10 @@ class _Session:
         with ours, contextlib.ExitStack() as programs:
             with theirs:
                 checker = Sandbox(_CHECKER_LIMITS).started(
-                    python_command("checker.py", str(theirs.fileno())),
+                    python_command("checker", str(theirs.fileno())),
                     {"asserts.py": self._module.encode()},
                     pass_fds=[theirs.fileno()],
-                    inside=("checker.py", "wire.py"),
+                    inside=("checker", "wire"),
                     piped=False,
                 )
                 programs.enter_context(checker)
@@ -200,10 +200,10 @@ class _Session:
         limit = str(self._sandbox.limits.output_kb * 1024)
         with ours, theirs:
             started = self._sandbox.started(
-                python_command("model.py", str(theirs.fileno()), limit),
+                python_command("model", str(theirs.fileno()), limit),
                 {"solution.py": self._code.encode(errors="replace")},
                 pass_fds=[theirs.fileno()],
-                inside=("model.py", "wire.py"),
+                inside=("model", "wire"),
                 piped=False,
             )
             with started:

@@ -6,6 +6,7 @@ import ast
 import builtins
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from mint.rewards.inside.wire import Unsupported, encode
@@ -84,10 +85,11 @@ def read_test(data: CodeTest | str | Mapping[str, Any]) -> CodeTest:
     )
 
 
-def assert_module(tests: Sequence[AssertTest], setup: str = "") -> tuple[str, list[str]]:
+@lru_cache(maxsize=256)
+def assert_module(tests: tuple[AssertTest, ...], setup: str = "") -> tuple[str, list[str]]:
     """One module with a function per test, and the names that the program must define.
 
-    >>> assert_module([AssertTest("assert add(2, 3) == 5")])[1]
+    >>> assert_module((AssertTest("assert add(2, 3) == 5"),))[1]
     ['add']
     """
     module = ast.parse(setup)

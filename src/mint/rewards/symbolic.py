@@ -41,6 +41,7 @@ class FormulaPool:
                 'Type: pip install math-verify "antlr4-python3-runtime==4.9.*"'
             )
         self.seconds = seconds
+        self._owner = os.getpid()
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._workers = [_Worker() for _ in range(size)]
         for worker in self._workers:
@@ -62,7 +63,9 @@ class FormulaPool:
             worker.ready()
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes; a forked child leaves its parent's alone."""
+        if os.getpid() != self._owner:
+            return
         for worker in self._workers:
             worker.end()
 
