@@ -16,6 +16,7 @@ from mint.service.checkpoints import (
     check_name,
     run_folder_name,
 )
+from mint.service.files import delete_leftovers
 from mint.service.store import CheckpointRow, RunRow, Store, now
 
 LORA = {"rank": 4, "seed": 1, "train_attn": True, "train_mlp": True, "train_unembed": False}
@@ -168,3 +169,15 @@ def test_expired_checkpoints_are_not_found_and_then_deleted(
     assert checkpoints.find(new().path, "ada") is None
     checkpoints.delete_expired()
     assert not checkpoints.folder(new().path).exists()
+
+
+def test_what_a_crash_left_behind_is_removed_after_a_while(
+    checkpoints: Checkpoints, run: RunRow, tmp_path: Path
+) -> None:
+    save(checkpoints, run, new(), "kept")
+    draft = checkpoints.begin(new(seq_id=2, overwrite=True))
+    delete_leftovers(tmp_path)
+    assert draft.exists(), "somebody may be writing it"
+    delete_leftovers(tmp_path, age_s=-1)
+    assert not draft.exists()
+    assert content(checkpoints, new()) == "kept"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,3 +37,12 @@ def link_files(files: Iterable[Path], folder: Path) -> None:
                 if isinstance(error, FileExistsError | FileNotFoundError):
                     raise
                 shutil.copyfile(file, target)
+
+
+def delete_leftovers(home: Path, age_s: float = 24 * 3600.0) -> None:
+    """Remove drafts and uploads that a crash left behind so long ago that nobody can want them."""
+    cutoff = time.time() - age_s
+    for leftover in (*home.glob("checkpoints/*/*/.draft-*"), *home.glob("uploads/*")):
+        with contextlib.suppress(FileNotFoundError):
+            if leftover.stat().st_mtime < cutoff:
+                shutil.rmtree(leftover, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 
@@ -11,6 +12,7 @@ from .checkpoints import Checkpoints
 from .engine_process import EngineProcess
 from .engines import Engines
 from .errors import ApiError, not_found
+from .files import delete_leftovers
 from .futures import Future, Futures
 from .links import Links
 from .openai.tokenizer import Tokenizers
@@ -102,6 +104,8 @@ class Service:
         return max(min(HOUSEKEEPING_S, *(limit / 2 for limit in limits)), 0.05)
 
     async def _keep_house(self) -> None:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(delete_leftovers, self.settings.home)
         while True:
             await asyncio.sleep(self._round_s)
             try:
