@@ -24,14 +24,14 @@ _STEPS = 150
 _UNSET = -100
 
 
-def build_talker(folder: Path) -> Path:
+def build_talker(folder: Path, sayings: list[str] = SAYINGS) -> Path:
     """Write the model and its tokenizer into a folder."""
     build_model(folder, "mistral", spread=0.1, max_position_embeddings=CONTEXT, sliding_window=6)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokens, targets = _lessons(tokenizer)
+    tokens, targets = _lessons(tokenizer, sayings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     slower = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, _STEPS)
     random = torch.Generator().manual_seed(0)
@@ -45,12 +45,12 @@ def build_talker(folder: Path) -> Path:
     return folder
 
 
-def _lessons(tokenizer: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _lessons(tokenizer: object, sayings: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Every saying after every beginning, with room for noise before; the saying is learned."""
     lessons = [
         (tokenizer.encode(beginning), tokenizer.encode(saying))  # type: ignore[attr-defined]
         for beginning in BEGINNINGS
-        for saying in SAYINGS
+        for saying in sayings
     ]
     length = max(len(before) + len(after) for before, after in lessons)
     tokens = torch.full((len(lessons), length), _UNSET)

@@ -206,8 +206,10 @@ def read_object(answer: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     jsonschema: Any = import_module("jsonschema")
     found = _OBJECT.search(answer)
+    if found is None:
+        raise JudgeFailed(f"The judge's answer has no JSON object in it: {answer[:200]!r}.")
     try:
-        value = json.loads(found[0]) if found else None
+        value = json.loads(found[0])
         jsonschema.validate(value, dict(schema))
     except (ValueError, RecursionError) as error:
         raise JudgeFailed(f"The judge's answer is not JSON ({error}): {answer[:200]}") from None
