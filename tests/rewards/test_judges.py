@@ -82,7 +82,7 @@ def test_a_server_without_structured_answers_is_asked_without_them() -> None:
 @pytest.mark.parametrize(
     ("judge", "statuses", "hint"),
     [
-        (lambda body: "I would say nine.", [], "not JSON|does not fit"),
+        (lambda body: "I would say nine.", [], "no JSON|not JSON|does not fit"),
         (lambda body: '{"right": 11}', [], "does not fit"),
         (lambda body: "", [], "answered with nothing"),
         (by_words, [401, 401], "HTTP 401"),
