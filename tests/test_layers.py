@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "mint.engine": ("mint.engine",),
     "mint.service": ("mint.service", "mint.engine.messages", "mint.catalog", "mint.home"),
     "mint.rewards": ("mint.rewards",),
-    "mint.rl": ("mint.rl", "mint.rewards", "mint", *SDK),
+    "mint.rl": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK),
     "mint.watch": ("mint.watch",),
     "agent_tunix": ("agent_tunix", "mint.rewards"),
 }

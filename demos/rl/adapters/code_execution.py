@@ -1,0 +1,62 @@
+"""Programs that pass tests.
+
+    python demos/rl/adapters/code_execution.py
+
+The model's program runs in the sandbox (no network, no files of this machine, limits on time and
+memory), never in this process. The reward is the share of tests that pass: partial credit gives a
+signal long before a program is right.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from mint.rewards import code_tasks
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from rl_core import RLAdapter, RLConfig, run_grpo
+
+EXAMPLE = """Q: Write a Python function double(x) that returns twice a number.
+A:
+```python
+def double(x):
+    return 2 * x
+```
+
+"""
+
+
+class CodeExecutionAdapter(RLAdapter):
+    """Small programming problems with tests."""
+
+    def __init__(self) -> None:
+        self.tasks = code_tasks()
+
+    def build_dataset(self) -> list[Any]:
+        return self.tasks
+
+    def make_prompt(self, sample: Any, tokenizer: Any) -> list[int]:
+        return list(tokenizer.encode(f"{EXAMPLE}Q: {sample.prompt}\nA:\n"))
+
+    async def compute_reward(self, response: str, sample: Any) -> Any:
+        (outcome,) = await sample.reward.outcomes([sample.sample(response)])
+        if hasattr(outcome, "error"):
+            raise outcome.error
+        return outcome
+
+    def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
+        passed = sum(reward >= 1.0 for reward in rewards) / len(rewards) if rewards else 0.0
+        mean = sum(rewards) / len(rewards) if rewards else 0.0
+        print(
+            f"Step {step}: solved={passed:.1%}, tests={mean:.1%}, datums={num_datums}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    cfg = RLConfig.from_env()
+    cfg.max_tokens = int(os.environ.get("MINT_RL_MAX_TOKENS", "256"))
+    cfg.reward_workers = 0  # the sandbox brings its own processes
+    run_grpo(CodeExecutionAdapter(), cfg)

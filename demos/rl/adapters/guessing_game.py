@@ -1,0 +1,55 @@
+"""A small text game: find a number from "higher" and "lower".
+
+    python demos/rl/adapters/guessing_game.py
+
+The reward is higher the fewer guesses were needed, so that the way there is part of the score.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import sys
+from pathlib import Path
+
+from mint.rewards import Score
+from mint.rl import Chat
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from rl_core import RLConfig, run_grpo
+
+HIGHEST = 15
+
+
+class GuessingGameEnvironment:
+    """The game's master."""
+
+    def build_dataset(self) -> list[int]:
+        return [random.randint(1, HIGHEST) for _ in range(50)]
+
+    async def rollout(self, task: int, chat: Chat) -> Score:
+        chat.user(f"I think of a number from 1 to {HIGHEST}. Guess it. Write only a number.")
+        nearest = HIGHEST
+        while chat.turns_left:
+            reply = await chat.reply(max_tokens=8)
+            found = re.search(r"\d{1,6}", reply.text)
+            if not found:
+                chat.user("Write a number.")
+                continue
+            guess = int(found[0])
+            nearest = min(nearest, abs(guess - task))
+            if guess == task:
+                break
+            chat.user("Higher." if guess < task else "Lower.")
+        solved = float(nearest == 0)
+        speed = (1 - (chat.turns - 1) / chat.max_turns) * solved
+        close = 0.2 * (1 - nearest / HIGHEST)
+        return Score(0.4 * solved + 0.4 * speed + close, {"solved": solved, "speed": speed})
+
+
+if __name__ == "__main__":
+    cfg = RLConfig.from_env()
+    cfg.max_turns = int(os.environ.get("MINT_RL_MAX_TURNS", "5"))
+    cfg.success_threshold = 0.6
+    run_grpo(GuessingGameEnvironment(), cfg)

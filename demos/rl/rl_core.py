@@ -1,0 +1,82 @@
+"""GRPO in one page: sample, score, compare, train.
+
+A language model answers each question several times. A reward function says how good each answer
+is. An answer that is better than the others to the same question is made more likely, a worse one
+less likely. That is all; everything below is this, said precisely.
+
+A task is an `RLAdapter`: where questions come from, how they are asked, what an answer is worth.
+
+    from rl_core import RLAdapter, RLConfig, run_grpo
+
+    class Additions(RLAdapter):
+        def build_dataset(self):
+            return [(random.randint(0, 9), random.randint(0, 9)) for _ in range(50)]
+
+        def make_prompt(self, sample, tokenizer):
+            return tokenizer.encode(f"Q: What is {sample[0]} + {sample[1]}?\nA:")
+
+        def compute_reward(self, response, sample):
+            return float(response.strip() == str(sum(sample)))
+
+    run_grpo(Additions(), RLConfig(steps=20))
+
+What is left out of GRPO as it was published, and how to get it back:
+  - rewards are centred in their group but not divided by its standard deviation, which would favour
+    questions that are almost always or almost never solved (advantage="standardise");
+  - there is no clipping: a batch is used for one step, so that the policy has not moved away from
+    the one that sampled it (loss_fn="ppo", with substeps=2 or more);
+  - there is no KL term: with a reward that cannot be fooled it only slows learning down
+    (kl_penalty_coef=0.05 puts it into the reward).
+
+Settings are the fields of `RLConfig` and variables of the environment: MINT_BASE_MODEL,
+MINT_LORA_RANK, MINT_RL_STEPS, MINT_RL_BATCH, MINT_RL_GROUP, MINT_RL_LR, MINT_RL_MAX_TOKENS,
+MINT_RL_TEMPERATURE, and MINT_RL_ with the name of any other field. docs/rl.md has all of them.
+
+Names end in their dimensions: P prompts of a step, G answers of a group, D datums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mint.rl import Group, RLAdapter, RLConfig, Run, advantages, build_datums
+
+__all__ = ["RLAdapter", "RLConfig", "run_grpo"]
+
+
+def run_grpo(adapter: Any, cfg: RLConfig | None = None) -> str:
+    """Train on a task. Returns the path of the trained weights.
+
+    Interrupted by Ctrl-C, a crash or a lost service, the same call goes on where it stopped.
+    """
+    with Run(adapter, cfg) as run:
+        cfg = run.cfg
+        for step in run:
+            # 1. Sample. Every prompt of the step is in flight at once, and each group is scored as
+            #    soon as it arrives. An answer whose reward failed is counted, and left out.
+            batch = run.sample(step)
+
+            # 2. Compare. Where all answers are equally good there is nothing to prefer. With
+            #    kl_penalty_coef, an answer pays for being unlikely under the reference.
+            run.penalise(batch)
+            groups_P = run.useful(batch)
+            rewards_P_G = [[rollout.total for rollout in group.counted] for group in groups_P]
+            prefer(groups_P, advantages(rewards_P_G, cfg.advantage))
+
+            # 3. Train. A datum is the tokens of a prompt and an answer, how likely each token of
+            #    the answer was when it was sampled, and how good the answer was. Tokens of the
+            #    prompt have no weight.
+            datums_D = build_datums(groups_P, cfg.token_weights, cfg.max_tokens, cfg.loss_fn)
+            datums_D = run.train(batch, datums_D)
+
+            # 4. Write down: metrics, every rollout, what looks wrong, and a checkpoint now and
+            #    then. The adapter's evaluate() says how the step went.
+            run.record(batch, datums_D)
+        return run.finish()
+
+
+def prefer(groups_P: list[Group], advantages_P_G: list[list[float]]) -> None:
+    """Tell every answer how much better it was than its group."""
+    for group, advantages_G in zip(groups_P, advantages_P_G, strict=True):
+        for rollout, advantage in zip(group.counted, advantages_G, strict=True):
+            rollout.advantage = advantage

@@ -1,0 +1,101 @@
+"""A task, as MinT writes it: a dataset, a prompt, a reward."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from mint import types
+
+
+class RLAdapter(ABC):
+    """What a task adds to the loop. Three methods are needed; the others have defaults.
+
+    A reward may be a number, a :class:`mint.rewards.Score` with components, None for "does not
+    apply", or an awaitable of one of them. A reward that raises is counted, and its answer is left
+    out of training.
+    """
+
+    @abstractmethod
+    def build_dataset(self) -> list[Any]:
+        """The samples to draw from; called for every step, which uses the first ``batch``."""
+
+    @abstractmethod
+    def make_prompt(self, sample: Any, tokenizer: Any) -> list[int]:
+        """The tokens that the model continues."""
+
+    @abstractmethod
+    def compute_reward(self, response: str, sample: Any) -> Any:
+        """How good a response is."""
+
+    def compute_rewards(self, responses: Sequence[str], sample: Any) -> Any:
+        """How good the responses of one group are, when they must be seen together: a list.
+
+        Override it for a judge that compares. Without it each is scored by itself.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
+        """Say how a step went."""
+        right = sum(reward > 0 for reward in rewards) / len(rewards) if rewards else 0.0
+        print(f"Step {step}: accuracy={right:.1%}, datums={num_datums}", flush=True)
+
+    def build_holdout(self) -> list[Any]:
+        """Samples for evaluation only. Without them, a share of the dataset is split off."""
+        return []
+
+    def identity(self, sample: Any) -> str | None:
+        """What makes two samples the same problem, so that "3 + 5" is not trained when "5 + 3" is
+        held out. None: the prompt's tokens."""
+        return None
+
+    def edit_datums(self, datums: list[types.Datum]) -> list[types.Datum]:
+        """The datums of a step, to change before they are trained on."""
+        return datums
+
+
+def scores_groups(adapter: Any) -> bool:
+    """Whether an adapter scores a group's responses together."""
+    method = getattr(type(adapter), "compute_rewards", None)
+    return method is not None and method is not RLAdapter.compute_rewards
+
+
+def identity_of(adapter: Any, sample: Any, prompt: Sequence[int] | None) -> str:
+    """The name of a sample in the curriculum and in the split: the same in every process."""
+    own = adapter.identity(sample) if hasattr(adapter, "identity") else None
+    if own is None:
+        own = json.dumps(prompt) if prompt is not None else _as_text(sample)
+    return hashlib.sha256(own.encode()).hexdigest()[:16]
+
+
+def _as_text(sample: Any) -> str:
+    text = json.dumps(sample, sort_keys=True, default=repr, ensure_ascii=False)
+    if " object at 0x" in text:
+        raise TypeError(
+            f"A {type(sample).__name__} has no text that is the same in every process, so it "
+            "cannot be told apart from other tasks. Make it a dataclass or a dict, or give the "
+            "environment identity(task) -> str."
+        )
+    return text
+
+
+def plain_tokenizer(tokenizer: Any) -> Any:
+    """A copy whose ``apply_chat_template`` gives token ids, as adapters were written for.
+
+    Newer tokenizer libraries answer with a mapping, and ``list(mapping)`` would be its keys.
+    """
+    if not hasattr(tokenizer, "apply_chat_template"):
+        return tokenizer
+    original = tokenizer.apply_chat_template
+
+    def apply_chat_template(*args: Any, **kwargs: Any) -> Any:
+        kwargs.setdefault("return_dict", False)
+        return original(*args, **kwargs)
+
+    plain = copy.copy(tokenizer)
+    plain.apply_chat_template = apply_chat_template
+    return plain

@@ -1,0 +1,74 @@
+"""Checkpoints of a run: the latest to go on from, the best to use, and no more than asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import mint
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights and optimizer after a step."""
+
+    step: int
+    path: str
+    score: tuple[float, float] | None = None  # pass@1 and reward on the holdout, where evaluated
+
+
+class Checkpoints:
+    """Saves, remembers and prunes. Nothing is deleted before what replaces it is on record."""
+
+    def __init__(self, keep_every: int = 0) -> None:
+        self.keep_every = keep_every
+        self.kept: list[Checkpoint] = []
+        self._unwanted: list[Checkpoint] = []
+
+    @property
+    def latest(self) -> Checkpoint | None:
+        """What a continued run starts from."""
+        return max(self.kept, key=lambda c: c.step) if self.kept else None
+
+    @property
+    def best(self) -> Checkpoint | None:
+        """The one with the highest score on the holdout; of equals, the earliest."""
+        scored = [c for c in self.kept if c.score is not None]
+        return max(scored, key=lambda c: (c.score or (0.0, 0.0), -c.step)) if scored else None
+
+    async def save(
+        self, client: mint.TrainingClient, step: int, score: tuple[float, float] | None = None
+    ) -> Checkpoint:
+        """Save the weights and the optimizer as they are after a step."""
+        answer = await client.save_state(name=f"step-{step:06d}", overwrite=True)
+        checkpoint = Checkpoint(step, answer.path, score)
+        self.kept = [c for c in self.kept if c.path != checkpoint.path] + [checkpoint]
+        wanted = self._wanted()
+        self._unwanted += [c for c in self.kept if c not in wanted]
+        self.kept = wanted
+        return checkpoint
+
+    def _wanted(self) -> list[Checkpoint]:
+        keep = {id(self.latest), id(self.best)}
+        every = self.keep_every
+        return [c for c in self.kept if id(c) in keep or (every and c.step % every == 0)]
+
+    async def prune(self, rest: mint.RestClient) -> None:
+        """Delete what is no longer wanted. Call it when the state that names the rest is kept."""
+        unwanted, self._unwanted = self._unwanted, []
+        for checkpoint in unwanted:
+            with contextlib.suppress(mint.NotFoundError):
+                await rest.delete_checkpoint_from_tinker_path_async(checkpoint.path)
+
+    def state(self) -> list[dict[str, Any]]:
+        """What a continued run must know."""
+        return [asdict(checkpoint) for checkpoint in self.kept]
+
+    def load(self, state: list[Mapping[str, Any]]) -> None:
+        """Go on from a kept state."""
+        self.kept = [
+            Checkpoint(v["step"], v["path"], tuple(v["score"]) if v["score"] else None)
+            for v in state
+        ]

@@ -1,0 +1,147 @@
+"""Filling a batch: every prompt in flight at once, each group scored as soon as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from mint.rewards import overlong_penalty
+from mint.rl.config import RLConfig
+from mint.rl.data import Draw, Item
+from mint.rl.environment import run_environment
+from mint.rl.policy import Policy, seed_for, segment_of
+from mint.rl.rollout import Group, Rollout
+from mint.rl.schedules import reward_weights_at
+from mint.rl.scoring import Ledger, apply_score, score_responses
+
+
+@dataclass
+class Batch:
+    """The groups of one step, and what it took to get them."""
+
+    step: int
+    groups: list[Group]
+    policy: Policy
+    dropped: list[Group]  # groups without signal that others took the place of
+    calls: int  # how often the dataset had been built when the batch was complete
+
+    @property
+    def everything(self) -> list[Group]:
+        """All that was sampled."""
+        return [*self.groups, *self.dropped]
+
+
+class Collector:
+    """Makes groups of an adapter's prompts or of an environment's tasks."""
+
+    def __init__(
+        self, adapter: Any, cfg: RLConfig, ledger: Ledger, threads: Executor | None = None
+    ) -> None:
+        self.adapter = adapter
+        self.cfg = cfg
+        self.ledger = ledger
+        self.threads = threads
+
+    async def batch(self, policy: Policy, draw: Draw) -> Batch:
+        """The groups of a step; those without signal are replaced as often as the config allows."""
+        cfg, step = self.cfg, draw.step
+        groups = await self.groups(policy, draw.batch(cfg.batch_size), step, cfg.group_size)
+        dropped: list[Group] = []
+        for round_ in range(1, cfg.max_refills + 1):
+            useless = [g for g in groups if g.kind(cfg.success_threshold) != "signal"]
+            items = draw.more(len(useless)) if useless else []
+            if not items:
+                break
+            fresh = await self.groups(policy, items, step, cfg.group_size, f"refill {round_}")
+            useful = [g for g in fresh if g.kind(cfg.success_threshold) == "signal"]
+            replaced = useless[: len(useful)]
+            dropped += [*replaced, *(g for g in fresh if g not in useful)]
+            groups = [g for g in groups if g not in replaced] + useful
+        return Batch(step, groups, policy, dropped, draw.data.calls)
+
+    async def groups(
+        self, policy: Policy, items: Sequence[Item], step: int, size: int, round_: str = ""
+    ) -> list[Group]:
+        """One group for every item, all in flight at once."""
+        tasks = [
+            asyncio.ensure_future(self._group(policy, item, step, size, f"{round_}{index}"))
+            for index, item in enumerate(items)
+        ]
+        try:
+            groups = await asyncio.gather(*tasks)
+        except (Exception, asyncio.CancelledError):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        self.ledger.check()
+        return groups
+
+    async def _group(self, policy: Policy, item: Item, step: int, size: int, place: str) -> Group:
+        if item.prompt is None:
+            group = await self._environment_group(policy, item, step, size, place)
+        else:
+            group = await self._prompt_group(policy, item, step, size, place)
+        for rollout in group.rollouts:
+            self.ledger.record(item.sample, rollout)
+            self._adjust(rollout)
+        return group
+
+    async def _prompt_group(
+        self, policy: Policy, item: Item, step: int, size: int, place: str
+    ) -> Group:
+        assert item.prompt is not None
+        seed = seed_for(self.cfg.seed, "sample", step, place)
+        answers = await policy.sample(item.prompt, size, seed)
+        rollouts = [
+            Rollout(
+                [segment_of(item.prompt, answer)],
+                policy.text(answer.tokens),
+                truncated=answer.truncated,
+            )
+            for answer in answers
+        ]
+        texts = [rollout.text for rollout in rollouts]
+        values = await score_responses(self.adapter, texts, item.sample, self.threads)
+        weights = reward_weights_at(self.cfg, step)
+        for rollout, value in zip(rollouts, values, strict=True):
+            apply_score(rollout, value, weights)
+        prompt = str(policy.tokenizer.decode(list(item.prompt)))
+        return Group(item.sample, item.identity, prompt, rollouts, policy.version)
+
+    async def _environment_group(
+        self, policy: Policy, item: Item, step: int, size: int, place: str
+    ) -> Group:
+        weights = reward_weights_at(self.cfg, step)
+        rollouts = await asyncio.gather(
+            *(
+                run_environment(
+                    self.adapter,
+                    item.sample,
+                    policy,
+                    self.cfg,
+                    seed_for(self.cfg.seed, "rollout", step, place, index),
+                    weights,
+                )
+                for index in range(size)
+            )
+        )
+        first = next((r.trace[0].get("content", "") for r in rollouts if r.trace), "")
+        return Group(item.sample, item.identity, str(first), list(rollouts), policy.version)
+
+    def _adjust(self, rollout: Rollout) -> None:
+        """What the config says about length."""
+        cfg = self.cfg
+        if rollout.truncated and cfg.mask_truncated:
+            rollout.masked = True
+        if cfg.overlong_buffer:
+            rollout.penalty += overlong_penalty(
+                rollout.text,
+                tokens=rollout.length,
+                max_tokens=cfg.max_tokens,
+                buffer=cfg.overlong_buffer,
+                limit=cfg.overlong_limit,
+            )

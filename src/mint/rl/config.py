@@ -1,0 +1,311 @@
+"""Every setting of the loop: one place for each default, and a sentence on when to change it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import Field, asdict, dataclass, fields
+from typing import Any, get_type_hints
+
+from mint.rl.options import ConfigError, checked, closest, option, parsed
+
+LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo")
+ADVANTAGES = ("centre", "standardise", "leave_one_out", "dr_grpo", "batch")
+AGGREGATIONS = ("sum", "token", "sequence", "constant")
+SHAPES = ("constant", "linear", "cosine")
+GUARDS = (
+    *("no_signal", "reward_hacking", "length_runaway", "component_runaway", "masked_loss"),
+    *("truncation", "entropy_collapse", "kl_runaway", "repetition", "reward_errors"),
+    *("not_finite", "mismatch"),
+)
+SHORT_NAMES = {
+    "model": "base_model",
+    "batch": "batch_size",
+    "groups_per_batch": "batch_size",
+    "group": "group_size",
+    "lr": "learning_rate",
+}
+"""MinT's names for some settings: read, assigned and passed like the long ones."""
+
+_OF_THE_RUN = ("steps", "run_dir", "checkpoint_every", "keep_every")
+"""Settings that may change when a run is continued."""
+
+
+@dataclass(init=False)
+class RLConfig:
+    """The settings of a run. Wrong names and values fail where they are typed.
+
+    >>> cfg = RLConfig(group_size=8)
+    >>> cfg.batch, cfg.group, cfg.lr
+    (8, 8, 2e-05)
+    >>> cfg.stpes = 3
+    Traceback (most recent call last):
+    mint.rl.options.ConfigError: RLConfig has no setting 'stpes'. Did you mean 'steps'?
+    """
+
+    # What is trained
+    base_model: str = option("Qwen/Qwen3-0.6B", "the model to train", env="MINT_BASE_MODEL")
+    rank: int = option(16, "LoRA rank", low=1, env="MINT_LORA_RANK")
+    train_mlp: bool = option(True, "train the MLP layers")
+    train_attn: bool = option(True, "train the attention layers")
+    train_unembed: bool = option(True, "train the output layer")
+    start_from: str | None = option(None, "a checkpoint to begin from, as after SFT")
+    seed: int | None = option(0, "of data order and sampling; none leaves both to chance", low=0)
+
+    # How much
+    steps: int = option(5, "training steps", low=1)
+    batch_size: int = option(8, "prompts of a step", low=1, env="MINT_RL_BATCH")
+    group_size: int = option(4, "answers to each prompt: 4 to 16", low=2, env="MINT_RL_GROUP")
+    max_tokens: int = option(16, "length of an answer: math 16, chat 128, code 256", low=1)
+    temperature: float = option(0.8, "of sampling: 0.7 to 1.0; 1.0 for clipped losses", low=0)
+    stop: tuple[str, ...] = option((), "texts that end an answer, beside the model's own end")
+
+    # The loss and its optimizer
+    loss_fn: str = option(
+        "importance_sampling",
+        "ppo, cispo or gspo when batches are used twice or training is unstable",
+        choices=LOSSES,
+    )
+    clip_low_threshold: float | None = option(None, "of clipped losses; none is the loss's own")
+    clip_high_threshold: float | None = option(None, "of clipped losses; above 1.2 explores more")
+    dro_beta: float | None = option(None, "of dro: how much drift costs", low=0)
+    learning_rate: float = option(2e-5, "1e-5 to 4e-5 for large models", low=0, env="MINT_RL_LR")
+    betas: tuple[float, float] = option((0.9, 0.999), "Adam's decay rates", low=0, high=0.999999)
+    eps: float = option(1e-8, "Adam's numerical stability", low=0)
+    weight_decay: float = option(0.0, "L2 regularisation", low=0)
+    grad_clip_norm: float = option(0.0, "1.0 when single batches shake the run; 0 is off", low=0)
+
+    # From rewards to the loss
+    advantage: str = option(
+        "centre",
+        "leave_one_out for small groups, standardise or batch for rewards of mixed scale, "
+        "dr_grpo against growing length",
+        choices=ADVANTAGES,
+    )
+    aggregation: str = option(
+        "sum",
+        "sequence to weigh answers alike, token to weigh tokens alike, constant against growing "
+        "length; sum is the service's own",
+        choices=AGGREGATIONS,
+    )
+    kl_penalty_coef: float = option(0.0, "0.01 to 0.1 to stay near a reference", low=0)
+    kl_reference: str = option("base", "what to stay near: base, or a checkpoint's path")
+    reward_weights: dict[str, float] | None = option(  # noqa: RUF009
+        None, "weights of the reward's components, in place of its own total"
+    )
+    reward_weights_end: dict[str, float] | None = option(  # noqa: RUF009
+        None, "the weights at the last step, to move from easy components to the real goal"
+    )
+
+    # How a batch is used
+    substeps: int = option(1, "passes over a batch; above 1 with a clipped loss only", low=1)
+    mini_batches: int = option(1, "parts of a batch with an optimizer step each", low=1)
+    max_staleness: int = option(
+        0, "1 samples the next batch while this one trains: faster, one step off-policy",
+        low=0, high=1,
+    )  # fmt: skip
+    truncated_importance: float | None = option(
+        None, "2.0 to correct for a sampler that differs from the trainer", above=0
+    )
+    max_refills: int = option(0, "rounds of new prompts in place of groups without signal", low=0)
+
+    # Length
+    mask_truncated: bool = option(False, "leave cut-off answers out when they mislead the reward")
+    overlong_buffer: int = option(
+        0, "tokens before max_tokens over which length is punished", low=0
+    )
+    overlong_limit: float = option(1.0, "the punishment at max_tokens", low=0)
+
+    # Schedules
+    temperature_schedule: str = option("constant", "explore early, settle later", choices=SHAPES)
+    temperature_end: float | None = option(None, "the temperature at the last step", low=0)
+    lr_schedule: str = option("constant", "linear or cosine for long runs", choices=SHAPES)
+    lr_end: float = option(0.0, "the learning rate at the last step of a schedule", low=0)
+    warmup_steps: int = option(0, "steps from 0 to the learning rate", low=0)
+
+    # Data
+    data_order: str = option(
+        "first", "shuffled walks through a fixed dataset", choices=("first", "shuffled")
+    )
+    curriculum: bool = option(False, "prefer prompts that are just hard enough")
+    holdout_fraction: float = option(0.0, "share of prompts kept for evaluation", low=0, high=0.9)
+    holdout_size: int = option(64, "prompts to evaluate on, at most", low=1)
+    eval_every: int = option(0, "steps between evaluations on the holdout; 0 is off", low=0)
+    eval_samples: int = option(1, "answers to each holdout prompt: the k of pass@k", low=1)
+    eval_temperature: float = option(0.0, "of evaluation; above 0 for pass@k", low=0)
+    success_threshold: float = option(1.0, "the reward from which an answer counts as right")
+
+    # Agents
+    max_turns: int = option(8, "replies of the model in one rollout", low=1)
+    rollout_timeout: float = option(300.0, "seconds until a rollout is given up", above=0)
+    context_length: int | None = option(None, "tokens of a conversation, at most", low=2)
+
+    # The run
+    run_dir: str | None = option(None, "the run directory; none makes one under runs/")
+    checkpoint_every: int = option(5, "steps between checkpoints", low=1)
+    keep_every: int = option(0, "also keep every so many steps' checkpoint, to bisect", low=0)
+    reward_workers: int = option(0, "threads for slow rewards; 0 scores in this thread", low=0)
+
+    # Guard rails
+    stop_on: tuple[str, ...] = option(
+        ("not_finite", "masked_loss"), "findings that end the run", choices=GUARDS
+    )
+    max_reward_failures: float = option(0.2, "share of rewards that may fail", low=0, high=1)
+    truncation_limit: float = option(0.5, "share of cut-off answers to warn at", low=0, high=1)
+    entropy_floor: float = option(0.1, "share of the first entropy to warn under", low=0, high=1)
+    kl_limit: float = option(0.5, "k3 per token to warn at", above=0)
+    repetition_limit: float = option(0.5, "share of repeated 4-grams to warn at", low=0, high=1)
+    length_growth: float = option(2.0, "growth of answers without success to warn at", above=1)
+    mismatch_limit: float = option(0.05, "mean difference of logprobs to warn at", above=0)
+
+    def __init__(self, **settings: Any) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, each.default)
+        for name, value in settings.items():
+            setattr(self, name, value)
+        self.check()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = options()
+        long = SHORT_NAMES.get(name, name)
+        if long not in known:
+            hint = closest(name, [*known, *SHORT_NAMES])
+            raise ConfigError(f"RLConfig has no setting {name!r}.{hint}")
+        object.__setattr__(self, long, checked(*known[long], value))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in SHORT_NAMES:
+            return getattr(self, SHORT_NAMES[name])
+        hint = closest(name, [*options(), *SHORT_NAMES])
+        raise AttributeError(f"RLConfig has no setting {name!r}.{hint}")
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] | None = None) -> RLConfig:
+        """The defaults, with what the environment sets.
+
+        Every setting has a variable: ``MINT_RL_`` and its name; see :func:`variables`.
+
+        >>> RLConfig.from_env({"MINT_RL_STEPS": "20", "MINT_LORA_RANK": "8"}).steps
+        20
+        """
+        given = dict(os.environ if environment is None else environment)
+        known = variables()
+        for name in given:
+            if name.startswith("MINT_RL_") and name not in known:
+                warnings.warn(f"{name} sets nothing.{closest(name, known)}", stacklevel=2)
+        settings = {}
+        for variable, name in known.items():
+            if given.get(variable):
+                each, kind = options()[name]
+                settings[name] = parsed(each, kind, given[variable], variable)
+        return cls(**settings)
+
+    def check(self) -> None:
+        """Check what single settings cannot know of each other."""
+        if self.temperature == 0:
+            raise ConfigError("temperature is 0: all answers of a group would be equal. Try 0.8.")
+        if self.mini_batches > self.batch_size:
+            raise ConfigError(
+                f"mini_batches is {self.mini_batches}, more than the {self.batch_size} prompts of "
+                "a batch. Lower it, or raise batch_size."
+            )
+        if self.temperature_schedule != "constant" and not self.temperature_end:
+            raise ConfigError("A temperature_schedule needs a temperature_end above 0, as in 0.5.")
+        if self.overlong_buffer > self.max_tokens:
+            raise ConfigError(
+                f"overlong_buffer is {self.overlong_buffer}, over max_tokens={self.max_tokens}."
+            )
+        ends, starts = self.reward_weights_end, self.reward_weights
+        if ends is not None and set(ends) != set(starts or {}):
+            raise ConfigError("reward_weights_end needs the same names as reward_weights.")
+        if self.advantage == "dr_grpo" and self.aggregation not in ("sum", "constant"):
+            raise ConfigError(
+                f"dr_grpo is centred rewards with constant aggregation, not {self.aggregation!r}. "
+                "Leave aggregation out, or use advantage='centre'."
+            )
+        if self.eval_samples > 1 and self.eval_temperature == 0:
+            raise ConfigError(
+                f"eval_samples is {self.eval_samples} at eval_temperature 0, where all answers are "
+                "equal. Set eval_temperature to what you sample with, as in 0.8."
+            )
+
+    def notes(self) -> list[str]:
+        """What is allowed and probably not meant."""
+        found = []
+        clipped = self.loss_fn in ("ppo", "cispo", "gspo")
+        if clipped and self.temperature != 1.0 and self.truncated_importance is None:
+            found.append(
+                f"{self.loss_fn} clips the ratio of trainer to sampler, and at temperature "
+                f"{self.temperature:g} that is not 1 to begin with: set temperature=1.0 or "
+                "truncated_importance=2.0."
+            )
+        if self.substeps > 1 and not clipped:
+            found.append(
+                f"substeps={self.substeps} uses a batch again, and {self.loss_fn} does not hold "
+                "the policy back: set loss_fn=ppo."
+            )
+        return found
+
+    @property
+    def token_weights(self) -> str:
+        """The aggregation in effect."""
+        return "constant" if self.advantage == "dr_grpo" else self.aggregation
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for config.yaml."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self).items()
+        }
+
+    def differences(self, other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Settings in which another run's config differs in a way that makes it another run."""
+        mine = {key: value for key, value in self.as_dict().items() if key not in _OF_THE_RUN}
+        return {
+            key: (value, other[key])
+            for key, value in mine.items()
+            if key in other and other[key] != value
+        }
+
+    def fingerprint(self) -> str:
+        """Eight letters that say which run this is, however long it goes on."""
+        mine = {key: value for key, value in self.as_dict().items() if key not in _OF_THE_RUN}
+        return hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()[:8]
+
+
+_OPTIONS: dict[str, tuple[Field[Any], Any]] = {}
+
+
+def options() -> dict[str, tuple[Field[Any], Any]]:
+    """Every setting by its name: its field and its type."""
+    if not _OPTIONS:
+        kinds = get_type_hints(RLConfig)
+        _OPTIONS.update({each.name: (each, kinds[each.name]) for each in fields(RLConfig)})
+    return _OPTIONS
+
+
+def variables() -> dict[str, str]:
+    """The environment's variables and the settings they stand for.
+
+    >>> variables()["MINT_RL_GROUP"]
+    'group_size'
+    """
+    found = {}
+    for name, (each, _) in options().items():
+        found[each.metadata["env"] or f"MINT_RL_{name.upper()}"] = name
+    return found
+
+
+def table() -> str:
+    """The settings as a table in Markdown."""
+    named = {setting: variable for variable, setting in variables().items()}
+    rows = [
+        f"| `{name}` | `{each.default!r}` | `{named[name]}` | {each.metadata['help']} |"
+        for name, (each, _) in options().items()
+    ]
+    return "\n".join(
+        ["| setting | default | variable | when to change it |", "|---|---|---|---|", *rows]
+    )

@@ -1,0 +1,150 @@
+"""From groups with advantages to what the service trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mint import types
+from mint.rl.rollout import Group, Rollout, Segment
+
+Array = NDArray[np.float64]
+
+
+def datum_of(segment: Segment, advantage: float, weight: float = 1.0) -> types.Datum:
+    """A segment to train on. Only sampled tokens have a weight; each says how likely it was.
+
+    >>> datum = datum_of(Segment.of([5, 6], [7, 8], [-0.5, -0.25]), advantage=0.5)
+    >>> datum.model_input.to_ints(), [int(t) for t in datum.loss_fn_inputs["target_tokens"].data]
+    ([5, 6, 7], [6, 7, 8])
+    >>> [float(w) for w in datum.loss_fn_inputs["weights"].data]
+    [0.0, 1.0, 1.0]
+    """
+    kept = segment.trimmed()
+    mask = [float(sampled) for sampled in kept.sampled[1:]]
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens=kept.tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": tensor(kept.tokens[1:], "int64"),
+            "weights": tensor([weight * inside for inside in mask]),
+            "logprobs": tensor(kept.logprobs[1:]),
+            "advantages": tensor([advantage * inside for inside in mask]),
+        },
+    )
+
+
+def tensor(
+    numbers: Sequence[float], dtype: Literal["int64", "float32"] = "float32"
+) -> types.TensorData:
+    """Numbers as the service takes them."""
+    return types.TensorData(data=list(numbers), dtype=dtype, shape=[len(numbers)])
+
+
+def token_weights(lengths: Sequence[int], aggregation: str, max_tokens: int) -> list[float]:
+    """The weight of each token of a rollout, for rollouts of these many sampled tokens.
+
+    ``sum`` leaves the service's sum over tokens as it is; ``token`` divides by all tokens of the
+    batch; ``sequence`` takes the mean over each rollout, then over rollouts; ``constant`` divides
+    by ``max_tokens`` in place of the rollout's length.
+
+    >>> token_weights([2, 4], "sequence", max_tokens=8)
+    [0.25, 0.125]
+    >>> token_weights([2, 4], "constant", max_tokens=8)
+    [0.0625, 0.0625]
+    """
+    count, total = len(lengths), sum(lengths)
+    match aggregation:
+        case "token":
+            return [1.0 / total] * count if total else [0.0] * count
+        case "sequence":
+            return [1.0 / (count * length) if length else 0.0 for length in lengths]
+        case "constant":
+            return [1.0 / (count * max_tokens)] * count
+        case _:
+            return [1.0] * count
+
+
+def build_datums(
+    groups: Sequence[Group],
+    aggregation: str = "sum",
+    max_tokens: int = 1,
+    loss_fn: str = "importance_sampling",
+) -> list[types.Datum]:
+    """The datums of all rollouts that have an advantage; a rollout of several contexts has several.
+
+    Groups stay together: the service computes a prompt that its answers share only once.
+    """
+    rollouts = [
+        rollout
+        for group in groups
+        for rollout in group.counted
+        if rollout.advantage != 0.0 and rollout.length
+    ]
+    weights = token_weights([rollout.length for rollout in rollouts], aggregation, max_tokens)
+    datums = [
+        datum_of(segment, rollout.advantage, weight)
+        for rollout, weight in zip(rollouts, weights, strict=True)
+        for segment in _trainable(rollout)
+    ]
+    return [with_ratio_mask(datum) for datum in datums] if loss_fn == "gspo" else datums
+
+
+def _trainable(rollout: Rollout) -> list[Segment]:
+    return [s for s in rollout.segments if s.sampled_count and len(s.trimmed().tokens) > 1]
+
+
+def with_ratio_mask(datum: types.Datum) -> types.Datum:
+    """With the mask that gspo takes its ratio over: the sampled tokens."""
+    inside = (values(datum, "weights") != 0).astype(np.float32)
+    return replaced(datum, sequence_ratio_mask=inside)
+
+
+def values(datum: types.Datum, name: str) -> Array:
+    """One loss input of a datum."""
+    return np.asarray(datum.loss_fn_inputs[name].data, dtype=np.float64)
+
+
+def replaced(datum: types.Datum, **inputs: NDArray[np.float32] | Array) -> types.Datum:
+    """A datum with some loss inputs replaced or added."""
+    new = {name: tensor([float(x) for x in array]) for name, array in inputs.items()}
+    return types.Datum(
+        model_input=datum.model_input,
+        loss_fn_inputs={**datum.loss_fn_inputs, **new},
+    )
+
+
+def scaled(datum: types.Datum, factor: float) -> types.Datum:
+    """A datum whose tokens all weigh ``factor`` times as much."""
+    return datum if factor == 1.0 else replaced(datum, weights=values(datum, "weights") * factor)
+
+
+def split(datums: Sequence[types.Datum], parts: int) -> list[list[types.Datum]]:
+    """Neighbouring datums in at most ``parts`` mini-batches of nearly equal size, none empty.
+
+    >>> [len(part) for part in split([None] * 7, 3)]
+    [3, 2, 2]
+    """
+    parts = max(1, min(parts, len(datums)))
+    size, more = divmod(len(datums), parts)
+    ends = np.cumsum([size + (index < more) for index in range(parts)])
+    return [list(datums[end - size - (i < more) : end]) for i, end in enumerate(ends)]
+
+
+def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int]:
+    """Which datums have a weight on a token that the policy did not sample: the masked-loss bug."""
+    masks = {
+        tuple(kept.tokens): np.asarray(kept.sampled[1:])
+        for group in groups
+        for rollout in group.rollouts
+        for kept in (segment.trimmed() for segment in rollout.segments)
+    }
+    return [index for index, datum in enumerate(datums) if _trains_outside(datum, masks)]
+
+
+def _trains_outside(datum: types.Datum, masks: dict[tuple[int, ...], NDArray[np.bool_]]) -> bool:
+    targets = [int(token) for token in datum.loss_fn_inputs["target_tokens"].data]
+    mask = masks.get((datum.model_input.to_ints()[0], *targets))
+    return mask is not None and bool((values(datum, "weights")[~mask] != 0).any())

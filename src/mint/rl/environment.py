@@ -1,0 +1,61 @@
+"""Agents: an environment leads a conversation with the policy and says how well it went."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import mint
+from mint.rl.chat import Chat
+from mint.rl.config import RLConfig
+from mint.rl.policy import Policy
+from mint.rl.rollout import MissingLogprobs, Rollout
+from mint.rl.scoring import apply_score
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """An object with ``build_dataset()`` for its tasks and an async ``rollout(task, chat)``.
+
+    ``rollout`` talks to the model through ``chat`` and returns the reward: a number, or a
+    :class:`mint.rewards.Score` whose components say what it is made of (outcome, tool cost,
+    steps). It may also have ``build_holdout``, ``identity`` and ``evaluate``, as an
+    :class:`mint.rl.RLAdapter` has.
+    """
+
+    def build_dataset(self) -> list[Any]:
+        """The tasks to draw from, for one step."""
+        ...
+
+    async def rollout(self, task: Any, chat: Chat) -> Any:
+        """Let the policy try a task, and return its reward."""
+        ...
+
+
+async def run_environment(
+    environment: Environment,
+    task: Any,
+    policy: Policy,
+    cfg: RLConfig,
+    seed: int | None,
+    weights: Mapping[str, float] | None = None,
+) -> Rollout:
+    """One rollout. Whatever goes wrong inside it stays inside it, and is written down.
+
+    Only a lost service and missing logprobs end the step: they concern every rollout.
+    """
+    chat = Chat(policy, seed, cfg.max_turns, cfg.context_length)
+    value: Any
+    try:
+        async with asyncio.timeout(cfg.rollout_timeout):
+            value = await environment.rollout(task, chat)
+    except (mint.APIConnectionError, MissingLogprobs):
+        raise
+    except TimeoutError as error:
+        value = TimeoutError(str(error) or f"no end after {cfg.rollout_timeout:g} s")
+    except Exception as error:
+        value = error
+    rollout = Rollout(chat.segments, chat.text, truncated=chat.truncated, trace=chat.trace)
+    apply_score(rollout, value, weights)
+    return rollout

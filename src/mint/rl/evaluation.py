@@ -1,0 +1,109 @@
+"""How good the policy is on what it never trained on, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_Z95 = 1.959963984540054
+
+
+def pass_at_k(right: int, count: int, k: int) -> float:
+    """The chance that one of ``k`` answers is right, from ``right`` of ``count``: unbiased.
+
+    >>> pass_at_k(1, 2, 1), pass_at_k(1, 4, 2)
+    (0.5, 0.5)
+    """
+    if not 1 <= k <= count or not 0 <= right <= count:
+        raise ValueError(f"pass@{k} cannot be told from {right} right of {count} answers.")
+    return 1.0 - math.comb(count - right, k) / math.comb(count, k)
+
+
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """The 95% interval of a share of ``count`` trials. It is never empty, at 0 and 1 neither.
+
+    >>> low, high = wilson(0.5, 100)
+    >>> round(low, 4), round(high, 4)
+    (0.4038, 0.5962)
+    """
+    if count <= 0:
+        return 0.0, 1.0
+    z2 = _Z95**2
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    inside = share * (1 - share) / count + z2 / (4 * count * count)
+    half = _Z95 * math.sqrt(inside) / (1 + z2 / count)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result on the holdout."""
+
+    prompts: int
+    samples: int
+    reward: float
+    pass_1: float
+    low: float
+    high: float
+    k: int
+    pass_k: float
+
+    def metrics(self) -> dict[str, float]:
+        """For the metrics file."""
+        found = {
+            "holdout/reward": self.reward,
+            "holdout/pass@1": self.pass_1,
+            "holdout/pass@1_low": self.low,
+            "holdout/pass@1_high": self.high,
+            "holdout/prompts": float(self.prompts),
+        }
+        return found | ({f"holdout/pass@{self.k}": self.pass_k} if self.k > 1 else {})
+
+    def __str__(self) -> str:
+        more = f", pass@{self.k}={self.pass_k:.1%}" if self.k > 1 else ""
+        return (
+            f"pass@1={self.pass_1:.1%} ({self.low:.1%} to {self.high:.1%}){more}, "
+            f"reward={self.reward:.3f} on {self.prompts} held-out prompts"
+        )
+
+
+def evaluate(rewards_P_G: Sequence[Sequence[float]], threshold: float) -> Evaluation:
+    """Pass rates of groups of rewards. Prompts without a single score are left out.
+
+    The interval counts prompts, not answers: several answers to one prompt are not independent.
+
+    >>> str(evaluate([[1.0], [0.0]], threshold=1.0))
+    'pass@1=50.0% (9.5% to 90.5%), reward=0.500 on 2 held-out prompts'
+    """
+    groups = [list(group) for group in rewards_P_G if len(group)]
+    if not groups:
+        return Evaluation(0, 0, 0.0, 0.0, 0.0, 1.0, 1, 0.0)
+    right = [sum(reward >= threshold for reward in group) for group in groups]
+    rates = np.asarray([r / len(group) for r, group in zip(right, groups, strict=True)])
+    k = min(len(group) for group in groups)
+    share = float(rates.mean())
+    low, high = wilson(share, independent_trials(rates, [len(group) for group in groups]))
+    return Evaluation(
+        prompts=len(groups),
+        samples=sum(len(group) for group in groups),
+        reward=float(np.mean([np.mean(group) for group in groups])),
+        pass_1=share,
+        low=low,
+        high=high,
+        k=k,
+        pass_k=float(
+            np.mean([pass_at_k(r, len(g), k) for r, g in zip(right, groups, strict=True)])
+        ),
+    )
+
+
+def independent_trials(rates_P: np.ndarray, sizes_P: Sequence[int]) -> float:
+    """How many independent trials would be as uncertain as these prompts' success rates."""
+    count, share = len(rates_P), float(np.mean(rates_P))
+    error = float(np.var(rates_P)) / count
+    if error < 1e-12:
+        return float(count)
+    return float(min(sum(sizes_P), max(count, share * (1 - share) / error)))

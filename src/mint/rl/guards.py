@@ -1,0 +1,282 @@
+"""Guard rails: what goes wrong in RL runs, noticed at the step where it happens.
+
+Every guard is a function of a step's metrics and of what came before. It says what it saw, what
+that means, and what to change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from mint.rl.config import RLConfig
+
+Metrics = Mapping[str, float]
+_BASELINE = 3
+"""How many first steps the later ones are compared with."""
+_WINDOW = 5
+"""How many last steps are averaged to see past the noise."""
+_CLEAR = 0.05
+"""A difference of rewards or shares that is not noise."""
+
+
+class RunStopped(RuntimeError):
+    """A guard ended the run. The text says why and where the last good checkpoint is."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong: its name, what was seen, and what to change."""
+
+    name: str
+    seen: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.seen} {self.advice}"
+
+
+@dataclass
+class History:
+    """What guards remember of earlier steps."""
+
+    first: list[dict[str, float]] = field(default_factory=list)
+    last: list[dict[str, float]] = field(default_factory=list)
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+
+    def add(self, metrics: Metrics) -> None:
+        """Take a step into account."""
+        row = dict(metrics)
+        if len(self.first) < _BASELINE:
+            self.first.append(row)
+        self.last = [*self.last, row][-_WINDOW:]
+        if "holdout/pass@1" in row:
+            self.evaluations.append({**row, "train": self.recent("reward/mean") or 0.0})
+
+    def baseline(self, name: str) -> float | None:
+        """The mean of the first steps, once there are later ones."""
+        if len(self.first) < _BASELINE or self.first[-1] == self.last[-1]:
+            return None
+        return _mean(self.first, name)
+
+    def recent(self, name: str) -> float | None:
+        """The mean of the last steps."""
+        return _mean(self.last, name)
+
+
+def _mean(rows: list[dict[str, float]], name: str) -> float | None:
+    values = [row[name] for row in rows if name in row]
+    return fmean(values) if values else None
+
+
+class Guards:
+    """All guards, with their memory."""
+
+    def __init__(self, cfg: RLConfig) -> None:
+        self.cfg = cfg
+        self.history = History()
+        self.told: dict[str, int] = {}  # findings, and how many steps ago they were last seen
+
+    def check(self, metrics: Metrics) -> list[Finding]:
+        """What is wrong after a step."""
+        self.history.add(metrics)
+        return [finding for guard in _GUARDS for finding in guard(metrics, self.history, self.cfg)]
+
+    def news(self, findings: list[Finding]) -> list[Finding]:
+        """Those that were not seen in the last steps: worth a line on the screen."""
+        fresh = [finding for finding in findings if finding.name not in self.told]
+        ago = {name: steps + 1 for name, steps in self.told.items() if steps < _WINDOW}
+        self.told = {**ago, **{finding.name: 0 for finding in findings}}
+        return fresh
+
+    def fatal(self, findings: list[Finding]) -> Finding | None:
+        """The first one that the config wants to end the run."""
+        return next((f for f in findings if f.name in self.cfg.stop_on), None)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must keep."""
+        return {"history": asdict(self.history), "told": self.told}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a kept state."""
+        self.history = History(**state["history"])
+        self.told = dict(state["told"])
+
+
+def no_signal(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """Nothing to learn from: every group has equal rewards."""
+    if m.get("datums", 1.0) > 0:
+        return
+    right, wrong = m.get("groups/all_right", 0.0), m.get("groups/all_wrong", 0.0)
+    if right > wrong:
+        advice = "The prompts are too easy now: use harder ones, or set curriculum=true."
+    elif m.get("groups/unscored", 0.0) > wrong:
+        advice = "Most rewards are missing: see reward_errors and mask_truncated."
+    else:
+        advice = (
+            "The prompts are too hard, or the reward pays nothing on the way: give partial credit, "
+            "use easier prompts, or raise group_size and temperature."
+        )
+    yield Finding(
+        "no_signal",
+        f"datums=0: {right:.0f} groups are all right, {wrong:.0f} all wrong, so no answer was "
+        "better than another.",
+        advice,
+    )
+
+
+def reward_hacking(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """Train and holdout part ways."""
+    if "holdout/pass@1" not in m or len(history.evaluations) < 2:
+        return
+    now, earlier = history.evaluations[-1], history.evaluations[:-1]
+    best = max(earlier, key=lambda row: (row["holdout/pass@1"], row["holdout/reward"]))
+    worse = (
+        now["holdout/pass@1_high"] < best["holdout/pass@1"]
+        or now["holdout/reward"] < best["holdout/reward"] - 2 * _CLEAR
+    )
+    if worse and now["train"] > best["train"] + _CLEAR / 2:
+        yield Finding(
+            "reward_hacking",
+            f"the training reward rose from {best['train']:.3f} to {now['train']:.3f} while the "
+            f"holdout fell from {best['holdout/pass@1']:.1%} to {now['holdout/pass@1']:.1%}.",
+            "The policy learns the reward, not the task: read the best-paid rollouts, close the "
+            "gap in the reward, and go back to the best checkpoint.",
+        )
+
+
+def length_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """Answers grow, and success does not."""
+    before, now = history.baseline("length/mean"), history.recent("length/mean")
+    right, right_now = history.baseline("reward/success"), history.recent("reward/success")
+    if not before or now is None or right is None or right_now is None:
+        return
+    if now > cfg.length_growth * before and right_now <= right + _CLEAR:
+        yield Finding(
+            "length_runaway",
+            f"answers grew from {before:.0f} to {now:.0f} tokens, and no more of them are right.",
+            "Length is being paid: set overlong_buffer or advantage=dr_grpo, or punish length.",
+        )
+
+
+def component_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """One component of the reward rises at the cost of the others."""
+    names = [name for name in m if name.startswith("component/")]
+    gains = {}
+    for name in names:
+        before, now = history.baseline(name), history.recent(name)
+        if before is not None and now is not None:
+            gains[name.removeprefix("component/")] = now - before
+    if len(gains) < 2:
+        return
+    winner = max(gains, key=lambda name: gains[name])
+    loser = min(gains, key=lambda name: gains[name])
+    if gains[winner] > 2 * _CLEAR and gains[loser] < -_CLEAR:
+        yield Finding(
+            "component_runaway",
+            f"{winner!r} rose by {gains[winner]:.2f} while {loser!r} fell by {-gains[loser]:.2f}.",
+            f"The policy trades one for the other: pay {winner!r} only when {loser!r} is earned "
+            "(mint.rewards.gated), or lower its weight.",
+        )
+
+
+def masked_loss(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """Weights on tokens that the policy did not sample."""
+    if m.get("datums/unmasked", 0.0) > 0:
+        yield Finding(
+            "masked_loss",
+            f"{m['datums/unmasked']:.0f} datums have a weight on tokens of the prompt.",
+            "Set weights to 0 for everything that was not sampled; see edit_datums.",
+        )
+
+
+def truncation(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """Most answers were cut off."""
+    share = m.get("length/truncated", 0.0)
+    if share <= cfg.truncation_limit:
+        return
+    paid = ""
+    if "reward/truncated" in m and "reward/untruncated" in m:
+        paid = (
+            f" They earned {m['reward/truncated']:.2f} on average, the others "
+            f"{m['reward/untruncated']:.2f}."
+        )
+    yield Finding(
+        "truncation",
+        f"{share:.0%} of the answers were cut off (max_tokens={cfg.max_tokens}).{paid}",
+        "Their rewards mislead: raise max_tokens, give stop texts, or set mask_truncated=true.",
+    )
+
+
+def entropy_collapse(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """The policy no longer explores."""
+    before, now = history.baseline("policy/entropy"), history.recent("policy/entropy")
+    if before and now is not None and now < cfg.entropy_floor * before:
+        yield Finding(
+            "entropy_collapse",
+            f"entropy fell from {before:.3f} to {now:.3f} per token: answers of a group are alike.",
+            "Lower the learning rate, raise temperature or clip_high_threshold, or set "
+            "kl_penalty_coef.",
+        )
+
+
+def kl_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """The policy has left the reference far behind."""
+    if m.get("kl/k3", 0.0) > cfg.kl_limit:
+        yield Finding(
+            "kl_runaway",
+            f"the KL to the reference is {m['kl/k3']:.2f} per token, over {cfg.kl_limit:g}.",
+            "Raise kl_penalty_coef, lower the learning rate, or go back to an earlier checkpoint.",
+        )
+
+
+def repetition(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """Answers repeat themselves."""
+    if m.get("policy/repetition", 0.0) > cfg.repetition_limit:
+        yield Finding(
+            "repetition",
+            f"{m['policy/repetition']:.0%} of the 4-token runs in answers are repeats.",
+            "Add mint.rewards.repetition_penalty, lower max_tokens, or lower the learning rate.",
+        )
+
+
+def reward_errors(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """Rewards that could not be computed."""
+    if m.get("reward/failures", 0.0) > 0:
+        yield Finding(
+            "reward_errors",
+            f"{m['reward/failures']:.0f} of {m.get('rollouts', 0.0):.0f} rollouts could not be "
+            "scored, and are left out of training.",
+            "rollouts.jsonl has them with their errors; mend the reward for such answers.",
+        )
+
+
+def not_finite(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """NaN or infinity."""
+    wrong = [name for name, value in m.items() if not math.isfinite(value)]
+    if wrong:
+        yield Finding(
+            "not_finite",
+            f"{', '.join(wrong)}: not a finite number.",
+            "Lower the learning rate, set grad_clip_norm=1.0, and go back to the last checkpoint.",
+        )
+
+
+def mismatch(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+    """Sampler and trainer disagree on the same weights. Told only where they should agree."""
+    same_weights = m.get("policy/staleness", 0.0) == 0 and m.get("policy/temperature") == 1.0
+    if same_weights and m.get("mismatch/mean", 0.0) > cfg.mismatch_limit:
+        yield Finding(
+            "mismatch",
+            f"sampler and trainer differ by {m['mismatch/mean']:.3f} in logprob per token.",
+            "Set truncated_importance=2.0, and check that both run the same weights and precision.",
+        )
+
+
+_GUARDS: tuple[Callable[[Metrics, History, RLConfig], Iterator[Finding]], ...] = (
+    *(no_signal, reward_hacking, length_runaway, component_runaway, masked_loss, truncation),
+    *(entropy_collapse, kl_runaway, repetition, reward_errors, not_finite, mismatch),
+)

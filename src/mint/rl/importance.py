@@ -1,0 +1,80 @@
+"""How far the policy that trains is from the one that sampled, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mint import types
+from mint.rl.datums import replaced, values
+
+Array = NDArray[np.float64]
+_WIDEST = 20.0
+"""Log ratios beyond this are as good as infinite."""
+
+
+def truncated_weights(trainer: Array, sampler: Array, limit: float) -> Array:
+    """min(p_trainer / p_sampler, limit) of each token.
+
+    >>> [float(w) for w in truncated_weights(np.log([0.5, 0.9]), np.log([0.5, 0.1]), limit=2.0)]
+    [1.0, 2.0]
+    """
+    ratio = np.exp(np.clip(trainer - sampler, -_WIDEST, _WIDEST))
+    return np.asarray(np.minimum(ratio, limit))
+
+
+def corrected(
+    datums: Sequence[types.Datum], trainer_D_T: Sequence[Array], limit: float
+) -> list[types.Datum]:
+    """The datums with the trainer's own logprobs as the old policy's, and tokens weighed by how
+    much likelier the trainer finds them than the sampler did, at most ``limit``.
+
+    Use it when the two differ: a sampler in lower precision, another temperature, or a batch that
+    is used for several steps. The ratio of the loss then only sees what training itself changes.
+    """
+    found = []
+    for datum, trainer in zip(datums, trainer_D_T, strict=True):
+        weights = values(datum, "weights")
+        importance = truncated_weights(trainer, values(datum, "logprobs"), limit)
+        inside = weights != 0
+        found.append(
+            replaced(
+                datum,
+                logprobs=np.where(inside, trainer, 0.0),
+                weights=np.where(inside, weights * importance, 0.0),
+            )
+        )
+    return found
+
+
+def mismatch(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
+    """How the trainer's logprobs of sampled tokens differ from the sampler's.
+
+    At temperature 1, before the first update, they are the same policy and should agree. At other
+    temperatures the sampler's are those of the flattened or sharpened distribution.
+    """
+    if not datums:
+        return {}
+    differences = np.concatenate(
+        [
+            (trainer - values(datum, "logprobs"))[values(datum, "weights") != 0]
+            for datum, trainer in zip(datums, trainer_D_T, strict=True)
+        ]
+    )
+    if not len(differences):
+        return {}
+    ratio = np.exp(np.clip(differences, -_WIDEST, _WIDEST))
+    effective = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
+    return {
+        "mismatch/mean": float(np.abs(differences).mean()),
+        "mismatch/max": float(np.abs(differences).max()),
+        "mismatch/k3": float((ratio - 1 - differences).mean()),
+        "mismatch/effective_share": float(effective),
+    }
+
+
+def entropy(logprobs: Sequence[float]) -> float:
+    """The policy's entropy per token, estimated from the tokens that it sampled: mean of -log p."""
+    return float(-np.mean(np.asarray(logprobs, dtype=np.float64))) if len(logprobs) else 0.0

@@ -1,0 +1,83 @@
+"""Staying near a reference: KL in the reward (k1), and a steadier estimate to report (k3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mint
+from mint import types
+from mint.rl.rollout import Group, Rollout, Segment
+
+Array = NDArray[np.float64]
+
+
+def k1(policy: Array, reference: Array) -> Array:
+    """log p - log ref of each sampled token: unbiased, and right as part of a reward.
+
+    >>> [round(float(x), 6) for x in k1(np.log([0.5]), np.log([0.25]))]
+    [0.693147]
+    """
+    return policy - reference
+
+
+def k3(policy: Array, reference: Array) -> Array:
+    """ref/p - 1 - log(ref/p): never negative, of low variance, to report. As a loss its gradient
+    would be that of another divergence, so it is not used as one.
+
+    >>> [round(float(x), 6) for x in k3(np.log([0.5]), np.log([0.25]))]
+    [0.193147]
+    """
+    difference = np.clip(reference - policy, -20.0, 20.0)
+    return np.asarray(np.exp(difference) - 1 - difference)
+
+
+class Reference:
+    """A frozen model that rollouts are compared with.
+
+    ``policy`` is asked for its logprobs at temperature 1 when the rollouts were sampled at another:
+    the KL must not count what the temperature did.
+    """
+
+    def __init__(self, client: mint.SamplingClient, coefficient: float) -> None:
+        self.client = client
+        self.coefficient = coefficient
+
+    async def penalise(
+        self, groups: Sequence[Group], policy: mint.SamplingClient | None
+    ) -> dict[str, float]:
+        """Take ``coefficient * k1`` from the reward of every rollout. Returns what to report."""
+        rollouts = [rollout for group in groups for rollout in group.counted if rollout.length]
+        if not rollouts:
+            return {}
+        pairs = await asyncio.gather(*(self._logprobs(rollout, policy) for rollout in rollouts))
+        for rollout, (mine, theirs) in zip(rollouts, pairs, strict=True):
+            rollout.penalty -= self.coefficient * float(k1(mine, theirs).sum())
+        mine = np.concatenate([pair[0] for pair in pairs])
+        theirs = np.concatenate([pair[1] for pair in pairs])
+        return {
+            "kl/k1": float(k1(mine, theirs).mean()),
+            "kl/k3": float(k3(mine, theirs).mean()),
+        }
+
+    async def _logprobs(
+        self, rollout: Rollout, policy: mint.SamplingClient | None
+    ) -> tuple[Array, Array]:
+        segments = [segment.trimmed() for segment in rollout.segments if segment.sampled_count]
+        theirs = [score(self.client, segment) for segment in segments]
+        if policy is None:
+            mine = np.asarray(rollout.sampled_logprobs, dtype=np.float64)
+            return mine, np.concatenate(await asyncio.gather(*theirs))
+        ours = [score(policy, segment) for segment in segments]
+        both = await asyncio.gather(*ours, *theirs)
+        return np.concatenate(both[: len(ours)]), np.concatenate(both[len(ours) :])
+
+
+async def score(client: mint.SamplingClient, segment: Segment) -> Array:
+    """The logprobs, at temperature 1, of a segment's sampled tokens under another model."""
+    found = await client.compute_logprobs_async(types.ModelInput.from_ints(segment.tokens))
+    chosen = [logprob for logprob, sampled in zip(found, segment.sampled, strict=True) if sampled]
+    return np.asarray([0.0 if x is None else x for x in chosen], dtype=np.float64)

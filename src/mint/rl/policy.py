@@ -1,0 +1,97 @@
+"""The policy as rollouts see it: frozen weights that answer, with a logprob for every token."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mint
+from mint import types
+from mint.rl.rollout import Segment
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the policy wrote: its tokens with their logprobs, and whether it was cut off."""
+
+    tokens: list[int]
+    logprobs: list[float] | None
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Weights to sample from, after ``version`` training steps."""
+
+    client: mint.SamplingClient
+    tokenizer: Any
+    temperature: float
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    version: int = 0
+
+    async def sample(
+        self,
+        prompt: Sequence[int],
+        count: int,
+        seed: int | None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> list[Answer]:
+        """``count`` answers to a prompt."""
+        answer = await self.client.sample_async(
+            prompt=types.ModelInput.from_ints(tokens=list(prompt)),
+            num_samples=count,
+            sampling_params=self._params(seed, max_tokens, stop),
+        )
+        return [
+            Answer(list(sequence.tokens), sequence.logprobs, sequence.stop_reason == "length")
+            for sequence in answer.sequences
+        ]
+
+    def _params(
+        self, seed: int | None, max_tokens: int | None, stop: Sequence[str] | None
+    ) -> types.SamplingParams:
+        texts = list(stop or self.stop)
+        end = self.end_token
+        return types.SamplingParams(
+            max_tokens=max_tokens or self.max_tokens,
+            temperature=self.temperature,
+            seed=seed,
+            stop=texts or None,
+            stop_token_ids=None if texts or end is None else [end],
+        )
+
+    @property
+    def end_token(self) -> int | None:
+        end = getattr(self.tokenizer, "eos_token_id", None)
+        return end if isinstance(end, int) else None
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of an answer, without the token that ended it."""
+        kept = list(tokens)
+        if kept and kept[-1] == self.end_token:
+            kept = kept[:-1]
+        return str(self.tokenizer.decode(kept))
+
+
+def segment_of(prompt: Sequence[int], answer: Answer) -> Segment:
+    """A prompt and an answer to it, or :class:`mint.rl.MissingLogprobs`."""
+    segment = Segment()
+    segment.give(prompt)
+    segment.sample(answer.tokens, answer.logprobs)
+    return segment
+
+
+def seed_for(seed: int | None, *place: object) -> int | None:
+    """A seed that depends on nothing but the run's seed and the place where it is used.
+
+    >>> seed_for(0, 1, "a") == seed_for(0, 1, "a") != seed_for(0, 2, "a")
+    True
+    """
+    if seed is None:
+        return None
+    digest = hashlib.sha256(repr((seed, *place)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

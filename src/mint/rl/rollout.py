@@ -1,0 +1,140 @@
+"""What sampling brings home: rollouts in groups, token by token as they were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mint.rl.advantage import has_signal
+
+
+class MissingLogprobs(RuntimeError):
+    """The service sent tokens without logprobs: the importance ratio is unknown."""
+
+
+@dataclass
+class Segment:
+    """Tokens in one context. Those that the policy sampled have logprobs; the rest is given.
+
+    >>> segment = Segment.of([5, 6], [7], [-0.5])
+    >>> segment.tokens, segment.sampled, segment.logprobs
+    ([5, 6, 7], [False, False, True], [0.0, 0.0, -0.5])
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], answer: Sequence[int], logprobs: Sequence[float]) -> Segment:
+        """A prompt and one answer to it."""
+        segment = cls()
+        segment.give(prompt)
+        segment.sample(answer, logprobs)
+        return segment
+
+    def give(self, tokens: Sequence[int]) -> None:
+        """Add tokens that the policy only read."""
+        self.tokens += list(tokens)
+        self.logprobs += [0.0] * len(tokens)
+        self.sampled += [False] * len(tokens)
+
+    def sample(self, tokens: Sequence[int], logprobs: Sequence[float] | None) -> None:
+        """Add tokens that the policy wrote, each with its logprob."""
+        if logprobs is None or len(logprobs) != len(tokens):
+            got = "no" if logprobs is None else str(len(logprobs))
+            raise MissingLogprobs(
+                f"The service sent {got} logprobs for {len(tokens)} tokens. Without them the "
+                "importance ratio is unknown; use a service that returns logprobs."
+            )
+        self.tokens += list(tokens)
+        self.logprobs += list(logprobs)
+        self.sampled += [True] * len(tokens)
+
+    @property
+    def sampled_count(self) -> int:
+        return sum(self.sampled)
+
+    def trimmed(self) -> Segment:
+        """Without what came after the last sampled token: nothing is learned there."""
+        if True not in self.sampled:
+            return Segment()
+        end = len(self.sampled) - self.sampled[::-1].index(True)
+        return Segment(self.tokens[:end], self.logprobs[:end], self.sampled[:end])
+
+
+@dataclass
+class Rollout:
+    """One answer, or one conversation. Without a reward it is left out of training."""
+
+    segments: list[Segment]
+    text: str
+    reward: float | None = None
+    components: dict[str, float] = field(default_factory=dict)
+    truncated: bool = False
+    error: str | None = None
+    trace: list[dict[str, Any]] = field(default_factory=list)
+    penalty: float = 0.0  # of length and KL: added to the reward before advantages
+    masked: bool = False  # left out of training, though it has a reward
+    advantage: float = 0.0
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rollout takes part in training."""
+        return self.reward is not None and not self.masked
+
+    @property
+    def total(self) -> float:
+        """What advantages are made of."""
+        assert self.reward is not None
+        return self.reward + self.penalty
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy wrote."""
+        return sum(segment.sampled_count for segment in self.segments)
+
+    @property
+    def sampled_logprobs(self) -> list[float]:
+        return [
+            logprob
+            for segment in self.segments
+            for logprob, sampled in zip(segment.logprobs, segment.sampled, strict=True)
+            if sampled
+        ]
+
+
+@dataclass
+class Group:
+    """The rollouts of one prompt."""
+
+    sample: Any
+    identity: str
+    prompt: str
+    rollouts: list[Rollout]
+    version: int = 0  # after how many steps the weights were that sampled it
+
+    @property
+    def counted(self) -> list[Rollout]:
+        return [rollout for rollout in self.rollouts if rollout.counts]
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards that could be computed."""
+        return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
+
+    def kind(self, threshold: float) -> str:
+        """ "signal", "all_right", "all_wrong", or "unscored" when fewer than one answer counts."""
+        totals = [rollout.total for rollout in self.counted]
+        if has_signal(totals):
+            return "signal"
+        if not totals:
+            return "unscored"
+        right = all((rollout.reward or 0.0) >= threshold for rollout in self.counted)
+        return "all_right" if right else "all_wrong"
+
+    def success(self, threshold: float) -> float:
+        """The share of right answers among those that were scored."""
+        rewards = self.rewards
+        return sum(reward >= threshold for reward in rewards) / len(rewards) if rewards else 0.0

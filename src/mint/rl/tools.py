@@ -1,0 +1,201 @@
+"""Tools for agents: any function, a calculator, Python in the sandbox, search in documents."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from mint.rewards import Limits, Sandbox
+from mint.rl.tool_calls import ToolCall
+
+_KINDS = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array"}
+_LONGEST = 4000
+
+
+class ToolError(Exception):
+    """What a tool tells the model about a call that it could not carry out."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    function: Callable[..., Any]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The description that a chat template shows to the model."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+        }
+        return {"type": "function", "function": function}
+
+    async def run(self, call: ToolCall) -> str:
+        """The result of a call, or what was wrong with it, as text for the model."""
+        if call.error:
+            return f"error: {call.error}"
+        try:
+            if inspect.iscoroutinefunction(self.function):
+                result = await self.function(**call.arguments)
+            else:
+                result = await asyncio.to_thread(self.function, **call.arguments)
+        except Exception as error:
+            return f"error: {error}"[:_LONGEST]
+        return str(result)[:_LONGEST]
+
+
+def tool(function: Callable[..., Any]) -> Tool:
+    """A function as a tool: its name, its docstring and its types describe it.
+
+    >>> def add(a: int, b: int) -> int:
+    ...     "Add two numbers."
+    ...     return a + b
+    >>> tool(add).parameters["properties"]
+    {'a': {'type': 'integer'}, 'b': {'type': 'integer'}}
+    """
+    kinds = get_type_hints(function)
+    parameters = inspect.signature(function).parameters
+    properties = {name: {"type": _KINDS.get(kinds.get(name, str), "string")} for name in parameters}
+    required = [name for name, p in parameters.items() if p.default is p.empty]
+    described = inspect.getdoc(function) or ""
+    schema = {"type": "object", "properties": properties, "required": required}
+    return Tool(function.__name__, described.partition("\n\n")[0], schema, function)
+
+
+async def run_tools(tools: Mapping[str, Tool], calls: Sequence[ToolCall]) -> list[str]:
+    """The results of calls, all carried out at once."""
+
+    async def one(call: ToolCall) -> str:
+        found = tools.get(call.name)
+        if found is None and not call.error:
+            return f"error: there is no tool {call.name!r}; there are {', '.join(tools)}"
+        return await (found or next(iter(tools.values()))).run(call)
+
+    return list(await asyncio.gather(*(one(call) for call in calls)))
+
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+
+
+def calculate(expression: str) -> str:
+    """Evaluate an arithmetic expression of numbers, + - * / // % ** and brackets.
+
+    >>> calculate("(2 + 3) * 4"), calculate("1 / 4")
+    ('20', '0.25')
+    """
+    if len(expression) > 500:
+        raise ToolError("the expression is too long")
+    try:
+        value = _value(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ToolError(f"{expression!r} is not an arithmetic expression") from None
+    except (ZeroDivisionError, OverflowError) as error:
+        raise ToolError(str(error)) from None
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+
+
+def _value(node: ast.AST) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as value) if type(value) is not bool:
+            return value
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+            return float(_OPERATORS[type(op)](_value(operand)))
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return float(math.pow(_value(left), _value(right)))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _bounded(_OPERATORS[type(op)](_value(left), _value(right)))
+        case _:
+            raise ToolError("only numbers, + - * / // % ** and brackets are understood")
+
+
+def _bounded(value: float) -> float:
+    if abs(value) > 1e30:
+        raise OverflowError("the result is too large")
+    return value
+
+
+calculator = tool(calculate)
+
+
+def python_tool(limits: Limits | None = None) -> Tool:
+    """Python in the sandbox: what the program prints is the result."""
+    sandbox = Sandbox(limits)
+
+    def python(code: str) -> str:
+        """Run a Python program and see what it prints."""
+        ran = sandbox.run(code)
+        if ran.ended_well:
+            return str(ran.stdout.decode(errors="replace"))
+        raise ToolError(ran.stopped or ran.stderr.decode(errors="replace")[-500:])
+
+    return tool(python)
+
+
+class Documents:
+    """Search by words (BM25) over texts on this machine.
+
+    >>> documents = Documents({"cats": "Cats purr and sleep.", "dogs": "Dogs bark at cats."})
+    >>> documents.search("who does bark").splitlines()[0]
+    'dogs: Dogs bark at cats.'
+    """
+
+    def __init__(self, texts: Mapping[str, str], shown: int = 3) -> None:
+        self.texts = dict(texts)
+        self.shown = shown
+        self._words = {name: Counter(_words(text)) for name, text in texts.items()}
+        self._length = sum(sum(words.values()) for words in self._words.values()) / max(
+            1, len(texts)
+        )
+
+    def search(self, query: str) -> str:
+        """Find the documents that fit a query best."""
+        terms = set(_words(query))
+        ranked = sorted(self.texts, key=lambda name: (-self._score(name, terms), name))
+        found = [name for name in ranked[: self.shown] if self._score(name, terms) > 0]
+        return "\n".join(f"{name}: {self.texts[name]}" for name in found) or "nothing found"
+
+    def _score(self, name: str, terms: set[str]) -> float:
+        words, score = self._words[name], 0.0
+        length = sum(words.values()) / max(1.0, self._length)
+        for term in terms & words.keys():
+            holders = sum(term in other for other in self._words.values())
+            rarity = math.log(1 + (len(self.texts) - holders + 0.5) / (holders + 0.5))
+            score += rarity * words[term] * 2.5 / (words[term] + 1.5 * (0.25 + 0.75 * length))
+        return score
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def search_tool(texts: Mapping[str, str], shown: int = 3) -> Tool:
+    """Search over documents as a tool."""
+    documents = Documents(texts, shown)
+
+    def search(query: str) -> str:
+        """Find the documents that fit a query best."""
+        return documents.search(query)
+
+    return tool(search)

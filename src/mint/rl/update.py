@@ -1,0 +1,112 @@
+"""One batch into the weights: forward_backward and optim_step, as often as the config says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mint
+from mint import types
+from mint.rl.config import RLConfig
+from mint.rl.datums import scaled, split, values
+from mint.rl.importance import corrected, mismatch
+
+Array = NDArray[np.float64]
+
+
+def loss_config(cfg: RLConfig) -> dict[str, float | str] | None:
+    """The loss's thresholds, where the config sets them."""
+    if cfg.loss_fn == "importance_sampling":
+        return None
+    if cfg.loss_fn == "dro":
+        return None if cfg.dro_beta is None else {"beta": cfg.dro_beta}
+    given = {
+        "clip_low_threshold": cfg.clip_low_threshold,
+        "clip_high_threshold": cfg.clip_high_threshold,
+    }
+    return {name: value for name, value in given.items() if value is not None} or None
+
+
+async def train(
+    client: mint.TrainingClient,
+    datums: Sequence[types.Datum],
+    cfg: RLConfig,
+    learning_rate: float,
+) -> dict[str, float]:
+    """Train on a batch. Every request is on its way before the first answer is waited for."""
+    loss_fn: Any = cfg.loss_fn
+    settings = loss_config(cfg)
+    found: dict[str, float] = {}
+    batch = list(datums)
+    if cfg.truncated_importance is not None:
+        old = await _logprobs(client.forward(batch, loss_fn, settings))
+        found |= mismatch(batch, old)
+        batch = corrected(batch, old, cfg.truncated_importance)
+    parts = split(batch, cfg.mini_batches)
+    adam = types.AdamParams(
+        learning_rate=learning_rate,
+        betas=cfg.betas,
+        eps=cfg.eps,
+        weight_decay=cfg.weight_decay,
+        grad_clip_norm=cfg.grad_clip_norm,
+    )
+    waiting: list[Awaitable[Any]] = []
+    for _ in range(cfg.substeps):
+        for part in parts:
+            weighed = [scaled(datum, _share(cfg, len(parts))) for datum in part]
+            waiting.append(client.forward_backward(weighed, loss_fn, settings))
+            waiting.append(client.optim_step(adam))
+    answers = await _all(waiting)
+    losses, steps = answers[::2], answers[1::2]
+    if cfg.truncated_importance is None:
+        found |= mismatch(parts[0], logprobs_of(losses[0]))
+    if len(losses) > 1:
+        found |= _drift(parts[-1], logprobs_of(losses[-1]))
+    norms = [(step.metrics or {}).get("grad_norm") for step in steps]
+    known = [float(norm) for norm in norms if norm is not None]
+    found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
+    found["train/updates"] = float(len(steps))
+    return found | ({"train/grad_norm": float(np.mean(known))} if known else {})
+
+
+def _share(cfg: RLConfig, parts: int) -> float:
+    """Means over the batch become means over its parts; sums stay sums."""
+    return float(parts) if cfg.token_weights != "sum" else 1.0
+
+
+def _drift(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
+    """How far the updates of this batch have moved the policy from the one that sampled it."""
+    return {"train/drift": mismatch(datums, trainer_D_T).get("mismatch/k3", 0.0)}
+
+
+async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
+    """Every answer, or the first failure once nothing is on its way any more."""
+
+    async def one(future: Awaitable[Any]) -> Any:
+        return await future
+
+    answers = await asyncio.gather(*(one(future) for future in waiting), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return list(answers)
+
+
+async def _logprobs(future: Awaitable[types.ForwardBackwardOutput]) -> list[Array]:
+    return logprobs_of(await future)
+
+
+def logprobs_of(output: types.ForwardBackwardOutput) -> list[Array]:
+    """The trainer's logprob of every target token, for each datum."""
+    return [
+        np.asarray(result["logprobs"].data, dtype=np.float64) for result in output.loss_fn_outputs
+    ]
+
+
+def trained_tokens(datums: Sequence[types.Datum]) -> int:
+    """Tokens that carry a gradient."""
+    return int(sum((values(datum, "weights") != 0).sum() for datum in datums))

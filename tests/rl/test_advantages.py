@@ -1,0 +1,58 @@
+"""Advantages, in floats."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mint.rl.advantage import advantages, has_signal
+
+REWARDS = st.lists(st.floats(-100, 100), min_size=1, max_size=16)
+GROUPS = st.lists(REWARDS, min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("centre", [[0.5, -0.5], [0.25, -0.25, -0.25, 0.25]]),
+        ("dr_grpo", [[0.5, -0.5], [0.25, -0.25, -0.25, 0.25]]),
+        ("standardise", [[1.0, -1.0], [1.0, -1.0, -1.0, 1.0]]),
+        ("leave_one_out", [[1.0, -1.0], [1 / 3, -1 / 3, -1 / 3, 1 / 3]]),
+        ("batch", [[math.sqrt(2), -math.sqrt(2)], [x / math.sqrt(2) for x in (1, -1, -1, 1)]]),
+    ],
+)
+def test_each_way_of_comparing_gives_its_numbers(kind: str, expected: list[list[float]]) -> None:
+    found = advantages([[1.0, 0.0], [0.5, 0.0, 0.0, 0.5]], kind)
+    for group, wanted in zip(found, expected, strict=True):
+        assert group == pytest.approx(wanted, rel=1e-5)
+
+
+def test_leaving_one_out_is_the_difference_to_the_others_mean() -> None:
+    rewards = [0.1, 0.7, 0.2]
+    others = [sum(rewards[:i] + rewards[i + 1 :]) / 2 for i in range(3)]
+    assert advantages([rewards], "leave_one_out")[0] == pytest.approx(
+        [r - o for r, o in zip(rewards, others, strict=True)]
+    )
+
+
+@given(GROUPS, st.sampled_from(["centre", "standardise", "leave_one_out", "dr_grpo", "batch"]))
+def test_advantages_are_finite_sum_to_nothing_and_keep_the_order(
+    rewards_P_G: list[list[float]], kind: str
+) -> None:
+    found = advantages(rewards_P_G, kind)
+    for rewards, values in zip(rewards_P_G, found, strict=True):
+        assert len(values) == len(rewards)
+        assert all(math.isfinite(value) for value in values)
+        assert sum(values) == pytest.approx(0.0, abs=1e-3 * (1 + max(map(abs, values))))
+        if has_signal(rewards):
+            best, worst = rewards.index(max(rewards)), rewards.index(min(rewards))
+            assert values[best] > values[worst]
+
+
+@given(st.floats(-5, 5), st.integers(1, 9))
+def test_equal_rewards_have_no_signal(reward: float, count: int) -> None:
+    assert not has_signal([reward] * count)
+    assert advantages([[reward] * count], "standardise")[0] == pytest.approx([0.0] * count)

@@ -1,0 +1,226 @@
+"""Conversations: recorded as sampled, never rendered again, masked down to the token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+import mint
+from mint import types
+from mint.rl import Chat, ContextFull, TurnLimit, parse_tool_calls
+from mint.rl.datums import datum_of, values
+from mint.rl.policy import Policy
+from mint.rl.rendering import Renderer
+from mint.rl.tool_calls import ToolCall
+from tests.service_fixture import MODEL
+from tests.tiny import build_tokenizer
+
+Result = TypeVar("Result")
+
+
+@pytest.fixture
+def policy(client: mint.ServiceClient) -> Policy:
+    sampler = client.create_sampling_client(base_model=MODEL)
+    return Policy(sampler, sampler.get_tokenizer(), temperature=1.0, max_tokens=5)
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    return asyncio.run(work)
+
+
+def encoded(policy: Policy, text: str) -> list[int]:
+    return [int(t) for t in policy.tokenizer.encode(text, add_special_tokens=False)]
+
+
+async def two_turns(chat: Chat) -> None:
+    chat.user("ab")
+    await chat.reply()
+    chat.tool("cd")
+    await chat.reply()
+
+
+def test_a_conversation_that_extends_is_one_segment_of_exactly_what_was_sampled(
+    policy: Policy,
+) -> None:
+    chat = Chat(policy, seed=1)
+    run(two_turns(chat))
+    replies = [m for m in chat.trace if m["role"] == "assistant"]
+    assert len(chat.segments) == 1
+    segment = chat.segments[0]
+
+    start = encoded(policy, "<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n")
+    assert segment.tokens[: len(start)] == start
+    first = segment.sampled.index(True)
+    assert first == len(start)
+    length = segment.sampled[first:].index(False)
+    answer = segment.tokens[first : first + length]
+    assert policy.text(answer) == replies[0]["content"]
+
+    end = [] if answer[-1] == policy.end_token else encoded(policy, "<|im_end|>")
+    between = encoded(policy, "\n<|im_start|>tool\ncd<|im_end|>\n<|im_start|>assistant\n")
+    after = segment.tokens[first + length : -sum(segment.sampled[first + length :])]
+    assert after == end + between
+    assert all(segment.sampled[-5:])
+
+
+def test_masks_cover_the_replies_and_nothing_else(policy: Policy) -> None:
+    chat = Chat(policy, seed=2)
+    run(two_turns(chat))
+    segment = chat.segments[0]
+    datum = datum_of(segment, advantage=1.0)
+    weights = values(datum, "weights")
+    assert [bool(w) for w in weights] == segment.sampled[1:]
+    assert list(values(datum, "target_tokens")) == segment.tokens[1:]
+    assert all(values(datum, "logprobs")[weights == 0] == 0)
+
+
+def test_logprobs_are_those_of_the_very_tokens_in_their_context(policy: Policy) -> None:
+    chat = Chat(policy, seed=3)
+    run(two_turns(chat))
+    segment = chat.segments[0]
+    prompt = types.ModelInput.from_ints(segment.tokens)
+    again = policy.client.compute_logprobs(prompt).result()
+    for logprob, sampled, other in zip(segment.logprobs, segment.sampled, again, strict=True):
+        if sampled:
+            assert logprob == pytest.approx(other, abs=1e-4)
+
+
+def test_a_whole_conversation_that_extends_goes_on_in_its_segment(policy: Policy) -> None:
+    async def talk(chat: Chat) -> None:
+        messages = [{"role": "user", "content": "ab"}]
+        messages.append((await chat.complete(messages)).message)
+        messages.append({"role": "user", "content": "cd"})
+        await chat.complete(messages)
+
+    chat, other = Chat(policy, seed=4), Chat(policy, seed=4)
+    run(talk(chat))
+
+    async def said(chat: Chat) -> None:
+        chat.user("ab")
+        await chat.reply()
+        chat.user("cd")
+        await chat.reply()
+
+    run(said(other))
+    assert len(chat.segments) == 1
+    assert chat.segments == other.segments
+
+
+@pytest.mark.parametrize("change", ["past", "reply", "shorter"])
+def test_a_conversation_whose_past_was_changed_becomes_several_segments(
+    policy: Policy, change: str
+) -> None:
+    async def talk(chat: Chat) -> None:
+        messages = [{"role": "user", "content": "ab"}]
+        messages.append((await chat.complete(messages)).message)
+        messages.append({"role": "user", "content": "cd"})
+        if change == "past":
+            messages[0] = {"role": "user", "content": "AB"}
+        elif change == "reply":
+            messages[1] = {"role": "assistant", "content": "something else"}
+        else:
+            messages = messages[2:]
+        await chat.complete(messages)
+
+    chat = Chat(policy, seed=5)
+    run(talk(chat))
+    assert len(chat.segments) == 2
+    assert all(segment.sampled_count for segment in chat.segments)
+    assert not any(chat.segments[1].sampled[:5])
+
+
+def test_a_rollout_ends_at_its_turn_limit_and_its_context(policy: Policy) -> None:
+    async def talk(chat: Chat) -> None:
+        for _ in range(3):
+            chat.user("ab")
+            await chat.reply()
+
+    limited = Chat(policy, seed=1, max_turns=2)
+    with pytest.raises(TurnLimit, match="max_turns"):
+        run(talk(limited))
+    assert limited.turns_left == 0
+    with pytest.raises(ContextFull, match="restart"):
+        run(talk(Chat(policy, seed=1, context_length=60)))
+
+
+def test_an_example_is_read_but_neither_trained_on_nor_counted_as_said(policy: Policy) -> None:
+    chat = Chat(policy, seed=1)
+    chat.user("ab")
+    chat.add("assistant", "cd")
+    chat.user("ef")
+    reply = run(chat.reply())
+    assert chat.text == reply.text
+    assert chat.segments[0].sampled_count == len(reply.tokens)
+    assert "cd" in policy.tokenizer.decode(chat.segments[0].tokens[: -len(reply.tokens)])
+
+
+def test_the_same_seed_gives_the_same_rollout(policy: Policy) -> None:
+    first, second, third = (Chat(policy, seed=seed) for seed in (7, 7, 8))
+    for chat in (first, second, third):
+        run(two_turns(chat))
+    assert first.segments == second.segments != third.segments
+
+
+def test_speaking_out_of_turn_is_a_clear_error(policy: Policy) -> None:
+    chat = Chat(policy, seed=1)
+    with pytest.raises(ValueError, match="Nothing was said"):
+        run(chat.reply())
+    chat.user("ab")
+    run(chat.reply())
+    with pytest.raises(ValueError, match="say something"):
+        run(chat.reply())
+
+
+def test_what_follows_a_reply_begins_with_the_end_of_the_turn_only_if_it_is_missing() -> None:
+    tokenizer = build_tokenizer()
+    renderer, end = Renderer(tokenizer), tokenizer.eos_token_id
+    message = {"role": "user", "content": "x"}
+    cut_off, ended = renderer.follow([message], last=65), renderer.follow([message], last=end)
+    assert cut_off == [end, *ended]
+    assert tokenizer.decode(ended) == "\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_model_without_a_template_gets_plain_lines() -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = None
+    renderer = Renderer(tokenizer)
+    start = renderer.start([{"role": "user", "content": "x"}])
+    assert tokenizer.decode(start) == "User: x\nAssistant:"
+    assert tokenizer.decode(renderer.follow([{"role": "tool", "content": "y"}], 1)) == (
+        "\nTool: y\nAssistant:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("no call", []),
+        (
+            'first <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>'
+            '<tool_call>{"name": "b", "arguments": "{\\"y\\": 2}"}</tool_call>',
+            [ToolCall("a", {"x": 1}), ToolCall("b", {"y": 2})],
+        ),
+        ('<tool_call>{"name": "a"}', [ToolCall("a", {})]),
+        ('[TOOL_CALLS] [{"name": "a", "arguments": {}}]', [ToolCall("a", {})]),
+        ('<|python_tag|>{"name": "a", "parameters": {"x": "1"}}', [ToolCall("a", {"x": "1"})]),
+    ],
+)
+def test_tool_calls_are_read_as_models_write_them(text: str, calls: list[ToolCall]) -> None:
+    assert parse_tool_calls(text) == calls
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>{not json}</tool_call>",
+        '<tool_call>["a"]</tool_call>',
+        '<tool_call>{"name": "a", "arguments": [1]}</tool_call>',
+        "[TOOL_CALLS] [{",
+    ],
+)
+def test_a_call_that_cannot_be_read_says_why(text: str) -> None:
+    (call,) = parse_tool_calls(text)
+    assert call.error

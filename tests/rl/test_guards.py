@@ -1,0 +1,148 @@
+"""Every guard rail, triggered on purpose, and quiet when all is well."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from mint.rl import RLConfig
+from mint.rl.config import GUARDS
+from mint.rl.guards import _GUARDS, Finding, Guards
+
+HEALTHY: dict[str, float] = {
+    "datums": 32.0,
+    "datums/unmasked": 0.0,
+    "rollouts": 32.0,
+    "reward/mean": 0.5,
+    "reward/success": 0.4,
+    "reward/failures": 0.0,
+    "groups/all_right": 1.0,
+    "groups/all_wrong": 1.0,
+    "groups/unscored": 0.0,
+    "length/mean": 40.0,
+    "length/truncated": 0.1,
+    "policy/entropy": 1.0,
+    "policy/repetition": 0.1,
+    "policy/temperature": 1.0,
+    "policy/staleness": 0.0,
+    "mismatch/mean": 0.001,
+    "kl/k3": 0.01,
+    "component/format": 0.3,
+    "component/correct": 0.4,
+}
+
+
+def held(pass_1: float, reward: float) -> dict[str, float]:
+    return {
+        "holdout/pass@1": pass_1,
+        "holdout/pass@1_low": pass_1 - 0.05,
+        "holdout/pass@1_high": pass_1 + 0.05,
+        "holdout/reward": reward,
+    }
+
+
+def after(guards: Guards, *rows: dict[str, float], healthy: int = 4) -> list[Finding]:
+    """What is found at the last of these steps, after some healthy ones."""
+    for _ in range(healthy):
+        assert guards.check(HEALTHY) == []
+    findings: list[Finding] = []
+    for row in rows:
+        findings = guards.check({**HEALTHY, **row})
+    return findings
+
+
+TROUBLE: dict[str, tuple[list[dict[str, float]], str]] = {
+    "no_signal": ([{"datums": 0.0, "groups/all_wrong": 8.0}], "too hard"),
+    "reward_hacking": (
+        [{"reward/mean": 0.5, **held(0.6, 0.6)}]
+        + [{"reward/mean": 0.8}] * 5
+        + [{"reward/mean": 0.9, **held(0.3, 0.3)}],
+        "best checkpoint",
+    ),
+    "length_runaway": ([{"length/mean": 200.0}] * 5, "no more of them are right"),
+    "component_runaway": (
+        [{"component/format": 1.0, "component/correct": 0.1}] * 5,
+        "'format' rose",
+    ),
+    "masked_loss": ([{"datums/unmasked": 3.0}], "tokens of the prompt"),
+    "truncation": (
+        [{"length/truncated": 0.9, "reward/truncated": 0.1, "reward/untruncated": 0.8}],
+        "raise max_tokens",
+    ),
+    "entropy_collapse": ([{"policy/entropy": 0.01}] * 6, "explore|temperature"),
+    "kl_runaway": ([{"kl/k3": 3.0}], "kl_penalty_coef"),
+    "repetition": ([{"policy/repetition": 0.9}], "repeats"),
+    "reward_errors": ([{"reward/failures": 2.0}], "2 of 32"),
+    "not_finite": ([{"train/loss": math.nan}], "train/loss"),
+    "mismatch": ([{"mismatch/mean": 0.4}], "truncated_importance"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TROUBLE))
+def test_trouble_is_named_and_explained_with_what_to_change(name: str) -> None:
+    rows, said = TROUBLE[name]
+    findings = {finding.name: finding for finding in after(Guards(RLConfig()), *rows)}
+    assert name in findings
+    assert re.search(said, str(findings[name]))
+    assert findings[name].advice
+
+
+def test_every_guard_is_known_to_the_settings_and_tested() -> None:
+    assert sorted(guard.__name__ for guard in _GUARDS) == sorted(GUARDS) == sorted(TROUBLE)
+
+
+def test_a_healthy_run_is_left_in_peace() -> None:
+    assert after(Guards(RLConfig()), *[{**held(0.5, 0.5)}] * 3) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"groups/all_right": 8.0, "groups/all_wrong": 0.0}, "too easy"),
+        ({"groups/all_right": 0.0, "groups/all_wrong": 8.0}, "too hard"),
+        ({"groups/unscored": 8.0, "groups/all_wrong": 0.0, "groups/all_right": 0.0}, "missing"),
+    ],
+)
+def test_no_signal_tells_all_right_from_all_wrong(metrics: dict[str, float], said: str) -> None:
+    findings = after(Guards(RLConfig()), {"datums": 0.0, **metrics})
+    assert said in str(findings[0])
+
+
+def test_growing_answers_that_are_right_more_often_are_no_trouble() -> None:
+    rows = [{"length/mean": 200.0, "reward/success": 0.9}] * 5
+    assert after(Guards(RLConfig()), *rows) == []
+
+
+def test_a_mismatch_is_expected_at_other_temperatures_and_with_stale_weights() -> None:
+    for reason in ({"policy/temperature": 0.8}, {"policy/staleness": 1.0}):
+        assert after(Guards(RLConfig()), {"mismatch/mean": 0.4, **reason}) == []
+
+
+def test_a_finding_is_news_once_until_it_has_been_gone_for_a_while() -> None:
+    guards = Guards(RLConfig())
+    wrong: dict[str, Any] = {**HEALTHY, "policy/repetition": 0.9}
+    rows = [wrong, wrong, HEALTHY, wrong, *[HEALTHY] * 6, wrong]
+    told = [len(guards.news(guards.check(row))) for row in rows]
+    assert told == [1] + [0] * 9 + [1]
+
+
+def test_only_what_the_config_says_is_fatal() -> None:
+    wrong = {**HEALTHY, "policy/repetition": 0.9}
+    assert (lambda g: g.fatal(g.check(wrong)))(Guards(RLConfig())) is None
+    strict = Guards(RLConfig(stop_on=("repetition",)))
+    fatal = strict.fatal(strict.check(wrong))
+    assert fatal is not None
+    assert fatal.name == "repetition"
+
+
+def test_guards_go_on_from_their_state() -> None:
+    whole, first, second = (Guards(RLConfig()) for _ in range(3))
+    rows = [HEALTHY] * 4 + [{**HEALTHY, "policy/entropy": 0.01}] * 6
+    found = [whole.check(row) for row in rows]
+    for row in rows[:4]:
+        first.check(row)
+    second.load(first.state())
+    assert [second.check(row) for row in rows[4:]] == found[4:]
