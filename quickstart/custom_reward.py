@@ -291,7 +291,7 @@ class Record:
             axes.plot(x, [row[key] for row in steps], color=colour, label=f"{label}, sampled")
             if held_out:
                 x = [row["step"] for row in held_out]
-                axes.plot(x, [row[key] for row in held_out], "o--", color=colour, alpha=0.7,
+                axes.plot(x, [row[key] for row in held_out], "o", color=colour, markersize=8,
                           label=f"{label}, held out")  # fmt: skip
         axes.set(
             xlabel="step", ylim=(0, 1), title=f"{BASE_MODEL}, {BATCH} x {GROUP} answers a step"

@@ -102,12 +102,17 @@ def missing_from(folder: Path) -> str | None:
 class Catalog:
     """Finds the folder of a base model by its name.
 
-    ``aliases`` maps names to folders; ``cache`` is where converted weights are kept.
+    ``aliases`` maps names to folders; ``cache`` is where converted weights are kept. Without
+    ``local_paths`` a name is never a path: whoever asks from afar must not reach into folders.
     """
 
     def __init__(
-        self, aliases: Mapping[str, Path] | None = None, cache: Path | None = None
+        self,
+        aliases: Mapping[str, Path] | None = None,
+        cache: Path | None = None,
+        local_paths: bool = True,
     ) -> None:
+        self.local_paths = local_paths
         self.aliases = {name: Path(folder) for name, folder in (aliases or {}).items()}
         self.cache = cache or default_cache()
 
@@ -137,6 +142,8 @@ class Catalog:
         raise ModelNotFound(self._explain(name, tried))
 
     def _local_path(self, name: str) -> Path:
+        if not self.local_paths:
+            raise NotHere("this service has callers on other machines, who use names and not paths")
         folder = Path(name).expanduser()
         if missing := missing_from(folder):
             raise NotHere(f"{folder}: {missing}")

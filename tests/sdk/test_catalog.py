@@ -42,6 +42,13 @@ def test_a_local_path_comes_first(
     assert catalog.locate("my/model") == Path(local)
 
 
+def test_a_path_is_not_a_name_for_callers_on_other_machines(tiny_model: Path) -> None:
+    catalog = Catalog(aliases={"a/b": tiny_model}, local_paths=False)
+    assert catalog.locate("a/b") == tiny_model
+    with pytest.raises(ModelNotFound, match="names and not paths"):
+        catalog.locate(str(tiny_model))
+
+
 def test_an_alias_comes_before_the_hugging_face_cache(tiny_model: Path, hub_cache: Path) -> None:
     put_into_hub_cache(hub_cache, "my/model", tiny_model)
     catalog = Catalog(aliases={"my/model": tiny_model})

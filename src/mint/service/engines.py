@@ -66,7 +66,9 @@ class Engines:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._catalog = Catalog(aliases=settings.aliases, cache=settings.cache)
+        self._catalog = Catalog(
+            aliases=settings.aliases, cache=settings.cache, local_paths=settings.is_loopback
+        )
         self._folders: dict[str, asyncio.Task[Path]] = {}
         self._slots: dict[Path, Slot] = {}
         self._changed = asyncio.Condition()
