@@ -1,11 +1,11 @@
 """Frozen bfloat16 weights under float32 activations.
 
 A bfloat16 model whose activations are bfloat16 too amplifies every rounding: sampler and trainer,
-which batch differently, were up to 0.25 apart in a token's logprob on SmolLM2-135M. Here the weights
-are bfloat16 (which loses nothing of most published models) and the activations stay float32. On a GPU
-the product is two bfloat16 products with float32 sums, of the activations' upper and lower halves:
-16 bits of mantissa at twice the arithmetic and the same memory traffic. Gradients need one such
-product.
+which batch differently, were up to 0.25 apart in a token's logprob on SmolLM2-135M. Here the
+weights are bfloat16 (which loses nothing of most published models) and the activations stay
+float32. On a GPU the product is two bfloat16 products with float32 sums, of the activations' upper
+and lower halves: 16 bits of mantissa at twice the arithmetic and the same memory traffic. Gradients
+need one such product.
 """
 
 from __future__ import annotations
