@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from mint.rewards.penalties import tool_spam_penalty as tool_spam_penalty
     from mint.rewards.penalties import unsafe_penalty as unsafe_penalty
     from mint.rewards.penalties import verbosity_penalty as verbosity_penalty
+    from mint.rewards.programs import program_tasks as program_tasks
     from mint.rewards.registry import find_reward as find_reward
     from mint.rewards.registry import list_rewards as list_rewards
     from mint.rewards.registry import register as register
@@ -152,6 +153,7 @@ _NAMES = {
         *["length_penalty", "overlong_penalty", "repetition_penalty", "step_count_penalty"],
         *["tool_cost_penalty", "tool_spam_penalty", "unsafe_penalty", "verbosity_penalty"],
     ],
+    "programs": ["program_tasks"],
     "registry": ["find_reward", "list_rewards", "register"],
     "reward": ["Reward", "RewardFailed", "as_reward"],
     "reward_model": ["Preference", "RewardModel", "train_reward_model"],
