@@ -115,6 +115,21 @@ def test_evaluation_without_a_holdout_says_what_to_set() -> None:
         Data(Letters(), TOKENIZER, RLConfig(eval_every=1)).holdout()
 
 
+def test_prompts_that_change_from_call_to_call_cannot_be_held_out_without_an_identity() -> None:
+    class Shuffled(Numbers):
+        def make_prompt(self, sample: str, tokenizer: Any) -> list[int]:
+            return super().make_prompt(f"{self.own.random()} {sample}", tokenizer)
+
+    class Named(Shuffled):
+        def identity(self, sample: str) -> str:
+            return sample
+
+    assert Data(Shuffled(fixed=4), TOKENIZER, RLConfig()).draw(1).batch(2)
+    with pytest.raises(ConfigError, match="identity"):
+        Data(Shuffled(fixed=4), TOKENIZER, RLConfig(holdout_fraction=0.5)).holdout()
+    assert Data(Named(fixed=40), TOKENIZER, RLConfig(holdout_fraction=0.5)).holdout()
+
+
 def test_an_empty_dataset_says_so() -> None:
     class Nothing(Letters):
         def build_dataset(self) -> list[str]:

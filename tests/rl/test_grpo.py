@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 import mint
 from mint.rl import RLConfig, run_grpo
@@ -25,3 +30,24 @@ def test_a_run_learns_and_says_where_its_weights_are(
     assert f"Saved: {path}" in capsys.readouterr().out
     assert [step for step, _, _ in adapter.reported] == list(range(1, 9))
     assert client.create_sampling_client(model_path=path)
+
+
+def test_in_a_notebook_ctrl_c_ends_the_step_and_saves(
+    client: mint.ServiceClient, settings: Settings, metrics: Rows, capsys: Any
+) -> None:
+    class Pressed(Letters):
+        def build_dataset(self) -> list[str]:
+            if not hasattr(self, "reported"):
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().build_dataset()
+
+    async def cell(adapter: Letters) -> str:
+        return run_grpo(adapter, settings(steps=3), service=client)
+
+    loop = asyncio.new_event_loop()  # without asyncio's own handling of Ctrl-C, as a notebook's
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(cell(Pressed()))
+    assert "goes on after step 1" in capsys.readouterr().out
+    assert loop.run_until_complete(cell(Letters())).startswith("tinker://")
+    assert [row["step"] for row in metrics()] == [1, 2, 3]
+    loop.close()

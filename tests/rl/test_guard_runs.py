@@ -16,6 +16,7 @@ from mint.rl.datums import replaced, values
 from mint.watch.recorder import EVENTS, read_rows
 
 from .conftest import Letters
+from .test_evaluator import Fooled
 
 Settings = Callable[..., RLConfig]
 
@@ -103,7 +104,12 @@ TROUBLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "mismatch": (Shifted, {"temperature": 1.0, "steps": 1}),
     "component_runaway": (Lopsided, {"steps": 6}),
     "length_runaway": (Rambling, {"steps": 7}),
-    "reward_hacking": (Hackable, {"steps": 6, "eval_every": 1, "success_threshold": 0.9}),
+    "reward_hacking": (
+        Fooled,
+        {"steps": 8, "batch_size": 4, "group_size": 8, "learning_rate": 0.05, "eval_every": 4}
+        | {"eval_samples": 4, "eval_temperature": 1.0, "holdout_size": 32}
+        | {"holdout_fraction": 0.3, "success_threshold": 0.6},
+    ),
 }
 
 

@@ -98,6 +98,36 @@ def test_a_healthy_run_is_left_in_peace() -> None:
     assert after(Guards(RLConfig()), *[{**held(0.5, 0.5)}] * 3) == []
 
 
+def test_a_holdout_that_fell_under_the_base_models_is_reward_hacking() -> None:
+    guards = Guards(RLConfig())
+    guards.begin(held(0.6, 0.6))
+    for reward in (0.3, 0.3, 0.3, 0.9, 0.9, 0.9, 0.9):
+        assert guards.check({**HEALTHY, "reward/mean": reward}) == []
+    (finding,) = guards.check({**HEALTHY, "reward/mean": 0.9, **held(0.1, 0.1)})
+    assert finding.name == "reward_hacking"
+    assert "rose from 0.300 to 0.900 while the holdout fell from 60.0% to 10.0%" in finding.seen
+
+
+def test_a_holdout_that_falls_with_the_reward_is_no_reward_hacking() -> None:
+    guards = Guards(RLConfig())
+    guards.begin(held(0.6, 0.6))
+    rows = [{**HEALTHY, "reward/mean": reward} for reward in (0.5, 0.45, 0.4, 0.2)]
+    assert [guards.check(row) for row in rows] == [[], [], [], []]
+    assert guards.check({**HEALTHY, "reward/mean": 0.1, **held(0.1, 0.1)}) == []
+
+
+def test_a_holdout_that_stays_behind_a_rising_reward_is_reward_hacking() -> None:
+    rows = [{"reward/mean": 0.1, **held(0.2, 0.2)}] + [{"reward/mean": 0.9, **held(0.2, 0.2)}] * 5
+    (finding,) = after(Guards(RLConfig()), *rows, healthy=0)
+    assert finding.name == "reward_hacking"
+    assert "did not rise" in finding.seen
+
+
+def test_a_policy_that_gets_surer_of_what_it_knew_is_no_trouble() -> None:
+    rows = [{"reward/mean": 0.3, **held(0.8, 0.8)}] + [{"reward/mean": 0.8, **held(0.8, 0.8)}] * 5
+    assert after(Guards(RLConfig()), *rows, healthy=0) == []
+
+
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [

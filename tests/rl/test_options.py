@@ -259,25 +259,41 @@ def test_every_group_of_a_step_is_in_flight_and_scored_at_once(
     assert metrics()[0]["reward/failures"] == 0
 
 
-def test_the_curriculum_leaves_what_is_solved_and_shows_its_pools(
-    client: mint.ServiceClient, settings: Settings, metrics: Rows
+def test_a_prompt_that_the_service_refuses_never_kills_the_step(
+    client: mint.ServiceClient, settings: Settings, metrics: Rows, tmp_path: Path
+) -> None:
+    class TooLong(Letters):
+        def build_dataset(self) -> list[str]:
+            return ["a" * 5000, *(f"{i}:" for i in range(5))]
+
+    one_step(TooLong(), settings(batch_size=6), client)
+    assert metrics()[0]["reward/failures"] == 4
+    assert metrics()[0]["train/grad_norm"] > 0
+    rows = read_rows(tmp_path / "run" / ROLLOUTS)
+    assert "RequestFailedError" in rows[0]["error"]
+
+
+def test_the_curriculum_leaves_what_is_solved_or_hopeless_and_shows_its_pools(
+    client: mint.ServiceClient, settings: Settings, metrics: Rows, capsys: Any
 ) -> None:
     class HalfSolved(Letters):
         def build_dataset(self) -> list[str]:
-            return [f"{i}:" for i in range(4)]
+            return [f"{i}:" for i in range(5)]
 
         def compute_reward(self, response: str, sample: str) -> Any:
-            return 1.0 if int(sample[:-1]) < 2 else super().compute_reward(response, sample)
+            always = {0: 1.0, 1: 1.0, 4: 0.0}.get(int(sample[:-1]))
+            return super().compute_reward(response, sample) if always is None else always
 
-    cfg = settings(steps=8, batch_size=2, curriculum=True, success_threshold=0.7)
+    cfg = settings(steps=8, batch_size=4, curriculum=True, success_threshold=0.7)
     cfg.learning_rate = 0.0
     with Run(HalfSolved(), cfg, client) as run:
         for step in run:
             batch = run.sample(step)
             run.record(batch, run.train(batch, run.prefer(batch)))
-    assert metrics()[-1]["curriculum/saturated"] == 2
-    assert metrics()[-1]["curriculum/learning"] == 2
-    assert all(int(group.sample[:-1]) >= 2 for group in batch.groups)
+    pools = ("learning", "saturated", "hopeless")
+    assert [metrics()[-1][f"curriculum/{pool}"] for pool in pools] == [2, 2, 1]
+    assert "  curriculum: 2 learning, 2 saturated, 1 hopeless" in capsys.readouterr().out
+    assert {"2:", "3:"} <= {group.sample for group in batch.groups}  # the others fill the batch
 
 
 def test_the_holdout_is_evaluated_and_the_best_checkpoint_kept(

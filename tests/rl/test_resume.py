@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 import mint
-from mint.rl import ConfigError, RLConfig, Run, run_grpo
+from mint.rl import CheckpointGone, ConfigError, Interrupted, RLConfig, Run, run_grpo
 from mint.rl.directory import open_directory
-from mint.rl.run import CheckpointGone
-from mint.watch.recorder import EVENTS, METRICS, ROLLOUTS, RunDirectory, read_rows
+from mint.watch.recorder import METRICS, ROLLOUTS, RunDirectory, read_rows
 from tests.service_fixture import LiveService
 
 from .conftest import Letters
@@ -28,7 +27,7 @@ class Crashed(RuntimeError):
     """What ends a run in a test."""
 
 
-class Interrupted(Letters):
+class Stopped(Letters):
     """Stops at a step: by Ctrl-C while it is scored, or by a crash when it is trained."""
 
     def __init__(self, at: int, how: str) -> None:
@@ -74,12 +73,14 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     run_grpo(Letters(), whole, service=client)
 
     broken = settings(run_dir=str(tmp_path / "broken"), **FULL)
-    with pytest.raises((KeyboardInterrupt, Crashed)):
-        run_grpo(Interrupted(4, how), broken, service=client)
+    with pytest.raises((KeyboardInterrupt, Crashed)) as ended:
+        run_grpo(Stopped(4, how), broken, service=client)
     done = comparable(tmp_path / "broken")
     assert 1 <= max(row["step"] for row in done) < 5
     said = capsys.readouterr().out
     if how == "ctrl-c":
+        assert isinstance(ended.value, Interrupted)
+        assert ended.value.code == 130
         assert "The same command goes on after step" in said
 
     run_grpo(Letters(), broken, service=client)
@@ -120,6 +121,18 @@ def test_a_finished_run_says_where_its_weights_are_and_goes_on_only_when_asked_f
     assert [row["step"] for row in read_rows(tmp_path / "run" / METRICS)] == [1, 2, 3]
 
 
+def test_a_run_that_was_killed_after_its_last_step_only_saves_its_weights(
+    client: mint.ServiceClient, settings: Settings, tmp_path: Path
+) -> None:
+    with Run(Letters(), settings(), client) as run:
+        for step in run:
+            batch = run.sample(step)
+            run.record(batch, run.train(batch, run.prefer(batch)))
+    path = run_grpo(Letters(), settings(), service=client)
+    assert client.create_sampling_client(model_path=path)
+    assert [row["step"] for row in read_rows(tmp_path / "run" / METRICS)] == [1, 2]
+
+
 def test_other_settings_are_another_run(client: mint.ServiceClient, settings: Settings) -> None:
     run_grpo(Letters(), settings(), service=client)
     with pytest.raises(ConfigError, match=r"learning_rate=0.01 \(now 0.5\).*another run_dir"):
@@ -143,23 +156,6 @@ def test_without_a_run_dir_the_same_script_finds_its_unfinished_run(
         assert opened() != first  # somebody is writing to it
     assert opened(finished=True) == first
     assert opened() == Path(f"{first}-2")
-
-
-def test_a_run_outlives_its_service(
-    own_service: Callable[..., LiveService], settings: Settings, tmp_path: Path
-) -> None:
-    first = own_service()
-    cfg = settings(steps=4, checkpoint_every=1)
-    client = mint.ServiceClient(base_url=first.base_url, api_key="tml-rl")
-    with pytest.raises(Crashed):
-        run_grpo(Interrupted(3, "crash"), cfg, service=client)
-    first.kill()
-    second = own_service()
-    run_grpo(Letters(), cfg, service=mint.ServiceClient(base_url=second.base_url, api_key="tml-rl"))
-    assert [row["step"] for row in read_rows(tmp_path / "run" / METRICS)] == [1, 2, 3, 4]
-    events = [event["event"] for event in read_rows(tmp_path / "run" / EVENTS)]
-    assert events.count("resumed") == 1
-    assert events[-1] == "finished"
 
 
 def test_a_checkpoint_that_is_gone_is_said_with_what_to_do(

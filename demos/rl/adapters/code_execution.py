@@ -10,11 +10,12 @@ signal long before a program is right.
 from __future__ import annotations
 
 import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
-from mint.rewards import code_tasks
+from mint.rewards import Task, code_tasks, program_tasks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rl_core import RLAdapter, RLConfig, run_grpo
@@ -27,21 +28,29 @@ def double(x):
 ```
 
 """
+DATASETS = ("programs", "classics")
 
 
 class CodeExecutionAdapter(RLAdapter):
-    """Small programming problems with tests."""
+    """Small programming problems with tests: hundreds of one-liners, or six classics."""
 
-    def __init__(self) -> None:
-        self.tasks = code_tasks()
+    def __init__(self, dataset: str = "programs") -> None:
+        if dataset not in DATASETS:
+            raise ValueError(f"There is no dataset {dataset!r}; choose from {', '.join(DATASETS)}.")
+        self.dataset = dataset
 
-    def build_dataset(self) -> list[Any]:
-        return self.tasks
+    def build_dataset(self) -> list[Task]:
+        if self.dataset == "classics":
+            return code_tasks()
+        return program_tasks(50, seed=random.getrandbits(31))
 
-    def make_prompt(self, sample: Any, tokenizer: Any) -> list[int]:
+    def make_prompt(self, sample: Task, tokenizer: Any) -> list[int]:
         return list(tokenizer.encode(f"{EXAMPLE}Q: {sample.prompt}\nA:\n"))
 
-    async def compute_reward(self, response: str, sample: Any) -> Any:
+    def identity(self, sample: Task) -> str:
+        return sample.prompt
+
+    async def compute_reward(self, response: str, sample: Task) -> Any:
         (outcome,) = await sample.reward.outcomes([sample.sample(response)])
         if hasattr(outcome, "error"):
             raise outcome.error

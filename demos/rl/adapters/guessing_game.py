@@ -19,20 +19,21 @@ from mint.rl import Chat
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rl_core import RLConfig, run_grpo
 
-HIGHEST = 15
-
 
 class GuessingGameEnvironment:
-    """The game's master."""
+    """The game's master, who thinks of a number up to the highest."""
+
+    def __init__(self, highest: int = 15) -> None:
+        self.highest = highest
 
     def build_dataset(self) -> list[int]:
-        return [random.randint(1, HIGHEST) for _ in range(50)]
+        return [random.randint(1, self.highest) for _ in range(50)]
 
     async def rollout(self, task: int, chat: Chat) -> Score:
-        chat.user(f"I think of a number from 1 to {HIGHEST}. Guess it. Write only a number.")
-        nearest = HIGHEST
+        chat.user(f"I think of a number from 1 to {self.highest}. Guess it. Write only a number.")
+        nearest = self.highest
         while chat.turns_left:
-            reply = await chat.reply(max_tokens=8)
+            reply = await chat.reply()
             found = re.search(r"\d{1,6}", reply.text)
             if not found:
                 chat.user("Write a number.")
@@ -44,12 +45,13 @@ class GuessingGameEnvironment:
             chat.user("Higher." if guess < task else "Lower.")
         solved = float(nearest == 0)
         speed = (1 - (chat.turns - 1) / chat.max_turns) * solved
-        close = 0.2 * (1 - nearest / HIGHEST)
+        close = 0.2 * (1 - nearest / self.highest)
         return Score(0.4 * solved + 0.4 * speed + close, {"solved": solved, "speed": speed})
 
 
 if __name__ == "__main__":
     cfg = RLConfig.from_env()
+    cfg.max_tokens = int(os.environ.get("MINT_RL_MAX_TOKENS", "8"))
     cfg.max_turns = int(os.environ.get("MINT_RL_MAX_TURNS", "5"))
     cfg.success_threshold = 0.6
     run_grpo(GuessingGameEnvironment(), cfg)

@@ -1,4 +1,4 @@
-"""An agent with tools: it may calculate and look things up before it answers.
+"""An agent with tools: it looks things up and calculates before it answers.
 
     python demos/rl/adapters/tool_use.py
 
@@ -7,44 +7,66 @@ reply, runs the tools that the reply asks for, and returns a reward. `chat` keep
 that were sampled: what the tools said is read by the model, but never trained on.
 
 The reward is made of the outcome and of the way there: each call of a tool costs a little, a call
-that cannot be read costs more, and an answer before any tool was used is against the rules.
+that fails costs more, and breaking a rule the most. The rules are to use tools, to look prices up
+and to calculate with a tool: they pay one after the other, long before the first answer is right.
+Costs are small, since dear calls teach a small model to make none.
+
+MINT_TOOLS chooses the tools: `search`, `calculate`, and `python`, which runs in the sandbox.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mint.rewards import Score, check_answer
-from mint.rl import Chat, calculator, run_tools, search_tool
+from mint.rl import Chat, calculator, python_tool, run_tools, search_tool
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rl_core import RLConfig, run_grpo
 
 PRICES = {"apple": 3, "bread": 7, "cheese": 12, "melon": 9, "olive oil": 15, "tea": 6}
-DOCUMENTS = {name: f"One {name} costs {price} coins." for name, price in PRICES.items()}
-TOOLS = {tool.name: tool for tool in (calculator, search_tool(DOCUMENTS, shown=1))}
+QUESTION = "What do {count} pieces of {name} cost?"
+FACT = "One {name} costs {price} coins."
+DOCUMENTS = {name: FACT.format(name=name, price=price) for name, price in PRICES.items()}
+TOOLS = {
+    "search": lambda: search_tool(DOCUMENTS, shown=1),
+    "calculate": lambda: calculator,
+    "python": python_tool,
+}
 RULES = (
     "You answer questions about prices. Look prices up and calculate with the tools. To use one, "
     'write <tool_call>{"name": ..., "arguments": {...}}</tool_call>. When you know the answer, '
     "write it as <answer>NUMBER</answer>."
 )
-EXAMPLE = [
-    ("user", "What do 2 pieces of salt cost?"),
-    ("assistant", '<tool_call>{"name": "search", "arguments": {"query": "salt"}}</tool_call>'),
-    ("tool", "One salt costs 4 coins."),
-    (
-        "assistant",
-        '<tool_call>{"name": "calculate", "arguments": {"expression": "2 * 4"}}</tool_call>',
-    ),
-    ("tool", "8"),
-    ("assistant", "<answer>8</answer>"),
-]
-CALL_COST, BROKEN_CALL_COST, RULE_COST = 0.02, 0.1, 0.2
+
+
+def call(name: str, **arguments: str) -> str:
+    """A call of a tool, as the model is to write it."""
+    content = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>{content}</tool_call>"
+
+
+def solved(name: str, price: int, count: int) -> list[tuple[str, str]]:
+    """An example of how a question is to be answered."""
+    return [
+        ("user", QUESTION.format(count=count, name=name)),
+        ("assistant", call("search", query=name)),
+        ("tool", f"{name}: {FACT.format(name=name, price=price)}"),
+        ("assistant", call("calculate", expression=f"{count} * {price}")),
+        ("tool", str(count * price)),
+        ("assistant", f"<answer>{count * price}</answer>"),
+    ]
+
+
+EXAMPLES = [*solved("salt", 4, 2), *solved("rice", 8, 5)]
+CALL_COST, FAILED_CALL_COST, RULE_COST = 0.01, 0.02, 0.1
 
 
 @dataclass(frozen=True)
@@ -56,42 +78,66 @@ class Purchase:
 
     @property
     def question(self) -> str:
-        return f"What do {self.count} pieces of {self.name} cost?"
+        return QUESTION.format(count=self.count, name=self.name)
 
     @property
     def answer(self) -> int:
         return self.count * PRICES[self.name]
 
 
+@dataclass
+class Conduct:
+    """The way to an answer: what was called, and which rules were kept."""
+
+    calls: int = 0
+    failed: int = 0
+    looked_up: bool = False
+    calculated: bool = False
+
+    def saw(self, task: Purchase, tool: str, result: str) -> None:
+        """Note a call and its result."""
+        self.calls += 1
+        self.failed += result.startswith("error:")
+        self.looked_up |= DOCUMENTS[task.name] in result
+        self.calculated |= tool != "search" and not result.startswith("error:")
+
+
 class ToolUseEnvironment:
     """A shop assistant."""
+
+    def __init__(self, tools: Sequence[str] = ("calculate", "search")) -> None:
+        unknown = [name for name in tools if name not in TOOLS]
+        if unknown:
+            raise ValueError(f"There is no tool {unknown[0]!r}; choose from {', '.join(TOOLS)}.")
+        self.tools = {name: TOOLS[name]() for name in tools}
 
     def build_dataset(self) -> list[Purchase]:
         return [Purchase(random.choice(sorted(PRICES)), random.randint(2, 20)) for _ in range(50)]
 
     async def rollout(self, task: Purchase, chat: Chat) -> Score:
-        chat.use_tools([tool.schema for tool in TOOLS.values()])
+        chat.use_tools([tool.schema for tool in self.tools.values()])
         chat.system(RULES)
-        for role, content in EXAMPLE:
+        for role, content in EXAMPLES:
             chat.add(role, content)
         chat.user(task.question)
-        calls = broken = 0
+        conduct = Conduct()
         reply = await chat.reply()
         while reply.tool_calls and chat.turns_left:
-            calls += len(reply.tool_calls)
-            broken += sum(call.error is not None for call in reply.tool_calls)
-            for result in await run_tools(TOOLS, reply.tool_calls):
+            results = await run_tools(self.tools, reply.tool_calls)
+            for call, result in zip(reply.tool_calls, results, strict=True):
+                conduct.saw(task, call.name, result)
                 chat.tool(result)
             reply = await chat.reply()
-        return self.reward(task, reply.text, calls, broken)
+        return self.reward(task, reply.text, conduct)
 
-    def reward(self, task: Purchase, answer: str, calls: int, broken: int) -> Score:
+    def reward(self, task: Purchase, answer: str, conduct: Conduct) -> Score:
         """The outcome, less what the way there cost."""
+        kept = (conduct.calls > 0, conduct.looked_up, conduct.calculated)
         parts = {
             "outcome": check_answer(answer, task.answer),
-            "tool_cost": -CALL_COST * calls,
-            "broken_calls": -BROKEN_CALL_COST * broken,
-            "rules": 0.0 if calls else -RULE_COST,
+            "tool_cost": -CALL_COST * conduct.calls,
+            "failed_calls": -FAILED_CALL_COST * conduct.failed,
+            "rules": -RULE_COST * kept.count(False),
         }
         return Score(sum(parts.values()), parts)
 
@@ -105,7 +151,8 @@ def main() -> Any:
     cfg.max_tokens = int(os.environ.get("MINT_RL_MAX_TOKENS", "96"))
     cfg.max_turns = int(os.environ.get("MINT_RL_MAX_TURNS", "4"))
     cfg.success_threshold = 0.9
-    return run_grpo(ToolUseEnvironment(), cfg)
+    tools = os.environ.get("MINT_TOOLS", "calculate,search").split(",")
+    return run_grpo(ToolUseEnvironment(tools), cfg)
 
 
 if __name__ == "__main__":

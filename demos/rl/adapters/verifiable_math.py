@@ -16,45 +16,63 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mint.rewards import arithmetic_tasks, check_answer, reasoning_gym
+from mint.rewards import Task, arithmetic_tasks, as_reward, check_answer, reasoning_gym
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rl_core import RLAdapter, RLConfig, run_grpo
 
 EXAMPLE = "Q: What is 4 + 5?\nA: 9\n\n"
+SEED_OF_EXAMPLES = 2**31
 
 
 class VerifiableMathAdapter(RLAdapter):
-    """Questions and answers. A reward is 1.0 for the right number, 0.5 within 10%."""
+    """Questions and answers. A reward is 1.0 for the right number, 0.5 within 10%.
 
-    def __init__(self, task: str = "arithmetic") -> None:
+    Tasks of reasoning-gym score their answers themselves. `shots` solved ones are shown in every
+    prompt, and `options` are those of the task, such as {"max_numbers": 3}.
+    """
+
+    def __init__(
+        self, task: str = "arithmetic", shots: int = 1, options: dict[str, Any] | None = None
+    ) -> None:
         self.task = task
+        self.options = dict(options or {})
         self.fixed = self._read(Path(task)) if task.endswith(".jsonl") else []
+        self.shown = self._tasks(shots, SEED_OF_EXAMPLES) if task.startswith("gym:") else []
+        self.examples = "".join(
+            f"Q: {shown.prompt.strip()}\nA: {shown.metadata['answer']}\n\n" for shown in self.shown
+        )
 
-    def _read(self, file: Path) -> list[tuple[str, Any]]:
+    def _read(self, file: Path) -> list[Task]:
         rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
-        return [(row["question"], row["answer"].split("####")[-1].strip()) for row in rows]
+        reward = as_reward(check_answer)
+        return [
+            Task(row["question"], reward, {"answer": row["answer"].split("####")[-1].strip()})
+            for row in rows
+        ]
 
-    def build_dataset(self) -> list[Any]:
+    def _tasks(self, count: int, seed: int) -> list[Task]:
+        if self.task.startswith("gym:"):
+            name = self.task.removeprefix("gym:")
+            return list(reasoning_gym(name, count=count, seed=seed, **self.options))
+        return arithmetic_tasks(count, seed=seed, operations="+")
+
+    def build_dataset(self) -> list[Task]:
         if self.fixed:
             return random.sample(self.fixed, len(self.fixed))
-        seed = random.getrandbits(31)
-        if self.task.startswith("gym:"):
-            return list(reasoning_gym(self.task.removeprefix("gym:"), count=50, seed=seed))
-        tasks = arithmetic_tasks(50, seed=seed, operations="+")
-        return [(task.prompt, task.metadata["answer"]) for task in tasks]
+        shown = {task.prompt for task in self.shown}
+        drawn = self._tasks(50, random.getrandbits(31))
+        return [task for task in drawn if task.prompt not in shown]
 
-    def make_prompt(self, sample: Any, tokenizer: Any) -> list[int]:
-        question = sample[0] if isinstance(sample, tuple) else sample.prompt
-        return list(tokenizer.encode(f"{EXAMPLE}Q: {question}\nA:"))
+    def make_prompt(self, sample: Task, tokenizer: Any) -> list[int]:
+        examples = self.examples or EXAMPLE
+        return list(tokenizer.encode(f"{examples}Q: {sample.prompt.strip()}\nA:"))
 
-    def compute_reward(self, response: str, sample: Any) -> Any:
-        if isinstance(sample, tuple):
-            return check_answer(response, sample[1])
+    def compute_reward(self, response: str, sample: Task) -> Any:
         return sample.score(response)
 
-    def identity(self, sample: Any) -> str:
-        return str(sample[0] if isinstance(sample, tuple) else sample.prompt)
+    def identity(self, sample: Task) -> str:
+        return sample.prompt
 
     def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
         right = sum(reward >= 1.0 for reward in rewards) / len(rewards) if rewards else 0.0

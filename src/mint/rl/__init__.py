@@ -20,11 +20,16 @@ if TYPE_CHECKING:
     from mint.rl.config import RLConfig as RLConfig
     from mint.rl.curriculum import Curriculum as Curriculum
     from mint.rl.datums import build_datums as build_datums
+    from mint.rl.endings import CheckpointGone as CheckpointGone
+    from mint.rl.endings import Interrupted as Interrupted
+    from mint.rl.endings import RunStopped as RunStopped
+    from mint.rl.endings import ServiceLost as ServiceLost
     from mint.rl.environment import Environment as Environment
+    from mint.rl.evaluation import Evaluation as Evaluation
     from mint.rl.evaluation import evaluate as evaluate
+    from mint.rl.evaluator import Evaluator as Evaluator
     from mint.rl.grpo import run_grpo as run_grpo
     from mint.rl.guards import Guards as Guards
-    from mint.rl.guards import RunStopped as RunStopped
     from mint.rl.options import ConfigError as ConfigError
     from mint.rl.rollout import Group as Group
     from mint.rl.rollout import MissingLogprobs as MissingLogprobs
@@ -47,10 +52,12 @@ _NAMES = {
     "config": ["RLConfig"],
     "curriculum": ["Curriculum"],
     "datums": ["build_datums"],
+    "endings": ["CheckpointGone", "Interrupted", "RunStopped", "ServiceLost"],
     "environment": ["Environment"],
-    "evaluation": ["evaluate"],
+    "evaluation": ["Evaluation", "evaluate"],
+    "evaluator": ["Evaluator"],
     "grpo": ["run_grpo"],
-    "guards": ["Guards", "RunStopped"],
+    "guards": ["Guards"],
     "options": ["ConfigError"],
     "rollout": ["Group", "MissingLogprobs", "Rollout", "Segment"],
     "run": ["Run"],

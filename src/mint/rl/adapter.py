@@ -39,6 +39,16 @@ class RLAdapter(ABC):
         """
         raise NotImplementedError
 
+    def holdout_reward(self, response: str, sample: Any) -> Any:
+        """How good a response really is, by a measure that training never sees: evaluation uses it
+        in place of the reward.
+
+        Override it when the training reward is only a stand-in for what you want, as with partial
+        credit, a judge, or a check that can be fooled: ``reward_hacking`` is told when the two part
+        ways. Without it, evaluation uses the reward itself.
+        """
+        raise NotImplementedError
+
     def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
         """Say how a step went."""
         right = sum(reward > 0 for reward in rewards) / len(rewards) if rewards else 0.0
@@ -58,10 +68,10 @@ class RLAdapter(ABC):
         return datums
 
 
-def scores_groups(adapter: Any) -> bool:
-    """Whether an adapter scores a group's responses together."""
-    method = getattr(type(adapter), "compute_rewards", None)
-    return method is not None and method is not RLAdapter.compute_rewards
+def overrides(adapter: Any, name: str) -> bool:
+    """Whether a task has its own version of an optional method."""
+    method = getattr(type(adapter), name, None)
+    return method is not None and method is not getattr(RLAdapter, name)
 
 
 def identity_of(adapter: Any, sample: Any, prompt: Sequence[int] | None) -> str:

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
+import mint
 from mint.rewards import overlong_penalty
 from mint.rl.config import RLConfig
 from mint.rl.data import Draw, Item
@@ -94,9 +95,16 @@ class Collector:
         self, policy: Policy, item: Item, step: int, size: int, place: str
     ) -> Group:
         assert item.prompt is not None
+        prompt = str(policy.tokenizer.decode(list(item.prompt)))
+        group = Group(item.sample, item.identity, prompt, [], policy.version)
         seed = seed_for(self.cfg.seed, "sample", step, place)
-        answers = await policy.sample(item.prompt, size, seed)
-        rollouts = [
+        try:
+            answers = await policy.sample(item.prompt, size, seed)
+        except mint.RequestFailedError as error:  # of this prompt, as when it is too long
+            reason = f"{type(error).__name__}: {error}"
+            group.rollouts = [Rollout([], "", error=reason) for _ in range(size)]
+            return group
+        group.rollouts = [
             Rollout(
                 [segment_of(item.prompt, answer)],
                 policy.text(answer.tokens),
@@ -104,13 +112,12 @@ class Collector:
             )
             for answer in answers
         ]
-        texts = [rollout.text for rollout in rollouts]
+        texts = [rollout.text for rollout in group.rollouts]
         values = await score_responses(self.adapter, texts, item.sample, self.threads)
         weights = reward_weights_at(self.cfg, step)
-        for rollout, value in zip(rollouts, values, strict=True):
+        for rollout, value in zip(group.rollouts, values, strict=True):
             apply_score(rollout, value, weights)
-        prompt = str(policy.tokenizer.decode(list(item.prompt)))
-        return Group(item.sample, item.identity, prompt, rollouts, policy.version)
+        return group
 
     async def _environment_group(
         self, policy: Policy, item: Item, step: int, size: int, place: str

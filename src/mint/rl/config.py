@@ -30,7 +30,7 @@ SHORT_NAMES = {
 }
 """MinT's names for some settings: read, assigned and passed like the long ones."""
 
-_OF_THE_RUN = ("steps", "run_dir", "checkpoint_every", "keep_every")
+_OF_THE_RUN = ("steps", "run_dir", "checkpoint_every", "keep_every", "service_timeout")
 """Settings that may change when a run is continued."""
 
 
@@ -147,6 +147,7 @@ class RLConfig:
     run_dir: str | None = option(None, "the run directory; none makes one under runs/")
     checkpoint_every: int = option(5, "steps between checkpoints", low=1)
     keep_every: int = option(0, "also keep every so many steps' checkpoint, to bisect", low=0)
+    service_timeout: float = option(60.0, "seconds to wait for a service that is gone", above=0)
     reward_workers: int = option(0, "threads for slow rewards; 0 scores in this thread", low=0)
 
     # Guard rails

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mint.rl.rollout import Group
+
 Pool = Literal["new", "learning", "saturated", "hopeless"]
+_DROPPED: tuple[Pool, ...] = ("saturated", "hopeless")
 _MEMORY = 0.7
 """How much of a prompt's success rate is what was known before its last group."""
 
@@ -50,6 +53,19 @@ class Curriculum:
         """Take a group into account."""
         self.known.setdefault(identity, Progress()).add(success)
 
+    def learn_from(self, groups: Sequence[Group], threshold: float) -> dict[str, float]:
+        """Take a step's groups into account, and return how many prompts are in each pool. What is
+        dropped, or comes back, is told."""
+        before = self.pools()
+        for group in groups:
+            if group.rewards:
+                self.record(group.identity, group.success(threshold))
+        now = self.pools()
+        if any(before[pool] != now[pool] for pool in _DROPPED):
+            shown = ", ".join(f"{count} {pool}" for pool, count in now.items())
+            print(f"  curriculum: {shown}", flush=True)
+        return {f"curriculum/{pool}": float(count) for pool, count in now.items()}
+
     def pool(self, identity: str) -> Pool:
         """Where a prompt stands."""
         progress = self.known.get(identity)
@@ -74,14 +90,14 @@ class Curriculum:
         """
         draw = random.Random(seed)
         keys = [draw.random() ** (1 / self.weight(identity)) for identity in identities]
-        dropped = [self.pool(identity) in ("saturated", "hopeless") for identity in identities]
+        dropped = [self.pool(identity) in _DROPPED for identity in identities]
         order = sorted(range(len(identities)), key=lambda i: (dropped[i], -keys[i]))
         return order[:count]
 
     def pools(self) -> dict[Pool, int]:
         """How many prompts are in each pool."""
         counts = Counter(self.pool(identity) for identity in self.known)
-        return {pool: counts[pool] for pool in ("learning", "saturated", "hopeless")}
+        return {pool: counts[pool] for pool in ("learning", *_DROPPED)}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep."""

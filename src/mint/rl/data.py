@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mint.rl.adapter import identity_of, plain_tokenizer
+from mint.rl.adapter import identity_of, overrides, plain_tokenizer
 from mint.rl.config import RLConfig
 from mint.rl.curriculum import Curriculum
 from mint.rl.options import ConfigError
@@ -42,6 +42,7 @@ class Data:
         self.cfg = cfg
         self.curriculum = Curriculum() if cfg.curriculum else None
         self.calls = 0
+        self._compared = False
         self._seed("given")
         self.given = self._items(getattr(adapter, "build_holdout", list)())
         self.split = Split(cfg.holdout_fraction, [item.identity for item in self.given])
@@ -101,7 +102,21 @@ class Data:
                 raise ValueError(
                     f"make_prompt gave no tokens for {sample!r:.200}. A prompt needs at least one."
                 )
+            self._compare_once(sample, prompt)
         return Item(sample, prompt, identity_of(self.adapter, sample, prompt))
+
+    def _compare_once(self, sample: Any, prompt: tuple[int, ...]) -> None:
+        """Refuse prompts that change from call to call where prompts must be known again."""
+        matters = self.cfg.holdout_fraction or self.cfg.curriculum or self.cfg.eval_every
+        if self._compared or not matters or overrides(self.adapter, "identity"):
+            return
+        self._compared = True
+        if tuple(int(t) for t in self.adapter.make_prompt(sample, self.tokenizer)) != prompt:
+            raise ConfigError(
+                "make_prompt gives other tokens for the same sample when it is called again, so "
+                "that held-out problems could not be told from those that are trained on. Give the "
+                "adapter identity(sample) -> str, which names the problem."
+            )
 
     def holdout(self) -> list[Item]:
         """The items to evaluate on: the adapter's own, or those that the split keeps from training.
@@ -112,8 +127,8 @@ class Data:
             return self.given[: self.cfg.holdout_size]
         if not self.cfg.holdout_fraction:
             raise ConfigError(
-                "eval_every is set, and there is nothing to evaluate on. Set holdout_fraction to "
-                "0.1, or give the adapter a build_holdout()."
+                "There is nothing to evaluate on: nothing is held out of training. Set "
+                "holdout_fraction to 0.1, or give the adapter a build_holdout()."
             )
         found: dict[str, Item] = {}
         for call in range(_MOST_CALLS):

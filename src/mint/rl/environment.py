@@ -21,7 +21,8 @@ class Environment(Protocol):
     ``rollout`` talks to the model through ``chat`` and returns the reward: a number, or a
     :class:`mint.rewards.Score` whose components say what it is made of (outcome, tool cost,
     steps). It may also have ``build_holdout``, ``identity`` and ``evaluate``, as an
-    :class:`mint.rl.RLAdapter` has.
+    :class:`mint.rl.RLAdapter` has, and ``holdout_reward(task, chat)``, which evaluation uses in
+    place of the reward when the conversation has ended.
     """
 
     def build_dataset(self) -> list[Any]:

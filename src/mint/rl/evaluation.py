@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,30 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """A number, and the 95% interval that it lies in."""
+
+    value: float
+    low: float
+    high: float
+
+    def above(self, other: Estimate) -> Estimate:
+        """How much higher this one is, when both were measured apart (Newcombe's interval).
+
+        >>> found = Estimate(0.75, 0.5, 1.0).above(Estimate(0.5, 0.25, 0.75))
+        >>> found.value, round(found.low, 2), round(found.high, 2)
+        (0.25, -0.1, 0.6)
+        """
+        difference = self.value - other.value
+        down = math.hypot(self.value - self.low, other.high - other.value)
+        up = math.hypot(self.high - self.value, other.value - other.low)
+        return Estimate(difference, difference - down, difference + up)
+
+
+METRICS = ("pass_1", "pass_k", "reward")
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The result on the holdout."""
 
@@ -50,11 +74,52 @@ class Evaluation:
     high: float
     k: int
     pass_k: float
+    reward_low: float
+    reward_high: float
+
+    def estimate(self, metric: str = "pass_1") -> Estimate:
+        """One of ``pass_1``, ``pass_k`` and ``reward``, with its interval."""
+        match metric:
+            case "pass_1":
+                return Estimate(self.pass_1, self.low, self.high)
+            case "pass_k":
+                return Estimate(self.pass_k, *wilson(self.pass_k, self.prompts))
+            case "reward":
+                return Estimate(self.reward, self.reward_low, self.reward_high)
+        raise ValueError(f"{metric!r} is not one of {', '.join(METRICS)}.")
+
+    @classmethod
+    def read(cls, metrics: Mapping[str, float]) -> Evaluation | None:
+        """The evaluation in a row of the metrics file, or None when the row has none.
+
+        >>> found = evaluate([[1.0, 0.0], [1.0, 1.0]], threshold=1.0)
+        >>> Evaluation.read(found.metrics()) == found
+        True
+        """
+        if "holdout/reward_low" not in metrics:
+            return None
+        named = (name.removeprefix("holdout/pass@") for name in metrics)
+        k = max(int(name) for name in named if name.isdigit())
+        prompts = int(metrics["holdout/prompts"])
+        return cls(
+            prompts=prompts,
+            samples=prompts * k,
+            reward=metrics["holdout/reward"],
+            pass_1=metrics["holdout/pass@1"],
+            low=metrics["holdout/pass@1_low"],
+            high=metrics["holdout/pass@1_high"],
+            k=k,
+            pass_k=metrics[f"holdout/pass@{k}"],
+            reward_low=metrics["holdout/reward_low"],
+            reward_high=metrics["holdout/reward_high"],
+        )
 
     def metrics(self) -> dict[str, float]:
         """For the metrics file."""
         found = {
             "holdout/reward": self.reward,
+            "holdout/reward_low": self.reward_low,
+            "holdout/reward_high": self.reward_high,
             "holdout/pass@1": self.pass_1,
             "holdout/pass@1_low": self.low,
             "holdout/pass@1_high": self.high,
@@ -80,16 +145,19 @@ def evaluate(rewards_P_G: Sequence[Sequence[float]], threshold: float) -> Evalua
     """
     groups = [list(group) for group in rewards_P_G if len(group)]
     if not groups:
-        return Evaluation(0, 0, 0.0, 0.0, 0.0, 1.0, 1, 0.0)
+        return Evaluation(0, 0, 0.0, 0.0, 0.0, 1.0, 1, 0.0, -math.inf, math.inf)
     right = [sum(reward >= threshold for reward in group) for group in groups]
     rates = np.asarray([r / len(group) for r, group in zip(right, groups, strict=True)])
     k = min(len(group) for group in groups)
     share = float(rates.mean())
     low, high = wilson(share, independent_trials(rates, [len(group) for group in groups]))
+    means = np.asarray([np.mean(group) for group in groups])
+    reward = float(means.mean())
+    half = _Z95 * float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.inf
     return Evaluation(
         prompts=len(groups),
         samples=sum(len(group) for group in groups),
-        reward=float(np.mean([np.mean(group) for group in groups])),
+        reward=reward,
         pass_1=share,
         low=low,
         high=high,
@@ -97,6 +165,8 @@ def evaluate(rewards_P_G: Sequence[Sequence[float]], threshold: float) -> Evalua
         pass_k=float(
             np.mean([pass_at_k(r, len(g), k) for r, g in zip(right, groups, strict=True)])
         ),
+        reward_low=reward - half,
+        reward_high=reward + half,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import mint
@@ -27,8 +29,14 @@ def run_grpo(
     return _in_a_thread(adapter, cfg, service)  # a notebook has a loop of its own
 
 
-def _run(adapter: Any, cfg: RLConfig | None, service: mint.ServiceClient | None) -> str:
+def _run(
+    adapter: Any,
+    cfg: RLConfig | None,
+    service: mint.ServiceClient | None,
+    begun: Callable[[Run], None] = lambda run: None,
+) -> str:
     with Run(adapter, cfg, service) as run:
+        begun(run)
         for step in run:
             batch = run.sample(step)
             datums = run.train(batch, run.prefer(batch))
@@ -37,18 +45,21 @@ def _run(adapter: Any, cfg: RLConfig | None, service: mint.ServiceClient | None)
 
 
 def _in_a_thread(adapter: Any, cfg: RLConfig | None, service: mint.ServiceClient | None) -> str:
-    results: list[str] = []
-    errors: list[BaseException] = []
+    runs: list[Run] = []
+    end: Future[str] = Future()
 
     def work() -> None:
         try:
-            results.append(_run(adapter, cfg, service))
+            end.set_result(_run(adapter, cfg, service, runs.append))
         except BaseException as error:
-            errors.append(error)
+            end.set_exception(error)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return end.result()
+    except KeyboardInterrupt:
+        if end.done() or not runs:
+            raise
+        for run in runs:
+            run.interrupt()
+        return end.result()

@@ -23,10 +23,6 @@ _CLEAR = 0.05
 """A difference of rewards or shares that is not noise."""
 
 
-class RunStopped(RuntimeError):
-    """A guard ended the run. The text says why and where the last good checkpoint is."""
-
-
 @dataclass(frozen=True)
 class Finding:
     """Something that is wrong: its name, what was seen, and what to change."""
@@ -56,6 +52,15 @@ class History:
         if "holdout/pass@1" in row:
             self.evaluations.append({**row, "train": self.recent("reward/mean") or 0.0})
 
+    def begin(self, evaluation: Metrics) -> None:
+        """Take the holdout before the first step into account."""
+        self.evaluations.append(dict(evaluation))
+
+    def examined(self) -> list[dict[str, float]]:
+        """The evaluations with what training paid then; before the first step, the first steps'."""
+        first = _mean(self.first, "reward/mean") or 0.0
+        return [{"train": first, **evaluation} for evaluation in self.evaluations]
+
     def baseline(self, name: str) -> float | None:
         """The mean of the first steps, once there are later ones."""
         if len(self.first) < _BASELINE or self.first[-1] == self.last[-1]:
@@ -79,6 +84,10 @@ class Guards:
         self.cfg = cfg
         self.history = History()
         self.told: dict[str, int] = {}  # findings, and how many steps ago they were last seen
+
+    def begin(self, evaluation: Metrics) -> None:
+        """Remember how the holdout was before the first step."""
+        self.history.begin(evaluation)
 
     def check(self, metrics: Metrics) -> list[Finding]:
         """What is wrong after a step."""
@@ -129,23 +138,42 @@ def no_signal(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
 
 
 def reward_hacking(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
-    """Train and holdout part ways."""
+    """Train and holdout part ways: what is paid rises, what is wanted falls or stays."""
     if "holdout/pass@1" not in m or len(history.evaluations) < 2:
         return
-    now, earlier = history.evaluations[-1], history.evaluations[:-1]
+    *earlier, now = history.examined()
     best = max(earlier, key=lambda row: (row["holdout/pass@1"], row["holdout/reward"]))
-    worse = (
+    fell = (
         now["holdout/pass@1_high"] < best["holdout/pass@1"]
         or now["holdout/reward"] < best["holdout/reward"] - 2 * _CLEAR
     )
-    if worse and now["train"] > best["train"] + _CLEAR / 2:
-        yield Finding(
-            "reward_hacking",
-            f"the training reward rose from {best['train']:.3f} to {now['train']:.3f} while the "
-            f"holdout fell from {best['holdout/pass@1']:.1%} to {now['holdout/pass@1']:.1%}.",
-            "The policy learns the reward, not the task: read the best-paid rollouts, close the "
-            "gap in the reward, and go back to the best checkpoint.",
-        )
+    if fell and now["train"] > best["train"] + _CLEAR:
+        yield _hacked(best, now, "fell")
+    elif _left_behind(earlier[0], now):
+        yield _hacked(earlier[0], now, "did not rise with it:")
+
+
+def _left_behind(first: Metrics, now: Metrics) -> bool:
+    """Whether the training reward rose far, and past a holdout that did not move.
+
+    A policy that only gets surer of itself earns as much in training as on the holdout, not more.
+    """
+    return (
+        now["train"] > first["train"] + 4 * _CLEAR
+        and now["train"] > now["holdout/reward"] + 2 * _CLEAR
+        and now["holdout/reward"] < first["holdout/reward"] + _CLEAR / 2
+        and now["holdout/pass@1_low"] <= first["holdout/pass@1"]
+    )
+
+
+def _hacked(before: Metrics, now: Metrics, how: str) -> Finding:
+    return Finding(
+        "reward_hacking",
+        f"the training reward rose from {before['train']:.3f} to {now['train']:.3f} while the "
+        f"holdout {how} from {before['holdout/pass@1']:.1%} to {now['holdout/pass@1']:.1%}.",
+        "The policy learns the reward, not the task: read the best-paid rollouts, close the "
+        "gap in the reward, and go back to the best checkpoint.",
+    )
 
 
 def length_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:

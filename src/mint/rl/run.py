@@ -15,6 +15,7 @@ curriculum and optimizer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,15 +26,18 @@ import mint
 from mint import types
 from mint.rl.adapter import RLAdapter
 from mint.rl.advantage import advantages
-from mint.rl.checkpoints import Checkpoint, Checkpoints
+from mint.rl.checkpoints import Checkpoints
+from mint.rl.clients import continuing, lifeline_of, reference, training_client
 from mint.rl.collect import Batch, Collector
 from mint.rl.config import RLConfig
-from mint.rl.data import Data, Item
+from mint.rl.data import Data
 from mint.rl.datums import build_datums, unmasked
 from mint.rl.directory import open_directory
-from mint.rl.evaluation import Evaluation, evaluate
-from mint.rl.guards import Finding, Guards, RunStopped, masked_loss
-from mint.rl.kl import Reference
+from mint.rl.endings import Interrupted, RunStopped, ServiceLost
+from mint.rl.evaluation import Evaluation
+from mint.rl.evaluator import Exam
+from mint.rl.guards import Finding, Guards, masked_loss
+from mint.rl.lifeline import NoAnswer
 from mint.rl.measures import measure
 from mint.rl.policy import Policy
 from mint.rl.rollout import Group
@@ -43,10 +47,6 @@ from mint.rl.tables import rollout_rows
 from mint.rl.update import train, trained_tokens
 
 Result = TypeVar("Result")
-
-
-class CheckpointGone(RuntimeError):
-    """The checkpoint that a run would continue from is not on the service any more."""
 
 
 class Run:
@@ -67,28 +67,34 @@ class Run:
         self.checkpoints = Checkpoints(self.cfg.keep_every)
         self._numbers: dict[str, float] = {}
         self._ahead: asyncio.Task[Batch] | None = None
-        self._trained = 0
+        self._refused: Finding | None = None
+        self._trained = self._calls = 0
         self._elapsed = 0.0
         self._runner = asyncio.Runner()
         workers = self.cfg.reward_workers
         self._threads = ThreadPoolExecutor(workers) if workers else None
         try:
-            self._begin(service or mint.ServiceClient())
-        except BaseException:
-            self._close()
+            self._begin(service)
+        except BaseException as error:
+            self._end(error)
             raise
         self._began = self._since = time.monotonic()
 
-    def _begin(self, service: mint.ServiceClient) -> None:
+    def _begin(self, service: mint.ServiceClient | None) -> None:
         cfg, state = self.cfg, self.directory.state()
-        self.service = service
         self.checkpoints.load(state["checkpoints"] if state else [])
-        self.client = self._training_client(self.checkpoints.latest)
+        latest = self.checkpoints.latest
+        self.service = service or mint.ServiceClient()
+        self.lifeline = lifeline_of(self.service, cfg)
+        self._do(self.lifeline.reach())
+        with continuing(latest):
+            self.client = self._do(training_client(self.service, cfg, latest))
         self.tokenizer = self.client.get_tokenizer()
         self.data = Data(self.adapter, self.tokenizer, cfg)
-        self.holdout: list[Item] = self.data.holdout() if cfg.eval_every else []
+        held_out = self.data.holdout() if cfg.eval_every else []
+        self.exam = Exam(self.adapter, cfg, held_out, self.tokenizer, self._threads)
         self.collector = Collector(self.adapter, cfg, self.ledger, self._threads)
-        self.reference = self._reference() if cfg.kl_penalty_coef else None
+        self.reference = self._do(reference(self.service, cfg))
         print(f"Model: {cfg.base_model}, run directory: {self.directory.path}", flush=True)
         for note in cfg.notes():
             print(f"  {note}", flush=True)
@@ -100,45 +106,16 @@ class Run:
         elif cfg.eval_every:
             self._do(self._first_evaluation())
 
-    def _training_client(self, latest: Checkpoint | None) -> mint.TrainingClient:
-        cfg = self.cfg
-        if latest is not None:
-            try:
-                return self.service.create_training_client_from_state_with_optimizer(latest.path)
-            except (mint.NotFoundError, mint.RequestFailedError) as error:
-                raise CheckpointGone(
-                    f"{self.directory.path} would continue from {latest.path}, and the service "
-                    f"does not have it: {error} Start the service with the same home folder, or "
-                    "use another run_dir."
-                ) from error
-        if cfg.start_from:
-            return self.service.create_training_client_from_state(cfg.start_from)
-        return self.service.create_lora_training_client(
-            base_model=cfg.base_model,
-            rank=cfg.rank,
-            seed=cfg.seed,
-            train_mlp=cfg.train_mlp,
-            train_attn=cfg.train_attn,
-            train_unembed=cfg.train_unembed,
-        )
-
-    def _reference(self) -> Reference:
-        cfg = self.cfg
-        if cfg.kl_reference == "base":
-            client = self.service.create_sampling_client(base_model=cfg.base_model)
-        else:
-            client = self.service.create_sampling_client(model_path=cfg.kl_reference)
-        return Reference(client, cfg.kl_penalty_coef)
-
     def _load(self, state: dict[str, Any]) -> None:
         self.done = self._trained = state["step"]
         self.final = state["final"]
+        self._calls = state["calls"]
         self._elapsed = state["elapsed"]
         self.guards.load(state["guards"])
         self.ledger.load(state["ledger"])
         if self.data.curriculum is not None:
             self.data.curriculum.load(state["curriculum"])
-        self.data.replay(state["calls"])
+        self.data.replay(self._calls)
 
     # ---- the steps of a step ----
 
@@ -166,11 +143,13 @@ class Run:
     async def _collected(self, step: int, policy: Policy) -> Batch:
         return await self.collector.batch(policy, self.data.draw(step))
 
-    async def _policy(self, step: int, temperature: float | None = None) -> Policy:
-        client = await self.client.save_weights_and_get_sampling_client_async(f"rl-step-{step}")
-        wanted = temperature_at(self.cfg, step) if temperature is None else temperature
-        cfg = self.cfg
-        return Policy(client, self.tokenizer, wanted, cfg.max_tokens, cfg.stop, self._trained)
+    async def _policy(self, step: int) -> Policy:
+        client, cfg = await self._weights_before(step), self.cfg
+        temperature = temperature_at(cfg, step)
+        return Policy(client, self.tokenizer, temperature, cfg.max_tokens, cfg.stop, self._trained)
+
+    async def _weights_before(self, step: int) -> mint.SamplingClient:
+        return await self.client.save_weights_and_get_sampling_client_async(f"rl-step-{step}")
 
     def useful(self, batch: Batch) -> list[Group]:
         """The groups in which some answer was better than another."""
@@ -203,6 +182,10 @@ class Run:
         self._stop_if(list(masked_loss(self._numbers, self.guards.history, self.cfg)))
         self._numbers |= self._do(self._trained_on(batch, edited))
         self._numbers["time/train"] = time.monotonic() - since
+        if self._refused is not None:
+            refused, self._refused = self._refused, None
+            self._tell(batch.step, refused)
+            self._stop_if([refused])
         self._trained = batch.step
         return edited
 
@@ -225,9 +208,8 @@ class Run:
         except mint.RequestFailedError as error:
             if "finite" not in str(error) and "The loss is" not in str(error):
                 raise
-            finding = Finding("not_finite", str(error), "Set grad_clip_norm=1.0 as well.")
-            self.directory.event("finding", step=step, name=finding.name, text=str(finding))
-            self._stop_if([finding])
+            advice = "Set grad_clip_norm=1.0 as well."
+            self._refused = Finding("not_finite", str(error), advice)
             return found | {"train/refused": 1.0}
 
     async def _to_its_end(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -235,9 +217,16 @@ class Run:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            print("Interrupted: ending this step. Ctrl-C again leaves at once.", flush=True)
-            self.interrupted = True
+            if self.lifeline.lost:
+                task.cancel()
+                raise
+            self.interrupt()
             return await task
+
+    def interrupt(self) -> None:
+        """End the run after this step, as Ctrl-C does."""
+        print("Interrupted: ending this step. Ctrl-C again leaves at once.", flush=True)
+        self.interrupted = True
 
     def record(self, batch: Batch, datums: Sequence[types.Datum]) -> None:
         """Write a step down, look for trouble, evaluate and save when it is time."""
@@ -245,12 +234,7 @@ class Run:
         numbers = measure(batch.everything, cfg.success_threshold) | self._numbers
         numbers["groups/refilled"] = float(len(batch.dropped))
         if self.data.curriculum is not None:
-            for group in batch.everything:
-                if group.rewards:
-                    success = group.success(cfg.success_threshold)
-                    self.data.curriculum.record(group.identity, success)
-            pools = self.data.curriculum.pools()
-            numbers |= {f"curriculum/{pool}": float(count) for pool, count in pools.items()}
+            numbers |= self.data.curriculum.learn_from(batch.everything, cfg.success_threshold)
         last = step == cfg.steps
         evaluation = None
         if cfg.eval_every and (last or step % cfg.eval_every == 0):
@@ -270,9 +254,12 @@ class Run:
     def _watch(self, step: int, numbers: dict[str, float]) -> None:
         findings = self.guards.check(numbers)
         for finding in self.guards.news(findings):
-            print(f"  {finding}", flush=True)
-            self.directory.event("finding", step=step, name=finding.name, text=str(finding))
+            self._tell(step, finding)
         self._stop_if(findings)
+
+    def _tell(self, step: int, finding: Finding) -> None:
+        print(f"  {finding}", flush=True)
+        self.directory.event("finding", step=step, name=finding.name, text=str(finding))
 
     def _stop_if(self, findings: list[Finding]) -> None:
         fatal = self.guards.fatal(findings)
@@ -286,16 +273,12 @@ class Run:
     # ---- evaluation, checkpoints, the end ----
 
     async def _first_evaluation(self) -> None:
-        evaluation = await self._evaluated(0)
-        self.directory.metrics({"step": 0, **evaluation.metrics()})
+        numbers = (await self._evaluated(0)).metrics()
+        self.guards.begin(numbers)
+        self.directory.metrics({"step": 0, **numbers})
 
     async def _evaluated(self, step: int) -> Evaluation:
-        cfg = self.cfg
-        policy = await self._policy(step, cfg.eval_temperature)
-        groups = await self.collector.groups(
-            policy, self.holdout, step or 1, cfg.eval_samples, "holdout "
-        )
-        found = evaluate([group.rewards for group in groups], cfg.success_threshold)
+        found = await self.exam.taken_by(await self._weights_before(step + 1))
         print(f"Step {step}: {found}", flush=True)
         self.directory.event("evaluation", step=step, **found.metrics())
         return found
@@ -313,7 +296,7 @@ class Run:
             "step": self.done,
             "finished": finished,
             "final": self.final,
-            "calls": self._calls if self.done else 0,
+            "calls": self._calls,
             "elapsed": self._elapsed + time.monotonic() - self._began,
             "checkpoints": self.checkpoints.state(),
             "guards": self.guards.state(),
@@ -340,7 +323,26 @@ class Run:
         return self.final
 
     def _do(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return self._runner.run(work)
+        try:
+            return self._runner.run(self.lifeline.during(work))
+        except NoAnswer as error:
+            raise ServiceLost(f"{error} {self._how_to_go_on()}") from error
+        except mint.APIConnectionError as error:
+            said = f"The service at {self.lifeline.url} cannot be reached: {error}"
+            raise ServiceLost(f"{said} {self._how_to_go_on()}") from error
+
+    def _how_to_go_on(self) -> str:
+        step = self._saved_step
+        lost = f"What came after step {step} is lost." if step else "Nothing was saved yet."
+        then = f"goes on after step {step}" if step else "begins again"
+        return (
+            f"{lost} When the service is back, with its home folder, the same command {then}. "
+            "service_timeout is how long to wait for it."
+        )
+
+    @property
+    def _saved_step(self) -> int:
+        return self.checkpoints.latest.step if self.checkpoints.latest else 0
 
     def __enter__(self) -> Run:
         return self
@@ -351,19 +353,27 @@ class Run:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Leave nothing behind. Ctrl-C becomes an end that says how to go on."""
         try:
-            if kind is not None and issubclass(kind, KeyboardInterrupt):
-                self._leave()
+            match error:
+                case KeyboardInterrupt():
+                    self._leave()
+                    raise Interrupted from None
+                case ServiceLost():
+                    self.directory.event("lost", step=self._saved_step, text=str(error))
         finally:
             self._close()
 
     def _leave(self) -> None:
-        """After Ctrl-C: keep what was done, and say how to go on."""
-        latest = self.checkpoints.latest
+        """After Ctrl-C: keep what was done, unless it is pressed again."""
         between_steps = self.done == self._trained
-        if between_steps and self.done and (latest is None or latest.step != self.done):
-            self._do(self._saved())
-        step = self.checkpoints.latest.step if self.checkpoints.latest else 0
+        if between_steps and self.done and self._saved_step != self.done:
+            with contextlib.suppress(KeyboardInterrupt, ServiceLost):
+                self._do(self._saved())
+        step = self._saved_step
         self.directory.event("interrupted", step=step)
         print(f"Interrupted. The same command goes on after step {step}.", flush=True)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from mint.rewards import Score, TooManyFailures
 from mint.rewards.score import read_score
-from mint.rl.adapter import scores_groups
+from mint.rl.adapter import overrides
 from mint.rl.rollout import Rollout
 
 _LOGGER = logging.getLogger("mint.rl")
@@ -92,7 +92,7 @@ async def score_responses(
     adapter: Any, responses: Sequence[str], sample: Any, threads: Executor | None = None
 ) -> list[Any]:
     """A reward or an exception for each response of a group."""
-    if scores_groups(adapter):
+    if overrides(adapter, "compute_rewards"):
         values = await _outcome(adapter.compute_rewards, threads, responses, sample)
         if isinstance(values, BaseException):
             return [values] * len(responses)

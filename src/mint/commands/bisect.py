@@ -1,0 +1,158 @@
+"""``mint train bisect``: which steps of a run broke it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from mint.commands.output import print_table
+from mint.rl.evaluation import METRICS, Estimate
+from mint.rl.options import ConfigError
+
+if TYPE_CHECKING:
+    from mint.rl.bisect import Bisection, Measure, Verdict
+    from mint.rl.evaluation import Evaluation
+    from mint.rl.past_run import PastRun, Point
+
+_NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
+
+
+def bisect(arguments: Sequence[str]) -> int:
+    """Evaluate a run's checkpoints to find where a holdout metric broke."""
+    from mint.rl.bisect import Bisection
+    from mint.rl.past_run import PastRun
+
+    asked = _parser().parse_args(arguments)
+    run = PastRun(asked.run_dir)
+    points = run.points()
+    if asked.prompts is not None:
+        run.cfg.holdout_size = asked.prompts
+        points = [point.unevaluated() for point in points]
+    bisection = Bisection(points, asked.metric, _measure(run, asked.task, asked.url))
+    verdict = bisection.search(asked.good, asked.bad, asked.drop)
+    _print_looked_at(bisection)
+    print(_told(verdict, run, _NAMES[asked.metric], asked.drop))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mint train bisect",
+        description="Find the steps at which a holdout metric of a run broke. What the run itself "
+        "has evaluated is used; between that, as few checkpoints as possible are evaluated.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    parser.add_argument("--metric", choices=METRICS, default="pass_1")
+    parser.add_argument("--good", type=int, metavar="STEP", help="default: the best that is known")
+    parser.add_argument("--bad", type=int, metavar="STEP", help="default: the last")
+    parser.add_argument(
+        "--drop", type=float, metavar="X", help="bad is X or more under good; default: half the way"
+    )
+    parser.add_argument(
+        "--prompts", type=int, metavar="N", help="evaluate all anew, on N held-out prompts"
+    )
+    parser.add_argument(
+        "--task", metavar="FILE.py:CLASS", help="for a run that a script made; default: job.yaml"
+    )
+    parser.add_argument("--url", help="the service; default: MINT_BASE_URL, or one of its own")
+    return parser
+
+
+def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
+    """Evaluates points, on a service that is started with the first of them."""
+    import mint
+    from mint.rl.evaluator import Evaluator
+
+    adapter = _task(run, task)
+    evaluators: list[Evaluator] = []
+
+    def measure(point: Point) -> Evaluation | None:
+        if not evaluators:
+            evaluators.append(Evaluator(adapter, run.cfg, mint.ServiceClient(base_url=url)))
+        print(f"Evaluating step {point.step}: {point.weights}", flush=True)
+        try:
+            return evaluators[0].of(point.path)
+        except (mint.NotFoundError, mint.BadRequestError) as error:
+            if point.path is None:
+                raise
+            print(f"  not there any more: {error.message}", flush=True)
+            return None
+
+    return measure
+
+
+def _task(run: PastRun, reference: str | None) -> Any:
+    from mint.training.job import JOB, adapter_of
+    from mint.training.task import TaskReference
+
+    if reference is not None:
+        return TaskReference.read(reference).load()()
+    job = run.folder / JOB
+    if not job.is_file():
+        raise ConfigError(
+            f"{run.folder} has no {JOB}, so a script made the run. Name its task: "
+            "--task demos/rl/adapters/verifiable_math.py:VerifiableMathAdapter"
+        )
+    return adapter_of(yaml.safe_load(job.read_text()))
+
+
+def _print_looked_at(bisection: Bisection) -> None:
+    rows = []
+    for step in sorted(bisection.looked_at):
+        point = bisection.points[step]
+        found = "-" if point.evaluation is None else _shown(bisection.estimate(step))
+        rows.append([str(step), found, bisection.looked_at[step], point.weights])
+    name = _NAMES[bisection.metric].upper()
+    print_table(["STEP", f"{name} (95%)", "EVALUATED", "WEIGHTS"], rows, "Nothing was looked at.")
+
+
+def _shown(estimate: Estimate) -> str:
+    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
+
+
+def _told(verdict: Verdict, run: PastRun, metric: str, drop: float | None) -> str:
+    good, bad, fall = verdict.good, verdict.bad, verdict.fall
+    between = f"from step {good.step} to step {bad.step}"
+    if verdict.kind == "held":
+        asked = f" by {drop:g}" if drop is not None else ""
+        return (
+            f"Nothing broke: {metric} did not fall{asked} {between} ({_signed(fall)}). "
+            "If it was better in between, name that step: --good STEP"
+        )
+    if verdict.kind == "unsure":
+        return (
+            f"{metric} fell {between}, but no more than chance explains: {_signed(fall)}. Ask more "
+            f"prompts: --prompts {4 * (bad.evaluation.prompts if bad.evaluation else 64)}, or say "
+            "what counts as broken: --drop 0.05"
+        )
+    lines = [
+        f"Good at step {good.step}, bad at step {bad.step}: {metric} changed by {_signed(fall)}.",
+        f"  good: {good.weights}",
+        f"  bad:  {bad.weights}",
+        f"Look at {_steps(good.step + 1, bad.step)} of {run.folder / 'metrics.jsonl'} and "
+        f"{run.folder / 'rollouts.jsonl'}.",
+    ]
+    if fall.low <= 0:
+        lines.append("The two may differ by chance: the step is uncertain. See --prompts.")
+    if bad.step - good.step > 1:
+        lines.append(
+            f"No weights between them are kept. keep_every={_finer(good.step, bad.step)}"
+            " in the next run narrows it further."
+        )
+    return "\n".join(lines)
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {last}" if first == last else f"the steps {first} to {last}"
+
+
+def _finer(good: int, bad: int) -> int:
+    return max(1, (bad - good) // 4)
+
+
+def _signed(fall: Estimate) -> str:
+    return f"{-fall.value:+.3f}, 95% interval {-fall.high:+.3f} to {-fall.low:+.3f}"

@@ -1,0 +1,62 @@
+"""What a run asks the service for: somebody to train, and somebody to stay near."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mint
+from mint.rl.checkpoints import Checkpoint
+from mint.rl.config import RLConfig
+from mint.rl.endings import CheckpointGone
+from mint.rl.kl import Reference
+from mint.rl.lifeline import Lifeline
+
+
+def lifeline_of(service: mint.ServiceClient, cfg: RLConfig) -> Lifeline:
+    """Looks after a service for as long as the settings say."""
+    assert service._base_url is not None
+    return Lifeline(service._base_url, cfg.service_timeout)
+
+
+async def training_client(
+    service: mint.ServiceClient, cfg: RLConfig, latest: Checkpoint | None
+) -> mint.TrainingClient:
+    """A client that goes on from a run's latest checkpoint, or begins where the settings say."""
+    if latest is not None:
+        return await service.create_training_client_from_state_with_optimizer_async(latest.path)
+    if cfg.start_from:
+        return await service.create_training_client_from_state_async(cfg.start_from)
+    return await service.create_lora_training_client_async(
+        base_model=cfg.base_model,
+        rank=cfg.rank,
+        seed=cfg.seed,
+        train_mlp=cfg.train_mlp,
+        train_attn=cfg.train_attn,
+        train_unembed=cfg.train_unembed,
+    )
+
+
+@contextmanager
+def continuing(latest: Checkpoint | None) -> Iterator[None]:
+    """Says what to do when the checkpoint to go on from is not there."""
+    try:
+        yield
+    except (mint.NotFoundError, mint.RequestFailedError) as error:
+        if latest is None:
+            raise
+        raise CheckpointGone(
+            f"The run would continue from {latest.path}, and the service does not have it: "
+            f"{error} Start the service with the same home folder, or use another run_dir."
+        ) from error
+
+
+async def reference(service: mint.ServiceClient, cfg: RLConfig) -> Reference | None:
+    """The model that the policy is to stay near, when the settings want one."""
+    if not cfg.kl_penalty_coef:
+        return None
+    if cfg.kl_reference == "base":
+        client = await service.create_sampling_client_async(base_model=cfg.base_model)
+    else:
+        client = await service.create_sampling_client_async(model_path=cfg.kl_reference)
+    return Reference(client, cfg.kl_penalty_coef)

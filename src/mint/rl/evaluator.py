@@ -1,0 +1,120 @@
+"""What a checkpoint can do: the same held-out prompts, asked in the same way, every time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
+
+import mint
+from mint.rl.adapter import overrides
+from mint.rl.chat import Chat
+from mint.rl.clients import lifeline_of
+from mint.rl.collect import Collector
+from mint.rl.config import RLConfig
+from mint.rl.data import Data, Item
+from mint.rl.evaluation import Evaluation, evaluate
+from mint.rl.policy import Policy
+from mint.rl.scoring import Ledger
+
+
+class Evaluator:
+    """Evaluates checkpoints on a task's holdout.
+
+    Two checkpoints get the same prompts and the same seeds, so that a difference between them is
+    one of the weights. Answers are paid by the task's ``holdout_reward``, where it has one::
+
+        Evaluator(adapter, cfg, mint.ServiceClient()).of("tinker://…/weights/step-000040").pass_1
+    """
+
+    def __init__(self, adapter: Any, cfg: RLConfig, service: mint.ServiceClient) -> None:
+        self.adapter = adapter
+        self.cfg = cfg
+        self.service = service
+        self._exam: Exam | None = None
+        workers = cfg.reward_workers
+        self._threads = ThreadPoolExecutor(workers) if workers else None
+
+    def of(self, path: str | None) -> Evaluation:
+        """How good a checkpoint is, of training or of sampling; None is the base model."""
+        return asyncio.run(self.of_async(path))
+
+    async def of_async(self, path: str | None) -> Evaluation:
+        """Async version of :meth:`of`."""
+        lifeline = lifeline_of(self.service, self.cfg)
+        await lifeline.reach()
+        return await lifeline.during(self._of(path))
+
+    async def _of(self, path: str | None) -> Evaluation:
+        if path is None:
+            base = self.cfg.base_model
+            client = await self.service.create_sampling_client_async(base_model=base)
+        else:
+            client = await self.service.create_sampling_client_async(model_path=path)
+        if self._exam is None:
+            tokenizer = await asyncio.to_thread(client.get_tokenizer)
+            items = Data(self.adapter, tokenizer, self.cfg).holdout()
+            self._exam = Exam(self.adapter, self.cfg, items, tokenizer, self._threads)
+        return await self._exam.taken_by(client)
+
+
+class Exam:
+    """Held-out prompts, and how answers to them are scored."""
+
+    def __init__(
+        self,
+        adapter: Any,
+        cfg: RLConfig,
+        items: Sequence[Item],
+        tokenizer: Any,
+        threads: Executor | None = None,
+    ) -> None:
+        self.items = list(items)
+        self.tokenizer = tokenizer
+        self.task = as_examined(adapter)
+        self.cfg = _without_schedules(cfg, own_reward=self.task is adapter)
+        self.threads = threads
+
+    async def taken_by(self, client: mint.SamplingClient) -> Evaluation:
+        """The result of some weights."""
+        cfg = self.cfg
+        policy = Policy(client, self.tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
+        collector = Collector(self.task, cfg, Ledger(cfg.max_reward_failures), self.threads)
+        groups = await collector.groups(policy, self.items, 1, cfg.eval_samples, "holdout ")
+        return evaluate([group.rewards for group in groups], cfg.success_threshold)
+
+
+def _without_schedules(cfg: RLConfig, own_reward: bool) -> RLConfig:
+    """The settings with the reward's weights as they are at the end, for every checkpoint."""
+    weights = cfg.reward_weights_end or cfg.reward_weights
+    fixed = {"reward_weights": weights if own_reward else None, "reward_weights_end": None}
+    return RLConfig(**{**cfg.as_dict(), **fixed})
+
+
+def as_examined(adapter: Any) -> Any:
+    """A task as evaluation sees it: paid by its ``holdout_reward``, where it has one."""
+    if not overrides(adapter, "holdout_reward"):
+        return adapter
+    return _TrueReward(adapter) if hasattr(adapter, "make_prompt") else _TrueOutcome(adapter)
+
+
+class _TrueReward:
+    """An adapter that is paid by its holdout reward."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.compute_reward = adapter.holdout_reward
+
+
+class _TrueOutcome:
+    """An environment that is paid by its holdout reward, after the same conversation."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self.build_dataset = environment.build_dataset
+
+    async def rollout(self, task: Any, chat: Chat) -> Any:
+        await self.environment.rollout(task, chat)
+        value = self.environment.holdout_reward(task, chat)
+        return await value if inspect.isawaitable(value) else value

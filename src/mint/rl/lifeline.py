@@ -1,0 +1,97 @@
+"""Whether the service is still there: nothing waits for it without a limit and a message."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import httpx
+
+Result = TypeVar("Result")
+_EVERY = 5.0
+"""Seconds between two looks at the service."""
+_HEALTH = "/api/v1/healthz"
+
+
+class NoAnswer(ConnectionError):
+    """The service has been silent for too long."""
+
+
+class Lifeline:
+    """Looks after the service while something waits for it.
+
+    By itself the client would try for ever to fetch a result that nobody sends. Here a silent
+    service is told at once, and has ``patience`` seconds to come back; one that comes back in time
+    has kept what it was asked, and nothing is lost.
+    """
+
+    def __init__(self, url: str, patience: float) -> None:
+        self.url = url.rstrip("/")
+        self.patience = patience
+        self.lost = False
+        self._heard = 0.0
+        self._told = False
+
+    async def reach(self) -> None:
+        """Wait for the first answer."""
+        self._begin()
+        async with httpx.AsyncClient() as http:
+            while not await self._heard_from(http):
+                await self._pause()
+
+    async def during(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of some work, or :class:`NoAnswer`."""
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.ensure_future(self._watch(task))
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self.lost:
+                watch.result()
+            raise
+        finally:
+            watch.cancel()
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        self._begin()
+        await self._pause()
+        async with httpx.AsyncClient() as http:
+            while True:
+                try:
+                    await self._heard_from(http)
+                except NoAnswer:
+                    self.lost = True
+                    task.cancel()
+                    raise
+                await self._pause()
+
+    def _begin(self) -> None:
+        self._heard, self._told = time.monotonic(), False
+
+    async def _heard_from(self, http: httpx.AsyncClient) -> bool:
+        """One look. The first in vain is told; the first after patience ended is an error."""
+        if await self._answers(http):
+            if self._told:
+                print(f"The service at {self.url} answers again.", flush=True)
+            self._begin()
+            return True
+        if time.monotonic() - self._heard >= self.patience:
+            raise NoAnswer(f"The service at {self.url} has not answered for {self.patience:g} s.")
+        if not self._told:
+            self._told = True
+            waiting = f"Waiting up to {self.patience:g} s for it."
+            print(f"The service at {self.url} does not answer. {waiting}", flush=True)
+        return False
+
+    async def _answers(self, http: httpx.AsyncClient) -> bool:
+        try:
+            await http.get(self.url + _HEALTH, timeout=min(2 * _EVERY, self.patience))
+        except httpx.TransportError:
+            return False
+        return True
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(min(_EVERY, self.patience / 4))

@@ -1,0 +1,80 @@
+"""Scripts as people run them, interrupted and killed: how they end, and that they go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from mint.watch.recorder import METRICS, read_rows
+from tests.service_fixture import MODEL
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import os, signal, sys
+sys.path.insert(0, {demos!r})
+from rl_core import RLConfig, run_grpo
+from tests.rl.conftest import Letters
+
+class Task(Letters):
+    step = 0
+
+    def compute_reward(self, response, sample):
+        if self.step == int(os.environ.get("AT", "0")) > 0:
+            os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
+        return super().compute_reward(response, sample)
+
+    def evaluate(self, step, rewards, num_datums):
+        self.step = step
+
+run_grpo(Task(), RLConfig.from_env())
+"""
+
+
+def test_a_script_ends_ctrl_c_in_one_line_and_the_same_command_goes_on_after_anything(
+    service: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "task.py"
+    script.write_text(SCRIPT.format(demos=str(ROOT / "demos" / "rl")))
+    settings = {
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+        "MINT_BASE_URL": service,
+        "MINT_BASE_MODEL": MODEL,
+        "MINT_RL_STEPS": "5",
+        "MINT_RL_BATCH": "2",
+        "MINT_RL_MAX_TOKENS": "4",
+        "MINT_RL_CHECKPOINT_EVERY": "2",
+    }
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(script)],
+            cwd=tmp_path,
+            env={**os.environ, **settings, **more},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    stopped = run(AT="1", SIGNAL="SIGINT")
+    assert stopped.returncode == 130
+    assert stopped.stdout.splitlines()[-1] == (
+        "Interrupted. The same command goes on after step 1."
+    )
+    assert "Traceback" not in stopped.stderr
+
+    killed = run(AT="3", SIGNAL="SIGKILL")
+    assert killed.returncode == -9
+    assert "Continuing after step 1." in killed.stdout
+
+    lost = run(MINT_BASE_URL="http://127.0.0.1:9", MINT_RL_SERVICE_TIMEOUT="0.2")
+    assert lost.returncode == 1
+    (message,) = lost.stderr.splitlines()
+    assert message.endswith("service_timeout is how long to wait for it.")
+
+    finished = run()
+    assert finished.returncode == 0, finished.stderr
+    assert "Continuing after step 2." in finished.stdout
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert [row["step"] for row in read_rows(directory / METRICS)] == [1, 2, 3, 4, 5]
