@@ -4,17 +4,18 @@
 # make check     what a change must pass: ruff, mypy, every test
 # make conformance   only the tests with unmodified clients of several versions
 # make snapshots     accept a changed API: write its contract anew
+# make trl-env       TRL's environment, for python -m benchmarks.trl
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 GYM := .venv/.gym
-CLIENTS := tinker-0.22.0 tinker-0.25.0 mindlab cookbook
+CLIENTS := tinker-0.22.0 tinker-0.25.0 mindlab cookbook verifiers
 CLIENTS_INSTALLED := $(CLIENTS:%=.venvs/%/.installed)
 PIP := -m pip --disable-pip-version-check -qq install
 SMOLLM2 := HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: install demo test conformance conformance-envs snapshots check lint format clean
+.PHONY: install demo test conformance conformance-envs trl-env snapshots check lint format clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -46,6 +47,14 @@ conformance-envs: $(CLIENTS_INSTALLED)
 	@echo "Making the environment .venvs/$* for the conformance tests."
 	@$(PYTHON) -m venv --clear .venvs/$*
 	@.venvs/$*/bin/python $(PIP) --no-compile --requirement $<
+	@touch $@
+
+trl-env: .venvs/trl/.installed
+
+.venvs/trl/.installed: benchmarks/trl/constraints.txt
+	@echo "Making the environment .venvs/trl for the comparison with TRL."
+	@$(PYTHON) -m venv --clear .venvs/trl
+	@.venvs/trl/bin/python $(PIP) --no-compile --requirement $<
 	@touch $@
 
 demo: $(INSTALLED)
