@@ -16,6 +16,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 SDK = (
     "mint.types",
     "mint.client",
+    "mint.reverse_kl",
     "mint.embedded",
     "mint.tokenizer",
     "mint.catalog",
@@ -35,6 +36,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "mint.service": ("mint.service", "mint.engine.messages", "mint.catalog", "mint.home"),
     "mint.rewards": ("mint.rewards",),
     "mint.rl": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK),
+    "mint.training": ("mint.training", "mint.rl", "mint.watch", "mint.rewards", "mint", *SDK),
     "mint.watch": ("mint.watch",),
     "agent_tunix": ("agent_tunix", "mint.rewards"),
 }
@@ -125,6 +127,7 @@ def test_the_engine_needs_only_torch_transformers_and_safetensors(module: str) -
     [
         ("mint.service.server", {"torch", "transformers", "tinker"}),
         ("mint.cli", {"torch", "transformers", "tinker", "fastapi"}),
+        ("mint.commands.train", {"torch", "transformers", "tinker", "fastapi"}),
         ("mint.engine.worker", {"tinker", "fastapi", "sqlalchemy"}),
         ("mint.engine.messages", {"torch", "transformers"}),
         ("mint.catalog", {"torch", "transformers", "tinker"}),

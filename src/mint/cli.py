@@ -9,7 +9,7 @@ import typer
 
 from mint import __version__
 from mint.catalog import ModelNotFound
-from mint.commands import checkpoints, keys, models, runs
+from mint.commands import checkpoints, evaluate, keys, models, runs, train
 from mint.commands.output import Mistake
 from mint.commands.sample import sample
 from mint.commands.serve import serve
@@ -29,6 +29,20 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(runs.app, name="runs")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(rewards, name="rewards")
+
+_PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+@app.command("train", context_settings=_PASSED_ON, add_help_option=False)
+def train_command(context: typer.Context) -> None:
+    """Train a model by reinforcement learning, as conf/ and the command line say."""
+    raise typer.Exit(train.main(context.args))
+
+
+@app.command("eval", context_settings=_PASSED_ON, add_help_option=False)
+def eval_command(context: typer.Context) -> None:
+    """Evaluate a checkpoint or a base model on the prompts that training never sees."""
+    raise typer.Exit(evaluate.main(context.args))
 
 
 def _print_version(wanted: bool) -> None:

@@ -54,7 +54,7 @@ class CodeExecutionAdapter(RLAdapter):
         (outcome,) = await sample.reward.outcomes([sample.sample(response)])
         if hasattr(outcome, "error"):
             raise outcome.error
-        return outcome
+        return outcome.total  # its components count tests, and are no parts of the reward
 
     def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
         passed = sum(reward >= 1.0 for reward in rewards) / len(rewards) if rewards else 0.0

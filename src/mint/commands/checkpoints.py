@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,7 +149,9 @@ def _save(answer: httpx.Response, target: Path, total: int | None) -> None:
 
 @app.command("upload")
 def upload(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .tar.gz archive.")],
+    file: Annotated[
+        Path, typer.Argument(exists=True, help="A .tar.gz archive, or a folder in PEFT format.")
+    ],
     name: Annotated[str | None, typer.Option(help="Default: the name it was saved with.")] = None,
     base_model: Annotated[
         str | None, typer.Option(help="Default: the model it was trained from.")
@@ -154,9 +159,13 @@ def upload(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a downloaded checkpoint to a service, and print its path there."""
+    """Bring a checkpoint to a service, and print its path there."""
     remote = Remote(url)
-    with transfer() as progress, progress.open(file, "rb", description=file.name) as content:
+    with (
+        _packed(file) as archive,
+        transfer() as progress,
+        progress.open(archive, "rb", description=file.name) as content,
+    ):
         answer = remote.request(
             "POST",
             "/api/v1/checkpoints/upload",
@@ -167,6 +176,23 @@ def upload(
         print_json(answer)
     else:
         typer.echo(answer["path"])
+
+
+@contextmanager
+def _packed(file: Path) -> Iterator[Path]:
+    """An archive as it is, or one of a folder's files for as long as it is needed."""
+    if not file.is_dir():
+        yield file
+        return
+    from mint.service.adapters import CONFIG
+    from mint.service.archives import pack
+
+    if not (file / CONFIG).exists():
+        raise Mistake(f"{file} has no {CONFIG}. Name the folder that holds the adapter's files.")
+    with tempfile.NamedTemporaryFile(suffix=".tar.gz") as archive:
+        archive.writelines(pack(file))
+        archive.flush()
+        yield Path(archive.name)
 
 
 # ---- managing ------------------------------------------------------------------------------------

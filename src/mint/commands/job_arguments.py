@@ -1,0 +1,83 @@
+"""The command line of ``mint train`` and ``mint eval``: overrides, and a few options."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mint.rl.options import ConfigError
+from mint.training.compose import Composed, choices_of, compose_jobs, find_conf
+from mint.training.groups import defaults, settings
+from mint.training.job import as_yaml, check
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What was typed."""
+
+    overrides: list[str]
+    multirun: bool
+    show: bool
+    help: str | None
+    conf: Path | None
+
+    def jobs(self, past: Mapping[str, Any] | None = None) -> list[Composed] | None:
+        """The jobs, checked without loading anything. None: there was only something to show."""
+        if self.help is not None:
+            print(self.help + _settings_text(self.conf))
+            return None
+        conf = find_conf(self.conf)
+        jobs = compose_jobs(conf, self.overrides, self.multirun, past)
+        if self.show:
+            for composed in jobs:
+                print(as_yaml(composed.job), end="")
+            return None
+        for composed in jobs:
+            check(composed.job)
+        return jobs
+
+
+def read_arguments(
+    arguments: Sequence[str], program: str, usage: str, conf: Path | None, sweeps: bool
+) -> Arguments:
+    """The command line, read. A mistake in it ends with exit code 2, as argparse does."""
+    text = usage.format(program=program)
+    parser = argparse.ArgumentParser(program, text.partition("\n")[0][7:], add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-c", "--cfg", choices=["job"])
+    parser.add_argument("--config-dir", type=Path, default=conf)
+    if sweeps:
+        parser.add_argument("-m", "--multirun", action="store_true")
+    found = parser.parse_intermixed_args(list(arguments))
+    return Arguments(
+        overrides=found.overrides,
+        multirun=sweeps and found.multirun,
+        show=found.cfg is not None,
+        help=text if found.help else None,
+        conf=found.config_dir,
+    )
+
+
+def _settings_text(conf: Path | None) -> str:
+    """The groups with their files, and every setting with its default."""
+    lines = ["\nGROUP=FILE:\n"]
+    try:
+        files = choices_of(find_conf(conf))
+    except ConfigError as error:
+        lines.append(f"  {error}")
+    else:
+        lines += [f"  {group + '=':<12}{', '.join(names)}" for group, names in files.items()]
+    values = defaults()
+    lines.append("\nGROUP.SETTING=DEFAULT, before any file:")
+    for group, known in settings().items():
+        lines.append("")
+        for name, (each, _) in known.items():
+            value = values[group][name]
+            shown = value if isinstance(value, str) else json.dumps(value)
+            lines.append(f"  {group}.{name}={shown}\n      {each.metadata['help']}")
+    return "\n".join(lines)

@@ -1,0 +1,87 @@
+"""``mint train`` and ``run_training.py``: train as ``conf/`` and the command line say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mint.commands.endings import tell, text_of, told
+from mint.commands.job_arguments import Arguments, read_arguments
+from mint.commands.output import print_table
+from mint.training.compose import Composed
+from mint.training.sweep import COLUMNS, Sweep
+
+if TYPE_CHECKING:
+    import mint
+
+USAGE = """\
+usage: {program} [--multirun] [--cfg job] [--config-dir FOLDER] [OVERRIDE ...]
+
+Train a model by reinforcement learning. An override is GROUP=FILE or GROUP.SETTING=VALUE:
+
+  {program} +experiment=quick_test
+  {program} task=gym task.arguments.task=gym:countdown model=smollm2
+  {program} training.reward_function=check_answer training.log_rewards=true
+  {program} -m sampling.temperature=0.7,1.0 training.seed=0,1
+
+The same command continues a run that was interrupted.
+
+  -m, --multirun       run every combination of values, and print a table at the end
+  -c, --cfg job        print the settings and do nothing
+  --config-dir FOLDER  where config.yaml is; default: conf, in the current folder
+  -h, --help           this text
+"""
+
+
+def main(arguments: Sequence[str], program: str = "mint train", conf: Path | None = None) -> int:
+    """Run the command, and return its exit code."""
+    if arguments[:1] == ["bisect"]:
+        from mint.commands.bisect import bisect
+
+        return told(lambda: bisect(list(arguments[1:])))
+    return told(lambda: _train(read_arguments(arguments, program, USAGE, conf, sweeps=True)))
+
+
+def _train(asked: Arguments) -> int:
+    jobs = asked.jobs()
+    if jobs is None:
+        return 0
+    if asked.multirun:
+        return _sweep(jobs)
+    from mint.training.train import train
+
+    train(jobs[0], _service())
+    return 0
+
+
+def _service() -> mint.ServiceClient:
+    """A client of the service; one that this process has started is used again while it lives."""
+    import mint
+
+    return mint.ServiceClient()
+
+
+def _sweep(jobs: Sequence[Composed]) -> int:
+    """Run every job, whatever becomes of the others, and print one table."""
+    sweep, complete = Sweep(jobs), False
+    from mint.training.train import train
+
+    try:
+        for number, job in enumerate(jobs, start=1):
+            print(f"[{number}/{len(jobs)}] {' '.join(job.swept)}", flush=True)
+            since = time.monotonic()
+            try:
+                train(job, _service())
+            except Exception as error:
+                tell(error)
+                sweep.add(job, since, text_of(error))
+            else:
+                sweep.add(job, since)
+        complete = True
+    finally:
+        path = sweep.write(complete)
+        print_table(COLUMNS, (outcome.row() for outcome in sweep.outcomes), "No job was run.")
+        print(f"Table: {path}", flush=True)
+    return 1 if sweep.failed else 0

@@ -1,0 +1,1 @@
+"""The training command: a composed configuration, and the runs that it describes."""

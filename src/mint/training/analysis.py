@@ -1,0 +1,99 @@
+"""What was rewarded and what was not, over a whole run."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mint.rewards import Sample, Score, Scored, analyse, failure_pattern
+from mint.rl.collect import Batch
+from mint.training.reward import ANSWERS, as_sample
+from mint.watch.recorder import ROLLOUTS, read_rows
+
+RIGHT_ANSWERS, ANALYSIS = "answers.jsonl", "reward_analysis"
+
+
+class Analyst:
+    """Keeps the right answers as they come by, and writes the analysis of a run at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.answers = {row["identity"]: row["answer"] for row in read_rows(folder / RIGHT_ANSWERS)}
+
+    def see(self, batch: Batch) -> None:
+        """Remember the answers of a batch, for this process and for one that continues the run."""
+        with open(self.folder / RIGHT_ANSWERS, "a") as file:
+            for group in batch.everything:
+                metadata = as_sample(group.sample, "").metadata
+                answer = next((metadata[name] for name in ANSWERS if name in metadata), None)
+                if group.identity not in self.answers and isinstance(answer, str | int | float):
+                    self.answers[group.identity] = answer
+                    row = {"identity": group.identity, "answer": answer}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    def write(self) -> None:
+        """Write the analysis as text, as JSON and as a picture, and say where."""
+        rows = read_rows(self.folder / ROLLOUTS)
+        if not rows:
+            return
+        found = analyse([_scored(row, self.answers) for row in rows])
+        kinds = kinds_of(rows, self.answers)
+        data = {**found.as_data(), "response_types": kinds}
+        path = self.folder / f"{ANALYSIS}.json"
+        path.write_text(json.dumps(data, indent=2, ensure_ascii=False))
+        text = f"{found.as_text()}\n{_table(kinds)}\n"
+        path.with_suffix(".txt").write_text(text, errors="backslashreplace")
+        found.plot(path.with_suffix(".svg"))
+        print(f"Reward analysis: {path.with_suffix('.txt')}, .json and .svg", flush=True)
+
+
+def kinds_of(rows: Sequence[Mapping[str, Any]], answers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Which types of response there were, how often, and what they were paid: the best first."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    counts: dict[str, int] = defaultdict(int)
+    for row in rows:
+        kind = _kind(row, answers)
+        counts[kind] += 1
+        if row["reward"] is not None:
+            rewards[kind].append(row["reward"])
+    found = [
+        {
+            "type": kind,
+            "count": count,
+            "share": count / len(rows),
+            "mean_reward": sum(rewards[kind]) / len(rewards[kind]) if rewards[kind] else None,
+        }
+        for kind, count in counts.items()
+    ]
+    return sorted(
+        found, key=lambda each: (each["mean_reward"] is None, -(each["mean_reward"] or 0))
+    )
+
+
+def _kind(row: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
+    if row["error"] is not None:
+        return f"not scored: {row['error'].partition(':')[0]}"
+    if row["identity"] in answers:
+        return failure_pattern(row["response"], answers[row["identity"]])
+    if not row["response"].strip():
+        return "empty"
+    return "truncated" if row["truncated"] else "complete"
+
+
+def _scored(row: Mapping[str, Any], answers: Mapping[str, Any]) -> Scored:
+    metadata = {"group": (row["step"], row["group"])}
+    if row["identity"] in answers:
+        metadata["answer"] = answers[row["identity"]]
+    score = None if row["reward"] is None else Score(row["reward"], row["components"])
+    return Scored(Sample(row["response"], row["prompt"], metadata), score, row["error"])
+
+
+def _table(kinds: Sequence[Mapping[str, Any]]) -> str:
+    lines = ["response types, by their mean reward:"]
+    for each in kinds:
+        mean = "   -  " if each["mean_reward"] is None else f"{each['mean_reward']:6.3f}"
+        lines.append(f"  {mean}  {each['type']:<24} {each['count']:>6}  {each['share']:.0%}")
+    return "\n".join(lines)

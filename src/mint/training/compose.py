@@ -1,0 +1,151 @@
+"""From the files of ``conf/`` and the command line to jobs: Hydra's composing, without its folders.
+
+An override may be written with or without ``+``. Every setting is checked by its name here and by
+its value in :mod:`mint.training.job`, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from mint.rl.options import ConfigError
+from mint.training.groups import FIELDS, defaults
+from mint.training.hints import EXPERIMENT, check_choice, check_names
+
+CONFIG, PAST = "config", "past_run"
+GROUPS = (*FIELDS, EXPERIMENT)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A job: all its settings, and which of them were swept, in words."""
+
+    job: dict[str, Any]
+    swept: tuple[str, ...] = ()
+
+
+def find_conf(folder: Path | None) -> Path:
+    """The folder with ``config.yaml``: the one that is named, or ``conf`` here."""
+    conf = folder or Path("conf")
+    if (conf / f"{CONFIG}.yaml").is_file():
+        return conf.resolve()
+    if folder is not None:
+        raise ConfigError(f"There is no {CONFIG}.yaml in {conf}. Name a folder that has one.")
+    raise ConfigError(
+        "There is no conf/config.yaml here. Go to the folder that holds conf/ and "
+        "run_training.py, or name the folder: --config-dir PATH/TO/conf"
+    )
+
+
+def compose_jobs(
+    conf: Path,
+    overrides: Sequence[str],
+    sweep: bool = False,
+    past: Mapping[str, Any] | None = None,
+) -> list[Composed]:
+    """The job that overrides ask for, or with ``sweep`` one for each combination of values.
+
+    With the ``past`` job of a run, overrides change that one instead of what ``conf`` composes.
+    """
+    known = defaults()
+    if past is not None:
+        known = {group: {**values, **past[group]} for group, values in known.items()}
+    ConfigStore.instance().store(name="settings", node=known)
+    ConfigStore.instance().store(name=PAST, node={"defaults": ["settings", "_self_"]})
+    primary = CONFIG if past is None else PAST
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        try:
+            jobs = [_composed(primary, one) for one in _jobs_of(overrides, sweep)]
+        except OverrideParseException as error:
+            raise ConfigError(
+                f"{error.override!r} cannot be read. Write it as training.steps=10; "
+                "values with commas, spaces or brackets need quotes: 'task.arguments.x=\"a, b\"'"
+            ) from None
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
+            raise ConfigError(" ".join(str(error).split())) from None
+    for each in jobs:
+        _locate_files(each.job, conf.parent)
+    return jobs
+
+
+def choices_of(conf: Path) -> dict[str, list[str]]:
+    """The files of every group."""
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        return {group: loader.get_group_options(group) for group in GROUPS}
+
+
+Typed = tuple[str, str, bool]
+"""The key and the value of an override, and whether it is one of several values."""
+
+
+def _jobs_of(overrides: Sequence[str], sweep: bool) -> Iterator[list[Typed]]:
+    loader = GlobalHydra.instance().config_loader()
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+    last = {override.key_or_group: override for override in parsed}
+    return (list(one) for one in product(*(_values(each, sweep) for each in last.values())))
+
+
+def _values(override: Override, sweep: bool) -> list[Typed]:
+    key = override.key_or_group
+    if override.is_delete():
+        raise ConfigError(f"{override.input_line}: a setting always has a value. Write {key}=...")
+    if override.is_hydra_override():
+        raise ConfigError(
+            f"{override.input_line}: Hydra only composes here, and its own settings have no effect."
+            " The run directory is logging.run_dir."
+        )
+    if override.package is not None or "/" in key:
+        raise ConfigError(f"{override.input_line}: groups have one place, so write GROUP=FILE.")
+    if not override.is_sweep_override():
+        return [(key, override.get_value_element_as_str(), False)]
+    if not sweep:
+        raise ConfigError(
+            f"{override.input_line} has several values. Add --multirun to run each, or write a "
+            f"list: {key}=[a,b]"
+        )
+    if not override.is_discrete_sweep():
+        raise ConfigError(f"{override.input_line}: write the values, as in {key}=1,2,3")
+    return [(key, value, True) for value in override.sweep_string_iterator()]
+
+
+def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
+    loader = GlobalHydra.instance().config_loader()
+    for key, value, _ in typed:
+        if key in GROUPS and (key, value) != (EXPERIMENT, "null"):
+            check_choice(key, value, loader.get_group_options(key))
+    group = "" if primary == CONFIG else "+"  # only config.yaml has chosen files already
+    lines = [f"{group if key in GROUPS else '++'}{key}={value}" for key, value, _ in typed]
+    container = OmegaConf.to_container(compose(primary, lines), resolve=True)
+    assert isinstance(container, dict)
+    job = {str(group): values for group, values in container.items()}
+    check_names(job)
+    return Composed(job, tuple(f"{key}={_plain(value)}" for key, value, swept in typed if swept))
+
+
+def _plain(value: str) -> str:
+    """A value as it was typed, without the escapes of Hydra's grammar."""
+    return re.sub(r"\\(.)", r"\1", value)
+
+
+def _locate_files(job: dict[str, Any], root: Path) -> None:
+    """Files are looked for here, and then in the folder that holds ``conf/``."""
+    for values, name in ((job["task"], "adapter"), (job["training"], "reward_function")):
+        place = str(values[name] or "").rpartition(":")[0]
+        if place.endswith(".py") and not Path(place).is_file() and (root / place).is_file():
+            values[name] = str(root / values[name])

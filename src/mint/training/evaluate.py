@@ -1,0 +1,32 @@
+"""How good a checkpoint, a run or the base model is on the prompts that training never sees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mint.rl.checkpoints import Checkpoints
+from mint.rl.options import ConfigError
+from mint.watch.recorder import STATE
+
+SCHEMES = ("tinker://", "mint://")
+
+
+def checkpoint_of(text: str) -> str:
+    """The path that ``checkpoint=`` stands for: itself, or the best checkpoint of a run directory.
+
+    Without an evaluation during training nothing is best, and the latest is taken.
+    """
+    if text.startswith(SCHEMES):
+        return text
+    state = Path(text) / STATE
+    if not state.is_file():
+        raise ConfigError(
+            f"checkpoint={text} is neither a run directory with a checkpoint nor a path. Paths "
+            "begin with tinker:// and are listed by `mint checkpoints list`."
+        )
+    checkpoints = Checkpoints()
+    checkpoints.load(json.loads(state.read_text())["checkpoints"])
+    found = checkpoints.best or checkpoints.latest
+    assert found is not None  # the state is kept when a checkpoint is saved, and not before
+    return found.path

@@ -1,0 +1,154 @@
+"""A job: a composed configuration as what it stands for, settings of the loop and a task."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mint.rl.config import RLConfig
+from mint.rl.directory import RUNS, task_name
+from mint.rl.options import ConfigError, checked
+from mint.training.groups import FIELDS, OPEN, settings
+from mint.training.reward import environment_refused, reward_of, with_reward
+from mint.training.task import TaskReference
+from mint.watch.recorder import RunDirectory, RunDirectoryBusy
+
+JOB = "job.yaml"
+_MISSING = "???"
+
+Job = Mapping[str, Any]
+
+
+def config_of(job: Job) -> RLConfig:
+    """The settings of the loop."""
+    chosen = {name: job[group][name] for group, names in FIELDS.items() for name in names}
+    return RLConfig(**chosen)
+
+
+def adapter_of(job: Job) -> Any:
+    """The task, paid by the job's reward function where it has one."""
+    task, training = job["task"], job["training"]
+    kind = TaskReference.read(task["adapter"]).load()
+    if training["reward_function"] is not None:
+        in_threads = training["reward_workers"] > 0
+        kind = with_reward(kind, reward_of(training["reward_function"]), in_threads)
+    try:
+        return kind(**task["arguments"] or {})
+    except (TypeError, ValueError, OSError) as error:
+        raise ConfigError(f"task.arguments: {kind.__name__} refuses them: {error}") from error
+
+
+def check(job: Job) -> None:
+    """Raise :class:`ConfigError` for any value that cannot be right, without loading a task."""
+    for group, known in settings().items():
+        for name, (each, kind) in known.items():
+            value = job[group][name]
+            if value == _MISSING:
+                raise ConfigError(f"{group}.{name} is not set. Say: {group}.{name}=...")
+            if f"{group}.{name}" in OPEN:
+                _check_mapping(f"{group}.{name}", value)
+            else:
+                _check_value(group, each, kind, value)
+    config_of(job).check()
+    _check_task(job)
+
+
+def _check_value(group: str, each: Any, kind: Any, value: Any) -> None:
+    try:
+        checked(each, kind, value)
+    except ConfigError as error:
+        raise ConfigError(f"{group}.{error}") from None
+
+
+def _check_mapping(key: str, value: Any) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is {value!r}; it must be names with values: '{key}={{a: 1}}'")
+    for name, item in (value or {}).items():
+        if item == _MISSING:
+            raise ConfigError(f"{key}.{name} is not set. Say: {key}.{name}=...")
+
+
+def _check_task(job: Job) -> None:
+    task, reward_function = job["task"], job["training"]["reward_function"]
+    if task["adapter"] is None:
+        raise ConfigError("task.adapter is not set. Say: task.adapter=my_task.py:MyAdapter")
+    reference = TaskReference.read(task["adapter"])
+    reference.check(task["arguments"] or {})
+    if reward_function is not None:
+        if reference.is_environment():
+            raise environment_refused(reference.name)
+        reward_of(reward_function)
+
+
+def run_directory(job: Job, adapter: Any) -> str:
+    """Where the run of a job is written: as asked for, or a folder of its own under ``runs/``.
+
+    A folder of an unfinished run of the same job is taken again, so that the run goes on.
+    """
+    named = job["logging"]["run_dir"]
+    if named:
+        _check_same_job(Path(named), job)
+        return str(named)
+    name = f"{task_name(adapter)}-{fingerprint(job)}"
+    for number in count(1):
+        path = RUNS / (name if number == 1 else f"{name}-{number}")
+        if _is_free(path):
+            return str(path)
+    raise AssertionError("unreachable")
+
+
+def _is_free(path: Path) -> bool:
+    try:
+        with RunDirectory(path) as directory:
+            return not (directory.state() or {}).get("finished")
+    except RunDirectoryBusy:
+        return False
+
+
+def _check_same_job(path: Path, job: Job) -> None:
+    if not (path / JOB).is_file():
+        return
+    for key, old in _what(read_job(path)).items():
+        if old != (new := _what(job)[key]):
+            raise ConfigError(
+                f"{path} holds a run with {key}={old} (now {new}). Continue it with the same, or "
+                "use another logging.run_dir."
+            )
+
+
+def _what(job: Job) -> dict[str, Any]:
+    """What makes a job another one, beside the settings of the loop."""
+    task = job["task"]
+    return {
+        "task.adapter": task["adapter"],
+        "task.arguments": task["arguments"],
+        "training.reward_function": job["training"]["reward_function"],
+    }
+
+
+def fingerprint(job: Job) -> str:
+    """Eight letters that say which run this is, however long it goes on."""
+    parts = [config_of(job).fingerprint(), _what(job)]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def read_job(folder: Path) -> dict[str, Any]:
+    """The job of a run directory."""
+    return dict(yaml.safe_load((folder / JOB).read_text()))
+
+
+def write_job(folder: Path, job: Job) -> None:
+    """Keep a job in its run directory."""
+    (folder / JOB).write_text(as_yaml(job))
+
+
+def as_yaml(job: Job) -> str:
+    """A job as ``--cfg job`` prints it."""
+    return str(yaml.safe_dump(dict(job), sort_keys=False, allow_unicode=True))

@@ -1,0 +1,88 @@
+"""A reward function of the user's in place of a task's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mint.rewards import Failure, Reward, Sample, find_reward
+from mint.rewards.registry import RewardNotFound
+from mint.rewards.reward import FunctionReward, run
+from mint.rewards.signature import SignatureError
+from mint.rl.options import ConfigError
+from mint.training.task import importable
+
+_QUESTIONS = ("prompt", "question", "problem")
+ANSWERS = ("answer", "ground_truth")
+
+
+def reward_of(name: str) -> Reward:
+    """The reward of this name, of ``file.py:function``, or of ``package.module:function``."""
+    place, separator, function = name.rpartition(":")
+    dotted = f"{place}.{function}" if separator and not place.endswith(".py") else name
+    importable(Path.cwd())
+    try:
+        return find_reward(dotted)
+    except (RewardNotFound, SignatureError) as error:
+        raise ConfigError(f"training.reward_function={name}: {error}") from None
+
+
+def with_reward(task: type, reward: Reward, in_threads: bool) -> type:
+    """A task's class, paid by another reward. ``in_threads``: a plain function may block there."""
+    if hasattr(task, "rollout"):
+        raise environment_refused(task.__name__)
+    plain = isinstance(reward, FunctionReward) and not reward.signature.is_async
+    paid = _PaidInThreads if in_threads and plain else _Paid
+    return type(task.__name__, (paid, task), {"paid_by": reward})
+
+
+def environment_refused(name: str) -> ConfigError:
+    """Why an agent's environment cannot have another reward."""
+    return ConfigError(
+        f"training.reward_function: {name} is an environment, whose rollout() pays its agent for a "
+        "whole conversation; a function of one response cannot take its place. Leave it out, or "
+        "weigh the environment's own components: 'training.reward_weights={outcome: 1.0}'"
+    )
+
+
+class _Paid:
+    """Replaces the reward of the class that it is mixed into."""
+
+    paid_by: Reward
+
+    async def compute_rewards(self, responses: Sequence[str], sample: Any) -> list[Any]:
+        outcomes = await self.paid_by.outcomes([as_sample(sample, text) for text in responses])
+        return [outcome.error if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+
+
+class _PaidInThreads(_Paid):
+    """The same, called by the loop's threads."""
+
+    def compute_rewards(self, responses: Sequence[str], sample: Any) -> Any:
+        return run(super().compute_rewards(responses, sample))
+
+
+def as_sample(sample: Any, response: str) -> Sample:
+    """A task's sample as reward functions see it: a response, a prompt, and metadata.
+
+    >>> as_sample(("What is 3 + 5?", "8"), "It is 8.")
+    Sample(response='It is 8.', prompt='What is 3 + 5?', metadata={'answer': '8'})
+    >>> as_sample({"question": "What is 3 + 5?", "answer": "8"}, "8").metadata["answer"]
+    '8'
+    """
+    if isinstance(sample, str):
+        return Sample(response, sample)
+    if isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], str):
+        return Sample(response, sample[0], {"answer": sample[1]})
+    if isinstance(getattr(sample, "metadata", None), Mapping):
+        return Sample(response, str(getattr(sample, "prompt", "")), sample.metadata)
+    values = dict(sample) if isinstance(sample, Mapping) else _attributes(sample)
+    prompt = next((str(values[name]) for name in _QUESTIONS if name in values), "")
+    return Sample(response, prompt, values or {"sample": sample})
+
+
+def _attributes(sample: Any) -> dict[str, Any]:
+    values = dict(vars(sample)) if hasattr(sample, "__dict__") else {}
+    named = [name for name in (*_QUESTIONS, *ANSWERS) if hasattr(sample, name)]
+    return values | {name: getattr(sample, name) for name in named}

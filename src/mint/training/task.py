@@ -1,0 +1,143 @@
+"""A task by its reference, ``file.py:Class`` or ``package.module:Class``: found, checked, made.
+
+What can be seen in the source is checked before the task and all it needs is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mint.rl.options import ConfigError, closest
+
+EXAMPLE = "Write it as demos/rl/adapters/tool_use.py:ToolUseEnvironment or package.module:Class."
+
+
+@dataclass(frozen=True)
+class TaskReference:
+    """Where a task's class is.
+
+    >>> TaskReference.read("tasks/mine.py:MyAdapter").name
+    'MyAdapter'
+    """
+
+    place: str
+    name: str
+
+    @classmethod
+    def read(cls, text: str) -> TaskReference:
+        """The reference that a text stands for."""
+        place, _, name = text.rpartition(":")
+        if not place or not name.isidentifier():
+            raise ConfigError(f"task.adapter is {text!r}, which names no class. {EXAMPLE}")
+        return cls(place, name)
+
+    @property
+    def is_file(self) -> bool:
+        return self.place.endswith(".py")
+
+    def source(self) -> Path | None:
+        """The file of the source, where there is one."""
+        if self.is_file:
+            path = Path(self.place)
+            if not path.is_file():
+                raise ConfigError(f"task.adapter: there is no file {path} here. {EXAMPLE}")
+            return path
+        importable(Path.cwd())
+        try:
+            spec = importlib.util.find_spec(self.place)
+        except (ModuleNotFoundError, ValueError):
+            spec = None
+        if spec is None:
+            raise ConfigError(f"task.adapter: there is no module {self.place}. {EXAMPLE}")
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Raise :class:`ConfigError` for what the source shows to be wrong."""
+        definition = self._definition()
+        if definition is not None:
+            _check_arguments(definition, arguments)
+
+    def is_environment(self) -> bool:
+        """Whether the source shows a class with conversations of its own."""
+        definition = self._definition()
+        return definition is not None and "rollout" in _names(definition)
+
+    def _definition(self) -> ast.ClassDef | None:
+        """The source of the class; None when it is not written there but imported."""
+        source = self.source()
+        if source is None:
+            return None
+        tree = ast.parse(source.read_text(), str(source))
+        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        if self.name not in classes and self.name not in _names(tree):
+            hint = closest(self.name, classes)
+            raise ConfigError(f"task.adapter: {self.place} has no class {self.name}.{hint}")
+        return classes.get(self.name)
+
+    def load(self) -> Any:
+        """The class."""
+        if self.is_file:
+            return getattr(_module_of(Path(self.place)), self.name)
+        importable(Path.cwd())
+        return getattr(importlib.import_module(self.place), self.name)
+
+
+def _names(node: ast.Module | ast.ClassDef) -> set[str]:
+    """What is defined in a module or class, or imported into it."""
+    found = set()
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(child.name)
+        elif isinstance(child, ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in child.names}
+    return found
+
+
+def _check_arguments(node: ast.ClassDef, arguments: Mapping[str, Any]) -> None:
+    makers = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+    if not makers:
+        return
+    takes = makers[0].args
+    positional = [each.arg for each in takes.args[1:]]
+    known = [*positional, *(each.arg for each in takes.kwonlyargs)]
+    for name in arguments:
+        if name not in known and takes.kwarg is None:
+            raise ConfigError(
+                f"task.arguments.{name}: {node.name} has no such argument.{closest(name, known)} "
+                f"It takes {', '.join(known) or 'none'}."
+            )
+    required = positional[: len(positional) - len(takes.defaults)]
+    for name in required:
+        if name not in arguments:
+            raise ConfigError(f"{node.name} needs an argument. Say: task.arguments.{name}=...")
+
+
+def importable(folder: Path) -> None:
+    """Let modules of a folder be imported, as those beside a script can."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _module_of(path: Path) -> Any:
+    name = f"mint_task_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    if name not in sys.modules:
+        importable(path.resolve().parent)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

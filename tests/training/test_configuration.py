@@ -1,0 +1,162 @@
+"""The configuration: one place for each default, and every file of conf/ composes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mint.commands.train import main
+from mint.rl import ConfigError, RLConfig
+from mint.training.compose import Composed, compose_jobs
+from mint.training.groups import FIELDS, defaults
+from mint.training.job import adapter_of, check, config_of
+
+from .conftest import CONF, ROOT
+
+FILES = sorted(path for path in CONF.glob("*/*.yaml"))
+NEEDED = {  # what a file leaves to the user
+    "task/gsm8k": ["task.arguments.task=questions.jsonl"],
+    "task/custom": ["task.adapter=mint.rl.adapter:RLAdapter"],
+}
+
+
+def composed(*overrides: str) -> Composed:
+    (job,) = compose_jobs(CONF, overrides)
+    return job
+
+
+def set_in(file: Path) -> Iterator[tuple[str, str, Any]]:
+    content = yaml.safe_load(file.read_text()) or {}
+    content.pop("defaults", None)
+    for group, values in content.items():
+        for name, value in values.items():
+            yield group, name, value
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_every_setting_of_the_loop_is_in_exactly_one_group() -> None:
+    places = Counter(name for names in FIELDS.values() for name in names)
+    assert places == Counter(each.name for each in fields(RLConfig))
+
+
+def test_without_a_file_that_says_otherwise_the_defaults_are_those_of_the_loop() -> None:
+    different = config_of(composed().job).differences(RLConfig().as_dict())
+    said = {name for file in FILES for _, name, _ in set_in(file)}
+    assert set(different) <= said
+
+
+# an experiment says all that its result depends on
+@pytest.mark.parametrize(
+    "file",
+    [file for file in FILES if file.parent.name != "experiment"],
+    ids=lambda file: f"{file.parent.name}/{file.stem}",
+)
+def test_a_file_holds_only_what_differs_from_the_defaults(file: Path) -> None:
+    known = defaults()
+    same = [(g, n) for g, n, value in set_in(file) if value == known[g][n]]
+    # the rewards page names this file as the place of the setting
+    assert same == (
+        [("training", "reward_function")] if file.match("training/default.yaml") else []
+    )
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_file_composes_to_a_job_that_could_be_run(file: Path) -> None:
+    group, name = file.parent.name, file.stem
+    check(composed(f"{group}={name}", *NEEDED.get(f"{group}/{name}", [])).job)
+
+
+def test_the_file_of_the_rewards_page_is_where_the_page_says() -> None:
+    text = (CONF / "training" / "default.yaml").read_text()
+    assert "\ntraining:\n  reward_function:" in text
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("training.reward_function", "check_answer"),
+        ("training.steps", 7),
+        ("task.arguments.task", "gym:chain_sum"),
+        ("training.reward_weights.format", 0.5),
+    ],
+)
+def test_a_setting_is_overridden_with_and_without_plus(plus: str, key: str, value: Any) -> None:
+    found: Any = composed(f"{plus}{key}={value}").job
+    for part in key.split("."):
+        found = found[part]
+    assert found == value
+
+
+@pytest.mark.parametrize("plus", ["", "+"])
+def test_an_experiment_overrides_the_groups_and_the_command_line_has_the_last_word(
+    plus: str,
+) -> None:
+    job = composed(f"{plus}experiment=quick_test", "training.steps=9").job
+    assert job["model"]["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert (job["training"]["steps"], job["training"]["batch_size"]) == (9, 4)
+
+
+def test_of_two_overrides_the_last_wins() -> None:
+    job = composed("task=gym", "training.steps=3", "task=code", "+training.steps=4").job
+    assert "code_execution" in job["task"]["adapter"]
+    assert job["training"]["steps"] == 4
+
+
+def test_the_environment_sets_defaults_and_files_go_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MINT_BASE_MODEL", "some/model")
+    monkeypatch.setenv("MINT_RL_STEPS", "11")
+    assert composed().job["model"]["base_model"] == "some/model"
+    assert composed().job["training"]["steps"] == 11
+    assert composed("model=smollm2").job["model"]["base_model"].endswith("SmolLM2-135M-Instruct")
+
+
+def test_cfg_job_prints_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "task=tools", "training.steps=3"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert {group: set(values) for group, values in printed.items()} == {
+        group: set(values) for group, values in defaults().items()
+    }
+    assert (printed["training"]["steps"], printed["sampling"]["max_turns"]) == (3, 4)
+
+
+def test_help_names_every_group_file_and_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(file.stem in printed for file in FILES)
+    assert all(f"{g}.{name}=" in printed for g, own in defaults().items() for name in own)
+
+
+def test_a_sweep_is_every_combination_of_values() -> None:
+    overrides = ["sampling.temperature=0.7,1.0", "training.seed=range(0,2)", "training.steps=3"]
+    jobs = compose_jobs(CONF, overrides, sweep=True)
+    assert [job.swept for job in jobs] == [
+        ("sampling.temperature=0.7", "training.seed=0"),
+        ("sampling.temperature=0.7", "training.seed=1"),
+        ("sampling.temperature=1.0", "training.seed=0"),
+        ("sampling.temperature=1.0", "training.seed=1"),
+    ]
+    assert {job.job["training"]["steps"] for job in jobs} == {3}
+
+
+def test_a_task_is_made_of_its_reference_and_arguments() -> None:
+    adapter = adapter_of(composed("task.arguments.task=gym:chain_sum", "task=gym").job)
+    assert type(adapter).__name__ == "VerifiableMathAdapter"
+    assert adapter.task == "gym:chain_sum"
+
+
+def test_what_a_task_refuses_is_a_mistake_in_its_arguments() -> None:
+    with pytest.raises(ConfigError, match=r"task\.arguments: .*no_such\.jsonl"):
+        adapter_of(composed("task=gsm8k", "task.arguments.task=no_such.jsonl").job)

@@ -1,0 +1,116 @@
+"""A wrong key or value: one message that names the closest right one, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import ROOT
+
+TOOLS = "demos/rl/adapters/tool_use.py"
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "setting": (["training.stpes=3"], "training.stpes. Did you mean training.steps?"),
+    "setting with plus": (["+training.stpes=3"], "Did you mean training.steps?"),
+    "other group": (["training.temperature=1"], "It is sampling.temperature."),
+    "no group": (["steps=3"], "It is training.steps."),
+    "short name": (["lr=1e-4"], "It is training.learning_rate."),
+    "group": (["trainig.steps=3"], "It is training.steps."),
+    "group of files": (["expermient=quick_test"], "Did you mean experiment=...?"),
+    "file of a group": (["task=arithmatic"], "Did you mean 'arithmetic'?"),
+    "experiment": (["+experiment=quick_tst"], "Did you mean 'quick_test'?"),
+    "type": (["sampling.temperature=hot"], "sampling.temperature is 'hot'; it must be a number."),
+    "range": (["+training.steps=0"], "training.steps is 0; it must be 1 or more."),
+    "choice": (["algorithm.loss_fn=pp0"], "Did you mean 'ppo'?"),
+    "null": (["training.steps=null"], "training.steps is None; it must be a whole number."),
+    "together": (["sampling.temperature=0"], "temperature is 0"),
+    "below a value": (["training.steps.x=3"], "training.steps is one value"),
+    "mapping": (["training.reward_weights=3"], "it must be names with values"),
+    "reward": (["training.reward_function=chek_answer"], "Did you mean check_answer"),
+    "reward's file": (["training.reward_function=no.py:f"], "There is no file no.py"),
+    "reward's module": (
+        ["training.reward_function=mint.rewards.answers:chek_answer"],
+        "Did you mean check_answer",
+    ),
+    "reward's kind": (["training.reward_function=os.path:join"], "cannot be a reward"),
+    "reward of an environment": (
+        ["task=tools", "training.reward_function=check_answer"],
+        "ToolUseEnvironment is an environment",
+    ),
+    "task's class": (
+        [f"task.adapter={TOOLS}:ToolEnvironment"],
+        "Did you mean 'ToolUseEnvironment'?",
+    ),
+    "task's file": (["task.adapter=no.py:Task"], "there is no file no.py"),
+    "task's module": (["task.adapter=no.such:Task"], "there is no module no.such"),
+    "task's form": (["task.adapter=ToolUse"], "names no class"),
+    "task's argument": (["task.arguments.tsk=1"], "Did you mean 'task'?"),
+    "task's missing argument": (["task=gsm8k"], "task.arguments.task is not set"),
+    "task's required argument": (
+        ["task=custom", "task.adapter=demos/rl/adapters/preference_chat.py:PreferenceChatAdapter"],
+        "Say: task.arguments.judge=...",
+    ),
+    "missing task": (["task=custom"], "task.adapter is not set"),
+    "several values": (["training.seed=0,1"], "Add --multirun"),
+    "a job of a sweep": (["-m", "training.steps=1,0"], "training.steps is 0"),
+    "folders of a sweep": (["-m", "logging.run_dir=a,b"], "give one value"),
+    "no value": (["training.steps"], "cannot be read"),
+    "bracket": (["sampling.stop=[a"], "cannot be read"),
+    "deletion": (["~training.steps"], "a setting always has a value"),
+    "hydra's own": (["hydra.run.dir=x"], "The run directory is logging.run_dir."),
+    "option": (["--mutirun"], "unrecognized arguments: --mutirun"),
+    "folder": (["--config-dir", "nowhere"], "There is no config.yaml in nowhere"),
+}
+RUN_ALL = """
+import contextlib, io, json, sys
+from mint.commands.train import main
+
+heavy = {"torch", "tinker", "transformers"}
+for name, arguments in json.loads(sys.argv[1]).items():
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        try:
+            code = main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+    print(json.dumps([name, code, said.getvalue(), sorted(heavy & set(sys.modules))]))
+"""
+
+
+@pytest.fixture(scope="module")
+def endings() -> dict[str, list[Any]]:
+    """The end of every mistaken command, all in one fresh process."""
+    wrong = json.dumps({name: arguments for name, (arguments, _) in MISTAKES.items()})
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, wrong],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if not k.startswith(("MINT", "TINKER"))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {name: rest for name, *rest in rows}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_message_before_anything_is_loaded(
+    name: str, endings: dict[str, list[Any]]
+) -> None:
+    code, said, loaded = endings[name]
+    assert MISTAKES[name][1] in said
+    assert (code, loaded) == (2, [])
+    assert "Traceback" not in said
+
+
+def test_without_a_configuration_it_says_where_to_find_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mint.cli", "train", "training.steps=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--config-dir" in done.stderr
+    assert "Traceback" not in done.stderr
