@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mint.client import SamplingClient as SamplingClient
     from mint.client import ServiceClient as ServiceClient
     from mint.client import TrainingClient as TrainingClient
+    from mint.reverse_kl import ReverseKLDatum as ReverseKLDatum
     from mint.types import AdamParams as AdamParams
     from mint.types import SamplingParams as SamplingParams
     from tinker import *  # type: ignore[assignment,no-redef]  # the names above win over these
@@ -37,6 +38,7 @@ _OURS = {
     "TrainingClient": "mint.client",
     "SamplingClient": "mint.client",
     "RestClient": "mint.client",
+    "ReverseKLDatum": "mint.reverse_kl",
     "AdamParams": "mint.types",
     "SamplingParams": "mint.types",
 }

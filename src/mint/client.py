@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from tinker.lib.public_interfaces.api_future import APIFuture
 from tinker.lib.retry_handler import RetryConfig
 
 from mint.embedded import embedded_service
+from mint.reverse_kl import ReverseKLDatum, ReverseKLOutput, submit_reverse_kl
 from mint.tokenizer import fetch_tokenizer
 
 _Client = TypeVar("_Client")
@@ -140,6 +141,20 @@ class TrainingClient(tinker.TrainingClient):
         _check_not_empty(data, "forward_backward")
         return super().forward_backward(data, loss_fn, loss_fn_config)
 
+    def forward_backward_reverse_kl(
+        self,
+        data: Sequence[ReverseKLDatum],
+        reference_model_path: str,
+        temperature: float = 1.0,
+    ) -> APIFuture[ReverseKLOutput]:
+        """Add the gradient of the reverse KL towards a reference, over the whole vocabulary.
+
+        ``reference_model_path`` is a checkpoint's path or a base model's name, of the model that
+        this run trains.
+        """
+        _check_not_empty(data, "forward_backward_reverse_kl")
+        return submit_reverse_kl(self, data, wire_path(reference_model_path), temperature)
+
     def load_state(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[tinker_types.LoadWeightsResponse]:
@@ -216,7 +231,7 @@ class TrainingClient(tinker.TrainingClient):
         return tokenizer if tokenizer is not None else super().get_tokenizer()
 
 
-def _check_not_empty(data: list[tinker_types.Datum], method: str) -> None:
+def _check_not_empty(data: Sequence[object], method: str) -> None:
     if not data:
         raise ValueError(
             f"{method} got no data, so there is nothing to compute. When every group of a step has "

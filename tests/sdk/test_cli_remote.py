@@ -156,6 +156,21 @@ def test_a_checkpoint_goes_out_as_a_file_and_comes_in_again(
     assert client.create_training_client_from_state_with_optimizer(path).get_info()
 
 
+def test_a_folder_in_peft_format_is_uploaded_as_it_is(
+    command: Command, saved: Saved, served: str, tmp_path: Path
+) -> None:
+    assert command("checkpoints", "download", saved.sampler, "-o", "adapter.tar.gz").code == 0
+    with tarfile.open(tmp_path / "adapter.tar.gz") as archive:
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            archive.extract(name, tmp_path / "adapter", filter="data")
+    (tmp_path / "adapter" / "README.md").write_text("what the adapter is for")
+    uploaded = command("checkpoints", "upload", "adapter", "--name", "from-peft")
+    assert uploaded.code == 0, uploaded.err
+    path = uploaded.out.strip()
+    assert path.endswith("/sampler_weights/from-peft")
+    assert mint.ServiceClient(base_url=served).create_training_client_from_state(path).get_info()
+
+
 def test_a_checkpoint_is_published_kept_for_a_while_and_deleted(
     command: Command, doomed: str
 ) -> None:
@@ -188,6 +203,7 @@ def test_a_checkpoint_is_published_kept_for_a_while_and_deleted(
         (["checkpoints", "download", "tinker://x:train:0/weights/a"], "There is no checkpoint"),
         (["checkpoints", "ttl", "tinker://x:train:0/weights/a", "soon"], "the word never"),
         (["checkpoints", "upload", "no-such-file"], "no-such-file"),
+        (["checkpoints", "upload", "."], "has no adapter_config.json"),
         (["sample", "x", "--model", "no/such-model"], "There is no model 'no/such-model'"),
         (["sample", "x", "--max-tokens", "100000"], "max_tokens"),
         (["sample", "x", "--raw", "--system", "y"], "--system"),

@@ -162,3 +162,25 @@ def test_an_empty_batch_is_refused_before_it_is_sent(training_client: mint.Train
 
 def test_clients_of_one_script_share_one_service(service_client: mint.ServiceClient) -> None:
     assert mint.ServiceClient().holder._base_url == service_client.holder._base_url
+
+
+def test_reverse_kl_takes_its_turn_among_the_operations_of_a_run(
+    training_client: mint.TrainingClient,
+) -> None:
+    def towards_the_base_model() -> float:
+        datum = mint.ReverseKLDatum(
+            student_input=types.ModelInput.from_ints([67, 68]),
+            reference_input=types.ModelInput.from_ints([65, 66, 67, 68]),
+            target_tokens=[68, 69],
+            weights=[1.0, 1.0],
+        )
+        done = training_client.forward_backward_reverse_kl([datum], SEED_MODEL)
+        training_client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        output = done.result()
+        assert output.metrics["loss:sum"] == output.outputs[0].loss.data[0]
+        return output.metrics["loss:sum"]
+
+    losses = [towards_the_base_model() for _ in range(5)]
+    assert losses[-1] < losses[0]
+    with pytest.raises(ValueError, match="got no data"):
+        training_client.forward_backward_reverse_kl([], SEED_MODEL)

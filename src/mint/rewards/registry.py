@@ -124,8 +124,7 @@ def _module_from_file(path: Path) -> Any:
 def _attribute(module: Any, attribute: str, name: str) -> Any:
     found = getattr(module, attribute, None)
     if found is None:
-        public = [key for key, value in vars(module).items() if callable(value)]
-        near = get_close_matches(attribute, public, n=3)
+        near = get_close_matches(attribute, dir(module), n=3)
         hint = f" Did you mean {', '.join(near)}?" if near else ""
         raise RewardNotFound(f"{name}: there is no {attribute!r} in {module.__name__}.{hint}")
     return found

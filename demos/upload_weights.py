@@ -1,0 +1,132 @@
+"""Take weights from one service to another, and train on there.
+
+    python demos/upload_weights.py
+
+A run is trained for a few steps on one service. Its checkpoint leaves as an archive (adapter and
+optimizer) and as a PEFT folder (the adapter alone: what PEFT's `save_pretrained` writes, and what
+PEFT and vLLM load). Both are uploaded to a second service, which has never seen the run:
+
+    mint checkpoints download tinker://RUN/weights/NAME --output halfway.tar.gz
+    mint checkpoints upload halfway.tar.gz --url http://OTHER:8000
+    mint checkpoints upload adapter-folder --url http://OTHER:8000
+
+From the archive, training goes on as if it had never moved. From the folder it goes on with the
+same weights and a fresh optimizer.
+
+Both services are started here, unless these environment variables name them:
+
+    MINT_BASE_URL          (started here)    the service to train on
+    MINT_UPLOAD_URL        (started here)    the service to upload to
+    MINT_BASE_MODEL        Qwen/Qwen3-0.6B
+    MINT_LORA_RANK         16
+    MINT_UPLOAD_STEPS      4                 steps before the move, and after it
+    MINT_UPLOAD_LR         1e-4
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mint
+from mint import types
+
+BASE_MODEL = os.environ.get("MINT_BASE_MODEL", "Qwen/Qwen3-0.6B")
+LORA_RANK = int(os.environ.get("MINT_LORA_RANK", "16"))
+STEPS = int(os.environ.get("MINT_UPLOAD_STEPS", "4"))
+LEARNING_RATE = float(os.environ.get("MINT_UPLOAD_LR", "1e-4"))
+
+TEXT = "A mint is a place where coins are made, and a plant that grows wherever it likes."
+MINT = [sys.executable, "-m", "mint.cli"]
+
+
+@contextmanager
+def service(variable: str, home: Path) -> Iterator[str]:
+    """The URL in a variable, or that of a service that lives as long as it is needed."""
+    if url := os.environ.get(variable):
+        yield url
+        return
+    command = [*MINT, "serve", "--port", "0", "--home", str(home), "--parent", str(os.getpid())]
+    log = home.with_suffix(".log").open("w")
+    with log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]  # mint is ready at http://...
+        finally:
+            process.terminate()
+
+
+def command(*arguments: str) -> str:
+    """What a `mint` command prints."""
+    print(f"$ mint {' '.join(arguments)}", flush=True)
+    return subprocess.check_output([*MINT, *arguments], text=True).strip()
+
+
+def unpack_adapter(archive: Path, folder: Path) -> None:
+    """The two files of a PEFT folder, out of a checkpoint's archive."""
+    with tarfile.open(archive) as packed:
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            packed.extract(name, folder, filter="data")
+
+
+class Lesson:
+    """One text to learn by heart."""
+
+    def __init__(self, client: mint.TrainingClient) -> None:
+        self.client = client
+        tokens = client.get_tokenizer().encode(TEXT)
+        inputs = {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)}
+        model_input = types.ModelInput.from_ints(tokens[:-1])
+        self.datum = types.Datum(model_input=model_input, loss_fn_inputs=inputs)
+
+    def logprobs(self) -> list[float]:
+        result = self.client.forward([self.datum], "cross_entropy").result()
+        return list(result.loss_fn_outputs[0]["logprobs"].data)
+
+    def train(self, where: str) -> list[float]:
+        losses = []
+        for _ in range(STEPS):
+            result = self.client.forward_backward([self.datum], "cross_entropy")
+            self.client.optim_step(types.AdamParams(learning_rate=LEARNING_RATE)).result()
+            losses.append(result.result().metrics["loss:sum"])
+        print(f"{where}: loss {' '.join(f'{loss:.3f}' for loss in losses)}", flush=True)
+        return losses
+
+
+def main() -> None:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        service("MINT_BASE_URL", Path(name, "first")) as first,
+        service("MINT_UPLOAD_URL", Path(name, "second")) as second,
+    ):
+        here, there = mint.ServiceClient(base_url=first), mint.ServiceClient(base_url=second)
+        lesson = Lesson(here.create_lora_training_client(BASE_MODEL, rank=LORA_RANK, seed=0))
+        lesson.train("First service")
+        path = lesson.client.save_state(name="halfway").result().path
+        expected = lesson.logprobs()
+
+        archive, adapter = Path(name, "halfway.tar.gz"), Path(name, "adapter")
+        command("checkpoints", "download", path, "--output", str(archive), "--url", first)
+        unpack_adapter(archive, adapter)
+        moved = command("checkpoints", "upload", str(archive), "--url", second)
+        weights = command("checkpoints", "upload", str(adapter), "--url", second)
+
+        resumed = Lesson(there.create_training_client_from_state_with_optimizer(moved))
+        restarted = Lesson(there.create_training_client_from_state(weights))
+        for what, uploaded in (("archive", resumed), ("folder", restarted)):
+            same = uploaded.logprobs() == expected
+            print(f"Logprobs from the {what}: {'bit-equal' if same else 'DIFFERENT'}", flush=True)
+        stayed = lesson.train("First service, going on")
+        went = resumed.train("Second service, from the archive")
+        restarted.train("Second service, from the folder")
+        print(f"The run that moved is {'the same' if stayed == went else 'NOT the same'}.")
+
+
+if __name__ == "__main__":
+    main()
