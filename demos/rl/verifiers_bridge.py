@@ -95,6 +95,7 @@ class VerifiersEnvironment:
                 "by itself. Give it a rubric whose functions see one answer."
             )
         self.environment = environment
+        self.name = environment.env_id
         self.tasks = environment.get_dataset().to_list()
 
     def build_dataset(self) -> list[dict[str, Any]]:

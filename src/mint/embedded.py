@@ -60,6 +60,12 @@ def embedded_service() -> EmbeddedService:
         return _running
 
 
+def embedded_service_ended(url: str) -> bool:
+    """Whether the service at a URL is one that this process started, and has ended since."""
+    service = _running
+    return service is not None and service.url == url.rstrip("/") and not service.alive
+
+
 def stop_embedded_service() -> None:
     """End the service that this process started, if any. Runs by itself at exit."""
     global _running

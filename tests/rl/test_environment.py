@@ -33,6 +33,7 @@ class Talk:
     async def rollout(self, task: dict[str, int], chat: Chat) -> Any:
         self.started += 1
         index = self.started
+        chat.system("Talk.")
         chat.user(f"say {task['number']}")
         reply = await chat.reply()
         if index == 1 and self.trouble == "raises":
@@ -61,8 +62,9 @@ def test_an_environment_trains_like_an_adapter(
     assert metrics()[0]["train/grad_norm"] > 0
     row = read_rows(tmp_path / "run" / ROLLOUTS)[0]
     assert [message["role"] for message in row["trace"]] == [
-        *("user", "assistant", "tool", "assistant")
+        *("system", "user", "assistant", "tool", "assistant")
     ]
+    assert row["prompt"] == row["trace"][1]["content"] == "say 0"
 
 
 def one_batch(environment: Any, cfg: RLConfig, client: mint.ServiceClient) -> tuple[Any, Any]:

@@ -32,12 +32,12 @@ def test_a_run_learns_and_says_where_its_weights_are(
     assert client.create_sampling_client(model_path=path)
 
 
-def test_in_a_notebook_ctrl_c_ends_the_step_and_saves(
+def test_in_a_notebook_ctrl_c_saves_and_the_same_cell_goes_on(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, capsys: Any
 ) -> None:
     class Pressed(Letters):
         def build_dataset(self) -> list[str]:
-            if not hasattr(self, "reported"):
+            if len(getattr(self, "reported", [])) == 1:
                 os.kill(os.getpid(), signal.SIGINT)
             return super().build_dataset()
 
@@ -47,7 +47,7 @@ def test_in_a_notebook_ctrl_c_ends_the_step_and_saves(
     loop = asyncio.new_event_loop()  # without asyncio's own handling of Ctrl-C, as a notebook's
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(cell(Pressed()))
-    assert "goes on after step 1" in capsys.readouterr().out
+    assert "goes on after step" in capsys.readouterr().out
     assert loop.run_until_complete(cell(Letters())).startswith("tinker://")
     assert [row["step"] for row in metrics()] == [1, 2, 3]
     loop.close()

@@ -176,3 +176,9 @@ def test_guards_go_on_from_their_state() -> None:
         first.check(row)
     second.load(first.state())
     assert [second.check(row) for row in rows[4:]] == found[4:]
+
+
+def test_a_policy_that_solves_its_task_may_be_sure_of_itself() -> None:
+    sure = {"policy/entropy": 0.01}
+    assert [f.name for f in after(Guards(RLConfig()), *[sure] * 6)] == ["entropy_collapse"]
+    assert after(Guards(RLConfig()), *[{**sure, "reward/success": 0.95}] * 6) == []

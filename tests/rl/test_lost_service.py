@@ -15,10 +15,11 @@ import pytest
 
 import mint
 from mint import types
+from mint.embedded import embedded_service, stop_embedded_service
 from mint.rl import Evaluator, RLConfig, ServiceLost, run_grpo
 from mint.rl.lifeline import NoAnswer
 from mint.watch.recorder import EVENTS, METRICS, read_rows
-from tests.service_fixture import LiveService
+from tests.service_fixture import MODEL, LiveService
 
 from .conftest import Letters
 from .test_resume import comparable
@@ -69,6 +70,13 @@ class Struck(Letters):
         return float(found[1]) if found else 0.0
 
 
+class Orphaned(Letters):
+    """The service that the script started for itself is killed after the first step."""
+
+    def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
+        embedded_service().process.kill()
+
+
 def client_of(service: LiveService) -> mint.ServiceClient:
     return mint.ServiceClient(base_url=service.base_url, api_key="tml-rl")
 
@@ -106,6 +114,21 @@ def test_a_service_that_comes_back_in_time_costs_nothing(
     events = [row["event"] for row in read_rows(tmp_path / "run" / EVENTS)]
     assert "resumed" not in events
     assert [row["step"] for row in read_rows(tmp_path / "run" / METRICS)] == [1, 2, 3, 4]
+
+
+def test_the_end_of_the_embedded_service_ends_the_run_at_once(
+    tiny_model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MINT_MODELS", f"{MODEL}={tiny_model}")
+    cfg = settings(checkpoint_every=1, service_timeout=3600.0)
+    try:
+        with pytest.raises(ServiceLost, match=r"embedded service at \S+ has ended\."):
+            run_grpo(Orphaned(), cfg)
+        run_grpo(Letters(), cfg)
+    finally:
+        stop_embedded_service()
+    assert [row["step"] for row in read_rows(tmp_path / "run" / METRICS)] == [1, 2]
 
 
 def test_a_service_that_is_not_there_is_said_before_anything_is_asked_of_it(

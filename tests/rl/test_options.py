@@ -215,8 +215,10 @@ def test_rewards_that_fail_are_counted_logged_and_left_out(
 def test_too_many_failing_rewards_stop_the_run(
     client: mint.ServiceClient, settings: Settings
 ) -> None:
-    with pytest.raises(TooManyFailures, match="max_reward_failures"):
+    with pytest.raises(TooManyFailures, match="max_reward_failures") as ended:
         run_grpo(Failing(0.5), settings(batch_size=8), service=client)
+    assert isinstance(ended.value, SystemExit)  # a script ends with the text alone
+    assert str(ended.value.code).endswith("Nothing was saved yet.")
 
 
 def test_rewards_may_be_async_in_threads_or_of_a_whole_group(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -95,21 +94,6 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     ]
 
 
-def test_ctrl_c_while_training_waits_for_the_step(
-    client: mint.ServiceClient, settings: Settings, capsys: Any
-) -> None:
-    async def training() -> str:
-        os.kill(os.getpid(), signal.SIGINT)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        return "done"
-
-    with Run(Letters(), settings(), client) as run:
-        assert run._do(run._to_its_end(training())) == "done"
-        assert run.interrupted
-    assert "ending this step" in capsys.readouterr().out
-
-
 def test_a_finished_run_says_where_its_weights_are_and_goes_on_only_when_asked_for_more(
     client: mint.ServiceClient, settings: Settings, tmp_path: Path
 ) -> None:
@@ -156,6 +140,29 @@ def test_without_a_run_dir_the_same_script_finds_its_unfinished_run(
         assert opened() != first  # somebody is writing to it
     assert opened(finished=True) == first
     assert opened() == Path(f"{first}-2")
+
+
+def test_tasks_with_other_names_are_other_runs(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Named(Letters):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    def opened(name: str, cfg: RLConfig) -> str:
+        with open_directory(cfg, Named(name)) as directory:
+            directory.save_state({"finished": False})
+            return directory.path.name
+
+    first = opened("gym:a/b", RLConfig())
+    assert first.startswith("gym-a-b-")
+    assert opened("gym:a/b", RLConfig()) == first
+    assert opened("gym:a b", RLConfig()) != first
+    opened("gym:a", settings())
+    with pytest.raises(ConfigError, match=r"task='gym:a' \(now 'gym:b'\)"):
+        opened("gym:b", settings())
 
 
 def test_a_checkpoint_that_is_gone_is_said_with_what_to_do(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ class Task(Letters):
 
     def compute_reward(self, response, sample):
         if self.step == int(os.environ.get("AT", "0")) > 0:
+            self.step = 0
             os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
         return super().compute_reward(response, sample)
 
@@ -29,6 +31,20 @@ class Task(Letters):
         self.step = step
 
 run_grpo(Task(), RLConfig.from_env())
+"""
+OUTSIDE = f"""
+from mint.rl import RLConfig, run_grpo
+from tests.rl.conftest import Letters
+
+class Task(Letters):
+    def make_prompt(self, sample, tokenizer):
+        print("making a prompt", flush=True)
+        return super().make_prompt(sample, tokenizer)
+
+    def evaluate(self, step, rewards, num_datums):
+        print(f"done with {{step}}", flush=True)
+
+run_grpo(Task(), RLConfig(base_model="{MODEL}", steps=1000, batch_size=2, max_tokens=4))
 """
 
 
@@ -78,3 +94,36 @@ def test_a_script_ends_ctrl_c_in_one_line_and_the_same_command_goes_on_after_any
     assert "Continuing after step 2." in finished.stdout
     (directory,) = (tmp_path / "runs").iterdir()
     assert [row["step"] for row in read_rows(directory / METRICS)] == [1, 2, 3, 4, 5]
+
+
+def test_ctrl_c_from_outside_ends_a_script_wherever_it_is(service: str, tmp_path: Path) -> None:
+    script = tmp_path / "task.py"
+    script.write_text(OUTSIDE)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "MINT_BASE_URL": service}
+
+    def interrupted(line: str, presses: int) -> list[str]:
+        with subprocess.Popen(
+            [sys.executable, str(script)],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            before = list(iter(process.stdout.readline, f"{line}\n"))
+            for _ in range(presses):
+                process.send_signal(signal.SIGINT)
+            out, errors = process.communicate(timeout=120)
+        assert (process.returncode, errors) == (130, "")
+        assert "Traceback" not in out
+        return [*before, *out.splitlines()]
+
+    assert interrupted("making a prompt", 1)[-1] == "Interrupted. The same command begins again."
+    goes_on = "Interrupted. The same command goes on after step "
+    assert interrupted("done with 2", 1)[-1].startswith(goes_on)
+    assert interrupted("done with 4", 2)[-1].startswith(goes_on)
+    (directory,) = (tmp_path / "runs").iterdir()
+    steps = [row["step"] for row in read_rows(directory / METRICS)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= 3

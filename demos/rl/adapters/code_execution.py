@@ -38,6 +38,7 @@ class CodeExecutionAdapter(RLAdapter):
         if dataset not in DATASETS:
             raise ValueError(f"There is no dataset {dataset!r}; choose from {', '.join(DATASETS)}.")
         self.dataset = dataset
+        self.name = f"code-{dataset}"
 
     def build_dataset(self) -> list[Task]:
         if self.dataset == "classics":
@@ -67,5 +68,5 @@ class CodeExecutionAdapter(RLAdapter):
 if __name__ == "__main__":
     cfg = RLConfig.from_env()
     cfg.max_tokens = int(os.environ.get("MINT_RL_MAX_TOKENS", "256"))
-    cfg.reward_workers = 0  # the sandbox brings its own processes
+    cfg.stop = ("\n```\n",)
     run_grpo(CodeExecutionAdapter(), cfg)

@@ -26,6 +26,8 @@ from verifiable_math import VerifiableMathAdapter
 class HackableMathAdapter(VerifiableMathAdapter):
     """Additions, with a reward that looks for the answer anywhere."""
 
+    kind = "hackable-math"
+
     def compute_reward(self, response: str, sample: Task) -> Any:
         return float(sample.metadata["answer"] in response)
 

@@ -110,6 +110,7 @@ class PreferenceChatAdapter(RLAdapter):
 
     def __init__(self, judge: str) -> None:
         self.judge = Judge(judge)
+        self.name = f"preference-chat-{judge}"
 
     def build_dataset(self) -> list[str]:
         return random.sample(QUESTIONS, len(QUESTIONS))

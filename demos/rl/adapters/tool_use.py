@@ -110,6 +110,7 @@ class ToolUseEnvironment:
         if unknown:
             raise ValueError(f"There is no tool {unknown[0]!r}; choose from {', '.join(TOOLS)}.")
         self.tools = {name: TOOLS[name]() for name in tools}
+        self.name = "-".join(["tool-use", *tools])
 
     def build_dataset(self) -> list[Purchase]:
         return [Purchase(random.choice(sorted(PRICES)), random.randint(2, 20)) for _ in range(50)]

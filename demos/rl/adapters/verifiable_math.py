@@ -32,11 +32,16 @@ class VerifiableMathAdapter(RLAdapter):
     prompt, and `options` are those of the task, such as {"max_numbers": 3}.
     """
 
+    kind = "math"
+
     def __init__(
         self, task: str = "arithmetic", shots: int = 1, options: dict[str, Any] | None = None
     ) -> None:
         self.task = task
         self.options = dict(options or {})
+        self.name = " ".join(
+            [f"{self.kind}-{task}", *(f"{key}={value}" for key, value in self.options.items())]
+        )
         self.fixed = self._read(Path(task)) if task.endswith(".jsonl") else []
         self.shown = self._tasks(shots, SEED_OF_EXAMPLES) if task.startswith("gym:") else []
         self.examples = "".join(

@@ -25,7 +25,7 @@ Evaluate a checkpoint on the prompts that training never sees: pass@1, pass@k an
 settings of its run. Without it, the base model is evaluated.
 
   {program} model=smollm2 task=arithmetic
-  {program} checkpoint=runs/verifiable-math-1a2b3c4d
+  {program} checkpoint=runs/math-arithmetic-1a2b3c4d
   {program} checkpoint=tinker://.../weights/step-000040 evaluation=pass_at_k
 
   -c, --cfg job        print the settings and do nothing

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mint.rl.datums import build_datums as build_datums
     from mint.rl.endings import CheckpointGone as CheckpointGone
     from mint.rl.endings import Interrupted as Interrupted
+    from mint.rl.endings import RewardsFailed as RewardsFailed
     from mint.rl.endings import RunStopped as RunStopped
     from mint.rl.endings import ServiceLost as ServiceLost
     from mint.rl.environment import Environment as Environment
@@ -52,7 +53,7 @@ _NAMES = {
     "config": ["RLConfig"],
     "curriculum": ["Curriculum"],
     "datums": ["build_datums"],
-    "endings": ["CheckpointGone", "Interrupted", "RunStopped", "ServiceLost"],
+    "endings": ["CheckpointGone", "Interrupted", "RewardsFailed", "RunStopped", "ServiceLost"],
     "environment": ["Environment"],
     "evaluation": ["Evaluation", "evaluate"],
     "evaluator": ["Evaluator"],

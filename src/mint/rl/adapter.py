@@ -74,6 +74,15 @@ def overrides(adapter: Any, name: str) -> bool:
     return method is not None and method is not getattr(RLAdapter, name)
 
 
+def report(adapter: Any, step: int, rewards: list[float], num_datums: int) -> None:
+    """Let a task say how a step went; an environment may leave it to us."""
+    evaluate = getattr(adapter, "evaluate", None)
+    if evaluate is None:
+        RLAdapter.evaluate(adapter, step, rewards, num_datums)
+    else:
+        evaluate(step, rewards, num_datums)
+
+
 def identity_of(adapter: Any, sample: Any, prompt: Sequence[int] | None) -> str:
     """The name of a sample in the curriculum and in the split: the same in every process."""
     own = adapter.identity(sample) if hasattr(adapter, "identity") else None

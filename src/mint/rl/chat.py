@@ -79,6 +79,7 @@ class Chat:
         self._said: list[str] = []
         self._last: int | None = None
         self._fresh = True  # whether the next reply begins a segment
+        self._opening: int | None = None  # how much of the trace came before the first reply
 
     def use_tools(self, tools: Sequence[dict[str, Any]]) -> None:
         """Describe tools to the model, before the first reply."""
@@ -118,6 +119,12 @@ class Chat:
         return self.max_turns - self.turns
 
     @property
+    def prompt(self) -> str:
+        """What the model was asked: the last message before its first reply."""
+        before = self.trace[: self._opening]
+        return str(before[-1].get("content") or "") if before else ""
+
+    @property
     def text(self) -> str:
         """Everything that the model said."""
         return "\n".join(self._said)
@@ -147,6 +154,8 @@ class Chat:
                 "is 0, or raise max_turns."
             )
         segment = self._extended()
+        if self._opening is None:
+            self._opening = len(self.trace)
         room = self._room(segment, max_tokens or self.policy.max_tokens)
         seed = seed_for(self._seed, self.turns)
         answer = (await self.policy.sample(segment.tokens, 1, seed, room, stop))[0]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import mint
+from mint.rl.loop import unbroken
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ class Checkpoints:
         return max(self.kept, key=lambda c: c.step) if self.kept else None
 
     @property
+    def where(self) -> str:
+        """The latest one, in a sentence."""
+        latest = self.latest
+        return f"The last good checkpoint is {latest.path}." if latest else "Nothing was saved yet."
+
+    @property
     def best(self) -> Checkpoint | None:
         """The one with the highest score on the holdout; of equals, the earliest."""
         scored = [c for c in self.kept if c.score is not None]
@@ -42,7 +49,7 @@ class Checkpoints:
         self, client: mint.TrainingClient, step: int, score: tuple[float, float] | None = None
     ) -> Checkpoint:
         """Save the weights and the optimizer as they are after a step."""
-        answer = await client.save_state(name=f"step-{step:06d}", overwrite=True)
+        answer = await unbroken(client.save_state(name=f"step-{step:06d}", overwrite=True))
         checkpoint = Checkpoint(step, answer.path, score)
         self.kept = [c for c in self.kept if c.path != checkpoint.path] + [checkpoint]
         wanted = self._wanted()

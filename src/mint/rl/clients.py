@@ -11,12 +11,19 @@ from mint.rl.config import RLConfig
 from mint.rl.endings import CheckpointGone
 from mint.rl.kl import Reference
 from mint.rl.lifeline import Lifeline
+from mint.rl.threads import aside
 
 
 def lifeline_of(service: mint.ServiceClient, cfg: RLConfig) -> Lifeline:
     """Looks after a service for as long as the settings say."""
     assert service._base_url is not None
     return Lifeline(service._base_url, cfg.service_timeout)
+
+
+async def connect(service: mint.ServiceClient) -> None:
+    """Open a session. The client waits for that where it stands, and would hold up a loop."""
+    await aside(lambda: service.holder)
+    await aside(service.create_rest_client)
 
 
 async def training_client(

@@ -136,8 +136,8 @@ class Collector:
                 for index in range(size)
             )
         )
-        first = next((r.trace[0].get("content", "") for r in rollouts if r.trace), "")
-        return Group(item.sample, item.identity, str(first), list(rollouts), policy.version)
+        prompt = next((rollout.prompt for rollout in rollouts if rollout.prompt), "")
+        return Group(item.sample, item.identity, prompt, list(rollouts), policy.version)
 
     def _adjust(self, rollout: Rollout) -> None:
         """What the config says about length."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from itertools import count
 from pathlib import Path
@@ -12,17 +13,31 @@ from mint.rl.options import ConfigError
 from mint.watch.recorder import RunDirectory, RunDirectoryBusy
 
 RUNS = Path("runs")
+_LONGEST = 48
 
 
 def task_name(adapter: Any) -> str:
-    """A task's name in paths: its class's, in lower case.
+    """A task's name in paths: its ``name``, or else its class's in lower case.
 
     >>> class VerifiableMathAdapter: pass
-    >>> task_name(VerifiableMathAdapter())
+    >>> task = VerifiableMathAdapter()
+    >>> task_name(task)
     'verifiable-math'
+    >>> task.name = "math gym:countdown"
+    >>> task_name(task)
+    'math-gym-countdown'
     """
-    name = type(adapter).__name__.removesuffix("Adapter").removesuffix("Environment") or "run"
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
+    name = own_name(adapter)
+    if name is None:
+        name = type(adapter).__name__.removesuffix("Adapter").removesuffix("Environment")
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
+    return re.sub(r"[^\w.]+", "-", name)[:_LONGEST].strip("-.") or "run"
+
+
+def own_name(adapter: Any) -> str | None:
+    """What a task calls itself, where it does."""
+    name = getattr(adapter, "name", None)
+    return name if isinstance(name, str) and name else None
 
 
 def open_directory(cfg: RLConfig, adapter: Any) -> RunDirectory:
@@ -31,16 +46,16 @@ def open_directory(cfg: RLConfig, adapter: Any) -> RunDirectory:
     With ``cfg.run_dir`` it is that one. Without, the same script with the same settings continues
     its unfinished run, and begins a new one when there is none.
     """
-    directory = _named(cfg) if cfg.run_dir else _found(cfg, adapter)
+    directory = _named(cfg, adapter) if cfg.run_dir else _found(cfg, adapter)
     directory.rewind()
-    directory.write_config({"task": task_name(adapter), **cfg.as_dict()})
+    directory.write_config({"task": own_name(adapter) or task_name(adapter), **cfg.as_dict()})
     return directory
 
 
-def _named(cfg: RLConfig) -> RunDirectory:
+def _named(cfg: RLConfig, adapter: Any) -> RunDirectory:
     assert cfg.run_dir
     directory = RunDirectory(cfg.run_dir)
-    different = cfg.differences(directory.config()) if directory.state() else {}
+    different = _differences(cfg, adapter, directory.config()) if directory.state() else {}
     if different:
         directory.close()
         shown = ", ".join(f"{k}={old!r} (now {new!r})" for k, (new, old) in different.items())
@@ -51,8 +66,17 @@ def _named(cfg: RLConfig) -> RunDirectory:
     return directory
 
 
+def _differences(cfg: RLConfig, adapter: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """What makes this another run than that of a config. Classes may be renamed; names are kept."""
+    found: dict[str, Any] = cfg.differences(config)
+    name = own_name(adapter)
+    if name is not None and config.get("task") != name:
+        found["task"] = (name, config.get("task"))
+    return found
+
+
 def _found(cfg: RLConfig, adapter: Any) -> RunDirectory:
-    name = f"{task_name(adapter)}-{cfg.fingerprint()}"
+    name = f"{task_name(adapter)}-{_fingerprint(cfg, adapter)}"
     for number in count(1):
         path = RUNS / (name if number == 1 else f"{name}-{number}")
         try:
@@ -63,3 +87,11 @@ def _found(cfg: RLConfig, adapter: Any) -> RunDirectory:
             return directory
         directory.close()
     raise AssertionError("unreachable")
+
+
+def _fingerprint(cfg: RLConfig, adapter: Any) -> str:
+    """Tells tasks with names apart by all of their names, not only by what a path shows of them."""
+    name = own_name(adapter)
+    if name is None:
+        return cfg.fingerprint()
+    return hashlib.sha256(f"{cfg.fingerprint()} {name}".encode()).hexdigest()[:8]

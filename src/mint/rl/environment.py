@@ -57,6 +57,12 @@ async def run_environment(
         value = TimeoutError(str(error) or f"no end after {cfg.rollout_timeout:g} s")
     except Exception as error:
         value = error
-    rollout = Rollout(chat.segments, chat.text, truncated=chat.truncated, trace=chat.trace)
+    rollout = Rollout(
+        chat.segments,
+        chat.text,
+        truncated=chat.truncated,
+        trace=chat.trace,
+        prompt=chat.prompt,
+    )
     apply_score(rollout, value, weights)
     return rollout

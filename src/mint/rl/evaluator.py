@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import Any
 
 import mint
 from mint.rl.adapter import overrides
 from mint.rl.chat import Chat
-from mint.rl.clients import lifeline_of
+from mint.rl.clients import connect, lifeline_of
 from mint.rl.collect import Collector
 from mint.rl.config import RLConfig
 from mint.rl.data import Data, Item
 from mint.rl.evaluation import Evaluation, evaluate
+from mint.rl.loop import Loop
 from mint.rl.policy import Policy
 from mint.rl.scoring import Ledger
+from mint.rl.threads import Threads, aside
 
 
 class Evaluator:
@@ -35,11 +36,12 @@ class Evaluator:
         self.service = service
         self._exam: Exam | None = None
         workers = cfg.reward_workers
-        self._threads = ThreadPoolExecutor(workers) if workers else None
+        self._threads = Threads(workers) if workers else None
 
     def of(self, path: str | None) -> Evaluation:
         """How good a checkpoint is, of training or of sampling; None is the base model."""
-        return asyncio.run(self.of_async(path))
+        with Loop() as loop:
+            return loop.run(self.of_async(path))
 
     async def of_async(self, path: str | None) -> Evaluation:
         """Async version of :meth:`of`."""
@@ -48,13 +50,14 @@ class Evaluator:
         return await lifeline.during(self._of(path))
 
     async def _of(self, path: str | None) -> Evaluation:
+        await connect(self.service)
         if path is None:
             base = self.cfg.base_model
             client = await self.service.create_sampling_client_async(base_model=base)
         else:
             client = await self.service.create_sampling_client_async(model_path=path)
         if self._exam is None:
-            tokenizer = await asyncio.to_thread(client.get_tokenizer)
+            tokenizer = await aside(client.get_tokenizer)
             items = Data(self.adapter, tokenizer, self.cfg).holdout()
             self._exam = Exam(self.adapter, self.cfg, items, tokenizer, self._threads)
         return await self._exam.taken_by(client)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import mint
 from mint.rl.config import RLConfig
+from mint.rl.interruption import Interruption
 from mint.rl.run import Run
+from mint.rl.threads import in_a_thread
 
 
 def run_grpo(
@@ -22,44 +21,30 @@ def run_grpo(
     the settings come from the environment; without ``service`` it is the one that
     ``mint.ServiceClient()`` finds. Called again after an interruption, it continues.
     """
+    interruption = Interruption()
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _run(adapter, cfg, service)
-    return _in_a_thread(adapter, cfg, service)  # a notebook has a loop of its own
+        return _run(adapter, cfg, service, interruption)
+    end = in_a_thread(lambda: _run(adapter, cfg, service, interruption))  # as in a notebook
+    try:
+        return end.result()
+    except KeyboardInterrupt:
+        if end.done():
+            raise
+        interruption.press()
+        return end.result()
 
 
 def _run(
     adapter: Any,
     cfg: RLConfig | None,
     service: mint.ServiceClient | None,
-    begun: Callable[[Run], None] = lambda run: None,
+    interruption: Interruption,
 ) -> str:
-    with Run(adapter, cfg, service) as run:
-        begun(run)
+    with Run(adapter, cfg, service, interruption) as run:
         for step in run:
             batch = run.sample(step)
             datums = run.train(batch, run.prefer(batch))
             run.record(batch, datums)
         return run.finish()
-
-
-def _in_a_thread(adapter: Any, cfg: RLConfig | None, service: mint.ServiceClient | None) -> str:
-    runs: list[Run] = []
-    end: Future[str] = Future()
-
-    def work() -> None:
-        try:
-            end.set_result(_run(adapter, cfg, service, runs.append))
-        except BaseException as error:
-            end.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    try:
-        return end.result()
-    except KeyboardInterrupt:
-        if end.done() or not runs:
-            raise
-        for run in runs:
-            run.interrupt()
-        return end.result()

@@ -21,6 +21,8 @@ _WINDOW = 5
 """How many last steps are averaged to see past the noise."""
 _CLEAR = 0.05
 """A difference of rewards or shares that is not noise."""
+_SOLVED = 0.9
+"""A success from which there is little left to explore."""
 
 
 @dataclass(frozen=True)
@@ -240,9 +242,10 @@ def truncation(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]
 
 
 def entropy_collapse(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
-    """The policy no longer explores."""
+    """The policy no longer explores, and is not yet right."""
     before, now = history.baseline("policy/entropy"), history.recent("policy/entropy")
-    if before and now is not None and now < cfg.entropy_floor * before:
+    solved = (history.recent("reward/success") or 0.0) >= _SOLVED
+    if before and now is not None and now < cfg.entropy_floor * before and not solved:
         yield Finding(
             "entropy_collapse",
             f"entropy fell from {before:.3f} to {now:.3f} per token: answers of a group are alike.",

@@ -9,9 +9,13 @@ from typing import Any, TypeVar
 
 import httpx
 
+from mint.embedded import embedded_service_ended
+
 Result = TypeVar("Result")
 _EVERY = 5.0
 """Seconds between two looks at the service."""
+_OWN_EVERY = 0.25
+"""Seconds between two looks at whether this process's own service has ended."""
 _HEALTH = "/api/v1/healthz"
 
 
@@ -19,12 +23,17 @@ class NoAnswer(ConnectionError):
     """The service has been silent for too long."""
 
 
+class Ended(NoAnswer):
+    """The service that this process started has ended: nobody will answer."""
+
+
 class Lifeline:
     """Looks after the service while something waits for it.
 
     By itself the client would try for ever to fetch a result that nobody sends. Here a silent
     service is told at once, and has ``patience`` seconds to come back; one that comes back in time
-    has kept what it was asked, and nothing is lost.
+    has kept what it was asked, and nothing is lost. A service that this process started for itself
+    does not come back.
     """
 
     def __init__(self, url: str, patience: float) -> None:
@@ -57,16 +66,16 @@ class Lifeline:
 
     async def _watch(self, task: asyncio.Task[Any]) -> None:
         self._begin()
-        await self._pause()
-        async with httpx.AsyncClient() as http:
-            while True:
-                try:
+        try:
+            await self._pause()
+            async with httpx.AsyncClient() as http:
+                while True:
                     await self._heard_from(http)
-                except NoAnswer:
-                    self.lost = True
-                    task.cancel()
-                    raise
-                await self._pause()
+                    await self._pause()
+        except NoAnswer:
+            self.lost = True
+            task.cancel()
+            raise
 
     def _begin(self) -> None:
         self._heard, self._told = time.monotonic(), False
@@ -94,4 +103,8 @@ class Lifeline:
         return True
 
     async def _pause(self) -> None:
-        await asyncio.sleep(min(_EVERY, self.patience / 4))
+        until = time.monotonic() + min(_EVERY, self.patience / 4)
+        while (left := until - time.monotonic()) > 0:
+            if embedded_service_ended(self.url):
+                raise Ended(f"The embedded service at {self.url} has ended.")
+            await asyncio.sleep(min(left, _OWN_EVERY))

@@ -75,6 +75,7 @@ class Rollout:
     truncated: bool = False
     error: str | None = None
     trace: list[dict[str, Any]] = field(default_factory=list)
+    prompt: str = ""  # of a conversation: what the model was asked first
     penalty: float = 0.0  # of length and KL: added to the reward before advantages
     masked: bool = False  # left out of training, though it has a reward
     advantage: float = 0.0

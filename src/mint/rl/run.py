@@ -17,33 +17,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 import mint
 from mint import types
-from mint.rl.adapter import RLAdapter
+from mint.rewards import TooManyFailures
+from mint.rl.adapter import report
 from mint.rl.advantage import advantages
 from mint.rl.checkpoints import Checkpoints
-from mint.rl.clients import continuing, lifeline_of, reference, training_client
+from mint.rl.clients import connect, continuing, lifeline_of, reference, training_client
 from mint.rl.collect import Batch, Collector
 from mint.rl.config import RLConfig
 from mint.rl.data import Data
 from mint.rl.datums import build_datums, unmasked
 from mint.rl.directory import open_directory
-from mint.rl.endings import Interrupted, RunStopped, ServiceLost
+from mint.rl.endings import Interrupted, RewardsFailed, RunStopped, ServiceLost, going_on, lost
 from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
 from mint.rl.guards import Finding, Guards, masked_loss
+from mint.rl.interruption import Interruption
 from mint.rl.lifeline import NoAnswer
+from mint.rl.loop import Loop, unbroken
 from mint.rl.measures import measure
 from mint.rl.policy import Policy
 from mint.rl.rollout import Group
 from mint.rl.schedules import learning_rate_at, temperature_at
 from mint.rl.scoring import Ledger
 from mint.rl.tables import rollout_rows
+from mint.rl.threads import Threads, aside
 from mint.rl.update import train, trained_tokens
 
 Result = TypeVar("Result")
@@ -53,7 +56,11 @@ class Run:
     """One training run and everything it needs. See the module's text for how to use it."""
 
     def __init__(
-        self, adapter: Any, cfg: RLConfig | None = None, service: mint.ServiceClient | None = None
+        self,
+        adapter: Any,
+        cfg: RLConfig | None = None,
+        service: mint.ServiceClient | None = None,
+        interruption: Interruption | None = None,
     ) -> None:
         self.adapter = adapter
         self.cfg = cfg or RLConfig.from_env()
@@ -61,7 +68,7 @@ class Run:
         self.directory = open_directory(self.cfg, adapter)
         self.done = 0
         self.final: str | None = None
-        self.interrupted = False
+        self.interruption = interruption or Interruption()
         self.guards = Guards(self.cfg)
         self.ledger = Ledger(self.cfg.max_reward_failures)
         self.checkpoints = Checkpoints(self.cfg.keep_every)
@@ -69,12 +76,15 @@ class Run:
         self._ahead: asyncio.Task[Batch] | None = None
         self._refused: Finding | None = None
         self._trained = self._calls = 0
+        self._half_done = self._told = False  # a step; Ctrl-C
         self._elapsed = 0.0
-        self._runner = asyncio.Runner()
+        self._loop = Loop(self.interruption)
         workers = self.cfg.reward_workers
-        self._threads = ThreadPoolExecutor(workers) if workers else None
+        self._threads = Threads(workers) if workers else None
         try:
+            self.interruption.listen()
             self._begin(service)
+            self.interruption.note()
         except BaseException as error:
             self._end(error)
             raise
@@ -87,9 +97,10 @@ class Run:
         self.service = service or mint.ServiceClient()
         self.lifeline = lifeline_of(self.service, cfg)
         self._do(self.lifeline.reach())
+        self._do(connect(self.service))
         with continuing(latest):
             self.client = self._do(training_client(self.service, cfg, latest))
-        self.tokenizer = self.client.get_tokenizer()
+        self.tokenizer = self._do(aside(self.client.get_tokenizer))
         self.data = Data(self.adapter, self.tokenizer, cfg)
         held_out = self.data.holdout() if cfg.eval_every else []
         self.exam = Exam(self.adapter, cfg, held_out, self.tokenizer, self._threads)
@@ -122,9 +133,8 @@ class Run:
     def __iter__(self) -> Iterator[int]:
         """The steps that are still to be done."""
         while self.done < self.cfg.steps:
+            self.interruption.check()
             yield self.done + 1
-            if self.interrupted:
-                raise KeyboardInterrupt
 
     def sample(self, step: int) -> Batch:
         """Sample and score the groups of a step."""
@@ -149,7 +159,9 @@ class Run:
         return Policy(client, self.tokenizer, temperature, cfg.max_tokens, cfg.stop, self._trained)
 
     async def _weights_before(self, step: int) -> mint.SamplingClient:
-        return await self.client.save_weights_and_get_sampling_client_async(f"rl-step-{step}")
+        request = self.client.save_weights_and_get_sampling_client_async(f"rl-step-{step}")
+        client: mint.SamplingClient = await unbroken(request)
+        return client
 
     def useful(self, batch: Batch) -> list[Group]:
         """The groups in which some answer was better than another."""
@@ -180,7 +192,9 @@ class Run:
         wrong = unmasked(edited, batch.groups)
         self._numbers |= {"datums": float(len(edited)), "datums/unmasked": float(len(wrong))}
         self._stop_if(list(masked_loss(self._numbers, self.guards.history, self.cfg)))
-        self._numbers |= self._do(self._trained_on(batch, edited))
+        self.interruption.check()
+        self._half_done = True
+        self._numbers |= self._finish_first(self._trained_on(batch, edited))
         self._numbers["time/train"] = time.monotonic() - since
         if self._refused is not None:
             refused, self._refused = self._refused, None
@@ -204,29 +218,13 @@ class Run:
         if not datums:
             return found
         try:
-            return found | await self._to_its_end(train(self.client, datums, cfg, rate))
+            return found | await train(self.client, datums, cfg, rate)
         except mint.RequestFailedError as error:
             if "finite" not in str(error) and "The loss is" not in str(error):
                 raise
             advice = "Set grad_clip_norm=1.0 as well."
             self._refused = Finding("not_finite", str(error), advice)
             return found | {"train/refused": 1.0}
-
-    async def _to_its_end(self, work: Coroutine[Any, Any, Result]) -> Result:
-        task = asyncio.ensure_future(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if self.lifeline.lost:
-                task.cancel()
-                raise
-            self.interrupt()
-            return await task
-
-    def interrupt(self) -> None:
-        """End the run after this step, as Ctrl-C does."""
-        print("Interrupted: ending this step. Ctrl-C again leaves at once.", flush=True)
-        self.interrupted = True
 
     def record(self, batch: Batch, datums: Sequence[types.Datum]) -> None:
         """Write a step down, look for trouble, evaluate and save when it is time."""
@@ -238,18 +236,18 @@ class Run:
         last = step == cfg.steps
         evaluation = None
         if cfg.eval_every and (last or step % cfg.eval_every == 0):
-            evaluation = self._do(self._evaluated(step))
+            evaluation = self._finish_first(self._evaluated(step))
             numbers |= evaluation.metrics()
         numbers["time/total"] = self._elapsed + time.monotonic() - self._began
         self.directory.rollouts(rollout_rows(batch))
         self.directory.metrics({"step": step, **numbers})
         rewards = [reward for group in batch.everything for reward in group.rewards]
-        _report(self.adapter)(step, rewards, len(datums))
+        report(self.adapter, step, rewards, len(datums))
         self._watch(step, numbers)
         self.done, self.final = step, None
-        self._calls = batch.calls
-        if last or evaluation or step % cfg.checkpoint_every == 0 or self.interrupted:
-            self._do(self._saved(evaluation))
+        self._calls, self._half_done = batch.calls, False
+        if last or evaluation or step % cfg.checkpoint_every == 0 or self.interruption.presses:
+            self._finish_first(self._saved(evaluation))
 
     def _watch(self, step: int, numbers: dict[str, float]) -> None:
         findings = self.guards.check(numbers)
@@ -263,12 +261,10 @@ class Run:
 
     def _stop_if(self, findings: list[Finding]) -> None:
         fatal = self.guards.fatal(findings)
-        if fatal is None:
-            return
-        latest = self.checkpoints.latest
-        where = f"The last good checkpoint is {latest.path}" if latest else "Nothing was saved yet"
-        self.directory.event("stopped", name=fatal.name, text=str(fatal))
-        raise RunStopped(f"{fatal} {where}. To go on regardless, take it out of stop_on.")
+        if fatal is not None:
+            self.directory.event("stopped", name=fatal.name, text=str(fatal))
+            advice = "To go on regardless, take it out of stop_on."
+            raise RunStopped(f"{fatal} {self.checkpoints.where} {advice}")
 
     # ---- evaluation, checkpoints, the end ----
 
@@ -288,7 +284,7 @@ class Run:
         checkpoint = await self.checkpoints.save(self.client, self.done, score)
         self.directory.event("checkpoint", step=self.done, path=checkpoint.path)
         self._keep_state(finished=False)
-        await self.checkpoints.prune(self.service.create_rest_client())
+        await self.checkpoints.prune(await aside(self.service.create_rest_client))
 
     def _keep_state(self, finished: bool) -> None:
         curriculum = self.data.curriculum
@@ -316,33 +312,45 @@ class Run:
         return self.final
 
     async def _final(self) -> str:
-        answer = await self.client.save_weights_for_sampler(name="rl-final")
+        answer = await unbroken(self.client.save_weights_for_sampler(name="rl-final"))
         self.final = str(answer.path)
         self.directory.event("finished", step=self.done, path=self.final)
         self._keep_state(finished=True)
         return self.final
 
-    def _do(self, work: Coroutine[Any, Any, Result]) -> Result:
-        try:
-            return self._runner.run(self.lifeline.during(work))
-        except NoAnswer as error:
-            raise ServiceLost(f"{error} {self._how_to_go_on()}") from error
-        except mint.APIConnectionError as error:
-            said = f"The service at {self.lifeline.url} cannot be reached: {error}"
-            raise ServiceLost(f"{said} {self._how_to_go_on()}") from error
+    # ---- waiting for the service, and Ctrl-C meanwhile ----
 
-    def _how_to_go_on(self) -> str:
-        step = self._saved_step
-        lost = f"What came after step {step} is lost." if step else "Nothing was saved yet."
-        then = f"goes on after step {step}" if step else "begins again"
-        return (
-            f"{lost} When the service is back, with its home folder, the same command {then}. "
-            "service_timeout is how long to wait for it."
-        )
+    def _do(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of work that Ctrl-C cancels."""
+        if self.interruption.presses:
+            work.close()
+        self.interruption.check()
+        return self._run(work)
+
+    def _finish_first(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of work that Ctrl-C waits for, so that a step is done or not begun."""
+        return self._run(work, self._tell_of_waiting)
+
+    def _tell_of_waiting(self) -> None:
+        if not self._told:
+            self._told = True
+            print("Interrupted: ending this step. Ctrl-C again leaves at once.", flush=True)
+
+    def _run(
+        self, work: Coroutine[Any, Any, Result], on_press: Callable[[], None] | None = None
+    ) -> Result:
+        try:
+            return self._loop.run(self.lifeline.during(work), on_press)
+        except TooManyFailures as error:
+            self.directory.event("stopped", name="reward_errors", text=str(error))
+            raise RewardsFailed(f"{error} {self.checkpoints.where}") from error
+        except (NoAnswer, mint.APIConnectionError) as error:
+            raise lost(error, self.lifeline.url, self._saved_step) from error
 
     @property
     def _saved_step(self) -> int:
-        return self.checkpoints.latest.step if self.checkpoints.latest else 0
+        """The step after which the same command would go on."""
+        return int((self.directory.state() or {"step": 0})["step"])
 
     def __enter__(self) -> Run:
         return self
@@ -357,37 +365,36 @@ class Run:
 
     def _end(self, error: BaseException | None) -> None:
         """Leave nothing behind. Ctrl-C becomes an end that says how to go on."""
+        self.interruption.ignore()
+        self._told = True
         try:
-            match error:
-                case KeyboardInterrupt():
-                    self._leave()
-                    raise Interrupted from None
-                case ServiceLost():
-                    self.directory.event("lost", step=self._saved_step, text=str(error))
+            if isinstance(error, KeyboardInterrupt):
+                self._leave()
+            elif isinstance(error, ServiceLost):
+                self.directory.event("lost", step=self._saved_step, text=str(error))
         finally:
             self._close()
+        if isinstance(error, KeyboardInterrupt) or (error is None and self.interruption.presses):
+            end = (
+                f"The run has finished: {self.final}" if self.final else going_on(self._saved_step)
+            )
+            print(f"Interrupted. {end}", flush=True)
+            raise Interrupted from None
 
     def _leave(self) -> None:
-        """After Ctrl-C: keep what was done, unless it is pressed again."""
-        between_steps = self.done == self._trained
-        if between_steps and self.done and self._saved_step != self.done:
-            with contextlib.suppress(KeyboardInterrupt, ServiceLost):
-                self._do(self._saved())
-        step = self._saved_step
-        self.directory.event("interrupted", step=step)
-        print(f"Interrupted. The same command goes on after step {step}.", flush=True)
+        """After Ctrl-C: keep what was done, unless it is pressed again meanwhile."""
+        if self.done != self._saved_step and not self._half_done:
+            save = asyncio.wait_for(self._saved(), self.cfg.service_timeout)
+            with (
+                contextlib.suppress(KeyboardInterrupt, ServiceLost, TimeoutError),
+                self.interruption.heard(),
+            ):
+                self._run(save, on_press=lambda: None)
+        self.directory.event("interrupted", step=self._saved_step)
 
     def _close(self) -> None:
-        if self._ahead is not None:
-            self._ahead.cancel()
-        self._runner.close()
+        self._loop.close()
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.shutdown()
         self.directory.close()
-
-
-def _report(adapter: Any) -> Any:
-    """How an adapter says how a step went; an environment may leave it to us."""
-    if hasattr(adapter, "evaluate"):
-        return adapter.evaluate
-    return lambda step, rewards, datums: RLAdapter.evaluate(adapter, step, rewards, datums)
+        self.interruption.close()
