@@ -19,6 +19,9 @@ from mint.rl import Chat
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rl_core import RLConfig, run_grpo
 
+FOUND = 0.6
+"""A reward that only a number that was found can have."""
+
 
 class GuessingGameEnvironment:
     """The game's master, who thinks of a number up to the highest."""
@@ -48,10 +51,15 @@ class GuessingGameEnvironment:
         close = 0.2 * (1 - nearest / self.highest)
         return Score(0.4 * solved + 0.4 * speed + close, {"solved": solved, "speed": speed})
 
+    def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
+        found = sum(reward >= FOUND for reward in rewards) / max(1, len(rewards))
+        mean = sum(rewards) / max(1, len(rewards))
+        print(f"Step {step}: found={found:.1%}, reward={mean:.3f}, datums={num_datums}", flush=True)
+
 
 if __name__ == "__main__":
     cfg = RLConfig.from_env()
     cfg.max_tokens = int(os.environ.get("MINT_RL_MAX_TOKENS", "8"))
     cfg.max_turns = int(os.environ.get("MINT_RL_MAX_TURNS", "5"))
-    cfg.success_threshold = 0.6
+    cfg.success_threshold = FOUND
     run_grpo(GuessingGameEnvironment(), cfg)
