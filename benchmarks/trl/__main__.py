@@ -28,11 +28,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 # Freed memory is kept, not given back and asked for again with every tensor, which saves TRL time
-# on a CPU; and threads that wait leave the core to those that work.
+# on a CPU.
 FAST_ON_A_CPU = {
     "MALLOC_TRIM_THRESHOLD_": "10000000000",
     "MALLOC_MMAP_THRESHOLD_": "10000000000",
-    "OMP_WAIT_POLICY": "PASSIVE",
 }
 
 
