@@ -22,7 +22,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes (-n 2), what shares costly fixtures stays in one of them.
+    """With several processes (-n 3), what shares costly fixtures stays in one of them.
 
     That is a file, and all conformance tests, which look at the same recordings of clients.
     """
