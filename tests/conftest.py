@@ -24,9 +24,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several processes (-n 3), what shares costly fixtures stays in one of them.
 
-    That is a file, and all conformance tests, which look at the same recordings of clients.
+    That is a file, and the conformance tests that look at the same recordings of clients.
     """
     for item in items:
         path = item.nodeid.partition("::")[0]
-        group = "conformance" if path.startswith("tests/conformance/") else path
+        recorded = path.startswith("tests/conformance/") and "verifiers" not in path
+        group = "conformance" if recorded else path
         item.add_marker(pytest.mark.xdist_group(group))
