@@ -75,7 +75,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED) $(GYM) $(CLIENTS_INSTALLED)
 	@echo "Running every test."
-	@$(BIN)/python -m pytest -n 3 --dist loadgroup
+	@$(BIN)/python -m pytest -n 3 --dist loadfile
 
 conformance: $(INSTALLED) $(CLIENTS_INSTALLED)
 	@$(BIN)/python -m pytest tests/conformance tests/sdk/test_mindlab.py

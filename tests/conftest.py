@@ -19,15 +19,3 @@ __all__ = ["live_service", "own_service", "raw", "service", "tiny_model"]
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random two-layer Llama and a byte-level tokenizer."""
     return build_model(tmp_path_factory.mktemp("models") / "tiny" / "llama")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes (-n 3), what shares costly fixtures stays in one of them.
-
-    That is a file, and the conformance tests that look at the same recordings of clients.
-    """
-    for item in items:
-        path = item.nodeid.partition("::")[0]
-        recorded = path.startswith("tests/conformance/") and "verifiers" not in path
-        group = "conformance" if recorded else path
-        item.add_marker(pytest.mark.xdist_group(group))
