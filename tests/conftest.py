@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: tests share few cores
 
+from mint.embedded import stop_embedded_service
 from tests.service_fixture import live_service, own_service, raw, service
 from tests.tiny import build_model
 
@@ -19,3 +21,10 @@ __all__ = ["live_service", "own_service", "raw", "service", "tiny_model"]
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random two-layer Llama and a byte-level tokenizer."""
     return build_model(tmp_path_factory.mktemp("models") / "tiny" / "llama")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_of_embedded_service() -> Iterator[None]:
+    """A service that a file's tests started for themselves is not there for the next file."""
+    yield
+    stop_embedded_service()

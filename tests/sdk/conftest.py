@@ -32,7 +32,7 @@ def sdk_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def embedded(tiny_model: Path, sdk_folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """An environment in which ``mint.ServiceClient()`` starts a service with a tiny model.
 
-    The tests of one process share the service, as the clients of one script do.
+    The tests of one file share the service, as the clients of one script do.
     """
     variables = {
         "MINT_HOME": str(sdk_folder / "home"),
@@ -43,14 +43,6 @@ def embedded(tiny_model: Path, sdk_folder: Path, monkeypatch: pytest.MonkeyPatch
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     return {**os.environ, "PYTHONUNBUFFERED": "1"}
-
-
-@pytest.fixture(scope="session", autouse=True)
-def end_of_embedded_service() -> Iterator[None]:
-    yield
-    from mint.embedded import stop_embedded_service
-
-    stop_embedded_service()
 
 
 @pytest.fixture(scope="session")
