@@ -107,10 +107,12 @@ class VerifiersEnvironment:
     async def rollout(self, task: dict[str, Any], chat: Chat) -> Score:
         env = self.environment
         state = await env.rollout(task, ChatClient(chat), "policy", env.sampling_args)
-        if error := state["error"]:
-            raise error.__cause__ or error
-        await env.rubric.score_rollout(state)
-        await env.rubric.cleanup(state)
+        try:
+            if error := state["error"]:
+                raise error.__cause__ or error
+            await env.rubric.score_rollout(state)
+        finally:
+            await env.rubric.cleanup(state)
         return Score(state["reward"], state["metrics"])
 
     def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:

@@ -83,6 +83,12 @@ def test_an_analysis_has_every_figure() -> None:
     assert "off by sign 1" in found.as_text()
 
 
+def test_a_reward_at_the_edge_of_two_bars_is_in_the_upper_one() -> None:
+    tenths = [count / 10 for count in range(11)]
+    scored = Scorer(lambda response: float(response)).score([Sample(str(r)) for r in tenths])
+    assert [count for _, _, count in analyse(scored).histogram] == [1] * 9 + [2]
+
+
 def test_an_analysis_is_drawn(tmp_path: Path) -> None:
     path = analysed().plot(tmp_path / "plots" / "rewards.svg")
     bars = ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}rect")
@@ -219,6 +225,12 @@ def test_the_test_command_shows_a_table_and_a_histogram(samples_file: Path, tmp_
     assert (tmp_path / "p.svg").is_file()
     data = command("test", "--reward", "check_answer", samples_file, "--json")
     assert json.loads(data.output)["count"] == len(RESPONSES)
+
+
+def test_what_is_not_a_function_is_said_to_be_none() -> None:
+    shown = command("test", "--reward", "mint.rewards", "no-file.jsonl")
+    assert shown.exit_code == 2
+    assert "is not a reward" in shown.output
 
 
 def test_the_test_command_takes_a_function_of_a_file_and_shows_its_failures(

@@ -35,6 +35,11 @@ def encoded(policy: Policy, text: str) -> list[int]:
     return [int(t) for t in policy.tokenizer.encode(text, add_special_tokens=False)]
 
 
+def words(chat: Chat) -> list[tuple[list[int], list[bool]]]:
+    """The tokens of every segment, and which of them were sampled."""
+    return [(segment.tokens, segment.sampled) for segment in chat.segments]
+
+
 async def two_turns(chat: Chat) -> None:
     chat.user("ab")
     await chat.reply()
@@ -57,7 +62,8 @@ def test_a_conversation_that_extends_is_one_segment_of_exactly_what_was_sampled(
     assert first == len(start)
     length = segment.sampled[first:].index(False)
     answer = segment.tokens[first : first + length]
-    assert policy.text(answer) == replies[0]["content"]
+    said = [token for token in answer if token != policy.end_token]
+    assert policy.tokenizer.decode(said) == replies[0]["content"]
 
     end = [] if answer[-1] == policy.end_token else encoded(policy, "<|im_end|>")
     between = encoded(policy, "\n<|im_start|>tool\ncd<|im_end|>\n<|im_start|>assistant\n")
@@ -106,10 +112,10 @@ def test_a_whole_conversation_that_extends_goes_on_in_its_segment(policy: Policy
 
     run(said(other))
     assert len(chat.segments) == 1
-    assert chat.segments == other.segments
+    assert words(chat) == words(other)
 
 
-@pytest.mark.parametrize("change", ["past", "reply", "shorter"])
+@pytest.mark.parametrize("change", ["past", "in place", "name", "reply", "shorter"])
 def test_a_conversation_whose_past_was_changed_becomes_several_segments(
     policy: Policy, change: str
 ) -> None:
@@ -119,6 +125,10 @@ def test_a_conversation_whose_past_was_changed_becomes_several_segments(
         messages.append({"role": "user", "content": "cd"})
         if change == "past":
             messages[0] = {"role": "user", "content": "AB"}
+        elif change == "in place":
+            messages[0]["content"] = "AB"
+        elif change == "name":
+            messages[0]["name"] = "Ann"
         elif change == "reply":
             messages[1] = {"role": "assistant", "content": "something else"}
         else:
@@ -146,6 +156,77 @@ def test_a_rollout_ends_at_its_turn_limit_and_its_context(policy: Policy) -> Non
         run(talk(Chat(policy, seed=1, context_length=60)))
 
 
+def test_a_reply_that_could_not_be_given_changes_nothing(policy: Policy) -> None:
+    chat, other = Chat(policy, seed=1, context_length=40), Chat(policy, seed=1)
+    for each in (chat, other):
+        each.user("ab")
+        run(each.reply())
+        each.user("cd")
+    with pytest.raises(ContextFull, match="context_length is 40"):
+        run(chat.reply())
+    with pytest.raises(ValueError, match="max_tokens is 0"):
+        run(chat.reply(max_tokens=0))
+    chat.context_length = None
+    run(chat.reply())
+    run(other.reply())
+    assert words(chat) == words(other)
+    assert chat.trace == other.trace
+
+
+def test_the_last_reply_gets_the_room_that_is_left(policy: Policy) -> None:
+    chat = Chat(policy, seed=1, context_length=24)
+    chat.user("ab")
+    reply = run(chat.reply())
+    assert len(chat.segments[0].tokens) <= 24
+    assert len(reply.tokens) <= 3 < policy.max_tokens
+
+
+def test_one_thing_is_said_at_a_time(policy: Policy) -> None:
+    chat = Chat(policy, seed=1)
+    chat.user("ab")
+
+    async def at_once() -> list[Any]:
+        first = asyncio.ensure_future(chat.reply())
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="The model is speaking"):
+            chat.user("cd")
+        second = await asyncio.gather(chat.reply(), return_exceptions=True)
+        return [*second, await first]
+
+    refused, reply = run(at_once())
+    assert "The model is speaking" in str(refused)
+    assert chat.segments[0].sampled_count == len(reply.tokens)
+
+
+def test_nothing_is_recorded_after_the_end(policy: Policy) -> None:
+    chat = Chat(policy, seed=1)
+    chat.user("ab")
+
+    async def ends_before_the_reply() -> None:
+        reply = asyncio.ensure_future(chat.reply())
+        await asyncio.sleep(0)
+        chat.close()
+        with pytest.raises(RuntimeError, match="The rollout is over"):
+            await reply
+
+    run(ends_before_the_reply())
+    assert chat.segments == []
+    with pytest.raises(RuntimeError, match="The rollout is over"):
+        chat.user("cd")
+
+
+def test_tools_are_told_at_the_beginning_and_not_silently_forgotten_later(policy: Policy) -> None:
+    chat = Chat(policy, seed=1)
+    chat.use_tools([{"type": "function", "function": {"name": "a"}}])
+    chat.user("ab")
+    run(chat.reply())
+    chat.use_tools([{"type": "function", "function": {"name": "a"}}])
+    with pytest.raises(ValueError, match="restart"):
+        chat.use_tools([{"type": "function", "function": {"name": "b"}}])
+    chat.restart([{"role": "user", "content": "cd"}])
+    chat.use_tools([{"type": "function", "function": {"name": "b"}}])
+
+
 def test_an_example_is_read_but_neither_trained_on_nor_counted_as_said(policy: Policy) -> None:
     chat = Chat(policy, seed=1)
     chat.user("ab")
@@ -161,7 +242,7 @@ def test_the_same_seed_gives_the_same_rollout(policy: Policy) -> None:
     first, second, third = (Chat(policy, seed=seed) for seed in (7, 7, 8))
     for chat in (first, second, third):
         run(two_turns(chat))
-    assert first.segments == second.segments != third.segments
+    assert words(first) == words(second) != words(third)
 
 
 def test_speaking_out_of_turn_is_a_clear_error(policy: Policy) -> None:
@@ -178,7 +259,10 @@ def test_what_follows_a_reply_begins_with_the_end_of_the_turn_only_if_it_is_miss
     tokenizer = build_tokenizer()
     renderer, end = Renderer(tokenizer), tokenizer.eos_token_id
     message = {"role": "user", "content": "x"}
-    cut_off, ended = renderer.follow([message], last=65), renderer.follow([message], last=end)
+    cut_off, ended = (
+        renderer.follow([message], [65], False),
+        renderer.follow([message], [65, end], True),
+    )
     assert cut_off == [end, *ended]
     assert tokenizer.decode(ended) == "\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
 
@@ -189,7 +273,7 @@ def test_a_model_without_a_template_gets_plain_lines() -> None:
     renderer = Renderer(tokenizer)
     start = renderer.start([{"role": "user", "content": "x"}])
     assert tokenizer.decode(start) == "User: x\nAssistant:"
-    assert tokenizer.decode(renderer.follow([{"role": "tool", "content": "y"}], 1)) == (
+    assert tokenizer.decode(renderer.follow([{"role": "tool", "content": "y"}], [1], False)) == (
         "\nTool: y\nAssistant:"
     )
 
@@ -204,8 +288,50 @@ def test_a_model_without_a_template_gets_plain_lines() -> None:
             [ToolCall("a", {"x": 1}), ToolCall("b", {"y": 2})],
         ),
         ('<tool_call>{"name": "a"}', [ToolCall("a", {})]),
-        ('[TOOL_CALLS] [{"name": "a", "arguments": {}}]', [ToolCall("a", {})]),
+        (
+            "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n<parameter=y>\n[2]\n"
+            "</parameter>\n</function>\n</tool_call>\n<tool_call><function=b></function></tool_call>",
+            [ToolCall("a", {"x": "1", "y": [2]}), ToolCall("b")],
+        ),
+        (
+            '<tool_call>{"name": "a", "arguments": {"x": {"y": "}}"}}}</tool_call>',
+            [ToolCall("a", {"x": {"y": "}}"}})],
+        ),
+        (
+            '[TOOL_CALLS] [{"name": "a", "arguments": {}, "id": "abcdefghi"}]',
+            [ToolCall("a", {}, id="abcdefghi")],
+        ),
+        ('[TOOL_CALLS] {"name": "a", "arguments": null}', [ToolCall("a", {})]),
+        (
+            '[TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b[ARGS]{}',
+            [ToolCall("a", {"x": 1}), ToolCall("b")],
+        ),
         ('<|python_tag|>{"name": "a", "parameters": {"x": "1"}}', [ToolCall("a", {"x": "1"})]),
+        (
+            '{"name": "a", "parameters": {"x": 1}}; {"name": "b", "parameters": {}}',
+            [ToolCall("a", {"x": 1}), ToolCall("b")],
+        ),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>a\n```json\n"
+            '{"x": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            [ToolCall("a", {"x": 1})],
+        ),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+            '<｜tool▁call▁begin｜>b<｜tool▁sep｜>{"y": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            [ToolCall("a"), ToolCall("b", {"y": 2})],
+        ),
+        (
+            "<|channel|>analysis<|message|>I could say to=functions.b<|end|><|start|>assistant"
+            '<|channel|>commentary to=functions.a <|constrain|>json<|message|>{"x": 1}<|call|>',
+            [ToolCall("a", {"x": 1})],
+        ),
+        ('<think><tool_call>{"name": "a"}</tool_call></think>No.', []),
+        ('<think>Hm, <tool_call>{"name": "a"}</tool_call>', []),
+        ('as in <tool_call>{"name": "a"}</tool_call></think>No.', []),
+        ('</think><tool_call>{"name": "a"}</tool_call>', [ToolCall("a")]),
+        ('{"name": "Ann", "age": 7}', []),
+        ('{"name": "Ann", "ag', []),
     ],
 )
 def test_tool_calls_are_read_as_models_write_them(text: str, calls: list[ToolCall]) -> None:
@@ -218,7 +344,19 @@ def test_tool_calls_are_read_as_models_write_them(text: str, calls: list[ToolCal
         "<tool_call>{not json}</tool_call>",
         '<tool_call>["a"]</tool_call>',
         '<tool_call>{"name": "a", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "a", "arguments": {"x": "cut o',
+        '<tool_call>{"name": "a", "arguments": "{"}</tool_call>',
+        '<tool_call>{"name": "a", "arguments": []}</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        "<tool_call><function=a><parameter=x>cut o",
+        pytest.param("<tool_call>" + "[" * 100_000, id="deep"),
+        pytest.param('<tool_call>{"name": "a", "arguments": {"x": ' + "1" * 5000, id="long"),
         "[TOOL_CALLS] [{",
+        "[TOOL_CALLS] [1]",
+        '[TOOL_CALLS]a[ARGS]{"x"',
+        '{"name": "a", "parameters": {"x": "cut o',
+        '<|python_tag|>{"na',
+        '<|channel|>commentary to=functions.a<|message|>{"x": "cut o',
     ],
 )
 def test_a_call_that_cannot_be_read_says_why(text: str) -> None:

@@ -77,6 +77,16 @@ def test_the_environment_sets_everything() -> None:
     assert cfg.stop_on == ("no_signal", "truncation")
 
 
+def test_the_environment_can_say_none_and_a_new_line() -> None:
+    cfg = RLConfig.from_env({"MINT_RL_SEED": "none", "MINT_RL_STOP": "\n,Q: "})
+    assert (cfg.seed, cfg.stop) == (None, ("\n", "Q:"))
+    assert RLConfig.from_env({"MINT_RL_STOP_ON": "truncation, no_signal"}).stop_on == (
+        *("truncation", "no_signal"),
+    )
+    with pytest.raises(ConfigError, match="MINT_RL_STEPS"):
+        RLConfig.from_env({"MINT_RL_STEPS": "none"})
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -95,6 +105,11 @@ def test_the_environment_sets_everything() -> None:
         ({"advantage": "dr_grpo", "aggregation": "token"}, "dr_grpo"),
         ({"eval_samples": 4}, "eval_temperature"),
         ({"overlong_buffer": 32}, "overlong_buffer"),
+        ({"loss_fn": "ppo", "clip_high_threshold": 0.28}, "must be 1 or more"),
+        ({"loss_fn": "ppo", "clip_low_threshold": 1.2}, "must be 1 or less"),
+        ({"loss_fn": "cispo", "clip_low_threshold": -0.2}, "must be 0 or more"),
+        ({"reward_weights": {"format": "much"}}, "reward_weights is {'format': 'much'}"),
+        ({"reward_weights": {"format": None}}, "reward_weights is {'format': None}"),
     ],
 )
 def test_a_mistake_fails_where_it_is_typed_and_says_what_would_be_right(
@@ -161,3 +176,24 @@ def test_what_is_probably_not_meant_is_said() -> None:
     assert "temperature=1.0" in RLConfig(loss_fn="ppo").notes()[0]
     assert RLConfig(loss_fn="ppo", temperature=1.0, substeps=2).notes() == []
     assert "loss_fn=ppo" in RLConfig(substeps=2).notes()[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "idle", "remedy"),
+    [
+        ({"clip_high_threshold": 1.3}, "clip_high_threshold", "loss_fn=ppo"),
+        ({"loss_fn": "dro", "clip_low_threshold": 0.7}, "clip_low_threshold", "loss_fn=ppo"),
+        ({"dro_beta": 0.1}, "dro_beta", "loss_fn=dro"),
+        ({"kl_reference": "tinker://a/weights/b"}, "kl_reference", "kl_penalty_coef=0.05"),
+        ({"temperature_end": 0.5}, "temperature_end", "temperature_schedule=linear"),
+        ({"lr_end": 1e-6}, "lr_end", "lr_schedule=linear"),
+        ({"overlong_limit": 0.5}, "overlong_limit", "overlong_buffer"),
+        ({"curriculum": True, "data_order": "shuffled"}, "data_order", "curriculum=false"),
+    ],
+)
+def test_a_setting_that_does_nothing_is_said_with_what_gives_it_an_effect(
+    settings: dict[str, Any], idle: str, remedy: str
+) -> None:
+    (note,) = RLConfig(**settings).notes()
+    assert note.startswith(f"{idle} does nothing")
+    assert remedy in note

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,6 +17,7 @@ from hypothesis import strategies as st
 from mint.rl import ConfigError, Curriculum, RLConfig, Split
 from mint.rl.adapter import identity_of, plain_tokenizer
 from mint.rl.data import Data, NotEnoughData
+from mint.rl.rollout import Group, Rollout
 from tests.tiny import build_tokenizer
 
 from .conftest import Letters
@@ -92,6 +98,11 @@ def test_the_adapters_own_holdout_is_taken_out_of_its_dataset() -> None:
     assert batches(data, 1, count=6) == [["0:", "2:", "3:", "5:"]]
 
 
+def test_nothing_but_the_adapters_own_holdout_is_kept_from_training() -> None:
+    data = Data(Numbers(fixed=40, holdout=["1:"]), TOKENIZER, RLConfig(holdout_fraction=0.5))
+    assert len(batches(data, 1, count=40)[0]) == 39
+
+
 def test_problems_that_are_the_same_by_identity_fall_on_one_side() -> None:
     class Sums(Letters):
         def build_dataset(self) -> list[Any]:
@@ -147,6 +158,13 @@ def test_refills_are_other_prompts_than_those_before() -> None:
     assert len(more) == 3
 
 
+def test_a_dataset_that_is_used_up_is_not_built_again_and_again() -> None:
+    draw = Data(Numbers(fixed=6), TOKENIZER, RLConfig()).draw(1)
+    draw.batch(3)
+    assert len(draw.more(5)) == 3
+    assert draw.data.calls <= 4
+
+
 def test_the_curriculum_drops_the_ends_and_prefers_the_middle() -> None:
     curriculum = Curriculum()
     for _ in range(6):
@@ -172,16 +190,90 @@ def test_a_prompt_that_is_forgotten_comes_back_from_the_saturated() -> None:
     assert curriculum.pool("a") == "learning"
 
 
-def test_a_curriculum_goes_on_from_its_state() -> None:
+def lesson(identity: str, *rewards: float) -> Group:
+    return Group(identity, identity, identity, [Rollout([], "", reward=r) for r in rewards])
+
+
+def test_a_curriculum_goes_on_from_its_state_and_knows_what_it_knew_a_step_ago() -> None:
     first, second = Curriculum(), Curriculum()
-    first.record("a", 0.25)
-    second.load(first.state())
-    assert second.known == first.known
+    first.learn_from([lesson("a", 1.0, 0.0), lesson("b", 1.0)], threshold=1.0, step=1)
+    before = first.as_of(1)
+    first.learn_from([lesson("a", 0.0), lesson("c", 1.0), lesson("c", 0.0)], 1.0, step=2)
+    second.load(json.loads(json.dumps(first.state())))
+    assert second.state() == first.state()
+    assert second.as_of(2).known == first.known
+    weights = [[known.weight(name) for name in "abc"] for known in (before, second.as_of(1))]
+    assert weights[0] == weights[1]
+    assert weights[0] != [first.weight(name) for name in "abc"]
 
 
-def test_a_task_without_a_stable_text_is_refused() -> None:
+def test_a_batch_drawn_ahead_is_the_same_whenever_its_lessons_come_in() -> None:
+    cfg = RLConfig(curriculum=True, max_staleness=1)
+    lessons = [lesson(f"{i}:", float(i % 3 == 0), float(i % 2)) for i in range(30)]
+
+    def drawn(learn_first: bool) -> list[str]:
+        data = Data(Numbers(fixed=30), TOKENIZER, cfg)
+        assert data.curriculum is not None
+        known = [replace(g, identity=data._item(g.sample).identity) for g in lessons]
+        data.curriculum.learn_from(known[:10], 1.0, step=1)
+        data.replay(2)
+        if learn_first:
+            data.curriculum.learn_from(known, 1.0, step=2)
+        draw = data.draw(3)
+        first = draw.batch(4)
+        if not learn_first:
+            data.curriculum.learn_from(known, 1.0, step=2)
+        return [item.sample for item in [*first, *draw.more(26), *draw.more(3)]]
+
+    assert drawn(learn_first=False) == drawn(learn_first=True)
+
+
+@pytest.mark.parametrize("task", [object(), [object()], lambda: 0, {1: "a", "b": 2}, {(1, 2): "a"}])
+def test_a_task_without_a_stable_text_is_refused(task: Any) -> None:
     with pytest.raises(TypeError, match="identity"):
-        identity_of(object(), object(), None)
+        identity_of(object(), task, None)
+
+
+def test_a_task_that_speaks_of_objects_is_a_text_like_any_other() -> None:
+    assert identity_of(object(), "What prints <Foo object at 0x7f>?", None)
+
+
+@dataclass(frozen=True)
+class Riddle:
+    """A task with parts that have no order."""
+
+    facts: dict[str, int]
+    tags: frozenset[str] = frozenset()
+
+
+def test_the_order_of_a_dict_or_set_makes_no_other_problem() -> None:
+    first = Riddle({"a": 1, "b": 2}, frozenset(["x", "yy", "zzz"]))
+    second = Riddle({"b": 2, "a": 1}, frozenset(["zzz", "yy", "x"]))
+    tasks: list[tuple[Any, Any]] = [
+        (first, second),
+        ([first], [second]),
+        ({"a": {"x", "y"}, "b": first}, {"b": second, "a": {"y", "x"}}),
+    ]
+    for one, other in tasks:
+        assert identity_of(object(), one, None) == identity_of(object(), other, None)
+    assert identity_of(object(), first, None) != identity_of(object(), Riddle({"a": 1}), None)
+
+
+def test_an_identity_is_the_same_in_every_process() -> None:
+    code = (
+        "from mint.rl.adapter import identity_of\n"
+        "print(identity_of(object(), {'tags': set('abcdefgh')}, None))"
+    )
+    names = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2)
+    }
+    assert len(names) == 1
 
 
 def test_a_chat_template_gives_token_ids_to_adapters() -> None:

@@ -77,6 +77,22 @@ def test_rollouts_without_advantage_reward_or_tokens_are_no_datums() -> None:
     assert len(build_datums(groups)) == 1
 
 
+def test_an_answer_as_good_as_the_mean_is_an_answer_of_the_batch() -> None:
+    groups = [group(answered([3, 4], 0.5), answered([5] * 6, 0.0), answered([6], -0.5))]
+    cut = answered([7, 8], 1.0)
+    cut.masked = True
+    groups.append(group(cut, answered([9], 0.25)))
+    wanted = {
+        "sum": [1.0, 1.0, 1.0],
+        "token": [1 / 10, 1 / 10, 1 / 10],
+        "sequence": [1 / 8, 1 / 4, 1 / 4],
+        "constant": [1 / 32, 1 / 32, 1 / 32],
+    }
+    for aggregation, weights in wanted.items():
+        found = build_datums(groups, aggregation, max_tokens=8)
+        assert [values(datum, "weights")[-1] for datum in found] == pytest.approx(weights)
+
+
 def test_a_rollout_of_two_contexts_is_two_datums_of_one_advantage() -> None:
     rollout = answered([3], 0.5)
     rollout.segments.append(Segment.of([9, 9], [8], [-1.0]))
@@ -107,3 +123,27 @@ def test_weight_on_a_prompt_token_is_found() -> None:
     assert unmasked(datums, groups) == []
     wrong = replaced(datums[1], weights=np.ones(2))
     assert unmasked([datums[0], wrong], groups) == [1]
+
+
+def test_weight_on_a_prompt_token_is_found_in_an_answer_that_was_changed() -> None:
+    groups = [group(answered([3, 4], 0.5), answered([5], -0.5))]
+    longer = datum_of(Segment.of([1, 2], [3, 4, 9], [-0.5] * 3), advantage=0.5)
+    shorter = datum_of(Segment.of([1, 2], [3], [-0.5]), advantage=0.5)
+    assert unmasked([longer, shorter], groups) == []
+    wrong = [replaced(d, weights=np.ones(len(values(d, "weights")))) for d in (longer, shorter)]
+    assert unmasked(wrong, groups) == [0, 1]
+
+
+def test_an_answer_that_begins_another_prompt_is_no_bug() -> None:
+    longer = Rollout([Segment.of([1, 2, 3], [5], [-0.5])], "text", reward=1.0, advantage=1.0)
+    groups = [group(answered([3, 4], 0.5), answered([3, 6], -0.5)), group(longer)]
+    assert unmasked(build_datums(groups), groups) == []
+
+
+def test_a_reply_that_another_context_only_quotes_is_no_bug() -> None:
+    whole = Segment.of([1, 2], [3], [-0.5])
+    whole.give([4])
+    whole.sample([5], [-0.5])
+    quoted = Segment.of([1, 2, 3, 4], [5], [-0.5])
+    rollout = Rollout([whole, quoted], "text", reward=1.0, advantage=1.0)
+    assert unmasked(build_datums([group(rollout)]), [group(rollout)]) == []

@@ -141,6 +141,57 @@ def test_no_signal_tells_all_right_from_all_wrong(metrics: dict[str, float], sai
     assert said in str(findings[0])
 
 
+def test_no_signal_says_when_most_rewards_are_missing_or_datums_were_taken_away() -> None:
+    few = {"datums": 0.0, "groups/all_right": 1.0, "groups/all_wrong": 0.0, "groups/unscored": 7.0}
+    assert "missing" in str(after(Guards(RLConfig()), few)[0])
+    taken = {"datums": 0.0, "groups/signal": 3.0}
+    assert "edit_datums" in str(after(Guards(RLConfig()), taken)[0])
+
+
+ADVISED: list[tuple[str, dict[str, Any], str]] = [
+    ("truncation", {"mask_truncated": True}, "mask_truncated=true"),
+    ("entropy_collapse", {}, "clip_high_threshold"),
+    ("entropy_collapse", {"kl_penalty_coef": 0.1}, "set kl_penalty_coef"),
+    ("length_runaway", {"overlong_buffer": 4}, "set overlong_buffer"),
+    ("length_runaway", {"advantage": "dr_grpo"}, "dr_grpo"),
+    ("mismatch", {"truncated_importance": 2.0}, "set truncated_importance"),
+    ("not_finite", {"grad_clip_norm": 1.0}, "grad_clip_norm"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "unsaid"), ADVISED)
+def test_advice_is_not_to_set_what_is_set_or_does_nothing(
+    name: str, settings: dict[str, Any], unsaid: str
+) -> None:
+    rows, _ = TROUBLE[name]
+    findings = after(Guards(RLConfig(**settings)), *rows)
+    (advice,) = (finding.advice for finding in findings if finding.name == name)
+    assert unsaid not in advice.lower()
+    assert advice
+
+
+def test_an_easy_step_with_a_curriculum_needs_harder_prompts() -> None:
+    easy = {"datums": 0.0, "groups/all_right": 8.0, "groups/all_wrong": 0.0}
+    (finding,) = after(Guards(RLConfig(curriculum=True)), easy)
+    assert "curriculum" not in finding.advice
+
+
+def test_what_is_noise_depends_on_the_scale_of_the_rewards() -> None:
+    """Of rewards from 0 to 100, a tenth of a point more or less says nothing."""
+
+    def judged(reward: float, held_out: float) -> dict[str, float]:
+        parts = {"component/style": reward, "component/truth": 100 - reward}
+        return {"reward/mean": reward, **parts, **held(0.5, held_out)}
+
+    rows = [judged(50.0, 60.0), judged(50.2, 59.8), judged(50.3, 59.7)]
+    assert after(Guards(RLConfig()), *rows, healthy=0) == []
+    same = [judged(50.0, 40.0)] * 3 + [judged(50.4, 40.0)] * 5
+    assert after(Guards(RLConfig()), *same, healthy=0) == []
+    hacked = [judged(50.0, 60.0)] * 3 + [judged(70.0, 30.0)] * 5
+    names = {finding.name for finding in after(Guards(RLConfig()), *hacked, healthy=0)}
+    assert names == {"reward_hacking", "component_runaway"}
+
+
 def test_growing_answers_that_are_right_more_often_are_no_trouble() -> None:
     rows = [{"length/mean": 200.0, "reward/success": 0.9}] * 5
     assert after(Guards(RLConfig()), *rows) == []

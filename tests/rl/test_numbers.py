@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mint.rl import RLConfig
 from mint.rl.datums import datum_of, values
-from mint.rl.evaluation import evaluate, independent_trials, pass_at_k, wilson
+from mint.rl.evaluation import Evaluation, evaluate, independent_trials, pass_at_k, wilson
 from mint.rl.importance import corrected, entropy, mismatch, truncated_weights
 from mint.rl.kl import k1, k3
 from mint.rl.rollout import Segment
@@ -126,3 +126,17 @@ def test_an_evaluation_has_pass_rates_and_an_interval_around_the_first() -> None
     assert found.pass_k == pytest.approx(2 / 3)
     assert found.low < 0.5 < found.high
     assert "holdout/pass@2" in found.metrics()
+
+
+def test_an_answer_that_could_not_be_scored_does_not_change_the_k_of_pass_at_k() -> None:
+    found = evaluate([[1.0, 0.0, 0.0], [0.0, 1.0], [0.0, 0.0, 0.0]], threshold=1.0)
+    assert found.k == 3
+    assert found.pass_k == pytest.approx(1 / 2)  # of the prompts with three answers
+    assert found.pass_1 == pytest.approx((1 / 3 + 1 / 2 + 0) / 3)
+
+
+@pytest.mark.parametrize("rewards", [[[1.0, 0.0]], [], [[]]])
+def test_an_interval_that_is_not_known_is_no_number(rewards: list[list[float]]) -> None:
+    found = evaluate(rewards, threshold=1.0)
+    assert all(math.isfinite(value) for value in found.metrics().values())
+    assert Evaluation.read(found.metrics()) == found

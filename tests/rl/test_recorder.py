@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ def test_a_row_is_on_disk_when_its_call_returns(tmp_path: Path) -> None:
         assert read_rows(run.path / METRICS) == [{"step": 1, "reward": 0.5}]
         assert len(read_rows(run.path / ROLLOUTS)) == 2
         assert read_rows(run.path / EVENTS)[0]["event"] == "checkpoint"
+
+
+@pytest.mark.parametrize("odd", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\r"])
+def test_a_character_that_may_end_a_line_elsewhere_does_not_end_a_row(
+    tmp_path: Path, odd: str
+) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.rollouts([{"response": f"one{odd}two"}])
+        assert read_rows(run.path / ROLLOUTS) == [{"response": f"one{odd}two"}]
 
 
 def test_numbers_that_json_does_not_know_become_null(tmp_path: Path) -> None:
@@ -40,6 +50,18 @@ def test_a_continued_run_has_no_gap_and_no_repeat(tmp_path: Path) -> None:
         run.metrics({"step": 3})
         assert [row["step"] for row in read_rows(run.path / METRICS)] == [1, 2, 3]
         assert [row["step"] for row in read_rows(run.path / ROLLOUTS)] == [1, 2]
+
+
+def test_a_table_that_lost_its_end_is_not_filled_up(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.metrics({"step": 1})
+        run.metrics({"step": 2})
+        run.save_state({"step": 2})
+    os.truncate(tmp_path / METRICS, len('{"step": 1}\n'))
+    with RunDirectory(tmp_path) as run:
+        run.rewind()
+        run.metrics({"step": 3})
+    assert [row["step"] for row in read_rows(tmp_path / METRICS)] == [1, 3]
 
 
 def test_a_run_without_a_state_starts_over(tmp_path: Path) -> None:

@@ -94,6 +94,24 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     ]
 
 
+def test_a_run_that_samples_ahead_goes_on_with_the_same_prompts(
+    client: mint.ServiceClient, settings: Settings, tmp_path: Path
+) -> None:
+    ahead = {**FULL, "max_staleness": 1, "eval_every": 0, "learning_rate": 0.0}
+    run_grpo(Letters(), settings(run_dir=str(tmp_path / "whole"), **ahead), service=client)
+    broken = settings(run_dir=str(tmp_path / "broken"), **ahead)
+    with pytest.raises(Crashed):
+        run_grpo(Stopped(4, "crash"), broken, service=client)
+    run_grpo(Letters(), broken, service=client)
+    whole, resumed = (read_rows(tmp_path / name / ROLLOUTS) for name in ("whole", "broken"))
+    prompts = [[(row["step"], row["prompt"]) for row in rows] for rows in (whole, resumed)]
+    assert prompts[0] == prompts[1]
+    assert [row["step"] - 1 - row["version"] for row in whole] == [
+        int(row["step"] > 1) for row in whole
+    ]
+    assert all(row["step"] - 1 - row["version"] <= 1 for row in resumed)
+
+
 def test_a_finished_run_says_where_its_weights_are_and_goes_on_only_when_asked_for_more(
     client: mint.ServiceClient, settings: Settings, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from mint.rl import ConfigError, RLConfig
 from mint.training.compose import Composed, compose_jobs
 from mint.training.groups import FIELDS, defaults
 from mint.training.job import adapter_of, check, config_of
+from mint.training.task import TaskReference
 
 from .conftest import CONF, ROOT
 
@@ -23,6 +24,7 @@ FILES = sorted(path for path in CONF.glob("*/*.yaml"))
 NEEDED = {  # what a file leaves to the user
     "task/gsm8k": ["task.arguments.task=questions.jsonl"],
     "task/custom": ["task.adapter=mint.rl.adapter:RLAdapter"],
+    "experiment/chat": ["task.arguments.judge=some/model"],
 }
 
 
@@ -157,6 +159,58 @@ def test_a_task_is_made_of_its_reference_and_arguments() -> None:
     assert adapter.task == "gym:chain_sum"
 
 
-def test_what_a_task_refuses_is_a_mistake_in_its_arguments() -> None:
-    with pytest.raises(ConfigError, match=r"task\.arguments: .*no_such\.jsonl"):
-        adapter_of(composed("task=gsm8k", "task.arguments.task=no_such.jsonl").job)
+@pytest.mark.parametrize("argument", ["no_such.jsonl", "null", "5"])
+def test_what_a_task_refuses_is_a_mistake_in_its_arguments(argument: str) -> None:
+    with pytest.raises(ConfigError, match=r"task\.arguments: VerifiableMathAdapter refuses them"):
+        adapter_of(composed("task=gsm8k", f"task.arguments.task={argument}").job)
+
+
+MADE = """
+from mint.rl import RLAdapter
+
+if True:
+    class Inner(RLAdapter):
+        pass
+
+Named = type("Named", (RLAdapter,), {})
+for Looped in (Inner,):
+    pass
+limit = 5
+
+def make():
+    return Named
+"""
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made.py").write_text(MADE)
+    (tmp_path / "broken.py").write_text("class Broken(:\n")
+
+
+@pytest.mark.parametrize("name", ["Inner", "Named", "Looped"])
+def test_a_class_may_be_made_in_any_way(name: str, made: None) -> None:
+    reference = TaskReference("made.py", name)
+    reference.check({})
+    assert isinstance(reference.load(), type)
+
+
+@pytest.mark.parametrize("name", ["limit", "make", "Nothing"])
+def test_what_is_no_class_is_no_task(name: str, made: None) -> None:
+    with pytest.raises(ConfigError, match=f"made.py has no class {name}"):
+        TaskReference("made.py", name).load()
+
+
+def test_a_file_that_is_not_python_is_named_with_the_line(made: None) -> None:
+    with pytest.raises(ConfigError, match=r"broken\.py is not Python: .* line 1\)"):
+        TaskReference("broken.py", "Broken").check({})
+
+
+def test_cfg_job_of_a_sweep_is_one_document_for_each_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["-m", "--cfg", "job", "training.seed=0,1"]) == 0
+    printed = capsys.readouterr().out
+    assert [job["training"]["seed"] for job in yaml.safe_load_all(printed)] == [0, 1]
+    assert "--- # training.seed=1\n" in printed

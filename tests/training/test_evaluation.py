@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mint.training.job import JOB
+
 from .conftest import ROOT, TASK, Command
 
 FEW = ("evaluation.success_threshold=0.5",)
@@ -54,10 +56,56 @@ def test_a_checkpoint_that_is_none_is_a_mistake(evaluated: Command) -> None:
     assert "neither a run directory with a checkpoint nor a path" in ended.err
 
 
-def test_a_path_that_the_service_does_not_have_is_a_mistake(evaluated: Command) -> None:
-    ended = evaluated(*TASK, "checkpoint=tinker://no-such-run/weights/final")
+@pytest.mark.parametrize("path", ["tinker://no-such-run/weights/final", "tinker://x"])
+def test_a_path_that_the_service_does_not_have_is_a_mistake_in_its_words(
+    path: str, evaluated: Command
+) -> None:
+    ended = evaluated(*TASK, f"checkpoint={path}")
     assert ended.code == 2
+    assert ended.err.startswith("mint: ")
     assert "Traceback" not in ended.err
+    assert "Error code" not in ended.err
+
+
+def test_a_mistyped_checkpoint_is_no_setting(evaluated: Command) -> None:
+    ended = evaluated("chekpoint=runs/first")
+    assert (ended.code, ended.err) == (
+        2,
+        "mint: There is no chekpoint=runs/first. Did you mean 'checkpoint'?\n",
+    )
+
+
+def test_a_run_that_a_script_made_does_not_say_what_to_evaluate(
+    train: Command, evaluated: Command, folder: Path
+) -> None:
+    assert train(*TASK, "training.steps=1", "logging.run_dir=run").code == 0
+    (folder / "run" / JOB).unlink()
+    ended = evaluated("checkpoint=run")
+    assert ended.code == 2
+    assert "run has no job.yaml, so a script made the run." in ended.err
+    assert "mint eval checkpoint=tinker://" in ended.err
+
+
+def test_an_experiment_is_no_part_of_a_run_that_was_made(
+    train: Command, evaluated: Command
+) -> None:
+    assert train(*TASK, "training.steps=1", "logging.run_dir=run").code == 0
+    ended = evaluated("checkpoint=run", "+experiment=quick_test")
+    assert ended.code == 2
+    assert "experiment=quick_test is a whole configuration" in ended.err
+
+
+@pytest.mark.parametrize("command", ["eval", "bisect"])
+def test_a_service_that_does_not_answer_is_one_message(
+    command: str, train: Command, evaluated: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ["training.steps=1", "training.service_timeout=0.1", "logging.run_dir=run"]
+    assert train(*TASK, *run).code == 0
+    monkeypatch.setenv("MINT_BASE_URL", "http://127.0.0.1:9")
+    asked = "checkpoint=run"
+    ended = evaluated(asked) if command == "eval" else train("bisect", "run", "--prompts", "2")
+    assert ended.code == 1
+    assert ended.err == "mint: The service at http://127.0.0.1:9 has not answered for 0.1 s.\n"
 
 
 @pytest.mark.parametrize("command", ["train", "eval"])
@@ -78,6 +126,62 @@ def test_bisect_is_passed_on_with_its_arguments(train: Command) -> None:
     ended = train("bisect", "nowhere")
     assert ended.code == 2
     assert "nowhere is no run directory" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["--task", "nowhere.py:Task"], "there is no file nowhere.py here"),
+        (["--task", "letters.py:Leters"], "Did you mean 'Letters'?"),
+        (["--drop", "-0.1"], "--drop is -0.1; it must be above 0."),
+        (["--drop", "nan"], "--drop is nan; it must be above 0."),
+        (["--good", "7"], "There is no checkpoint of step 7."),
+    ],
+)
+def test_a_mistake_in_what_to_bisect_is_one_message(
+    typed: list[str], told: str, train: Command
+) -> None:
+    assert train(*TASK, "training.steps=1", "logging.run_dir=run").code == 0
+    ended = train("bisect", "run", *typed)
+    assert ended.code == 2
+    assert told in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_run_that_held_is_told_without_a_negative_zero(train: Command) -> None:
+    assert train(*TASK, "evaluation.eval_every=1", "logging.run_dir=run").code == 0
+    ended = train("bisect", "run")
+    assert "Nothing broke: pass@1 did not fall from step 0 to step 2 (+0.000" in ended.out
+
+
+BREAKING = """
+from letters import Letters
+
+class Breaking(Letters):
+    done = 0
+
+    def holdout_reward(self, response, sample):
+        return super().compute_reward(response, sample)
+
+    def compute_reward(self, response, sample):
+        return super().compute_reward(response, sample) * (1 if Breaking.done < 3 else -1)
+
+    def evaluate(self, step, rewards, num_datums):
+        Breaking.done = step
+"""
+
+
+def test_asked_anew_a_run_is_still_compared_with_its_best(train: Command, folder: Path) -> None:
+    (folder / "breaking.py").write_text(BREAKING)
+    arguments = ["task=custom", "task.adapter=breaking.py:Breaking", "logging.run_dir=run"]
+    arguments += ["training.steps=6", "training.batch_size=8", "sampling.group_size=8"]
+    arguments += ["training.learning_rate=0.03", "training.keep_every=1"]
+    trained = train(*arguments, "evaluation.eval_every=3", "evaluation.holdout_size=16")
+    assert "Best on the holdout: step 3" in trained.out
+    ended = train("bisect", "run", "--prompts", "16", "--metric", "reward")
+    assert "Evaluating step 3: tinker://" in ended.out
+    assert "Evaluating step 0: the base model" not in ended.out
+    assert "Good at step " in ended.out
 
 
 def test_a_run_of_the_command_can_be_bisected(train: Command) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mint.commands.train import main
 
 from .conftest import ROOT
 
@@ -30,7 +33,12 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "null": (["training.steps=null"], "training.steps is None; it must be a whole number."),
     "together": (["sampling.temperature=0"], "temperature is 0"),
     "below a value": (["training.steps.x=3"], "training.steps is one value"),
+    "below a list": (["training.betas.x=3"], "training.betas is one value"),
+    "one word for a list": (["training.stop_on=no_signal"], "'training.stop_on=[no_signal]'"),
     "mapping": (["training.reward_weights=3"], "it must be names with values"),
+    "list for a mapping": (["task.arguments=[a]"], "Cannot merge DictConfig with ListConfig"),
+    "weight": (["training.reward_weights.a=b"], "training.reward_weights.a is 'b'; it must be a"),
+    "no weights": (["training.reward_weights={}"], "training.reward_weights names nothing"),
     "reward": (["training.reward_function=chek_answer"], "Did you mean check_answer"),
     "reward's file": (["training.reward_function=no.py:f"], "There is no file no.py"),
     "reward's module": (
@@ -38,6 +46,8 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         "Did you mean check_answer",
     ),
     "reward's kind": (["training.reward_function=os.path:join"], "cannot be a reward"),
+    "reward's place": (["training.reward_function=:f"], "names no function"),
+    "reward's dots": (["training.reward_function=."], "names no function"),
     "reward of an environment": (
         ["task=tools", "training.reward_function=check_answer"],
         "ToolUseEnvironment is an environment",
@@ -48,6 +58,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     ),
     "task's file": (["task.adapter=no.py:Task"], "there is no file no.py"),
     "task's module": (["task.adapter=no.such:Task"], "there is no module no.such"),
+    "task's package": (["task.adapter=demos:Task"], "demos has no class Task"),
     "task's form": (["task.adapter=ToolUse"], "names no class"),
     "task's argument": (["task.arguments.tsk=1"], "Did you mean 'task'?"),
     "task's missing argument": (["task=gsm8k"], "task.arguments.task is not set"),
@@ -55,11 +66,16 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["task=custom", "task.adapter=demos/rl/adapters/preference_chat.py:PreferenceChatAdapter"],
         "Say: task.arguments.judge=...",
     ),
+    "missing variable": (["+experiment=chat"], "Type: export MINT_JUDGE_MODEL=... or task.arg"),
     "missing task": (["task=custom"], "task.adapter is not set"),
-    "several values": (["training.seed=0,1"], "Add --multirun"),
+    "several values": (["training.seed=0,1"], "A list is training.seed=[a,b]"),
+    "several files": (["task=chat,gym"], "`mint train --multirun` runs each.\n"),
+    "no values": (["-m", "training.seed=glob(*)"], "training.seed=glob(*) gives no value"),
     "a job of a sweep": (["-m", "training.steps=1,0"], "training.steps is 0"),
     "folders of a sweep": (["-m", "logging.run_dir=a,b"], "give one value"),
     "no value": (["training.steps"], "cannot be read"),
+    "no name": (["=3"], "cannot be read"),
+    "shown": (["--cfg", "job", "training.steps=x"], "training.steps is 'x'; it must be a whole"),
     "bracket": (["sampling.stop=[a"], "cannot be read"),
     "deletion": (["~training.steps"], "a setting always has a value"),
     "hydra's own": (["hydra.run.dir=x"], "The run directory is logging.run_dir."),
@@ -114,3 +130,41 @@ def test_without_a_configuration_it_says_where_to_find_one(tmp_path: Path) -> No
     assert done.returncode == 2
     assert "--config-dir" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+FILES: dict[str, tuple[str, str, str]] = {
+    "no package": (
+        "training/default.yaml",
+        "training:\n  reward_function: check_answer\n",
+        "A file of conf/training that sets training must begin with the line `# @package _global_`",
+    ),
+    "an experiment without package": (
+        "experiment/quick_test.yaml",
+        "training:\n  steps: 3\n",
+        "A file of conf/experiment that sets training must begin with the line",
+    ),
+    "an empty group": (
+        "training/default.yaml",
+        "# @package _global_\ntraining:\n",
+        "training is None; it must be settings, as in training.",
+    ),
+    "no settings": (
+        "config.yaml",
+        "training: {steps: 3}\n",
+        "config.yaml must have `settings` as the first of its defaults",
+    ),
+    "no YAML": ("training/default.yaml", "training: {steps: 3", "expected ',' or '}'"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_cannot_be_right_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, content, told = FILES[name]
+    conf = tmp_path / "conf"
+    shutil.copytree(ROOT / "conf", conf)
+    (conf / file).write_text(content)
+    typed = ["+experiment=quick_test"] if file.startswith("experiment") else []
+    assert main(["--config-dir", str(conf), *typed]) == 2
+    assert told in capsys.readouterr().err

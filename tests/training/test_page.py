@@ -42,10 +42,14 @@ def test_every_command_on_the_page_runs(
     assert len(COMMANDS) > 15
 
 
-def test_the_mistake_on_the_page_is_told_as_the_page_says(train: Command) -> None:
-    (typed, told) = re.findall(r"^    \$ mint train (.*)\n    (mint: .*)$", PAGE, re.M)[0]
-    ended = train(typed)
-    assert (ended.code, ended.err.strip()) == (2, told)
+def test_the_mistakes_on_the_page_are_told_as_the_page_says(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "conf").symlink_to(CONF)
+    (folder / "demos").symlink_to(ROOT / "demos")
+    for typed, told in re.findall(r"^    \$ mint train (.*)\n    (mint: .*)$", PAGE, re.M):
+        assert training.main([typed]) == 2
+        assert capsys.readouterr().err.strip() == told
 
 
 @pytest.mark.parametrize("group", [p.name for p in CONF.iterdir() if p.is_dir()])

@@ -9,6 +9,23 @@ from mint.training.sweep import COLUMNS, RESULTS
 
 from .conftest import TASK, Command
 
+INTERRUPTING = """
+import os, signal
+from letters import Letters
+
+class Interrupting(Letters):
+    steps = 0
+
+    def compute_reward(self, response, sample):
+        if Interrupting.steps == 3 and not os.path.exists("interrupted"):
+            open("interrupted", "w").close()
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().compute_reward(response, sample)
+
+    def evaluate(self, step, rewards, num_datums):
+        super().evaluate(step, rewards, num_datums)
+        Interrupting.steps += 1
+"""
 SWEEP = ("-m", *TASK, "sampling.temperature=0.7,1.0", "training.seed=0,1", "training.steps=1")
 
 
@@ -46,7 +63,8 @@ def test_a_job_that_fails_has_its_row_and_the_same_command_does_only_what_is_lef
     ended = train(*arguments, "training.steps=1")
     assert ended.code == 1
     failed, done = rows_of(ended.out)
-    assert "failed: 8 of 8 rollouts could not be scored" in failed
+    assert "reward_function=mine.py-bad" in failed
+    assert " failed: 8 of 8 rollouts could not be scored" in failed
     assert done.split()[0] == "training.reward_function=mine.py:good"
     assert "Traceback" not in ended.err
     results = Path(ended.out.split()[-1])
@@ -57,6 +75,25 @@ def test_a_job_that_fails_has_its_row_and_the_same_command_does_only_what_is_lef
     assert again.code == 0
     assert again.out.count("Step 1: ") == 1
     assert Path(again.out.split()[-1]) == results
+
+
+def test_an_interrupted_sweep_shows_where_it_stopped_and_goes_on_there(
+    train: Command, folder: Path
+) -> None:
+    (folder / "interrupting.py").write_text(INTERRUPTING)
+    task = ("task=custom", "task.adapter=interrupting.py:Interrupting")
+    arguments = ("-m", *task, "training.seed=0,1,2", "training.steps=2")
+    ended = train(*arguments)
+    assert ended.code == 130
+    done, interrupted = rows_of(ended.out)
+    assert done.strip().endswith("seed=0")
+    assert interrupted.strip().endswith("seed=1 failed: interrupted")
+
+    again = train(*arguments)
+    assert again.code == 0
+    assert "Continuing after step 1." in again.out
+    assert [row.split()[0][-1] for row in rows_of(again.out)] == ["0", "1", "2"]
+    assert again.out.count("Step 1: ") == 1
 
 
 def test_a_sweep_is_written_where_it_is_asked_for(train: Command, folder: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mint.rewards import Sandbox, SandboxUnavailable
-from mint.training.analysis import ANALYSIS
+from mint.training.analysis import ANALYSIS, kinds_of
 from mint.training.job import JOB, adapter_of, config_of, read_job
 from mint.watch.recorder import METRICS, ROLLOUTS, read_rows
 
@@ -124,6 +124,26 @@ def test_save_reward_analysis_says_what_was_rewarded_and_where_that_is_written(
     assert "response types, by their mean reward:" in (written / f"{ANALYSIS}.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("response", "truncated", "kind"),
+    [
+        ("It is 7.", False, "right"),
+        ("It is 7 and", True, "right"),
+        ("It is eight and not more", True, "truncated"),
+        ("It is 8 and not any more", False, "wrong"),
+        ("8", False, "off by one"),
+        ("8", True, "truncated"),
+        (" ", False, "empty"),
+    ],
+)
+def test_a_response_is_truncated_when_it_was_cut_off_and_not_when_it_looks_so(
+    response: str, truncated: bool, kind: str
+) -> None:
+    row = {"identity": "a", "response": response, "truncated": truncated}
+    (found,) = kinds_of([{**row, "error": None, "reward": 1.0}], {"a": "7"})
+    assert found["type"] == kind
+
+
 def test_a_reward_written_into_the_rewards_module_is_found_by_its_name(
     service: str, tmp_path: Path
 ) -> None:
@@ -217,11 +237,14 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(train: Command, folde
 def test_a_run_that_a_guard_stops_is_one_message(train: Command, folder: Path) -> None:
     (folder / "mine.py").write_text(REWARDS)
     arguments = ["training.reward_function=mine.py:awaited", "training.stop_on=[no_signal]"]
-    ended = train(*TASK, *arguments, "training.save_reward_analysis=true")
+    shown = ["training.save_reward_analysis=true", "training.log_rewards=true"]
+    ended = train(*TASK, *arguments, *shown)
     assert ended.code == 1
     assert ended.err.startswith("mint: no_signal")
     assert "Traceback" not in ended.err
-    assert "Reward analysis: " in ended.out
+    assert "rewards of step 1: 8 answers" in ended.out
+    data = json.loads((run_directory(ended.out) / f"{ANALYSIS}.json").read_text())
+    assert sum(data["failure_patterns"].values()) == data["count"] == 8
 
 
 def test_rewards_that_all_fail_are_one_message(train: Command, folder: Path) -> None:
@@ -230,6 +253,15 @@ def test_rewards_that_all_fail_are_one_message(train: Command, folder: Path) -> 
     assert ended.code == 1
     assert "8 of 8 rollouts could not be scored" in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_a_run_directory_that_cannot_be_is_a_mistake(train: Command, folder: Path) -> None:
+    (folder / "file").touch()
+    for typed in (["logging.run_dir=file"], ["-m", "training.seed=0,1", "logging.run_dir=file/x"]):
+        ended = train(*TASK, *typed)
+        assert ended.code == 2
+        assert "cannot be made: " in ended.err
+        assert "Traceback" not in ended.err
 
 
 def test_a_model_that_is_not_there_is_a_mistake_in_the_services_words(train: Command) -> None:

@@ -57,9 +57,11 @@ class GuessingGameEnvironment:
         print(f"Step {step}: found={found:.1%}, reward={mean:.3f}, datums={num_datums}", flush=True)
 
 
+DEFAULTS = {
+    "MINT_RL_MAX_TOKENS": "8",
+    "MINT_RL_MAX_TURNS": "5",
+    "MINT_RL_SUCCESS_THRESHOLD": str(FOUND),
+}
+
 if __name__ == "__main__":
-    cfg = RLConfig.from_env()
-    cfg.max_tokens = int(os.environ.get("MINT_RL_MAX_TOKENS", "8"))
-    cfg.max_turns = int(os.environ.get("MINT_RL_MAX_TURNS", "5"))
-    cfg.success_threshold = FOUND
-    run_grpo(GuessingGameEnvironment(), cfg)
+    run_grpo(GuessingGameEnvironment(), RLConfig.from_env({**DEFAULTS, **os.environ}))

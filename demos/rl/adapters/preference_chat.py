@@ -1,59 +1,75 @@
-"""Chat answers that a judge prefers.
+"""Answers that a judge prefers: RL from feedback, where there is no right answer.
 
-    python demos/rl/adapters/preference_chat.py
+    python demos/train_judge.py
+    MINT_JUDGE_MODEL=tinker://... python demos/rl/adapters/preference_chat.py
 
-There is no right answer, but of two answers a judge can say which is better. The answers of a group
-are compared in pairs, both ways round, and the wins become a score for each (Bradley-Terry). The
-judge is a model on the same service, MINT_JUDGE_MODEL (by default the one that is trained, before
-training). It is not asked to write: how likely it finds "A" and "B" as the verdict is enough, so
-that small models can judge. For a large judge that explains itself, see mint.rewards.PairwiseJudge.
+Of two answers a judge can say which is better. The answers of a group are compared in pairs, both
+ways round, and so is a reference, which the base model gave before training. The wins become a
+strength for each (Bradley-Terry), and the reward is how likely an answer is to beat the reference.
 
-Scores inside a group always centre on the same value. What shows progress is the holdout: how much
-the judge prefers answers to other questions over those that the judge itself gives. It is 0.5
-before training.
+The judge is a model on the same service, MINT_JUDGE_MODEL: the path of one that was trained to
+judge, or a model's name (by default the one that is trained, before training). It is not asked to
+write: how likely it finds "A" and "B" as its verdict is enough, so that small models can judge. For
+a large judge that explains itself, see mint.rewards.PairwiseJudge.
+
+A policy soon knows a judge's weak spots. So the holdout is not scored by the judge but by what the
+judge was taught, `wanted`, which training never sees; with people as teachers, that would be asking
+them again. When the judge's reward rises and the holdout falls, `reward_hacking` says so. At the
+end the judge has its say about the holdout too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import random
+import re
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mint
 from mint import types
 from mint.rewards import Score, bradley_terry
+from mint.rl import Evaluator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rl_core import RLAdapter, RLConfig, run_grpo
 
-QUESTIONS = [
-    "Explain what a variable is in programming.",
-    "Write two lines about the sea.",
-    "Name three reasons to walk every day.",
-    "How do I make a cup of tea?",
-    "Why is the sky blue?",
-    "How can I sleep better?",
-    "What does it mean that a model learns?",
-    "How does a plant feed itself?",
-]
-HELD_OUT = [
-    "What is a good way to learn a language?",
-    "Why do we have seasons?",
-    "How do I clean a keyboard?",
-    "What makes a good friend?",
-]
-VERDICT = (
-    "Question: {question}\n\nAnswer A: {a}\n\nAnswer B: {b}\n\n"
-    "Which answer is more helpful, correct and clear? The better answer is"
-)
+FILE = Path(__file__).resolve().parents[1] / "questions.jsonl"
+VERDICT = "Question: {question}\nA: {a}\nB: {b}\nBetter:"
+
+
+class Question(NamedTuple):
+    """A question, words of which an answer to it has one, and what SmolLM2-135M-Instruct answered:
+    its most likely answer, the reference, and some that were sampled."""
+
+    text: str
+    about: tuple[str, ...]
+    reference: str
+    answers: tuple[str, ...]
+
+
+def questions(held_out: bool) -> list[Question]:
+    """The questions to train on, or those that neither the policy nor the judge ever trains on."""
+    rows = [json.loads(line) for line in FILE.read_text().splitlines()]
+    return [
+        Question(row["question"], tuple(row["about"]), row["reference"], tuple(row["answers"]))
+        for row in rows
+        if row["held_out"] == held_out
+    ]
+
+
+def wanted(answer: str, question: Question) -> bool:
+    """What the judge is taught: one short sentence, finished, on the subject of the question."""
+    words = re.findall(r"[\w']+", answer.lower())
+    on_subject = not set(question.about).isdisjoint(words)
+    return on_subject and 5 <= len(words) <= 12 and answer.endswith(".")
 
 
 class Judge:
@@ -61,11 +77,11 @@ class Judge:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.answers: dict[str, str] = {}
 
     @cached_property
     def client(self) -> mint.SamplingClient:
-        return mint.ServiceClient().create_sampling_client(base_model=self.model)
+        kind = "model_path" if "://" in self.model else "base_model"
+        return mint.ServiceClient().create_sampling_client(**{kind: self.model})
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -79,72 +95,88 @@ class Judge:
         )
         return (ways[0] + 1 - ways[1]) / 2
 
-    async def answer(self, question: str) -> str:
-        """What the judge would say itself, most likely. It is asked once."""
-        if question not in self.answers:
-            prompt = types.ModelInput.from_ints(chat_prompt(question, self.tokenizer))
-            params = types.SamplingParams(max_tokens=128, temperature=0.0)
-            sampled = await self.client.sample_async(prompt, 1, params)
-            self.answers[question] = self.tokenizer.decode(sampled.sequences[0].tokens)
-        return self.answers[question]
-
     async def _first_is_better(self, question: str, a: str, b: str) -> float:
-        text = VERDICT.format(question=question, a=a, b=b)
-        prompts = [self.tokenizer.encode(f"{text} {verdict}") for verdict in "AB"]
-        scored = await asyncio.gather(
-            *(self.client.compute_logprobs_async(types.ModelInput.from_ints(p)) for p in prompts)
+        says_a, says_b = verdicts(question, a, b, self.tokenizer)
+        last = [says_a[-1], says_b[-1]]
+        scored = await self.client.sample_async(
+            types.ModelInput.from_ints(says_a),
+            1,
+            types.SamplingParams(max_tokens=1),
+            target_prompt_logprobs=types.TensorData(
+                data=[-1, -1] * (len(says_a) - 2) + last,  # -1: not to be scored
+                dtype="int64",
+                shape=[len(says_a) - 1, 2],
+            ),
         )
-        for_a, for_b = (logprobs[-1] or 0.0 for logprobs in scored)
+        for_a, for_b = scored.target_prompt_logprobs.data[-2:]
         return 1 / (1 + math.exp(for_b - for_a))
 
 
-def chat_prompt(question: str, tokenizer: Any) -> list[int]:
-    """A question in the model's chat template."""
-    messages = [{"role": "user", "content": question}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer.encode(text, add_special_tokens=False))
+def verdicts(question: str, a: str, b: str, tokenizer: Any) -> list[list[int]]:
+    """The judge's prompt with either verdict. They differ in the last token."""
+    text = VERDICT.format(question=question, a=a, b=b)
+    return [tokenizer.encode(f"{text} {verdict}") for verdict in "AB"]
 
 
 class PreferenceChatAdapter(RLAdapter):
-    """Questions, and answers compared with each other by a judge, which is a model's name."""
+    """Questions, and answers compared with each other by a judge: a model's name or its path."""
 
     def __init__(self, judge: str) -> None:
         self.judge = Judge(judge)
-        self.name = f"preference-chat-{judge}"
+        self.name = f"preference-chat {judge}"
 
-    def build_dataset(self) -> list[str]:
-        return random.sample(QUESTIONS, len(QUESTIONS))
+    def build_dataset(self) -> list[Question]:
+        trained = questions(held_out=False)
+        return random.sample(trained, len(trained))
 
-    def build_holdout(self) -> list[str]:
-        return HELD_OUT
+    def build_holdout(self) -> list[Question]:
+        return questions(held_out=True)
 
-    def make_prompt(self, sample: str, tokenizer: Any) -> list[int]:
-        return chat_prompt(sample, tokenizer)
+    def make_prompt(self, sample: Question, tokenizer: Any) -> list[int]:
+        messages = [{"role": "user", "content": sample.text}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer.encode(text, add_special_tokens=False))
 
-    async def compute_rewards(self, responses: Sequence[str], sample: str) -> list[Score]:
-        pairs = list(combinations(range(len(responses)), 2))
+    async def compute_rewards(self, responses: Sequence[str], sample: Question) -> list[Score]:
+        players = [*responses, sample.reference]
+        pairs = list(combinations(range(len(players)), 2))
         sure = await asyncio.gather(
-            *(self.judge.prefers(sample, responses[a], responses[b]) for a, b in pairs)
+            *(self.judge.prefers(sample.text, players[a], players[b]) for a, b in pairs)
         )
-        wins: dict[tuple[int, int], float] = defaultdict(float)
+        wins = {}
         for (a, b), share in zip(pairs, sure, strict=True):
             wins[a, b], wins[b, a] = share, 1 - share
-        strengths = bradley_terry(wins, len(responses))
-        return [Score(1 / (1 + math.exp(-s)), {"strength": s}) for s in strengths]
+        *strengths, reference = bradley_terry(wins, len(players))
+        return [
+            Score(1 / (1 + math.exp(reference - s)), {"wanted": float(wanted(text, sample))})
+            for text, s in zip(responses, strengths, strict=True)
+        ]
 
-    def compute_reward(self, response: str, sample: str) -> Any:
+    def compute_reward(self, response: str, sample: Question) -> Any:
         raise NotImplementedError("an answer is only better or worse than another")
 
-    async def holdout_reward(self, response: str, sample: str) -> float:
-        return await self.judge.prefers(sample, response, await self.judge.answer(sample))
+    def holdout_reward(self, response: str, sample: Question) -> Any:
+        return float(wanted(response, sample))
 
     def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
-        spread = max(rewards, default=0.0) - min(rewards, default=0.0)
-        print(f"Step {step}: spread of scores={spread:.3f}, datums={num_datums}", flush=True)
+        mean = sum(rewards) / len(rewards) if rewards else 0.0
+        print(f"Step {step}: beats the reference={mean:.1%}, datums={num_datums}", flush=True)
+
+
+class JudgedChatAdapter(PreferenceChatAdapter):
+    """The same with a holdout that the judge scores: 1.0 where it prefers an answer to the
+    reference."""
+
+    async def holdout_reward(self, response: str, sample: Question) -> float:
+        return float(await self.judge.prefers(sample.text, response, sample.reference) > 0.5)
 
 
 if __name__ == "__main__":
     cfg = RLConfig.from_env()
-    cfg.max_tokens = int(os.environ.get("MINT_RL_MAX_TOKENS", "128"))
-    cfg.success_threshold = 0.501  # more than a draw
-    run_grpo(PreferenceChatAdapter(os.environ.get("MINT_JUDGE_MODEL", cfg.base_model)), cfg)
+    cfg.max_tokens = int(os.environ.get("MINT_RL_MAX_TOKENS", "32"))
+    cfg.stop = (".",)
+    cfg.success_threshold = 0.5
+    judge = os.environ.get("MINT_JUDGE_MODEL", cfg.base_model)
+    trained = run_grpo(PreferenceChatAdapter(judge), cfg)
+    judged = Evaluator(JudgedChatAdapter(judge), cfg, mint.ServiceClient()).of(trained)
+    print(f"By the judge: {judged}")

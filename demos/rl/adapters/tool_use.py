@@ -23,7 +23,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mint.rewards import Score, check_answer
 from mint.rl import Chat, calculator, python_tool, run_tools, search_tool
@@ -125,8 +124,8 @@ class ToolUseEnvironment:
         reply = await chat.reply()
         while reply.tool_calls and chat.turns_left:
             results = await run_tools(self.tools, reply.tool_calls)
-            for call, result in zip(reply.tool_calls, results, strict=True):
-                conduct.saw(task, call.name, result)
+            for asked, result in zip(reply.tool_calls, results, strict=True):
+                conduct.saw(task, asked.name, result)
                 chat.tool(result)
             reply = await chat.reply()
         return self.reward(task, reply.text, conduct)
@@ -147,11 +146,15 @@ class ToolUseEnvironment:
         print(f"Step {step}: reward={mean:.3f}, datums={num_datums}", flush=True)
 
 
-def main() -> Any:
-    cfg = RLConfig.from_env()
-    cfg.max_tokens = int(os.environ.get("MINT_RL_MAX_TOKENS", "96"))
-    cfg.max_turns = int(os.environ.get("MINT_RL_MAX_TURNS", "4"))
-    cfg.success_threshold = 0.9
+DEFAULTS = {
+    "MINT_RL_MAX_TOKENS": "96",
+    "MINT_RL_MAX_TURNS": "4",
+    "MINT_RL_SUCCESS_THRESHOLD": "0.9",
+}
+
+
+def main() -> str:
+    cfg = RLConfig.from_env({**DEFAULTS, **os.environ})
     tools = os.environ.get("MINT_TOOLS", "calculate,search").split(",")
     return run_grpo(ToolUseEnvironment(tools), cfg)
 

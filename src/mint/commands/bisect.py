@@ -27,13 +27,16 @@ def bisect(arguments: Sequence[str]) -> int:
     from mint.rl.past_run import PastRun
 
     asked = _parser().parse_args(arguments)
+    if asked.drop is not None and not asked.drop > 0:
+        raise ConfigError(f"--drop is {asked.drop:g}; it must be above 0.")
     run = PastRun(asked.run_dir)
-    points = run.points()
+    points, good = run.points(), asked.good
     if asked.prompts is not None:
         run.cfg.holdout_size = asked.prompts
+        good = _best_known(points, asked.metric, asked.bad) if good is None else good
         points = [point.unevaluated() for point in points]
     bisection = Bisection(points, asked.metric, _measure(run, asked.task, asked.url))
-    verdict = bisection.search(asked.good, asked.bad, asked.drop)
+    verdict = bisection.search(good, asked.bad, asked.drop)
     _print_looked_at(bisection)
     print(_told(verdict, run, _NAMES[asked.metric], asked.drop))
     return 0
@@ -60,6 +63,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--url", help="the service; default: MINT_BASE_URL, or one of its own")
     return parser
+
+
+def _best_known(points: Sequence[Point], metric: str, bad: int | None) -> int | None:
+    """The step that the run itself found best of those that can be evaluated anew."""
+    last = max(point.step for point in points) if bad is None else bad
+    known = {
+        point.step: point.evaluation.estimate(metric).value
+        for point in points
+        if point.evaluation is not None and not point.gone and point.step < last
+    }
+    return max(known, key=lambda step: (known[step], -step), default=None)
 
 
 def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
@@ -90,7 +104,9 @@ def _task(run: PastRun, reference: str | None) -> Any:
     from mint.training.task import TaskReference
 
     if reference is not None:
-        return TaskReference.read(reference).load()()
+        TaskReference.read(reference).check({})
+        task = {"adapter": reference, "arguments": {}}
+        return adapter_of({"task": task, "training": {"reward_function": None}})
     job = run.folder / JOB
     if not job.is_file():
         raise ConfigError(
@@ -155,4 +171,5 @@ def _finer(good: int, bad: int) -> int:
 
 
 def _signed(fall: Estimate) -> str:
-    return f"{-fall.value:+.3f}, 95% interval {-fall.high:+.3f} to {-fall.low:+.3f}"
+    change, low, high = (0 - value for value in (fall.value, fall.high, fall.low))  # never "-0.000"
+    return f"{change:+.3f}, 95% interval {low:+.3f} to {high:+.3f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from mint.rl.options import ConfigError
 
@@ -34,6 +34,9 @@ def tell(error: Exception) -> int:
 
 def text_of(error: Exception) -> str:
     """What an error says; of a refusal the service's own words, without the client's."""
+    body = getattr(error, "body", None)
+    if isinstance(body, Mapping) and isinstance(body.get("detail"), str):
+        return str(body["detail"])
     text = re.sub(r"^Request failed: | for self\.request_id=.*", "", str(error), flags=re.DOTALL)
     return text or type(error).__name__
 
@@ -47,13 +50,14 @@ def _exit_code(error: Exception) -> int | None:
     from mint.rewards.gym import GymUnavailable
     from mint.rl import CheckpointGone, RunStopped, ServiceLost
     from mint.rl.data import NotEnoughData
+    from mint.rl.lifeline import NoAnswer
     from mint.watch.recorder import RunDirectoryBusy
 
     mistakes = (ModelNotFound, CheckpointGone, NotEnoughData, RunDirectoryBusy)
     missing = (GymUnavailable, SandboxUnavailable, mint.NotFoundError, mint.BadRequestError)
-    failures = (RunStopped, ServiceLost, TooManyFailures, EmbeddedServiceError, mint.TinkerError)
+    lost = (ServiceLost, NoAnswer, EmbeddedServiceError, mint.TinkerError)
     if isinstance(error, mistakes + missing):
         return MISTAKE
     if isinstance(error, mint.RequestFailedError) and error.category == "user":
         return MISTAKE
-    return FAILED if isinstance(error, failures) else None
+    return FAILED if isinstance(error, (RunStopped, TooManyFailures, *lost)) else None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mint.commands.endings import told
 from mint.commands.job_arguments import Arguments, read_arguments
 from mint.commands.output import print_table
+from mint.rl.options import ConfigError, closest
 from mint.training.evaluate import checkpoint_of
-from mint.training.job import JOB, adapter_of, config_of, read_job
+from mint.training.job import JOB, adapter_of, check_rewards, config_of, read_job
 
 if TYPE_CHECKING:
     from mint.rl.evaluation import Evaluation
@@ -42,17 +43,32 @@ def main(arguments: Sequence[str], program: str = "mint eval") -> int:
 def _evaluate(asked: Arguments) -> int:
     typed = [each for each in asked.overrides if _key(each) != CHECKPOINT]
     named = [each.partition("=")[2] for each in asked.overrides if _key(each) == CHECKPOINT]
+    for each in typed:
+        if hint := closest(_key(each), [CHECKPOINT]):
+            raise ConfigError(f"There is no {each}.{hint}")
     path = checkpoint_of(named[-1]) if named else None
-    of_a_run = [Path(name) for name in named[-1:] if (Path(name) / JOB).is_file()]
-    jobs = replace(asked, overrides=typed).jobs(read_job(of_a_run[0]) if of_a_run else None)
+    jobs = replace(asked, overrides=typed).jobs(_past_job(named[-1], path) if path else None)
     if jobs is None:
         return 0
+    check_rewards(composed.job for composed in jobs)
     import mint
     from mint.rl.evaluator import Evaluator
 
     cfg, adapter = config_of(jobs[0].job), adapter_of(jobs[0].job)
     _print(path or cfg.base_model, Evaluator(adapter, cfg, mint.ServiceClient()).of(path))
     return 0
+
+
+def _past_job(checkpoint: str, path: str) -> dict[str, Any] | None:
+    """The settings of the run that a checkpoint is named by; None when it is named by its path."""
+    if checkpoint == path:
+        return None
+    if not (Path(checkpoint) / JOB).is_file():
+        raise ConfigError(
+            f"{checkpoint} has no {JOB}, so a script made the run. Name the task and the settings "
+            f"of the evaluation: mint eval checkpoint={path} task=custom task.adapter=..."
+        )
+    return read_job(Path(checkpoint))
 
 
 def _print(what: str, found: Evaluation) -> None:

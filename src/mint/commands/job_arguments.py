@@ -34,11 +34,11 @@ class Arguments:
         jobs = compose_jobs(conf, self.overrides, self.multirun, past)
         if self.show:
             for composed in jobs:
-                print(as_yaml(composed.job), end="")
-            return None
+                print(f"--- # {' '.join(composed.swept)}\n" if self.multirun else "", end="")
+                print(as_yaml(composed.job), end="", flush=True)
         for composed in jobs:
             check(composed.job)
-        return jobs
+        return None if self.show else jobs
 
 
 def read_arguments(

@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mint.commands.endings import tell, text_of, told
 from mint.commands.job_arguments import Arguments, read_arguments
 from mint.commands.output import print_table
 from mint.training.compose import Composed
+from mint.training.job import check_rewards
 from mint.training.sweep import COLUMNS, Sweep
-
-if TYPE_CHECKING:
-    import mint
 
 USAGE = """\
 usage: {program} [--multirun] [--cfg job] [--config-dir FOLDER] [OVERRIDE ...]
@@ -26,7 +23,8 @@ Train a model by reinforcement learning. An override is GROUP=FILE or GROUP.SETT
   {program} training.reward_function=check_answer training.log_rewards=true
   {program} -m sampling.temperature=0.7,1.0 training.seed=0,1
 
-The same command continues a run that was interrupted.
+The same command continues a run that was interrupted. `{program} bisect --help` is about a run
+that got worse.
 
   -m, --multirun       run every combination of values, and print a table at the end
   -c, --cfg job        print the settings and do nothing
@@ -48,19 +46,13 @@ def _train(asked: Arguments) -> int:
     jobs = asked.jobs()
     if jobs is None:
         return 0
+    check_rewards(composed.job for composed in jobs)
     if asked.multirun:
         return _sweep(jobs)
     from mint.training.train import train
 
-    train(jobs[0], _service())
+    train(jobs[0])
     return 0
-
-
-def _service() -> mint.ServiceClient:
-    """A client of the service; one that this process has started is used again while it lives."""
-    import mint
-
-    return mint.ServiceClient()
 
 
 def _sweep(jobs: Sequence[Composed]) -> int:
@@ -73,7 +65,10 @@ def _sweep(jobs: Sequence[Composed]) -> int:
             print(f"[{number}/{len(jobs)}] {' '.join(job.swept)}", flush=True)
             since = time.monotonic()
             try:
-                train(job, _service())
+                train(job)
+            except KeyboardInterrupt:
+                sweep.add(job, since, "interrupted")
+                raise
             except Exception as error:
                 tell(error)
                 sweep.add(job, since, text_of(error))

@@ -163,7 +163,8 @@ def _histogram(rewards: Sequence[float]) -> tuple[tuple[float, float, int], ...]
         return ()
     low, high = min(0.0, *rewards), max(1.0, *rewards)
     width = (high - low) / _BINS
-    counts = Counter(min(_BINS - 1, int((reward - low) / width)) for reward in rewards)
+    bins = ((reward - low) / width + 1e-9 for reward in rewards)  # 0.3 / 0.1 is a little below 3
+    counts = Counter(min(_BINS - 1, int(each)) for each in bins)
     return tuple((low + b * width, low + (b + 1) * width, counts[b]) for b in range(_BINS))
 
 

@@ -105,7 +105,7 @@ def _read(path: Path) -> list[Sample]:
 
 
 def _lines(path: Path) -> Iterator[Sample]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, Union
 
 from mint.rewards.score import Failure, Outcome, Sample, Score, read_score
-from mint.rewards.signature import read_signature
+from mint.rewards.signature import SignatureError, read_signature
 
 Result = TypeVar("Result")
 RewardLike = Union["Reward", Callable[..., Any], str]
@@ -112,7 +112,7 @@ def as_reward(reward: RewardLike, name: str | None = None) -> Reward:
         return find_reward(reward)
     if callable(reward):
         return FunctionReward(reward, name)
-    raise TypeError(
+    raise SignatureError(
         f"{reward!r} is not a reward. Pass a function, a Reward, or a name that "
         "`mint rewards list` shows."
     )

@@ -7,6 +7,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from mint import types
@@ -91,14 +92,28 @@ def identity_of(adapter: Any, sample: Any, prompt: Sequence[int] | None) -> str:
     return hashlib.sha256(own.encode()).hexdigest()[:16]
 
 
-def _as_text(sample: Any) -> str:
-    text = json.dumps(sample, sort_keys=True, default=repr, ensure_ascii=False)
-    if " object at 0x" in text:
+def _as_text(task: Any) -> str:
+    try:
+        return json.dumps(task, sort_keys=True, default=_plain, ensure_ascii=False)
+    except TypeError as error:
         raise TypeError(
-            f"A {type(sample).__name__} has no text that is the same in every process, so it "
-            "cannot be told apart from other tasks. Make it a dataclass or a dict, or give the "
-            "environment identity(task) -> str."
-        )
+            f"A {type(task).__name__} has no text that is the same in every process, so it "
+            f"cannot be told apart from other tasks: {error}. Make it a dataclass or a dict, or "
+            "give the environment identity(task) -> str."
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for, without an order or an address that may change."""
+    if isinstance(value, set | frozenset):
+        return sorted(_as_text(item) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {part.name: getattr(value, part.name) for part in fields(value)}
+        if not all(isinstance(part, str | int | float | None) for part in parts.values()):
+            return parts  # whose own order may change; the text of simple parts does not
+    text = repr(value)
+    if " at 0x" in text:
+        raise TypeError(f"{text} is named by where it is in memory")
     return text
 
 

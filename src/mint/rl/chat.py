@@ -8,10 +8,11 @@ past was changed (shortened, summarised, rewritten) begins another context, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from mint.rl.policy import Policy, seed_for
+from mint.rl.policy import Answer, Policy, seed_for, segment_of
 from mint.rl.rendering import Message, Renderer
 from mint.rl.rollout import Segment
 from mint.rl.tool_calls import ToolCall, parse_tool_calls
@@ -32,6 +33,7 @@ class Reply:
     text: str
     tokens: list[int] = field(repr=False)
     truncated: bool = False
+    ended: bool = False  # by the model itself, with its last token
 
     @property
     def tool_calls(self) -> list[ToolCall]:
@@ -76,13 +78,20 @@ class Chat:
         self._renderer = Renderer(policy.tokenizer, tools)
         self._context: list[Message] = []  # the messages that the last segment stands for
         self._waiting: list[Message] = []
+        self._last: Reply | None = None  # in this context; without one, the next begins a segment
         self._said: list[str] = []
-        self._last: int | None = None
-        self._fresh = True  # whether the next reply begins a segment
         self._opening: int | None = None  # how much of the trace came before the first reply
+        self._speaking = self._closed = False
 
     def use_tools(self, tools: Sequence[dict[str, Any]]) -> None:
-        """Describe tools to the model, before the first reply."""
+        """Describe tools to the model, if its chat template can, before the first reply."""
+        if list(tools) == self._renderer.tools:
+            return
+        if self._last is not None:
+            raise ValueError(
+                "The model was told its tools at the beginning of this conversation. Call "
+                "chat.use_tools(...) before chat.reply(), or after chat.restart(...)."
+            )
         self._renderer = Renderer(self.policy.tokenizer, tools)
 
     def system(self, content: str) -> None:
@@ -94,7 +103,7 @@ class Chat:
         self.add("user", content)
 
     def tool(self, content: str, name: str | None = None) -> None:
-        """Give the result of a tool."""
+        """Give the result of a tool: those of a reply's calls in their order."""
         self.add("tool", content, **({"name": name} if name else {}))
 
     def add(self, role: str, content: str, **more: Any) -> None:
@@ -102,16 +111,17 @@ class Chat:
 
         An assistant's message that is added, as in an example, is given and not trained on.
         """
-        message = {"role": role, "content": content, **more}
-        self._waiting.append(message)
-        self.trace.append(message)
+        self._say([{"role": role, "content": content, **more}])
 
     def restart(self, messages: Sequence[Message] = ()) -> None:
         """Begin another context: what was said before is still trained on, but no longer seen."""
-        self._context, self._last = [], None
-        self._waiting = list(messages)
-        self.trace += [dict(message) for message in messages]
-        self._fresh = True
+        self._check_silence()
+        self._context, self._waiting, self._last = [], [], None
+        self._say(messages)
+
+    def close(self) -> None:
+        """End the conversation: what is still under way will not be recorded."""
+        self._closed = True
 
     @property
     def turns_left(self) -> int:
@@ -136,64 +146,91 @@ class Chat:
         begins another context.
         """
         known = [*self._context, *self._waiting]
-        if not self._fresh and _same(messages[: len(known)], known) and len(messages) > len(known):
-            for message in messages[len(known) :]:
-                self._waiting.append(dict(message))
-                self.trace.append(dict(message))
+        if self._last and len(messages) > len(known) and _same(messages[: len(known)], known):
+            self._say(messages[len(known) :])
         else:
             self.restart(messages)
         return await self.reply(**options)
 
     async def reply(
-        self, max_tokens: int | None = None, stop: Sequence[str] | None = None
+        self, max_tokens: int | None = None, stop: str | Sequence[str] | None = None
     ) -> Reply:
-        """Let the model speak. Raises :class:`TurnLimit` and :class:`ContextFull`."""
+        """Let the model speak. Raises :class:`TurnLimit` and :class:`ContextFull`.
+
+        After an error nothing has changed: shorten the conversation, or ask again.
+        """
+        self._check_silence()
         if self.turns_left < 1:
             raise TurnLimit(
                 f"The rollout has used its {self.max_turns} turns. End it while chat.turns_left "
                 "is 0, or raise max_turns."
             )
-        segment = self._extended()
+        given = self._rendered()
+        read = [*self.segments[-1].tokens, *given] if self._last else given
+        room = self._room(len(read), max_tokens)
+        stops = [stop] if isinstance(stop, str) else list(stop or self.policy.stop)
+        self._speaking = True
+        try:
+            seed = seed_for(self._seed, self.turns)
+            (answer,) = await self.policy.sample(read, 1, seed, room, stops)
+        finally:
+            self._speaking = False
+        self._check_silence()
+        return self._record(given, answer, stops)
+
+    def _rendered(self) -> list[int]:
+        """The tokens of what was said since the last reply."""
+        if self._last is None:
+            if not self._waiting:
+                raise ValueError("Nothing was said yet: call chat.user(...) before chat.reply().")
+            return self._renderer.start(self._waiting)
+        if not self._waiting:
+            raise ValueError("The model has just spoken: say something before chat.reply().")
+        last = self._last
+        return self._renderer.follow(self._waiting, last.tokens, last.ended, last.tool_calls)
+
+    def _room(self, used: int, max_tokens: int | None) -> int:
+        wanted = self.policy.max_tokens if max_tokens is None else max_tokens
+        if wanted < 1:
+            raise ValueError(f"max_tokens is {wanted}: a reply needs at least one.")
+        if self.context_length is None:
+            return wanted
+        if used >= self.context_length:
+            raise ContextFull(
+                f"The conversation has {used} tokens, and context_length is "
+                f"{self.context_length}. Shorten it with chat.restart(messages)."
+            )
+        return min(wanted, self.context_length - used)
+
+    def _record(self, given: Sequence[int], answer: Answer, stops: Sequence[str]) -> Reply:
+        """Keep what was read and said."""
+        turn = segment_of(given, answer)
+        if self._last is None:
+            self.segments.append(turn)
+        else:
+            self.segments[-1].extend(turn)
+        text, ended = self.policy.text(answer, stops), self.policy.has_ended(answer, stops)
+        self._last = reply = Reply(text, answer.tokens, answer.truncated, ended)
+        self._context += [*self._waiting, reply.message]
+        self._waiting = []
+        self._said.append(reply.text)
+        self.turns += 1
+        self.truncated |= reply.truncated
         if self._opening is None:
             self._opening = len(self.trace)
-        room = self._room(segment, max_tokens or self.policy.max_tokens)
-        seed = seed_for(self._seed, self.turns)
-        answer = (await self.policy.sample(segment.tokens, 1, seed, room, stop))[0]
-        segment.sample(answer.tokens, answer.logprobs)
-        self._last = answer.tokens[-1] if answer.tokens else None
-        self.turns += 1
-        self.truncated |= answer.truncated
-        reply = Reply(self.policy.text(answer.tokens), answer.tokens, answer.truncated)
-        self._context.append(reply.message)
-        self._said.append(reply.text)
         self.trace.append(_traced(reply))
         return reply
 
-    def _extended(self) -> Segment:
-        """The segment to sample from, with what was said since the last reply."""
-        if self._fresh:
-            if not self._waiting:
-                raise ValueError("Nothing was said yet: call chat.user(...) before chat.reply().")
-            self.segments.append(Segment())
-            self.segments[-1].give(self._renderer.start(self._waiting))
-        elif self._waiting:
-            self.segments[-1].give(self._renderer.follow(self._waiting, self._last))
-        else:
-            raise ValueError("The model has just spoken: say something before chat.reply().")
-        self._context += self._waiting
-        self._waiting, self._fresh = [], False
-        return self.segments[-1]
+    def _say(self, messages: Sequence[Message]) -> None:
+        self._check_silence()
+        self._waiting += [deepcopy(message) for message in messages]
+        self.trace += [deepcopy(message) for message in messages]
 
-    def _room(self, segment: Segment, wanted: int) -> int:
-        if self.context_length is None:
-            return wanted
-        room = min(wanted, self.context_length - len(segment.tokens))
-        if room < 1:
-            raise ContextFull(
-                f"The conversation has {len(segment.tokens)} tokens, and context_length is "
-                f"{self.context_length}. Shorten it with chat.restart(messages)."
-            )
-        return room
+    def _check_silence(self) -> None:
+        if self._closed:
+            raise RuntimeError("The rollout is over: nothing more is said in its conversation.")
+        if self._speaking:
+            raise RuntimeError("The model is speaking: await chat.reply() before going on.")
 
 
 def _traced(reply: Reply) -> dict[str, Any]:
@@ -205,7 +242,10 @@ def _traced(reply: Reply) -> dict[str, Any]:
 
 
 def _same(messages: Sequence[Message], known: Sequence[Message]) -> bool:
-    def words(message: Message) -> tuple[Any, Any]:
-        return message.get("role"), message.get("content")
+    """Whether messages say the same. A list may know more about a reply, such as its calls."""
+
+    def words(message: Message) -> Message:
+        kept = ("role", "content") if message.get("role") == "assistant" else message
+        return {key: message.get(key) for key in kept}
 
     return [words(m) for m in messages] == [words(m) for m in known]

@@ -23,10 +23,15 @@ class Checkpoint:
 class Checkpoints:
     """Saves, remembers and prunes. Nothing is deleted before what replaces it is on record."""
 
-    def __init__(self, keep_every: int = 0) -> None:
+    def __init__(self, every: int, keep_every: int = 0) -> None:
+        self.every = every
         self.keep_every = keep_every
         self.kept: list[Checkpoint] = []
         self._unwanted: list[Checkpoint] = []
+
+    def due(self, step: int) -> bool:
+        """Whether a step's weights are to be saved, to go on from or to keep."""
+        return any(every and step % every == 0 for every in (self.every, self.keep_every))
 
     @property
     def latest(self) -> Checkpoint | None:

@@ -11,6 +11,7 @@ from mint.rl.config import RLConfig
 from mint.rl.endings import CheckpointGone
 from mint.rl.kl import Reference
 from mint.rl.lifeline import Lifeline
+from mint.rl.options import ConfigError
 from mint.rl.threads import aside
 
 
@@ -33,7 +34,9 @@ async def training_client(
     if latest is not None:
         return await service.create_training_client_from_state_with_optimizer_async(latest.path)
     if cfg.start_from:
-        return await service.create_training_client_from_state_async(cfg.start_from)
+        client = await service.create_training_client_from_state_async(cfg.start_from)
+        await _require_model(client, cfg)
+        return client
     return await service.create_lora_training_client_async(
         base_model=cfg.base_model,
         rank=cfg.rank,
@@ -42,6 +45,16 @@ async def training_client(
         train_attn=cfg.train_attn,
         train_unembed=cfg.train_unembed,
     )
+
+
+async def _require_model(client: mint.TrainingClient, cfg: RLConfig) -> None:
+    """Refuse to begin from weights of another model: evaluation and KL would compare with it."""
+    name = (await client.get_info_async()).model_data.model_name
+    if name != cfg.base_model:
+        raise ConfigError(
+            f"start_from has weights of {name}, and base_model is {cfg.base_model}. Set "
+            f"base_model={name}."
+        )
 
 
 @contextmanager

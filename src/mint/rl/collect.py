@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import mint
@@ -52,16 +53,20 @@ class Collector:
         groups = await self.groups(policy, draw.batch(cfg.batch_size), step, cfg.group_size)
         dropped: list[Group] = []
         for round_ in range(1, cfg.max_refills + 1):
-            useless = [g for g in groups if g.kind(cfg.success_threshold) != "signal"]
+            useless = [group for group in groups if not self._has_signal(group)]
             items = draw.more(len(useless)) if useless else []
             if not items:
                 break
-            fresh = await self.groups(policy, items, step, cfg.group_size, f"refill {round_}")
-            useful = [g for g in fresh if g.kind(cfg.success_threshold) == "signal"]
+            fresh = await self.groups(policy, items, step, cfg.group_size, f"refill {round_}, ")
+            useful = [group for group in fresh if self._has_signal(group)]
             replaced = useless[: len(useful)]
-            dropped += [*replaced, *(g for g in fresh if g not in useful)]
-            groups = [g for g in groups if g not in replaced] + useful
+            dropped += [*replaced, *(group for group in fresh if not self._has_signal(group))]
+            gone = {id(group) for group in replaced}
+            groups = [*(group for group in groups if id(group) not in gone), *useful]
         return Batch(step, groups, policy, dropped, draw.data.calls)
+
+    def _has_signal(self, group: Group) -> bool:
+        return group.kind(self.cfg.success_threshold) == "signal"
 
     async def groups(
         self, policy: Policy, items: Sequence[Item], step: int, size: int, round_: str = ""
@@ -107,7 +112,7 @@ class Collector:
         group.rollouts = [
             Rollout(
                 [segment_of(item.prompt, answer)],
-                policy.text(answer.tokens),
+                policy.text(answer),
                 truncated=answer.truncated,
             )
             for answer in answers
@@ -147,8 +152,19 @@ class Collector:
         if cfg.overlong_buffer:
             rollout.penalty += overlong_penalty(
                 rollout.text,
-                tokens=rollout.length,
+                tokens=_longest_reply(rollout),
                 max_tokens=cfg.max_tokens,
                 buffer=cfg.overlong_buffer,
                 limit=cfg.overlong_limit,
             )
+
+
+def _longest_reply(rollout: Rollout) -> int:
+    """Tokens of the longest of a conversation's replies, each of which has ``max_tokens``."""
+    runs = [
+        sum(1 for _ in run)
+        for segment in rollout.segments
+        for sampled, run in groupby(segment.sampled)
+        if sampled
+    ]
+    return max(runs, default=0)

@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, fields
 from typing import Any, get_type_hints
 
 from mint.rl.options import ConfigError, checked, closest, option, parsed
 
 LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo")
+CLIPPED = ("ppo", "cispo", "gspo")
 ADVANTAGES = ("centre", "standardise", "leave_one_out", "dr_grpo", "batch")
 AGGREGATIONS = ("sum", "token", "sequence", "constant")
 SHAPES = ("constant", "linear", "cosine")
@@ -69,8 +70,12 @@ class RLConfig:
         "ppo, cispo or gspo when batches are used twice or training is unstable",
         choices=LOSSES,
     )
-    clip_low_threshold: float | None = option(None, "of clipped losses; none is the loss's own")
-    clip_high_threshold: float | None = option(None, "of clipped losses; above 1.2 explores more")
+    clip_low_threshold: float | None = option(
+        None, "the least ratio of clipped losses; none is the loss's own", low=0, high=1
+    )
+    clip_high_threshold: float | None = option(
+        None, "the greatest ratio of clipped losses; above 1.2 explores more", low=1
+    )
     dro_beta: float | None = option(None, "of dro: how much drift costs", low=0)
     learning_rate: float = option(2e-5, "1e-5 to 4e-5 for large models", low=0, env="MINT_RL_LR")
     betas: tuple[float, float] = option((0.9, 0.999), "Adam's decay rates", low=0, high=0.999999)
@@ -235,8 +240,8 @@ class RLConfig:
 
     def notes(self) -> list[str]:
         """What is allowed and probably not meant."""
-        found = []
-        clipped = self.loss_fn in ("ppo", "cispo", "gspo")
+        clipped = self.loss_fn in CLIPPED
+        found = [f"{name} does nothing: {why}" for name, why in self._idle()]
         if clipped and self.temperature != 1.0 and self.truncated_importance is None:
             found.append(
                 f"{self.loss_fn} clips the ratio of trainer to sampler, and at temperature "
@@ -249,6 +254,26 @@ class RLConfig:
                 "the policy back: set loss_fn=ppo."
             )
         return found
+
+    def _idle(self) -> Iterator[tuple[str, str]]:
+        """Settings that were changed and have no effect beside the others, and why."""
+        clips = f"{self.loss_fn} does not clip: set loss_fn=ppo."
+        effects = {
+            "clip_low_threshold": (self.loss_fn in CLIPPED, clips),
+            "clip_high_threshold": (self.loss_fn in CLIPPED, clips),
+            "dro_beta": (self.loss_fn == "dro", "set loss_fn=dro."),
+            "kl_reference": (self.kl_penalty_coef > 0, "set kl_penalty_coef=0.05."),
+            "temperature_end": (
+                self.temperature_schedule != "constant",
+                "set temperature_schedule=linear.",
+            ),
+            "lr_end": (self.lr_schedule != "constant", "set lr_schedule=linear."),
+            "overlong_limit": (self.overlong_buffer > 0, "set overlong_buffer."),
+            "data_order": (not self.curriculum, "the curriculum chooses; set curriculum=false."),
+        }
+        for name, (has_effect, why) in effects.items():
+            if not has_effect and getattr(self, name) != options()[name][0].default:
+                yield name, why
 
     @property
     def token_weights(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 from mint.rl.rollout import Group
@@ -48,23 +48,35 @@ class Curriculum:
 
     def __post_init__(self) -> None:
         self.known: dict[str, Progress] = {}
+        self.step = 0  # the last one that was learned from
+        self._before: dict[str, Progress] = {}  # its prompts, as they were known before it
 
     def record(self, identity: str, success: float) -> None:
         """Take a group into account."""
         self.known.setdefault(identity, Progress()).add(success)
 
-    def learn_from(self, groups: Sequence[Group], threshold: float) -> dict[str, float]:
+    def learn_from(self, groups: Sequence[Group], threshold: float, step: int) -> dict[str, float]:
         """Take a step's groups into account, and return how many prompts are in each pool. What is
         dropped, or comes back, is told."""
         before = self.pools()
-        for group in groups:
-            if group.rewards:
-                self.record(group.identity, group.success(threshold))
+        scored = [group for group in groups if group.rewards]
+        self.step = step
+        self._before = {g.identity: replace(self.known.get(g.identity, Progress())) for g in scored}
+        for group in scored:
+            self.record(group.identity, group.success(threshold))
         now = self.pools()
         if any(before[pool] != now[pool] for pool in _DROPPED):
             shown = ", ".join(f"{count} {pool}" for pool, count in now.items())
             print(f"  curriculum: {shown}", flush=True)
         return {f"curriculum/{pool}": float(count) for pool, count in now.items()}
+
+    def as_of(self, step: int) -> Curriculum:
+        """A copy, as it was after a step: the last one, or the one before it."""
+        past = replace(self)
+        known = self.known if step >= self.step else {**self.known, **self._before}
+        past.known = {name: replace(progress) for name, progress in known.items()}
+        past.step = step
+        return past
 
     def pool(self, identity: str) -> Pool:
         """Where a prompt stands."""
@@ -101,8 +113,14 @@ class Curriculum:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep."""
-        return {name: [p.groups, p.success] for name, p in self.known.items()}
+        return {
+            "step": self.step,
+            "known": {name: astuple(progress) for name, progress in self.known.items()},
+            "before": {name: astuple(progress) for name, progress in self._before.items()},
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a kept state."""
-        self.known = {name: Progress(*values) for name, values in state.items()}
+        self.step = state["step"]
+        self.known = {name: Progress(*values) for name, values in state["known"].items()}
+        self._before = {name: Progress(*values) for name, values in state["before"].items()}

@@ -18,6 +18,8 @@ from mint.rl.split import Split
 
 _MOST_CALLS = 20
 """How often a dataset is built in vain before there is too little of it."""
+_USED_UP = 3
+"""How often it may give only samples that a step has had, before there are no others."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Data:
         self._compared = False
         self._seed("given")
         self.given = self._items(getattr(adapter, "build_holdout", list)())
-        self.split = Split(cfg.holdout_fraction, [item.identity for item in self.given])
+        fraction = 0.0 if self.given else cfg.holdout_fraction
+        self.split = Split(fraction, [item.identity for item in self.given])
 
     def _seed(self, *place: object) -> None:
         """Give the adapter random numbers that depend on the place and on nothing else."""
@@ -55,8 +58,12 @@ class Data:
             np.random.seed(seed)
 
     def draw(self, step: int) -> Draw:
-        """What a step may use."""
-        return Draw(self, step)
+        """What a step may use. One that is drawn while another trains knows nothing of that one,
+        however long its sampling takes."""
+        known = None
+        if self.curriculum is not None:
+            known = self.curriculum.as_of(step - 1 - self.cfg.max_staleness)
+        return Draw(self, step, known)
 
     def build(self) -> list[Any]:
         """One call of the adapter's ``build_dataset``, with random numbers that depend on how many
@@ -70,17 +77,17 @@ class Data:
         while self.calls < calls:
             self.build()
 
-    def stream(self, step: int) -> Iterator[Item]:
+    def stream(self, step: int, curriculum: Curriculum | None) -> Iterator[Item]:
         """The trainable items of one more call, in the order in which a step should try them.
 
         Prompts are made as they are asked for, unless the order depends on all of them.
         """
         samples, seed = self.build(), self.cfg.seed
-        if self.curriculum is not None:
+        if curriculum is not None:
             items = list(self._trainable(samples))
             names = [item.identity for item in items]
             place = seed_for(seed, "curriculum", step, self.calls)
-            return iter([items[i] for i in self.curriculum.choose(names, len(items), place)])
+            return iter([items[i] for i in curriculum.choose(names, len(items), place)])
         if self.cfg.data_order == "shuffled":
             kept = list(self._trainable(samples)) if self.split.active else samples
             ordered = shuffled(kept, step, self.cfg.batch_size, seed)
@@ -164,11 +171,12 @@ def shuffled(items: Sequence[Any], step: int, count: int, seed: int | None) -> l
 class Draw:
     """Items for one step: the batch first, then more in place of groups without signal."""
 
-    def __init__(self, data: Data, step: int) -> None:
+    def __init__(self, data: Data, step: int, curriculum: Curriculum | None) -> None:
         self.data = data
         self.step = step
         self.seen: set[str] = set()
-        self._queue = data.stream(step)
+        self._curriculum = curriculum
+        self._queue = data.stream(step, curriculum)
 
     def batch(self, count: int) -> list[Item]:
         """The step's prompts: the first ``count`` items, fewer when the dataset is smaller."""
@@ -186,12 +194,19 @@ class Draw:
     def more(self, count: int) -> list[Item]:
         """Other items than before, building the dataset again when it is used up."""
         taken: list[Item] = []
+        in_vain = 0
         for _ in range(_MOST_CALLS):
+            offered, seen = False, len(self.seen)
             for item in self._queue:
+                offered = True
                 if item.identity not in self.seen:
                     self.seen.add(item.identity)
                     taken.append(item)
                     if len(taken) == count:
                         return taken
-            self._queue = self.data.stream(self.step)
+            if offered and len(self.seen) == seen:
+                in_vain += 1
+            if in_vain == _USED_UP:
+                break
+            self._queue = self.data.stream(self.step, self._curriculum)
         return taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
-from mint.rl.rollout import Group, Rollout, Segment
+from mint.rl.rollout import Group, Rollout, Segment, in_common
 
 Array = NDArray[np.float64]
+Tokens = tuple[int, ...]
 
 
 def datum_of(segment: Segment, advantage: float, weight: float = 1.0) -> types.Datum:
@@ -75,18 +77,15 @@ def build_datums(
 ) -> list[types.Datum]:
     """The datums of all rollouts that have an advantage; a rollout of several contexts has several.
 
-    Groups stay together: the service computes a prompt that its answers share only once.
+    Groups stay together: the service computes a prompt that its answers share only once. A mean
+    is one over all rollouts of these groups that count, those without an advantage too.
     """
-    rollouts = [
-        rollout
-        for group in groups
-        for rollout in group.counted
-        if rollout.advantage != 0.0 and rollout.length
-    ]
+    rollouts = [rollout for group in groups for rollout in group.counted if rollout.length]
     weights = token_weights([rollout.length for rollout in rollouts], aggregation, max_tokens)
     datums = [
         datum_of(segment, rollout.advantage, weight)
         for rollout, weight in zip(rollouts, weights, strict=True)
+        if rollout.advantage != 0.0
         for segment in _trainable(rollout)
     ]
     return [with_ratio_mask(datum) for datum in datums] if loss_fn == "gspo" else datums
@@ -135,16 +134,24 @@ def split(datums: Sequence[types.Datum], parts: int) -> list[list[types.Datum]]:
 
 def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int]:
     """Which datums have a weight on a token that the policy did not sample: the masked-loss bug."""
-    masks = {
-        tuple(kept.tokens): np.asarray(kept.sampled[1:])
-        for group in groups
-        for rollout in group.rollouts
-        for kept in (segment.trimmed() for segment in rollout.segments)
-    }
-    return [index for index, datum in enumerate(datums) if _trains_outside(datum, masks)]
+    masks: dict[Tokens, NDArray[np.bool_]] = {}
+    for group in groups:
+        for rollout in group.rollouts:
+            for kept in (segment.trimmed() for segment in rollout.segments):
+                tokens, sampled = tuple(kept.tokens), np.asarray(kept.sampled, dtype=bool)
+                masks[tokens] = sampled | masks.get(tokens, sampled)  # one may quote another
+    known = sorted(masks)
+    return [i for i, datum in enumerate(datums) if _trains_outside(datum, masks, known)]
 
 
-def _trains_outside(datum: types.Datum, masks: dict[tuple[int, ...], NDArray[np.bool_]]) -> bool:
-    targets = [int(token) for token in datum.loss_fn_inputs["target_tokens"].data]
-    mask = masks.get((datum.model_input.to_ints()[0], *targets))
-    return mask is not None and bool((values(datum, "weights")[~mask] != 0).any())
+def _trains_outside(
+    datum: types.Datum, masks: dict[Tokens, NDArray[np.bool_]], known: list[Tokens]
+) -> bool:
+    """Of an answer that was changed, what it has in common with the nearest one can be told."""
+    targets = (int(token) for token in datum.loss_fn_inputs["target_tokens"].data)
+    tokens = (datum.model_input.to_ints()[0], *targets)
+    place = bisect_left(known, tokens)
+    neighbours = known[max(0, place - 1) : place + 1]
+    nearest = max(neighbours, key=lambda other: in_common(other, tokens), default=())
+    given = ~masks.get(nearest, np.empty(0, bool))[1 : in_common(nearest, tokens)]
+    return bool((values(datum, "weights")[: len(given)][given] != 0).any())

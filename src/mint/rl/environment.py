@@ -44,19 +44,25 @@ async def run_environment(
 ) -> Rollout:
     """One rollout. Whatever goes wrong inside it stays inside it, and is written down.
 
-    Only a lost service and missing logprobs end the step: they concern every rollout.
+    Only a lost service, missing logprobs and an interruption end the step: they concern every
+    rollout.
     """
     chat = Chat(policy, seed, cfg.max_turns, cfg.context_length)
     value: Any
+    limit = asyncio.timeout(cfg.rollout_timeout)
     try:
-        async with asyncio.timeout(cfg.rollout_timeout):
+        async with limit:
             value = await environment.rollout(task, chat)
-    except (mint.APIConnectionError, MissingLogprobs):
+    except (mint.APIConnectionError, MissingLogprobs, KeyboardInterrupt, GeneratorExit):
         raise
-    except TimeoutError as error:
-        value = TimeoutError(str(error) or f"no end after {cfg.rollout_timeout:g} s")
     except Exception as error:
-        value = error
+        value = _timed_out(cfg.rollout_timeout) if limit.expired() else error
+    except BaseException as error:
+        if _is_cancelled():
+            raise
+        value = RuntimeError(f"{type(error).__name__}: {error}")
+    finally:
+        chat.close()
     rollout = Rollout(
         chat.segments,
         chat.text,
@@ -66,3 +72,13 @@ async def run_environment(
     )
     apply_score(rollout, value, weights)
     return rollout
+
+
+def _timed_out(seconds: float) -> TimeoutError:
+    return TimeoutError(f"no end after {seconds:g} s; raise rollout_timeout if it needs longer")
+
+
+def _is_cancelled() -> bool:
+    """Whether the step itself is given up, and not only something that a rollout waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -96,7 +96,7 @@ class Evaluation:
         >>> Evaluation.read(found.metrics()) == found
         True
         """
-        if "holdout/reward_low" not in metrics:
+        if "holdout/pass@1" not in metrics:
             return None
         named = (name.removeprefix("holdout/pass@") for name in metrics)
         k = max(int(name) for name in named if name.isdigit())
@@ -110,21 +110,22 @@ class Evaluation:
             high=metrics["holdout/pass@1_high"],
             k=k,
             pass_k=metrics[f"holdout/pass@{k}"],
-            reward_low=metrics["holdout/reward_low"],
-            reward_high=metrics["holdout/reward_high"],
+            reward_low=metrics.get("holdout/reward_low", -math.inf),
+            reward_high=metrics.get("holdout/reward_high", math.inf),
         )
 
     def metrics(self) -> dict[str, float]:
-        """For the metrics file."""
+        """For the metrics file. One prompt tells nothing of the rewards' spread."""
         found = {
             "holdout/reward": self.reward,
-            "holdout/reward_low": self.reward_low,
-            "holdout/reward_high": self.reward_high,
             "holdout/pass@1": self.pass_1,
             "holdout/pass@1_low": self.low,
             "holdout/pass@1_high": self.high,
             "holdout/prompts": float(self.prompts),
         }
+        if self.prompts > 1:
+            found["holdout/reward_low"] = self.reward_low
+            found["holdout/reward_high"] = self.reward_high
         return found | ({f"holdout/pass@{self.k}": self.pass_k} if self.k > 1 else {})
 
     def __str__(self) -> str:
@@ -136,7 +137,8 @@ class Evaluation:
 
 
 def evaluate(rewards_P_G: Sequence[Sequence[float]], threshold: float) -> Evaluation:
-    """Pass rates of groups of rewards. Prompts without a single score are left out.
+    """Pass rates of groups of rewards. Prompts without a single score are left out, and those with
+    some answers that were not scored are left out of pass@k.
 
     The interval counts prompts, not answers: several answers to one prompt are not independent.
 
@@ -148,7 +150,8 @@ def evaluate(rewards_P_G: Sequence[Sequence[float]], threshold: float) -> Evalua
         return Evaluation(0, 0, 0.0, 0.0, 0.0, 1.0, 1, 0.0, -math.inf, math.inf)
     right = [sum(reward >= threshold for reward in group) for group in groups]
     rates = np.asarray([r / len(group) for r, group in zip(right, groups, strict=True)])
-    k = min(len(group) for group in groups)
+    k = max(len(group) for group in groups)
+    complete = [r for r, group in zip(right, groups, strict=True) if len(group) == k]
     share = float(rates.mean())
     low, high = wilson(share, independent_trials(rates, [len(group) for group in groups]))
     means = np.asarray([np.mean(group) for group in groups])
@@ -162,9 +165,7 @@ def evaluate(rewards_P_G: Sequence[Sequence[float]], threshold: float) -> Evalua
         low=low,
         high=high,
         k=k,
-        pass_k=float(
-            np.mean([pass_at_k(r, len(g), k) for r, g in zip(right, groups, strict=True)])
-        ),
+        pass_k=float(np.mean([pass_at_k(r, k, k) for r in complete])),
         reward_low=reward - half,
         reward_high=reward + half,
     )

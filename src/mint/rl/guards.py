@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from mint.rl.config import RLConfig
+from mint.rl.config import CLIPPED, RLConfig
 
 Metrics = Mapping[str, float]
 _BASELINE = 3
@@ -20,7 +20,7 @@ _BASELINE = 3
 _WINDOW = 5
 """How many last steps are averaged to see past the noise."""
 _CLEAR = 0.05
-"""A difference of rewards or shares that is not noise."""
+"""A difference of shares, or of rewards up to 1, that is not noise."""
 _SOLVED = 0.9
 """A success from which there is little left to explore."""
 
@@ -52,7 +52,8 @@ class History:
             self.first.append(row)
         self.last = [*self.last, row][-_WINDOW:]
         if "holdout/pass@1" in row:
-            self.evaluations.append({**row, "train": self.recent("reward/mean") or 0.0})
+            held_out = {name: value for name, value in row.items() if name.startswith("holdout/")}
+            self.evaluations.append({**held_out, "train": self.recent("reward/mean") or 0.0})
 
     def begin(self, evaluation: Metrics) -> None:
         """Take the holdout before the first step into account."""
@@ -77,6 +78,11 @@ class History:
 def _mean(rows: list[dict[str, float]], name: str) -> float | None:
     values = [row[name] for row in rows if name in row]
     return fmean(values) if values else None
+
+
+def _clear(*rewards: float) -> float:
+    """A difference of rewards of this size that is not noise."""
+    return _CLEAR * max(1.0, *(abs(reward) for reward in rewards))
 
 
 class Guards:
@@ -121,11 +127,17 @@ def no_signal(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
     """Nothing to learn from: every group has equal rewards."""
     if m.get("datums", 1.0) > 0:
         return
+    signal = m.get("groups/signal", 0.0)
     right, wrong = m.get("groups/all_right", 0.0), m.get("groups/all_wrong", 0.0)
-    if right > wrong:
-        advice = "The prompts are too easy now: use harder ones, or set curriculum=true."
-    elif m.get("groups/unscored", 0.0) > wrong:
+    if signal:
+        seen = f"datums=0, though {signal:.0f} groups have better and worse answers."
+        yield Finding("no_signal", seen, "See what edit_datums leaves.")
+        return
+    if m.get("groups/unscored", 0.0) > max(right, wrong):
         advice = "Most rewards are missing: see reward_errors and mask_truncated."
+    elif right > wrong:
+        more = "" if cfg.curriculum else ", or set curriculum=true"
+        advice = f"The prompts are too easy now: use harder ones{more}."
     else:
         advice = (
             "The prompts are too hard, or the reward pays nothing on the way: give partial credit, "
@@ -145,11 +157,11 @@ def reward_hacking(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Find
         return
     *earlier, now = history.examined()
     best = max(earlier, key=lambda row: (row["holdout/pass@1"], row["holdout/reward"]))
-    fell = (
-        now["holdout/pass@1_high"] < best["holdout/pass@1"]
-        or now["holdout/reward"] < best["holdout/reward"] - 2 * _CLEAR
+    paid, held_out = best["holdout/reward"], now["holdout/reward"]
+    fell = now["holdout/pass@1_high"] < best["holdout/pass@1"] or held_out < paid - 2 * _clear(
+        paid, held_out
     )
-    if fell and now["train"] > best["train"] + _CLEAR:
+    if fell and now["train"] > best["train"] + _clear(best["train"], now["train"]):
         yield _hacked(best, now, "fell")
     elif _left_behind(earlier[0], now):
         yield _hacked(earlier[0], now, "did not rise with it:")
@@ -160,10 +172,11 @@ def _left_behind(first: Metrics, now: Metrics) -> bool:
 
     A policy that only gets surer of itself earns as much in training as on the holdout, not more.
     """
+    train, paid, held_out = now["train"], first["holdout/reward"], now["holdout/reward"]
     return (
-        now["train"] > first["train"] + 4 * _CLEAR
-        and now["train"] > now["holdout/reward"] + 2 * _CLEAR
-        and now["holdout/reward"] < first["holdout/reward"] + _CLEAR / 2
+        train > first["train"] + 4 * _clear(first["train"], train)
+        and train > held_out + 2 * _clear(train, held_out)
+        and held_out < paid + _clear(paid, held_out) / 2
         and now["holdout/pass@1_low"] <= first["holdout/pass@1"]
     )
 
@@ -188,23 +201,29 @@ def length_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Find
         yield Finding(
             "length_runaway",
             f"answers grew from {before:.0f} to {now:.0f} tokens, and no more of them are right.",
-            "Length is being paid: set overlong_buffer or advantage=dr_grpo, or punish length.",
+            f"Length is being paid: {_against_length(cfg)}, or punish length in the reward.",
         )
+
+
+def _against_length(cfg: RLConfig) -> str:
+    known = "raise overlong_limit" if cfg.overlong_buffer else "set overlong_buffer"
+    return known if cfg.token_weights == "constant" else f"{known} or advantage=dr_grpo"
 
 
 def component_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
     """One component of the reward rises at the cost of the others."""
     names = [name for name in m if name.startswith("component/")]
-    gains = {}
+    gains, clear = {}, {}
     for name in names:
         before, now = history.baseline(name), history.recent(name)
         if before is not None and now is not None:
-            gains[name.removeprefix("component/")] = now - before
+            component = name.removeprefix("component/")
+            gains[component], clear[component] = now - before, _clear(before, now)
     if len(gains) < 2:
         return
-    winner = max(gains, key=lambda name: gains[name])
-    loser = min(gains, key=lambda name: gains[name])
-    if gains[winner] > 2 * _CLEAR and gains[loser] < -_CLEAR:
+    winner = max(gains, key=lambda name: gains[name] / clear[name])
+    loser = min(gains, key=lambda name: gains[name] / clear[name])
+    if gains[winner] > 2 * clear[winner] and gains[loser] < -clear[loser]:
         yield Finding(
             "component_runaway",
             f"{winner!r} rose by {gains[winner]:.2f} while {loser!r} fell by {-gains[loser]:.2f}.",
@@ -228,6 +247,9 @@ def truncation(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]
     share = m.get("length/truncated", 0.0)
     if share <= cfg.truncation_limit:
         return
+    advice = "Their rewards mislead: raise max_tokens, give stop texts, or set mask_truncated=true."
+    if cfg.mask_truncated:
+        advice = "They are left out of training: raise max_tokens, or give stop texts."
     paid = ""
     if "reward/truncated" in m and "reward/untruncated" in m:
         paid = (
@@ -237,7 +259,7 @@ def truncation(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]
     yield Finding(
         "truncation",
         f"{share:.0%} of the answers were cut off (max_tokens={cfg.max_tokens}).{paid}",
-        "Their rewards mislead: raise max_tokens, give stop texts, or set mask_truncated=true.",
+        advice,
     )
 
 
@@ -246,11 +268,12 @@ def entropy_collapse(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Fi
     before, now = history.baseline("policy/entropy"), history.recent("policy/entropy")
     solved = (history.recent("reward/success") or 0.0) >= _SOLVED
     if before and now is not None and now < cfg.entropy_floor * before and not solved:
+        explore = " or clip_high_threshold" if cfg.loss_fn in CLIPPED else ""
         yield Finding(
             "entropy_collapse",
             f"entropy fell from {before:.3f} to {now:.3f} per token: answers of a group are alike.",
-            "Lower the learning rate, raise temperature or clip_high_threshold, or set "
-            "kl_penalty_coef.",
+            f"Lower the learning rate, raise temperature{explore}, or "
+            f"{'raise' if cfg.kl_penalty_coef else 'set'} kl_penalty_coef.",
         )
 
 
@@ -292,18 +315,24 @@ def not_finite(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]
         yield Finding(
             "not_finite",
             f"{', '.join(wrong)}: not a finite number.",
-            "Lower the learning rate, set grad_clip_norm=1.0, and go back to the last checkpoint.",
+            f"{calmer(cfg)} Go back to the last checkpoint.",
         )
+
+
+def calmer(cfg: RLConfig) -> str:
+    """What keeps gradients finite."""
+    return f"Lower the learning rate{'' if cfg.grad_clip_norm else ', and set grad_clip_norm=1.0'}."
 
 
 def mismatch(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
     """Sampler and trainer disagree on the same weights. Told only where they should agree."""
     same_weights = m.get("policy/staleness", 0.0) == 0 and m.get("policy/temperature") == 1.0
     if same_weights and m.get("mismatch/mean", 0.0) > cfg.mismatch_limit:
+        remedy = "" if cfg.truncated_importance else "Set truncated_importance=2.0. "
         yield Finding(
             "mismatch",
             f"sampler and trainer differ by {m['mismatch/mean']:.3f} in logprob per token.",
-            "Set truncated_importance=2.0, and check that both run the same weights and precision.",
+            f"{remedy}Check that both run the same weights and precision.",
         )
 
 

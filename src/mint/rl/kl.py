@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 import mint
 from mint import types
-from mint.rl.rollout import Group, Rollout, Segment
+from mint.rl.advantage import has_signal
+from mint.rl.rollout import Group, MissingLogprobs, Rollout, Segment
 
 Array = NDArray[np.float64]
 
@@ -49,19 +50,29 @@ class Reference:
     async def penalise(
         self, groups: Sequence[Group], policy: mint.SamplingClient | None
     ) -> dict[str, float]:
-        """Take ``coefficient * k1`` from the reward of every rollout. Returns what to report."""
-        rollouts = [rollout for group in groups for rollout in group.counted if rollout.length]
-        if not rollouts:
+        """Take ``coefficient * k1`` from the rewards of all groups in which some answer was better
+        than another. Returns what to report, of all groups: a policy that has collapsed gives such
+        in which all are alike.
+        """
+        found = await asyncio.gather(*(self._compare(group, policy) for group in groups))
+        pairs = [pair for of_group in found for pair in of_group]
+        if not pairs:
             return {}
-        pairs = await asyncio.gather(*(self._logprobs(rollout, policy) for rollout in rollouts))
-        for rollout, (mine, theirs) in zip(rollouts, pairs, strict=True):
-            rollout.penalty -= self.coefficient * float(k1(mine, theirs).sum())
-        mine = np.concatenate([pair[0] for pair in pairs])
-        theirs = np.concatenate([pair[1] for pair in pairs])
+        mine, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
         return {
             "kl/k1": float(k1(mine, theirs).mean()),
             "kl/k3": float(k3(mine, theirs).mean()),
         }
+
+    async def _compare(
+        self, group: Group, policy: mint.SamplingClient | None
+    ) -> list[tuple[Array, Array]]:
+        rollouts = [rollout for rollout in group.counted if rollout.length]
+        pairs = await asyncio.gather(*(self._logprobs(rollout, policy) for rollout in rollouts))
+        if has_signal([rollout.total for rollout in group.counted]):
+            for rollout, (mine, theirs) in zip(rollouts, pairs, strict=True):
+                rollout.penalty -= self.coefficient * float(k1(mine, theirs).sum())
+        return pairs
 
     async def _logprobs(
         self, rollout: Rollout, policy: mint.SamplingClient | None
@@ -80,4 +91,10 @@ async def score(client: mint.SamplingClient, segment: Segment) -> Array:
     """The logprobs, at temperature 1, of a segment's sampled tokens under another model."""
     found = await client.compute_logprobs_async(types.ModelInput.from_ints(segment.tokens))
     chosen = [logprob for logprob, sampled in zip(found, segment.sampled, strict=True) if sampled]
-    return np.asarray([0.0 if x is None else x for x in chosen], dtype=np.float64)
+    known = [logprob for logprob in chosen if logprob is not None]
+    if len(known) < len(chosen):
+        raise MissingLogprobs(
+            f"The service sent {len(known)} logprobs for {len(chosen)} sampled tokens. Without all "
+            "of them the KL is unknown; the first token of a context has none: give it a prompt."
+        )
+    return np.asarray(known, dtype=np.float64)

@@ -70,6 +70,8 @@ def checked(option: Field[Any], kind: Any, value: Any) -> Any:
 def parsed(option: Field[Any], kind: Any, text: str, source: str) -> Any:
     """The value that a text from the shell stands for."""
     try:
+        if text.lower() == "none" and type(None) in get_args(kind):
+            return None
         return checked(option, kind, _from_text(_plain(kind), text))
     except ConfigError as error:
         raise ConfigError(f"{source}={text!r}: {error}") from None
@@ -85,8 +87,8 @@ def _from_text(kind: Any, text: str) -> Any:
             raise ValueError(text)
         return text.lower() in _TRUE
     if get_origin(kind) is tuple:
-        parts = [part.strip() for part in text.split(",") if part.strip()]
-        return tuple(get_args(kind)[0](part) for part in parts)
+        parts = [part.strip(" ") for part in text.split(",")]  # a new line may be meant
+        return tuple(get_args(kind)[0](part) for part in parts if part)
     if get_origin(kind) in (dict, Mapping):
         pairs = [part.partition("=") for part in text.split(",") if part.strip()]
         return {name.strip(): float(value) for name, _, value in pairs}
@@ -111,7 +113,8 @@ def _converted(name: str, kind: Any, value: Any) -> Any:
         case _ if get_origin(wanted) is tuple and isinstance(value, tuple | list):
             return _converted_tuple(name, wanted, value)
         case _ if get_origin(wanted) in (dict, Mapping) and isinstance(value, Mapping):
-            return {str(key): float(number) for key, number in value.items()}
+            if all(isinstance(number, int | float) for number in value.values()):
+                return {str(key): float(number) for key, number in value.items()}
     raise ConfigError(f"{name} is {value!r}; it must be {_named(kind)}.")
 
 

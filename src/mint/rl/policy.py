@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import mint
 from mint import types
+from mint.rl.rendering import marks_of
 from mint.rl.rollout import Segment
 
 
@@ -69,11 +71,25 @@ class Policy:
         end = getattr(self.tokenizer, "eos_token_id", None)
         return end if isinstance(end, int) else None
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of an answer, without the token that ended it."""
-        kept = list(tokens)
-        if kept and kept[-1] == self.end_token:
-            kept = kept[:-1]
+    @cached_property
+    def _marks(self) -> frozenset[int]:
+        return marks_of(self.tokenizer)
+
+    def has_ended(self, answer: Answer, stop: Sequence[str] | None = None) -> bool:
+        """Whether the model itself closed its answer, and was neither cut off nor stopped by a
+        text. Some models have several marks to do so."""
+        if not answer.tokens:
+            return False
+        last = answer.tokens[-1]
+        if last == self.end_token:
+            return True
+        word = str(self.tokenizer.decode([last]))
+        stopped = answer.truncated or any(word in text for text in stop or self.stop)
+        return last in self._marks and not stopped
+
+    def text(self, answer: Answer, stop: Sequence[str] | None = None) -> str:
+        """The text of an answer, without the mark that closed it."""
+        kept = answer.tokens[:-1] if self.has_ended(answer, stop) else answer.tokens
         return str(self.tokenizer.decode(kept))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from mint.rl.advantage import has_signal
@@ -52,6 +53,12 @@ class Segment:
         self.logprobs += list(logprobs)
         self.sampled += [True] * len(tokens)
 
+    def extend(self, more: Segment) -> None:
+        """Add what came after."""
+        self.tokens += more.tokens
+        self.logprobs += more.logprobs
+        self.sampled += more.sampled
+
     @property
     def sampled_count(self) -> int:
         return sum(self.sampled)
@@ -62,6 +69,16 @@ class Segment:
             return Segment()
         end = len(self.sampled) - self.sampled[::-1].index(True)
         return Segment(self.tokens[:end], self.logprobs[:end], self.sampled[:end])
+
+
+def in_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences begin with together.
+
+    >>> in_common([5, 6, 7], [5, 6, 8, 9])
+    2
+    """
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass

@@ -36,7 +36,7 @@ from mint.rl.directory import open_directory
 from mint.rl.endings import Interrupted, RewardsFailed, RunStopped, ServiceLost, going_on, lost
 from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
-from mint.rl.guards import Finding, Guards, masked_loss
+from mint.rl.guards import Finding, Guards, calmer, masked_loss
 from mint.rl.interruption import Interruption
 from mint.rl.lifeline import NoAnswer
 from mint.rl.loop import Loop, unbroken
@@ -71,7 +71,7 @@ class Run:
         self.interruption = interruption or Interruption()
         self.guards = Guards(self.cfg)
         self.ledger = Ledger(self.cfg.max_reward_failures)
-        self.checkpoints = Checkpoints(self.cfg.keep_every)
+        self.checkpoints = Checkpoints(self.cfg.checkpoint_every, self.cfg.keep_every)
         self._numbers: dict[str, float] = {}
         self._ahead: asyncio.Task[Batch] | None = None
         self._refused: Finding | None = None
@@ -171,7 +171,7 @@ class Run:
         """Take the KL to the reference from the rewards, when the config asks for it."""
         if self.reference is not None:
             policy = None if batch.policy.temperature == 1.0 else batch.policy.client
-            self._numbers |= self._do(self.reference.penalise(self.useful(batch), policy))
+            self._numbers |= self._do(self.reference.penalise(batch.groups, policy))
 
     def prefer(self, batch: Batch) -> list[types.Datum]:
         """From rewards to what is trained on."""
@@ -222,8 +222,7 @@ class Run:
         except mint.RequestFailedError as error:
             if "finite" not in str(error) and "The loss is" not in str(error):
                 raise
-            advice = "Set grad_clip_norm=1.0 as well."
-            self._refused = Finding("not_finite", str(error), advice)
+            self._refused = Finding("not_finite", str(error), calmer(cfg))
             return found | {"train/refused": 1.0}
 
     def record(self, batch: Batch, datums: Sequence[types.Datum]) -> None:
@@ -231,8 +230,8 @@ class Run:
         cfg, step = self.cfg, batch.step
         numbers = measure(batch.everything, cfg.success_threshold) | self._numbers
         numbers["groups/refilled"] = float(len(batch.dropped))
-        if self.data.curriculum is not None:
-            numbers |= self.data.curriculum.learn_from(batch.everything, cfg.success_threshold)
+        if (curriculum := self.data.curriculum) is not None:
+            numbers |= curriculum.learn_from(batch.everything, cfg.success_threshold, step)
         last = step == cfg.steps
         evaluation = None
         if cfg.eval_every and (last or step % cfg.eval_every == 0):
@@ -246,7 +245,7 @@ class Run:
         self._watch(step, numbers)
         self.done, self.final = step, None
         self._calls, self._half_done = batch.calls, False
-        if last or evaluation or step % cfg.checkpoint_every == 0 or self.interruption.presses:
+        if last or evaluation or self.checkpoints.due(step) or self.interruption.presses:
             self._finish_first(self._saved(evaluation))
 
     def _watch(self, step: int, numbers: dict[str, float]) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import inspect
 import json
 import logging
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -72,10 +73,17 @@ def apply_score(rollout: Rollout, value: Any, weights: Mapping[str, float] | Non
             raise value
         score = read_score(value)
         if score is not None:
+            _require_finite(score)
             rollout.components = {name: float(x) for name, x in score.components.items()}
             rollout.reward = score.total if weights is None else _weighed(score, weights)
     except Exception as error:
         rollout.error = f"{type(error).__name__}: {error}"
+
+
+def _require_finite(score: Score) -> None:
+    wrong = [name for name, value in score.components.items() if not math.isfinite(value)]
+    if wrong:
+        raise ValueError(f"The reward's components {wrong} must be finite numbers.")
 
 
 def _weighed(score: Score, weights: Mapping[str, float]) -> float:
@@ -96,8 +104,9 @@ async def score_responses(
         values = await _outcome(adapter.compute_rewards, threads, responses, sample)
         if isinstance(values, BaseException):
             return [values] * len(responses)
-        if len(values) != len(responses):
-            wrong = f"compute_rewards gave {len(values)} rewards for {len(responses)} responses"
+        if not isinstance(values, Collection) or len(values) != len(responses):
+            gave = f"{len(values)} rewards" if isinstance(values, Collection) else repr(values)
+            wrong = f"compute_rewards gave {gave} for {len(responses)} responses"
             return [ValueError(wrong)] * len(responses)
         return list(values)
     return list(

@@ -70,5 +70,7 @@ def _fulfil(future: Future[Any], function: Callable[[], Any]) -> None:
         return
     try:
         future.set_result(function())
+    except StopIteration as error:  # which no coroutine that waits for it may raise
+        future.set_exception(RuntimeError(f"StopIteration: {error}"))
     except BaseException as error:
         future.set_exception(error)

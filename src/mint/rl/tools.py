@@ -7,17 +7,22 @@ import asyncio
 import inspect
 import math
 import operator
+import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError, validate_call
 
 from mint.rewards import Limits, Sandbox
+from mint.rl.threads import aside
 from mint.rl.tool_calls import ToolCall
 
-_KINDS = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array"}
 _LONGEST = 4000
+_CUT = " ... (cut)"
 
 
 class ToolError(Exception):
@@ -44,45 +49,80 @@ class Tool:
         return {"type": "function", "function": function}
 
     async def run(self, call: ToolCall) -> str:
-        """The result of a call, or what was wrong with it, as text for the model."""
+        """The result of a call, or what was wrong with it, as text for the model.
+
+        A function that is not async runs in a thread. One that hangs is given up with its rollout.
+        """
         if call.error:
             return f"error: {call.error}"
         try:
             if inspect.iscoroutinefunction(self.function):
                 result = await self.function(**call.arguments)
             else:
-                result = await asyncio.to_thread(self.function, **call.arguments)
-        except Exception as error:
-            return f"error: {error}"[:_LONGEST]
-        return str(result)[:_LONGEST]
+                result = await aside(lambda: self._outcome(call.arguments))
+            if inspect.isawaitable(result):
+                result = await result
+            if isinstance(result, BaseException):
+                raise result
+            return _shortened(str(result))
+        except (Exception, SystemExit) as error:
+            return _complaint(error)
+
+    def _outcome(self, arguments: dict[str, Any]) -> Any:
+        """What the function returns or raises: not every exception can leave a thread."""
+        try:
+            return self.function(**arguments)
+        except (Exception, SystemExit) as error:
+            return error
+
+
+def _complaint(error: BaseException) -> str:
+    match error:
+        case ToolError():
+            reason = str(error)
+        case ValidationError():  # of the arguments
+            found = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            reason = "; ".join(found)
+        case _:
+            reason = f"{type(error).__name__}: {error}"
+    return _shortened(f"error: {reason}")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - len(_CUT)] + _CUT
 
 
 def tool(function: Callable[..., Any]) -> Tool:
     """A function as a tool: its name, its docstring and its types describe it.
+
+    Arguments of other types are put right where they can be, as "3" for 3, and refused otherwise.
 
     >>> def add(a: int, b: int) -> int:
     ...     "Add two numbers."
     ...     return a + b
     >>> tool(add).parameters["properties"]
     {'a': {'type': 'integer'}, 'b': {'type': 'integer'}}
+    >>> asyncio.run(tool(add).run(ToolCall("add", {"a": "1", "b": "x"})))
+    'error: b: Input should be a valid integer, unable to parse string as an integer'
     """
-    kinds = get_type_hints(function)
-    parameters = inspect.signature(function).parameters
-    properties = {name: {"type": _KINDS.get(kinds.get(name, str), "string")} for name in parameters}
-    required = [name for name, p in parameters.items() if p.default is p.empty]
-    described = inspect.getdoc(function) or ""
-    schema = {"type": "object", "properties": properties, "required": required}
-    return Tool(function.__name__, described.partition("\n\n")[0], schema, function)
+    parameters = TypeAdapter(function).json_schema()  # type: ignore[arg-type]
+    parameters.pop("additionalProperties", None)
+    for described in parameters["properties"].values():
+        del described["title"]
+    summary = (inspect.getdoc(function) or "").partition("\n\n")[0]
+    return Tool(function.__name__, summary, parameters, validate_call(function))
 
 
 async def run_tools(tools: Mapping[str, Tool], calls: Sequence[ToolCall]) -> list[str]:
     """The results of calls, all carried out at once."""
 
     async def one(call: ToolCall) -> str:
-        found = tools.get(call.name)
-        if found is None and not call.error:
-            return f"error: there is no tool {call.name!r}; there are {', '.join(tools)}"
-        return await (found or next(iter(tools.values()))).run(call)
+        if call.error:
+            return f"error: {call.error}"
+        if call.name not in tools:
+            there = f"; there are {', '.join(tools)}" if tools else ""
+            return f"error: there is no tool {call.name!r}{there}"
+        return await tools[call.name].run(call)
 
     return list(await asyncio.gather(*(one(call) for call in calls)))
 
@@ -109,11 +149,11 @@ def calculate(expression: str) -> str:
         raise ToolError("the expression is too long")
     try:
         value = _value(ast.parse(expression.strip(), mode="eval").body)
+        return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
     except (SyntaxError, RecursionError, MemoryError):
         raise ToolError(f"{expression!r} is not an arithmetic expression") from None
-    except (ZeroDivisionError, OverflowError) as error:
+    except (ArithmeticError, ValueError) as error:
         raise ToolError(str(error)) from None
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
 def _value(node: ast.AST) -> float:
@@ -142,10 +182,12 @@ calculator = tool(calculate)
 def python_tool(limits: Limits | None = None) -> Tool:
     """Python in the sandbox: what the program prints is the result."""
     sandbox = Sandbox(limits)
+    places = threading.Semaphore(os.cpu_count() or 1)  # more at once would use up their time
 
     def python(code: str) -> str:
         """Run a Python program and see what it prints."""
-        ran = sandbox.run(code)
+        with places:
+            ran = sandbox.run(code)
         if ran.ended_well:
             return str(ran.stdout.decode(errors="replace"))
         raise ToolError(ran.stopped or ran.stderr.decode(errors="replace")[-500:])
@@ -164,25 +206,25 @@ class Documents:
     def __init__(self, texts: Mapping[str, str], shown: int = 3) -> None:
         self.texts = dict(texts)
         self.shown = shown
-        self._words = {name: Counter(_words(text)) for name, text in texts.items()}
-        self._length = sum(sum(words.values()) for words in self._words.values()) / max(
-            1, len(texts)
-        )
+        self._counts = {name: Counter(_words(text)) for name, text in texts.items()}
+        self._holders = Counter(word for counts in self._counts.values() for word in counts)
+        self._length = sum(count.total() for count in self._counts.values()) / max(1, len(texts))
 
     def search(self, query: str) -> str:
         """Find the documents that fit a query best."""
         terms = set(_words(query))
-        ranked = sorted(self.texts, key=lambda name: (-self._score(name, terms), name))
-        found = [name for name in ranked[: self.shown] if self._score(name, terms) > 0]
+        scores = {name: self._score(name, terms) for name in self.texts}
+        ranked = sorted(self.texts, key=lambda name: (-scores[name], name))
+        found = [name for name in ranked[: self.shown] if scores[name] > 0]
         return "\n".join(f"{name}: {self.texts[name]}" for name in found) or "nothing found"
 
     def _score(self, name: str, terms: set[str]) -> float:
-        words, score = self._words[name], 0.0
-        length = sum(words.values()) / max(1.0, self._length)
-        for term in terms & words.keys():
-            holders = sum(term in other for other in self._words.values())
+        counts, score = self._counts[name], 0.0
+        length = counts.total() / max(1.0, self._length)
+        for term in terms & counts.keys():
+            holders = self._holders[term]
             rarity = math.log(1 + (len(self.texts) - holders + 0.5) / (holders + 0.5))
-            score += rarity * words[term] * 2.5 / (words[term] + 1.5 * (0.25 + 0.75 * length))
+            score += rarity * counts[term] * 2.5 / (counts[term] + 1.5 * (0.25 + 0.75 * length))
         return score
 
 

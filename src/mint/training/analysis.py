@@ -39,9 +39,10 @@ class Analyst:
         rows = read_rows(self.folder / ROLLOUTS)
         if not rows:
             return
-        found = analyse([_scored(row, self.answers) for row in rows])
+        found = analyse([_scored(row) for row in rows])
         kinds = kinds_of(rows, self.answers)
-        data = {**found.as_data(), "response_types": kinds}
+        patterns = {each["type"]: each["count"] for each in kinds}
+        data = {**found.as_data(), "failure_patterns": patterns, "response_types": kinds}
         path = self.folder / f"{ANALYSIS}.json"
         path.write_text(json.dumps(data, indent=2, ensure_ascii=False))
         text = f"{found.as_text()}\n{_table(kinds)}\n"
@@ -74,26 +75,29 @@ def kinds_of(rows: Sequence[Mapping[str, Any]], answers: Mapping[str, Any]) -> l
 
 
 def _kind(row: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
+    """How a response compares with the right answer, where there is one, or how it ended."""
     if row["error"] is not None:
         return f"not scored: {row['error'].partition(':')[0]}"
-    if row["identity"] in answers:
-        return failure_pattern(row["response"], answers[row["identity"]])
     if not row["response"].strip():
         return "empty"
-    return "truncated" if row["truncated"] else "complete"
-
-
-def _scored(row: Mapping[str, Any], answers: Mapping[str, Any]) -> Scored:
-    metadata = {"group": (row["step"], row["group"])}
+    pattern = "complete"
     if row["identity"] in answers:
-        metadata["answer"] = answers[row["identity"]]
+        pattern = failure_pattern(row["response"], answers[row["identity"]])
+    if row["truncated"] and pattern != "right":
+        return "truncated"
+    return "wrong" if pattern == "truncated" else pattern  # it only looks as if it were cut off
+
+
+def _scored(row: Mapping[str, Any]) -> Scored:
+    metadata = {"group": (row["step"], row["group"])}
     score = None if row["reward"] is None else Score(row["reward"], row["components"])
     return Scored(Sample(row["response"], row["prompt"], metadata), score, row["error"])
 
 
 def _table(kinds: Sequence[Mapping[str, Any]]) -> str:
     lines = ["response types, by their mean reward:"]
+    lines.append(f"  {'mean':>6}  {'type':<24} {'count':>6}  share")
     for each in kinds:
-        mean = "   -  " if each["mean_reward"] is None else f"{each['mean_reward']:6.3f}"
-        lines.append(f"  {mean}  {each['type']:<24} {each['count']:>6}  {each['share']:.0%}")
+        mean = "-" if each["mean_reward"] is None else f"{each['mean_reward']:.3f}"
+        lines.append(f"  {mean:>6}  {each['type']:<24} {each['count']:>6}  {each['share']:>5.0%}")
     return "\n".join(lines)

@@ -20,12 +20,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
 from mint.rl.options import ConfigError
 from mint.training.groups import FIELDS, defaults
-from mint.training.hints import EXPERIMENT, check_choice, check_names
+from mint.training.hints import EXPERIMENT, check_choice, check_key, check_names
 
 CONFIG, PAST = "config", "past_run"
 GROUPS = (*FIELDS, EXPERIMENT)
@@ -72,12 +72,12 @@ def compose_jobs(
         try:
             jobs = [_composed(primary, one) for one in _jobs_of(overrides, sweep)]
         except OverrideParseException as error:
-            raise ConfigError(
-                f"{error.override!r} cannot be read. Write it as training.steps=10; "
-                "values with commas, spaces or brackets need quotes: 'task.arguments.x=\"a, b\"'"
-            ) from None
+            raise _unreadable(error.override) from None
+        except InterpolationResolutionError as error:
+            raise _unresolved(error) from None
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
-            raise ConfigError(" ".join(str(error).split())) from None
+            texts = [str(each) for each in (error, error.__cause__) if each is not None]
+            raise ConfigError(" ".join(" ".join(texts).split())) from None
     for each in jobs:
         _locate_files(each.job, conf.parent)
     return jobs
@@ -101,8 +101,26 @@ def _jobs_of(overrides: Sequence[str], sweep: bool) -> Iterator[list[Typed]]:
     return (list(one) for one in product(*(_values(each, sweep) for each in last.values())))
 
 
+def _unreadable(text: str | None) -> ConfigError:
+    return ConfigError(
+        f"{text!r} cannot be read. Write it as training.steps=10; values with commas, spaces or "
+        "brackets need quotes: 'task.arguments.x=\"a, b\"'"
+    )
+
+
+def _unresolved(error: InterpolationResolutionError) -> ConfigError:
+    if variable := re.search(r"Environment variable '(\w+)' not found", str(error)):
+        return ConfigError(
+            f"{error.full_key} comes from the variable {variable[1]}, which is not set. Type: "
+            f"export {variable[1]}=... or {error.full_key}=..."
+        )
+    return ConfigError(" ".join(str(error).split()))
+
+
 def _values(override: Override, sweep: bool) -> list[Typed]:
     key = override.key_or_group
+    if not key:
+        raise _unreadable(override.input_line)
     if override.is_delete():
         raise ConfigError(f"{override.input_line}: a setting always has a value. Write {key}=...")
     if override.is_hydra_override():
@@ -115,27 +133,45 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
     if not override.is_sweep_override():
         return [(key, override.get_value_element_as_str(), False)]
     if not sweep:
+        as_list = "" if key in GROUPS else f" A list is {key}=[a,b]"
         raise ConfigError(
-            f"{override.input_line} has several values. Add --multirun to run each, or write a "
-            f"list: {key}=[a,b]"
+            f"{override.input_line} has several values. `mint train --multirun` runs each.{as_list}"
         )
     if not override.is_discrete_sweep():
         raise ConfigError(f"{override.input_line}: write the values, as in {key}=1,2,3")
-    return [(key, value, True) for value in override.sweep_string_iterator()]
+    values = list(override.sweep_string_iterator())
+    if not values:
+        raise ConfigError(f"{override.input_line} gives no value. Write them: {key}=1,2,3")
+    return [(key, value, True) for value in values]
 
 
 def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
-    loader = GlobalHydra.instance().config_loader()
     for key, value, _ in typed:
-        if key in GROUPS and (key, value) != (EXPERIMENT, "null"):
-            check_choice(key, value, loader.get_group_options(key))
+        _check_typed(primary, key, value)
     group = "" if primary == CONFIG else "+"  # only config.yaml has chosen files already
     lines = [f"{group if key in GROUPS else '++'}{key}={value}" for key, value, _ in typed]
     container = OmegaConf.to_container(compose(primary, lines), resolve=True)
     assert isinstance(container, dict)
     job = {str(group): values for group, values in container.items()}
     check_names(job)
+    if not job.keys() >= FIELDS.keys():
+        raise ConfigError(
+            f"{CONFIG}.yaml must have `settings` as the first of its defaults, which gives every "
+            "setting its own; see conf/config.yaml of the repository."
+        )
     return Composed(job, tuple(f"{key}={_plain(value)}" for key, value, swept in typed if swept))
+
+
+def _check_typed(primary: str, key: str, value: str) -> None:
+    if key not in GROUPS:
+        check_key(key)
+    elif key == EXPERIMENT and primary == PAST:
+        raise ConfigError(
+            f"{key}={value} is a whole configuration, and checkpoint=RUN_DIR has that of its run. "
+            "Leave it out, or name the checkpoint by its tinker:// path."
+        )
+    elif (key, value) != (EXPERIMENT, "null"):
+        check_choice(key, value, GlobalHydra.instance().config_loader().get_group_options(key))
 
 
 def _plain(value: str) -> str:

@@ -25,7 +25,7 @@ def checkpoint_of(text: str) -> str:
             f"checkpoint={text} is neither a run directory with a checkpoint nor a path. Paths "
             "begin with tinker:// and are listed by `mint checkpoints list`."
         )
-    checkpoints = Checkpoints()
+    checkpoints = Checkpoints(every=1)
     checkpoints.load(json.loads(state.read_text())["checkpoints"])
     found = checkpoints.best or checkpoints.latest
     assert found is not None  # the state is kept when a checkpoint is saved, and not before

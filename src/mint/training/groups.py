@@ -77,7 +77,8 @@ OWN: dict[str, type] = {
     "training": TrainingSettings,
     "logging": LoggingSettings,
 }
-OPEN = ("task.arguments", "training.reward_weights", "training.reward_weights_end")
+WEIGHTS = ("training.reward_weights", "training.reward_weights_end")
+OPEN = ("task.arguments", *WEIGHTS)
 """Settings that are mappings: any key may stand under them."""
 
 Setting = tuple[Field[Any], Any]

@@ -20,16 +20,36 @@ def check_names(job: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     mint.rl.options.ConfigError: There is no setting training.stpes. Did you mean training.steps?
     """
-    known = set(_keys())
+    groups = settings()
     for group, values in job.items():
         if not isinstance(values, Mapping):
-            raise unknown(group)
+            raise _no_settings(group, values) if group in groups else unknown(group)
         for name, value in values.items():
-            key = f"{group}.{name}"
-            if key not in known:
-                raise unknown(key)
-            if isinstance(value, Mapping) and key not in OPEN:
-                raise ConfigError(f"{key} is one value, and nothing can stand under it: {value}.")
+            if name in groups and isinstance(value, Mapping):
+                raise ConfigError(
+                    f"There is no setting {group}.{name}. A file of conf/{group} that sets {name} "
+                    "must begin with the line `# @package _global_`."
+                )
+            _check_setting(f"{group}.{name}", value)
+
+
+def check_key(key: str) -> None:
+    """Raise :class:`ConfigError` for what is typed below a setting that is one value."""
+    setting = ".".join(key.split(".")[:2])
+    if setting != key:
+        _check_setting(setting, {key.removeprefix(f"{setting}."): "..."})
+
+
+def _check_setting(key: str, value: Any) -> None:
+    if key not in _keys():
+        raise unknown(key)
+    if isinstance(value, Mapping) and key not in OPEN:
+        raise ConfigError(f"{key} is one value, and nothing can stand under it: {value}.")
+
+
+def _no_settings(group: str, value: Any) -> ConfigError:
+    example = f"{group}.{next(iter(settings()[group]))}=..."
+    return ConfigError(f"{group} is {value!r}; it must be settings, as in {example}")
 
 
 def check_choice(group: str, choice: str, choices: Iterable[str]) -> None:

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from itertools import count
+from collections.abc import Iterable, Mapping
+from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
 
 from mint.rl.config import RLConfig
 from mint.rl.directory import RUNS, task_name
 from mint.rl.options import ConfigError, checked
-from mint.training.groups import FIELDS, OPEN, settings
-from mint.training.reward import environment_refused, reward_of, with_reward
+from mint.training.groups import FIELDS, OPEN, WEIGHTS, settings
+from mint.training.reward import (
+    as_sample,
+    environment_refused,
+    missing_from,
+    reward_of,
+    with_reward,
+)
 from mint.training.task import TaskReference
 from mint.watch.recorder import RunDirectory, RunDirectoryBusy
 
 JOB = "job.yaml"
 _MISSING = "???"
+_STAND_IN = "0"  # for a response: a number, a program, JSON
+_LOOKED_AT = 100
+"""Samples of a dataset that are asked whether they have what a reward function needs."""
 
 Job = Mapping[str, Any]
 
@@ -34,14 +43,15 @@ def config_of(job: Job) -> RLConfig:
 def adapter_of(job: Job) -> Any:
     """The task, paid by the job's reward function where it has one."""
     task, training = job["task"], job["training"]
-    kind = TaskReference.read(task["adapter"]).load()
+    kind: Any = TaskReference.read(task["adapter"]).load()
     if training["reward_function"] is not None:
         in_threads = training["reward_workers"] > 0
         kind = with_reward(kind, reward_of(training["reward_function"]), in_threads)
     try:
         return kind(**task["arguments"] or {})
-    except (TypeError, ValueError, OSError) as error:
-        raise ConfigError(f"task.arguments: {kind.__name__} refuses them: {error}") from error
+    except (TypeError, ValueError, OSError, AttributeError, LookupError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"task.arguments: {kind.__name__} refuses them: {told}") from error
 
 
 def check(job: Job) -> None:
@@ -59,19 +69,47 @@ def check(job: Job) -> None:
     _check_task(job)
 
 
+def check_rewards(jobs: Iterable[Job]) -> None:
+    """Raise :class:`ConfigError` when a reward function asks for what no sample of its task has."""
+    for job in {str(_what(job)): job for job in jobs}.values():
+        if job["training"]["reward_function"] is not None:
+            _check_reward(job)
+
+
+def _check_reward(job: Job) -> None:
+    task = adapter_of(job)  # one of its own: what it draws for this check, the run draws again
+    samples = [as_sample(each, _STAND_IN) for each in list(task.build_dataset())[:_LOOKED_AT]]
+    missing = list(takewhile(bool, (missing_from(task.paid_by, each) for each in samples)))
+    if missing and len(missing) == len(samples):
+        names = ", ".join(sorted(map(repr, samples[0].metadata)))
+        has = f"only {names}" if names else "no metadata"
+        raise ConfigError(
+            f"training.reward_function={job['training']['reward_function']} asks for "
+            f"{missing[0]!r}, and a sample of {job['task']['adapter']} has {has}. Let "
+            f"build_dataset() give {missing[0]!r} as well, or use another reward function: "
+            "`mint rewards list` shows some, and training.reward_function=null is the task's own."
+        )
+
+
 def _check_value(group: str, each: Any, kind: Any, value: Any) -> None:
     try:
         checked(each, kind, value)
     except ConfigError as error:
-        raise ConfigError(f"{group}.{error}") from None
+        one_text = get_origin(kind) is tuple and isinstance(value, str)
+        hint = f" Write it as '{group}.{each.name}=[{value}]'" if one_text else ""
+        raise ConfigError(f"{group}.{error}{hint}") from None
 
 
 def _check_mapping(key: str, value: Any) -> None:
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{key} is {value!r}; it must be names with values: '{key}={{a: 1}}'")
+    if key in WEIGHTS and value is not None and not value:
+        raise ConfigError(f"{key} names nothing, so that every reward would be 0. Leave it out.")
     for name, item in (value or {}).items():
         if item == _MISSING:
             raise ConfigError(f"{key}.{name} is not set. Say: {key}.{name}=...")
+        if key in WEIGHTS and type(item) not in (int, float):
+            raise ConfigError(f"{key}.{name} is {item!r}; it must be a number.")
 
 
 def _check_task(job: Job) -> None:
@@ -92,6 +130,7 @@ def run_directory(job: Job, adapter: Any) -> str:
     A folder of an unfinished run of the same job is taken again, so that the run goes on.
     """
     named = job["logging"]["run_dir"]
+    make_folder(Path(named) if named else RUNS)
     if named:
         _check_same_job(Path(named), job)
         return str(named)
@@ -101,6 +140,16 @@ def run_directory(job: Job, adapter: Any) -> str:
         if _is_free(path):
             return str(path)
     raise AssertionError("unreachable")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder to write to, where there is none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {path} cannot be made: {error.strerror}. Name another: logging.run_dir=..."
+        ) from None
 
 
 def _is_free(path: Path) -> bool:

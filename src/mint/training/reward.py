@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mint.rewards import Failure, Reward, Sample, find_reward
+from mint.rewards.code import BrokenTest
+from mint.rewards.composition import Scheduled
 from mint.rewards.registry import RewardNotFound
 from mint.rewards.reward import FunctionReward, run
 from mint.rewards.signature import SignatureError
@@ -20,12 +24,54 @@ ANSWERS = ("answer", "ground_truth")
 def reward_of(name: str) -> Reward:
     """The reward of this name, of ``file.py:function``, or of ``package.module:function``."""
     place, separator, function = name.rpartition(":")
-    dotted = f"{place}.{function}" if separator and not place.endswith(".py") else name
+    in_file = place.endswith(".py")
+    dotted = f"{place}.{function}" if separator and not in_file else name
+    if name.endswith(".py") or not all([function] if in_file else dotted.split(".")):
+        raise ConfigError(
+            f"training.reward_function={name} names no function. Write it as check_answer, "
+            "my_rewards.py:my_reward or package.module:my_reward."
+        )
     importable(Path.cwd())
     try:
-        return find_reward(dotted)
-    except (RewardNotFound, SignatureError) as error:
+        reward = find_reward(dotted)
+    except (RewardNotFound, SignatureError, SyntaxError) as error:
         raise ConfigError(f"training.reward_function={name}: {error}") from None
+    if isinstance(reward, Scheduled):
+        raise ConfigError(
+            f"training.reward_function={name}: the weights of a schedule() would stay those of "
+            "step 0. Use weighted(), and let training.reward_weights and "
+            "training.reward_weights_end move them."
+        )
+    return reward
+
+
+def missing_from(reward: Reward, sample: Sample) -> str | None:
+    """What a reward asks of a sample's metadata in vain; None when the metadata is not at fault.
+
+    A reward may also fail because of a response. So what its error names counts only when the same
+    response fares otherwise with it.
+
+    >>> def exact(response, prompt, metadata):
+    ...     return response == metadata["answer"]
+    >>> reward = FunctionReward(exact)
+    >>> missing_from(reward, Sample("8", "What is 3 + 5?"))
+    'answer'
+    >>> missing_from(reward, Sample("8", "What is 3 + 5?", {"answer": "8"})) is None
+    True
+    """
+    error = _error_of(reward, sample)
+    if isinstance(error, BrokenTest):
+        return None if "tests" in sample.metadata else "tests"
+    named = re.search(r"'(\w+)'", str(error)) if isinstance(error, KeyError) else None
+    if named is None or named[1] in sample.metadata:
+        return None
+    mended = replace(sample, metadata={**sample.metadata, named[1]: sample.response})
+    return named[1] if str(_error_of(reward, mended)) != str(error) else None
+
+
+def _error_of(reward: Reward, sample: Sample) -> Exception | None:
+    (outcome,) = run(reward.outcomes([sample]))
+    return outcome.error if isinstance(outcome, Failure) else None
 
 
 def with_reward(task: type, reward: Reward, in_threads: bool) -> type:

@@ -14,7 +14,7 @@ from pathlib import Path
 from mint.rl.directory import RUNS
 from mint.rl.options import ConfigError
 from mint.training.compose import Composed
-from mint.training.job import fingerprint
+from mint.training.job import fingerprint, make_folder
 from mint.watch.recorder import METRICS, read_rows
 
 RESULTS = "sweep.json"
@@ -52,10 +52,10 @@ class Outcome:
 
     def row(self) -> list[str]:
         """For a table."""
-        place = self.run_dir if self.error is None else f"failed: {self.error.splitlines()[0]}"
+        failed = f" failed: {self.error.splitlines()[0]}" if self.error else ""
         passed = "-" if self.holdout_pass_1 is None else f"{self.holdout_pass_1:.1%}"
         rewards = [_figure(self.first_reward), _figure(self.last_reward)]
-        return [self.overrides, *rewards, passed, f"{self.seconds:.0f}", place]
+        return [self.overrides, *rewards, passed, f"{self.seconds:.0f}", f"{self.run_dir}{failed}"]
 
 
 def _figure(value: float | None) -> str:
@@ -74,6 +74,7 @@ class Sweep:
             raise ConfigError("logging.run_dir is the folder of the whole sweep: give one value.")
         (folder,) = named
         self.folder = Path(folder) if folder else _unfinished(jobs)
+        make_folder(self.folder)
         self.outcomes: list[Outcome] = []
         for each in jobs:
             each.job["logging"]["run_dir"] = str(self.folder / _name(each))
@@ -91,7 +92,6 @@ class Sweep:
         path = self.folder / RESULTS
         rows = [asdict(outcome) for outcome in self.outcomes]
         finished = complete and not self.failed
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"finished": finished, "jobs": rows}, indent=2) + "\n")
         return path
 

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,9 @@ class TaskReference:
             spec = None
         if spec is None:
             raise ConfigError(f"task.adapter: there is no module {self.place}. {EXAMPLE}")
-        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+        if spec.origin is None:
+            raise self._no_class([])  # a folder of modules, and none itself
+        return Path(spec.origin) if spec.origin.endswith(".py") else None
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Raise :class:`ConfigError` for what the source shows to be wrong."""
@@ -68,36 +70,51 @@ class TaskReference:
     def is_environment(self) -> bool:
         """Whether the source shows a class with conversations of its own."""
         definition = self._definition()
-        return definition is not None and "rollout" in _names(definition)
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        methods = [n for n in definition.body if isinstance(n, functions)] if definition else []
+        return any(method.name == "rollout" for method in methods)
 
     def _definition(self) -> ast.ClassDef | None:
-        """The source of the class; None when it is not written there but imported."""
+        """The source of the class; None when it is not written there but imported or made."""
         source = self.source()
         if source is None:
             return None
-        tree = ast.parse(source.read_text(), str(source))
+        try:
+            tree = ast.parse(source.read_text(), str(source))
+        except SyntaxError as error:
+            raise ConfigError(f"task.adapter: {self.place} is not Python: {error}") from None
         classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-        if self.name not in classes and self.name not in _names(tree):
-            hint = closest(self.name, classes)
-            raise ConfigError(f"task.adapter: {self.place} has no class {self.name}.{hint}")
+        if not {self.name, "*"} & _names(tree):
+            raise self._no_class(classes)
         return classes.get(self.name)
 
     def load(self) -> Any:
         """The class."""
         if self.is_file:
-            return getattr(_module_of(Path(self.place)), self.name)
-        importable(Path.cwd())
-        return getattr(importlib.import_module(self.place), self.name)
+            module = _module_of(Path(self.place))
+        else:
+            importable(Path.cwd())
+            module = importlib.import_module(self.place)
+        found = getattr(module, self.name, None)
+        if not isinstance(found, type):
+            raise self._no_class(n for n, value in vars(module).items() if isinstance(value, type))
+        return found
+
+    def _no_class(self, classes: Iterable[str]) -> ConfigError:
+        hint = closest(self.name, classes)
+        return ConfigError(f"task.adapter: {self.place} has no class {self.name}.{hint}")
 
 
-def _names(node: ast.Module | ast.ClassDef) -> set[str]:
-    """What is defined in a module or class, or imported into it."""
+def _names(tree: ast.Module) -> set[str]:
+    """Every name that a module gives to something, however it does; ``*`` for any name."""
     found = set()
-    for child in node.body:
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(child.name)
-        elif isinstance(child, ast.ImportFrom):
-            found |= {alias.asname or alias.name for alias in child.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mint
 from mint.rl import Run
 from mint.training.analysis import Analyst
 from mint.training.compose import Composed
@@ -10,12 +9,15 @@ from mint.training.job import adapter_of, config_of, run_directory, write_job
 from mint.training.monitor import monitors_of
 
 
-def train(composed: Composed, service: mint.ServiceClient) -> str:
-    """Train as a job says, and return its run directory."""
+def train(composed: Composed) -> str:
+    """Train as a job says, and return its run directory.
+
+    The service is the one that the environment names, or one that the jobs of a process share.
+    """
     job = composed.job
     adapter, cfg = adapter_of(job), config_of(job)
     cfg.run_dir = run_directory(job, adapter)
-    with Run(adapter, cfg, service) as run:
+    with Run(adapter, cfg) as run:
         folder = run.directory.path
         write_job(folder, job)
         analyst = Analyst(folder) if job["training"]["save_reward_analysis"] else None
@@ -24,9 +26,11 @@ def train(composed: Composed, service: mint.ServiceClient) -> str:
             for step in run:
                 batch = run.sample(step)
                 datums = run.train(batch, run.prefer(batch))
-                run.record(batch, datums)
-                for monitor in monitors:
-                    monitor(batch)
+                try:
+                    run.record(batch, datums)
+                finally:  # also of a step at which a guard rail ends the run
+                    for monitor in monitors:
+                        monitor(batch)
             run.finish()
         finally:
             if analyst:

@@ -109,8 +109,13 @@ class RunDirectory:
         return dict(json.loads(file.read_text())) if file.exists() else None
 
     def save_state(self, state: Mapping[str, Any]) -> None:
-        """Keep where the run stands, together with the length of every table now."""
-        sizes = {name: self._open(name).seek(0, os.SEEK_END) for name in _TABLES}
+        """Keep where the run stands, together with the length of every table now, which is on disk
+        before the state that names it."""
+        sizes = {}
+        for name in _TABLES:
+            file = self._open(name)
+            os.fsync(file.fileno())
+            sizes[name] = file.seek(0, os.SEEK_END)
         content = json.dumps({**state, "sizes": sizes}, ensure_ascii=False)
         self._replace(STATE, content.encode())
 
@@ -119,7 +124,8 @@ class RunDirectory:
         sizes = (self.state() or {}).get("sizes", {})
         for name in _TABLES:
             if (self.path / name).exists():
-                self._open(name).truncate(sizes.get(name, 0))
+                file = self._open(name)
+                file.truncate(min(sizes.get(name, 0), file.seek(0, os.SEEK_END)))
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         file = self._open(name)
@@ -147,7 +153,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     complete, _, _ = file.read_text(errors="replace").rpartition("\n")
-    return [json.loads(line) for line in complete.splitlines() if line]
+    return [json.loads(line) for line in complete.split("\n") if line]
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,121 @@
+"""Train a judge from comparisons, for RL from feedback.
+
+    python demos/train_judge.py
+    MINT_JUDGE_MODEL=tinker://... python demos/rl/adapters/preference_chat.py
+
+A model that was never trained to judge has little to say about two answers, a small one nothing.
+Here it learns to: it reads a question with two answers, and the verdict "A" or "B" is trained with
+cross-entropy, in both orders, so that the place of an answer tells it nothing. The judge is a LoRA
+adapter on the service like any other, and `preference_chat.py` asks it in the same words.
+
+The comparisons would come from people. Here answers of a small model, in rl/questions.jsonl, are
+compared by a rule, `wanted` in preference_chat.py: a short, finished sentence on the subject is
+better than an answer that is not, than a good answer to another question, and than its own first
+words. Because the rule is known, it can be seen whether the judge learned it, and later whether the
+policy did. To use your own comparisons, put them in place of `comparisons`.
+
+Without MINT_BASE_URL it starts a service on this machine. Settings are environment variables:
+
+    MINT_BASE_MODEL    Qwen/Qwen3-0.6B
+    MINT_LORA_RANK     16
+    MINT_JUDGE_STEPS   45
+    MINT_JUDGE_BATCH   8                pairs of a step
+    MINT_JUDGE_LR      1e-4
+    MINT_JUDGE_EVAL    48               held-out pairs, judged before and after
+
+Names end in their dimensions: N pairs, D datums.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mint
+from mint import types
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "rl" / "adapters"))
+from preference_chat import Judge, Question, questions, verdicts, wanted
+
+BASE_MODEL = os.environ.get("MINT_BASE_MODEL", "Qwen/Qwen3-0.6B")
+LORA_RANK = int(os.environ.get("MINT_LORA_RANK", "16"))
+STEPS = int(os.environ.get("MINT_JUDGE_STEPS", "45"))
+BATCH = int(os.environ.get("MINT_JUDGE_BATCH", "8"))
+LEARNING_RATE = float(os.environ.get("MINT_JUDGE_LR", "1e-4"))
+EVAL = int(os.environ.get("MINT_JUDGE_EVAL", "48"))
+
+
+class Pair(NamedTuple):
+    """Two answers to a question, of which one is better."""
+
+    question: str
+    better: str
+    worse: str
+
+
+def comparisons(asked: list[Question]) -> list[Pair]:
+    """Good answers against bad ones to the same question, good ones to others, and mere stubs."""
+    draw, pairs = random.Random(0), []
+    good = {question: [a for a in question.answers if wanted(a, question)] for question in asked}
+    for question in asked:
+        bad = [a for a in question.answers if a not in good[question]]
+        beside = [a for other in asked for a in good[other] if not wanted(a, question)]
+        for answer in good[question]:
+            words = answer.split()
+            stubs = [" ".join(words[:count]) + "." for count in draw.sample(range(1, 5), 2)]
+            losers = [*bad, *draw.sample(beside, 2), *stubs]
+            pairs += [Pair(question.text, answer, loser) for loser in losers]
+    return draw.sample(pairs, len(pairs))
+
+
+def datums_of(pair: Pair, tokenizer: Any) -> list[types.Datum]:
+    """The right verdict in both orders. Only its token is learned."""
+    first, _ = verdicts(pair.question, pair.better, pair.worse, tokenizer)
+    _, second = verdicts(pair.question, pair.worse, pair.better, tokenizer)
+    return [
+        types.Datum(
+            model_input=types.ModelInput.from_ints(tokens[:-1]),
+            loss_fn_inputs={
+                "target_tokens": tokens[1:],
+                "weights": [0.0] * (len(tokens) - 2) + [1.0],
+            },
+        )
+        for tokens in (first, second)
+    ]
+
+
+async def accuracy(judge: Judge, pairs_N: list[Pair]) -> str:
+    """How often the judge prefers the better answer, and how sure it is of that."""
+    sure_N = await asyncio.gather(*(judge.prefers(*pair) for pair in pairs_N))
+    right = sum(sure > 0.5 for sure in sure_N) / len(pairs_N)
+    mean = sum(sure_N) / len(pairs_N)
+    return f"accuracy={right:.1%}, sure of it={mean:.1%} on {len(pairs_N)} held-out pairs"
+
+
+def main() -> None:
+    service = mint.ServiceClient()
+    client = service.create_lora_training_client(BASE_MODEL, rank=LORA_RANK, seed=0)
+    tokenizer = client.get_tokenizer()
+    training = comparisons(questions(held_out=False))
+    held_out = comparisons(questions(held_out=True))[:EVAL]
+    print(f"Before: {asyncio.run(accuracy(Judge(BASE_MODEL), held_out))}", flush=True)
+
+    for step in range(1, STEPS + 1):
+        pairs_N = random.Random(step).sample(training, BATCH)
+        datums_D = [datum for pair in pairs_N for datum in datums_of(pair, tokenizer)]
+        trained = client.forward_backward(datums_D, "cross_entropy")
+        client.optim_step(types.AdamParams(learning_rate=LEARNING_RATE)).result()
+        loss = trained.result().metrics["loss:sum"] / len(datums_D)
+        print(f"step {step}: loss per verdict={loss:.3f}", flush=True)
+
+    path = client.save_weights_for_sampler(name="judge").result().path
+    print(f"After: {asyncio.run(accuracy(Judge(path), held_out))}")
+    print(f"Saved: {path}")
+
+
+if __name__ == "__main__":
+    main()
