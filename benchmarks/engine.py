@@ -18,8 +18,16 @@ import numpy as np
 import torch
 
 from mint.engine.engine import Engine
-from mint.engine.messages import AdamParams, Datum, ForwardBackward, LoraSpec, SampleRequest
+from mint.engine.messages import (
+    AdamParams,
+    Datum,
+    ForwardBackward,
+    LoraSpec,
+    SampleRequest,
+    SampleResult,
+)
 from mint.engine.model import BaseModel
+from tests.engine.counting import tokens_run
 from tests.tiny import build_model
 
 
@@ -35,6 +43,7 @@ def main() -> None:
         "settings": vars(options),
         **training(engine, options),
         **sampling(engine, options),
+        **conversing(engine, options),
         **agreement(engine, options),
     }
     print(json.dumps(report, indent=1))
@@ -46,6 +55,7 @@ def parse() -> argparse.Namespace:
     sizes = {"hidden": 576, "intermediate": 1536, "layers": 30, "heads": 9, "kv-heads": 3}
     sizes |= {"head": 64, "vocabulary": 49152, "rank": 16}
     sizes |= {"prompts": 8, "group": 8, "prompt-tokens": 64, "answer-tokens": 32}
+    sizes |= {"turns": 5, "question-tokens": 50, "reply-tokens": 50}
     for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     return parser.parse_args()
@@ -119,18 +129,15 @@ def training(engine: Engine, options: argparse.Namespace) -> dict[str, float]:
 
 def sampling(engine: Engine, options: argparse.Namespace) -> dict[str, float]:
     """One burst of groups, and the same rollouts asked for one after the other."""
-    engine.create_sampler("now", run_id="run")
 
-    def burst(texts: list[np.ndarray], group: int) -> None:
-        for ticket, prompt in enumerate(texts):
-            request = SampleRequest(prompt, group, options.answer_tokens, seed=ticket, stop=[])
-            engine.sample(ticket, "now", request)
-        while not engine.sampling.is_idle:
-            engine.sampling.step()
+    def bursts(*texts: list[np.ndarray]) -> None:
+        renew_sampler(engine)
+        for burst in texts:
+            answers(engine, burst, options.group, options.answer_tokens)
 
     texts = prompts(options, options.prompts)
-    together = seconds(lambda: burst(texts, options.group))
-    serially = seconds(lambda: [burst([text], options.group) for text in texts], repeats=1)
+    together = seconds(lambda: bursts(texts))
+    serially = seconds(lambda: bursts(*([text] for text in texts)), repeats=1)
     tokens = options.prompts * options.group * options.answer_tokens
     return {
         "sample_seconds_one_burst": together,
@@ -140,15 +147,57 @@ def sampling(engine: Engine, options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def conversing(engine: Engine, options: argparse.Namespace) -> dict[str, float]:
+    """Parallel conversations with one sampler, and with one that is new to them at every turn."""
+    decoded = options.prompts * options.turns * (options.reply_tokens - 1)
+    report: dict[str, float] = {}
+    for name, renew in (("kept_prefixes", False), ("nothing_kept", True)):
+        with tokens_run(engine.model) as seen:
+            times = [converse(engine, options, renew) for _ in range(2)]
+        report[f"converse_prefilled_tokens_{name}"] = sum(seen) // len(times) - decoded
+        report[f"converse_seconds_after_first_turn_{name}"] = min(times)
+    return report
+
+
+def converse(engine: Engine, options: argparse.Namespace, renew: bool) -> float:
+    """How long all turns but the first took together."""
+    rng = np.random.default_rng(2)
+    renew_sampler(engine)
+    talks = [np.empty(0, np.int64)] * options.prompts
+    start = time.perf_counter()
+    for turn in range(options.turns):
+        if turn == 1:
+            start = time.perf_counter()
+        if renew:
+            renew_sampler(engine)
+        questions = rng.integers(0, options.vocabulary, (len(talks), options.question_tokens))
+        asked = [np.concatenate(pair) for pair in zip(talks, questions, strict=True)]
+        results = answers(engine, asked, 1, options.reply_tokens)
+        replies = [result.sequences[0].tokens for result in results]
+        talks = [np.concatenate(pair) for pair in zip(asked, replies, strict=True)]
+    return time.perf_counter() - start
+
+
+def renew_sampler(engine: Engine) -> None:
+    """A sampler of the run as it is, which has seen no prompt yet."""
+    engine.drop_sampler("now")
+    engine.create_sampler("now", run_id="run")
+
+
+def answers(engine: Engine, texts: list[np.ndarray], group: int, tokens: int) -> list[SampleResult]:
+    for ticket, prompt in enumerate(texts):
+        request = SampleRequest(prompt, group, tokens, seed=ticket, stop=[])
+        engine.sample(ticket, "now", request)
+    results = {}
+    while not engine.sampling.is_idle:
+        results |= {job.ticket: job.result() for job in engine.sampling.step()}
+    return [results[ticket] for ticket in range(len(texts))]
+
+
 def agreement(engine: Engine, options: argparse.Namespace) -> dict[str, float]:
     """How far the sampler's logprobs are from the trainer's."""
     [prompt] = prompts(options, 1)
-    request = SampleRequest(prompt, 8, options.answer_tokens, seed=0, stop=[])
-    engine.sample(0, "now", request)
-    jobs = []
-    while not engine.sampling.is_idle:
-        jobs += engine.sampling.step()
-    result = jobs[0].result()
+    [result] = answers(engine, [prompt], 8, options.answer_tokens)
     fulls = [np.concatenate([prompt, s.tokens]) for s in result.sequences]
     data = [Datum(full[:-1], {"target_tokens": full[1:]}) for full in fulls]
     operation = ForwardBackward(data, "cross_entropy", forward_only=True)

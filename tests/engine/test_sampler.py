@@ -22,6 +22,7 @@ from mint.engine.messages import (
 )
 from mint.engine.model import BaseModel
 from tests.engine.conftest import ids, sample
+from tests.engine.counting import tokens_run
 from tests.tiny import FAMILIES, VOCABULARY, build_model
 
 PROMPT = ids("Q: 1 + 1?\nA:")
@@ -119,10 +120,10 @@ def test_a_sampler_keeps_the_weights_it_was_made_from(base: BaseModel) -> None:
     [after] = sample(engine, "trained", request)
     for one, other in zip(before.sequences, after.sequences, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens)
-        np.testing.assert_array_equal(one.logprobs, other.logprobs)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
     engine.create_sampler("newer", run_id="run")
     [newer] = sample(engine, "newer", request)
-    assert not np.array_equal(newer.sequences[0].logprobs, before.sequences[0].logprobs)
+    assert np.abs(newer.sequences[0].logprobs[0] - before.sequences[0].logprobs[0]) > 1e-3
 
 
 def test_a_fresh_adapter_equals_the_base_model(base: BaseModel) -> None:
@@ -188,16 +189,9 @@ def test_progress_tells_every_token_once_in_order(base_engine: Engine) -> None:
 
 
 def test_a_groups_prompt_is_prefilled_once(base_engine: Engine) -> None:
-    """Counted in tokens that the base model sees, not in time."""
-    seen: list[int] = []
-    hook = base_engine.model.trunk.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    try:
-        requests = [SampleRequest(PROMPT, num_samples=8, max_tokens=3, stop=[])] * 4
+    requests = [SampleRequest(PROMPT, num_samples=8, max_tokens=3, stop=[])] * 4
+    with tokens_run(base_engine.model) as seen:
         sample(base_engine, "base", *requests)
-    finally:
-        hook.remove()
     assert seen == [len(PROMPT), 32, 32]
 
 

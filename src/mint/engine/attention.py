@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from .messages import IntArray
 from .tree import PrefixTree
 
 NAME = "mint"
@@ -66,36 +69,79 @@ AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)  # a view makes its own mask
 
 
-class TreeView:
-    """Each token sees its ancestors in a prefix tree. Keeps keys and values when asked to."""
+@dataclass(frozen=True)
+class Past:
+    """What is known of a tree before it is run: the slot that holds each node, or -1 for none."""
 
-    def __init__(self, tree: PrefixTree, device: torch.device, keep: bool = False) -> None:
+    slots: IntArray  # [N]
+    layers: dict[int, Tensor]  # layer -> [slots, 2, Hkv, head]
+
+    @property
+    def fresh(self) -> IntArray:
+        """The nodes that must be run."""
+        return np.flatnonzero(self.slots < 0)
+
+    @property
+    def known(self) -> IntArray:
+        """The other nodes."""
+        return np.flatnonzero(self.slots >= 0)
+
+    def rows(self, nodes: IntArray | list[int]) -> IntArray:
+        """The rows that fresh nodes have when only these are run."""
+        return np.searchsorted(self.fresh, nodes)
+
+
+class TreeView:
+    """Each token sees its ancestors in a prefix tree.
+
+    With a past, only the fresh nodes are run, and the keys and values of all nodes are kept.
+    """
+
+    def __init__(self, tree: PrefixTree, device: torch.device, past: Past | None = None) -> None:
         self.kept: dict[int, Tensor] = {}  # layer -> [2, Hkv, N, head]
-        self._keep = keep
+        self._past = past
         self._chain = tree.is_chain
         self._ends = torch.as_tensor(tree.ends, device=device)
         self._positions = torch.as_tensor(tree.positions, device=device)
+        self._nodes = torch.arange(len(tree.tokens), device=device)
+        past = past or Past(np.full(len(tree.tokens), -1), {})
+        self._fresh, self._known, self._slots = (
+            torch.as_tensor(array, device=device)
+            for array in (past.fresh, past.known, past.slots[past.known])
+        )
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None,
         options: dict[str, Any],
     ) -> Tensor:  # fmt: skip
-        if self._keep:
-            self.kept[layer] = torch.stack([k[0], v[0]])
+        if self._past is not None:
+            self.kept[layer] = self._joined(torch.cat([k, v]), self._past.layers.get(layer))
+            k, v = self.kept[layer][:1], self.kept[layer][1:]
         groups = q.shape[1] // k.shape[1]
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        if self._chain and (window is None or q.shape[2] <= window):
+        is_causal = self._chain and len(self._known) == 0
+        if is_causal and (window is None or q.shape[2] <= window):
             return _attend(q, k, v, None, **options)
         return _attend(q, k, v, self._mask(window), **options)
 
+    def _joined(self, fresh: Tensor, pool: Tensor | None) -> Tensor:
+        """The keys and values of all nodes, [2, Hkv, N, head], from those of the fresh ones."""
+        if pool is None or len(self._known) == 0:
+            return fresh
+        pair, heads, _, size = fresh.shape
+        joined = fresh.new_empty(pair, heads, len(self._nodes), size)
+        joined[:, :, self._fresh] = fresh
+        joined[:, :, self._known] = pool[self._slots].permute(1, 2, 0, 3)
+        return joined
+
     def _mask(self, window: int | None) -> Tensor:
         if window not in self._masks:
-            node = torch.arange(len(self._ends), device=self._ends.device)
-            mask = (node[None, :] <= node[:, None]) & (node[:, None] < self._ends[None, :])
+            row, column = self._fresh[:, None], self._nodes[None, :]
+            mask = (column <= row) & (row < self._ends[None, :])
             if window is not None:
-                mask &= self._positions[:, None] - self._positions[None, :] < window
+                mask &= self._positions[row] - self._positions[None, :] < window
             self._masks[window] = mask
         return self._masks[window]
 

@@ -19,15 +19,19 @@ class KVCache:
         self.rows = 0
         self.length = 0
 
+    def grown(self, rows: int, length: int) -> tuple[int, int]:
+        """The rows and the length that it has after it made room for so much."""
+        length = -(-length // _LENGTH_STEP) * _LENGTH_STEP
+        return max(rows, self.rows), max(length, self.length)
+
     def reserve(self, rows: int, length: int, like: dict[int, Tensor]) -> None:
         """Make room for this many rows of this length, keeping what is there.
 
         ``like`` has one tensor per layer, [2, Hkv, any, head].
         """
-        rows, length = max(rows, self.rows), max(length, self.length)
+        rows, length = self.grown(rows, length)
         if (rows, length) == (self.rows, self.length):
             return
-        length = -(-length // _LENGTH_STEP) * _LENGTH_STEP
         for layer, sample in like.items():
             _, heads, _, size = sample.shape
             grown = sample.new_zeros(2, rows, heads, length, size)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from .job import Job
 from .lora import Adapter
 from .messages import (
     AdamParams,
@@ -19,12 +20,13 @@ from .messages import (
 )
 from .model import BaseModel
 from .peft_files import read_adapter, write_adapter
-from .sampler import Job, Sampler
+from .sampler import Sampler
 from .stopping import StopRule
 from .trainer import Run
 
 _CPU_CACHE_BYTES = 2 * 2**30
 _GPU_CACHE_SHARE = 0.4
+_KEPT_SHARE = 0.5  # of the cache, for prefixes of finished sequences
 MAX_SAMPLES = 65_536
 MAX_SCORES = 2**26  # numbers that one request may ask for about its tokens
 
@@ -37,7 +39,8 @@ class Engine:
         self._runs: dict[str, Run] = {}
         self._samplers: dict[str, Adapter | None] = {}
         prefill = 1024 if model.device.type == "cpu" else 8192
-        self.sampling = Sampler(model, _cache_tokens(model), prefill)
+        tokens = _cache_tokens(model)
+        self.sampling = Sampler(model, tokens, int(tokens * _KEPT_SHARE), prefill)
 
     def create_run(self, run_id: str, lora: LoraSpec) -> None:
         self._runs[run_id] = Run(self.model, lora)
@@ -89,6 +92,7 @@ class Engine:
         """What the engine holds: for the service's metrics."""
         return {
             "cache_tokens_used": self.sampling.tokens_held,
+            "cache_tokens_kept": self.sampling.tokens_kept,
             "cache_tokens_capacity": self.sampling.capacity,
             "runs_resident": len(self._runs),
             "samplers_resident": len(self._samplers),
@@ -98,7 +102,9 @@ class Engine:
         self._runs.pop(run_id, None)
 
     def drop_sampler(self, sampler_id: str) -> None:
-        self._samplers.pop(sampler_id, None)
+        adapter = self._samplers.pop(sampler_id, None)
+        if adapter is not None:
+            self.sampling.forget(adapter)
 
     def sample(self, ticket: int, sampler_id: str, request: SampleRequest) -> None:
         """Queue a request; ``sampling.step()`` returns its job, with the ticket, once done."""
@@ -181,7 +187,7 @@ def _check_scoring_params(request: SampleRequest, vocabulary: int) -> None:
 
 
 def _cache_tokens(model: BaseModel) -> int:
-    """How many tokens the key-value cache may hold, over all running sequences."""
+    """How many tokens the caches of keys and values may hold, running sequences and prefixes."""
     room = _CPU_CACHE_BYTES
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)

@@ -121,9 +121,19 @@ def _info_of(model: PreTrainedModel, tokenizer: Any) -> ModelInfo:
     return ModelInfo(
         arch=type(model).__name__,
         vocab_size=config.vocab_size,
-        context_length=int(getattr(config, "max_position_embeddings", 2048)),
+        context_length=_context_length(config),
         eos_token_ids=tuple(sorted(ends)),
     )
+
+
+def _context_length(config: Any) -> int:
+    """How long a sequence may be. Beyond its original length, longrope turns every token of a batch
+    by another angle, those of short sequences and those that are in a cache too."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]  # or by layer type
+    original = "original_max_position_embeddings"
+    limits = [int(part[original]) for part in parts if part.get("rope_type") == "longrope"]
+    return min([int(getattr(config, "max_position_embeddings", 2048)), *limits])
 
 
 def _cache_bytes_per_token(model: PreTrainedModel) -> int:

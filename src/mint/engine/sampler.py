@@ -1,140 +1,64 @@
 """Sampling: requests join a running batch, decode together, and leave when they are done.
 
 A step is: admit what fits (prefill, each distinct prompt once), then one new token for every
-running sequence. Whoever asks while others run joins at the next step.
+running sequence. Whoever asks while others run joins at the next step. Prompts and answers stay in
+a prefix cache, so that a prompt that begins like one of them is prefilled only from there on.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .attention import DecodeView, TreeView
+from .attention import DecodeView, Past, TreeView
 from .cache import KVCache
+from .job import Job, Sequence
 from .lora import EVERY_ROW, Adapter, Route, Rows
-from .messages import (
-    IntArray,
-    SampledSequence,
-    SampledToken,
-    SampleRequest,
-    SampleResult,
-    StopReason,
-    TopkLogprobs,
-)
+from .messages import IntArray, SampledToken
 from .model import BaseModel
 from .picking import Picks, pick, uniform
-from .scoring import PromptScores, is_wanted, score_prompt
-from .stopping import StopRule
-from .tree import pack
-
-
-@dataclass(eq=False)
-class Sequence:
-    """One continuation while it grows."""
-
-    job: Job
-    index: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top: list[tuple[list[int], list[float]]] = field(default_factory=list)
-    stop_reason: StopReason | None = None
-    reported: int = 0  # tokens that have been told as progress
-
-    @property
-    def length(self) -> int:
-        """Tokens so far, prompt included."""
-        return len(self.job.request.prompt) + len(self.tokens)
-
-    def append(self, token: int, logprob: float) -> None:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if self.job.stop.reached(self.tokens):
-            self.stop_reason = "stop"
-        elif len(self.tokens) >= self.job.max_tokens:
-            self.stop_reason = "length"
-
-    def fresh(self) -> list[SampledToken]:
-        """The tokens that it grew by since it was last asked."""
-        start, self.reported = self.reported, len(self.tokens)
-        return [
-            SampledToken(
-                self.index,
-                self.tokens[at],
-                self.logprobs[at],
-                list(zip(*self.top[at], strict=True)) if self.top else [],
-            )
-            for at in range(start, self.reported)
-        ]
-
-    def result(self) -> SampledSequence:
-        assert self.stop_reason is not None, "only a finished sequence has a result"
-        top = None
-        if self.top:
-            ids, values = zip(*self.top, strict=True)
-            top = TopkLogprobs(np.array(ids, np.int64), np.array(values, np.float32))
-        tokens, logprobs = np.array(self.tokens, np.int64), np.array(self.logprobs, np.float32)
-        return SampledSequence(tokens, logprobs, self.stop_reason, top)
-
-
-@dataclass(eq=False)
-class Job:
-    """A sample request on its way to a result. ``ticket`` is the caller's own name for it."""
-
-    ticket: int
-    request: SampleRequest
-    adapter: Adapter | None
-    stop: StopRule
-    max_tokens: int
-    seed: int = field(default_factory=lambda: secrets.randbits(63))
-    scores: PromptScores | None = None
-    sequences: list[Sequence] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.sequences = [Sequence(self, i) for i in range(self.request.num_samples)]
-        if self.request.seed is not None:
-            self.seed = self.request.seed
-
-    @property
-    def is_done(self) -> bool:
-        return all(sequence.stop_reason is not None for sequence in self.sequences)
-
-    def result(self) -> SampleResult:
-        scores = self.scores or PromptScores()
-        return SampleResult(
-            sequences=[sequence.result() for sequence in self.sequences],
-            prompt_logprobs=scores.logprobs,
-            topk_prompt_logprobs=scores.topk,
-            target_prompt_logprobs=scores.targets,
-            prompt_alt_tokens=scores.alternatives,
-        )
+from .prefix_cache import PrefixCache
+from .scoring import score_prompt
+from .tree import PrefixTree, pack
 
 
 class Sampler:
-    """The running batch of one base model."""
+    """The running batch of one base model.
 
-    def __init__(self, model: BaseModel, cache_tokens: int, prefill_tokens: int) -> None:
+    Its caches hold ``cache_tokens`` in all. Of these, ``kept_tokens`` may be of prefixes that no
+    running sequence needs, and they make way for running sequences.
+    """
+
+    def __init__(
+        self, model: BaseModel, cache_tokens: int, kept_tokens: int, prefill_tokens: int
+    ) -> None:
         self._model = model
         self._cache_tokens = cache_tokens
+        self._kept_tokens = kept_tokens
         self._prefill_tokens = prefill_tokens
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # the sequence of each cache row
         self._cache = KVCache()
+        self._prefixes = PrefixCache()
         self.grown: dict[int, list[SampledToken]] = {}  # by ticket, what the last step added
 
     @property
     def capacity(self) -> int:
-        """How many tokens the cache may hold."""
+        """How many tokens the caches may hold."""
         return self._cache_tokens
 
     @property
     def tokens_held(self) -> int:
-        """How many tokens of running sequences the cache holds."""
-        return sum(sequence.length for sequence in self._running)
+        """How many tokens the caches hold, of running sequences and of kept prefixes."""
+        return self.tokens_kept + sum(sequence.length for sequence in self._running)
+
+    @property
+    def tokens_kept(self) -> int:
+        """How many tokens of prefixes are kept for prompts to come."""
+        return len(self._prefixes)
 
     @property
     def is_idle(self) -> bool:
@@ -149,6 +73,7 @@ class Sampler:
         touched = self._prefill(self._admit())
         if self._running:
             touched += self._decode()
+        self._keep_finished()
         self._drop_finished()
         if self.is_idle:
             self._cache.clear()
@@ -178,7 +103,12 @@ class Sampler:
         self._waiting.clear()
         self._running.clear()
         self._cache.clear()
+        self._prefixes = PrefixCache()
         return list(jobs)
+
+    def forget(self, adapter: Adapter) -> None:
+        """Drop the prefixes that were kept for an adapter."""
+        self._prefixes.forget(adapter)
 
     def _admit(self) -> list[Sequence]:
         """Take waiting sequences in order while their rows fit into the cache."""
@@ -204,15 +134,73 @@ class Sampler:
         keys = [adapters.index(job.adapter) for job in jobs]
         rows = len(self._running) + len(sequences)
         for tree in pack([job.request.prompt for job in jobs], self._prefill_tokens, keys):
-            routes = _routes([(adapters[key], nodes) for key, nodes in tree.branches])
-            view = TreeView(tree, self._model.device, keep=True)
-            hidden = self._model.hidden(tree.tokens, tree.positions, view, routes)
             groups = [by_job[jobs[member]] for member in tree.members]
-            self._pick_first(groups, hidden[self._model.tensor([p[-1] for p in tree.paths])])
-            for group, path in zip(groups, tree.paths, strict=True):
-                self._score_prompt(group[0].job, hidden[self._model.tensor(path)])
-                self._start_rows([s for s in group if s.stop_reason is None], view, path, rows)
+            self._prefill_tree(tree, groups, adapters, rows)
         return sequences
+
+    def _prefill_tree(
+        self,
+        tree: PrefixTree,
+        groups: list[list[Sequence]],
+        adapters: list[Adapter | None],
+        rows: int,
+    ) -> None:
+        jobs = [group[0].job for group in groups]
+        past = self._past(tree, jobs)
+        parts: list[tuple[Adapter | None, Rows]] = [
+            (adapters[key], slice(*past.rows([nodes.start, nodes.stop])))
+            for key, nodes in tree.branches
+        ]
+        view = TreeView(tree, self._model.device, past)
+        tokens, positions = tree.tokens[past.fresh], tree.positions[past.fresh]
+        hidden = self._model.hidden(tokens, positions, view, _routes(parts))
+        self._keep_prompts(tree, jobs, view)
+        last = past.rows([path[-1] for path in tree.paths])
+        self._pick_first(groups, hidden[self._model.tensor(last)])
+        for group, path in zip(groups, tree.paths, strict=True):
+            if group[0].job.wants_scores:
+                self._score_prompt(group[0].job, hidden[self._model.tensor(past.rows(path))])
+            self._start_rows([s for s in group if s.stop_reason is None], view, path, rows)
+
+    def _past(self, tree: PrefixTree, jobs: list[Job]) -> Past:
+        """The nodes of a tree that are in the prefix cache and whose hidden states nobody needs."""
+        slots = np.full(len(tree.tokens), -1, np.int64)
+        for job, path in zip(jobs, tree.paths, strict=True):
+            found = self._prefixes.find(job.adapter, job.request.prompt)
+            slots[path[: len(found)]] = found
+        for job, path in zip(jobs, tree.paths, strict=True):
+            slots[path if job.wants_scores else path[-1:]] = -1
+        return Past(slots, self._prefixes.layers)
+
+    def _keep_prompts(self, tree: PrefixTree, jobs: list[Job], view: TreeView) -> None:
+        prompts = [(job.adapter, job.request.prompt) for job in jobs]
+        new = self._prefixes.add(prompts, self._room_to_keep())
+        nodes = self._model.tensor([tree.paths[e.sequence][e.position] for e in new])
+        values = ((n, kept.permute(2, 0, 1, 3)[nodes]) for n, kept in view.kept.items())
+        self._prefixes.write(new, values)
+
+    def _keep_finished(self) -> None:
+        """Keep the prefixes of sequences that are done, while they are still in their rows."""
+        done = [(row, s) for row, s in enumerate(self._running) if s.stop_reason is not None]
+        if not done:
+            return
+        texts = [(sequence.job.adapter, sequence.cached) for _, sequence in done]
+        new = self._prefixes.add(texts, self._room_to_keep())
+        rows = self._model.tensor([done[e.sequence][0] for e in new])
+        positions = self._model.tensor([e.position for e in new])
+        caches = self._cache.layers.items()
+        values = ((n, cache.permute(1, 3, 0, 2, 4)[rows, positions]) for n, cache in caches)
+        self._prefixes.write(new, values)
+
+    def _room_to_keep(self) -> int:
+        """How many tokens of prefixes fit beside the rows."""
+        rows = self._cache.rows * self._cache.length
+        return max(0, min(self._kept_tokens, self._cache_tokens - rows))
+
+    def _make_room(self, rows: int) -> None:
+        """Let kept prefixes make way for the rows that are about to be."""
+        rows, length = self._cache.grown(rows, self._reach())
+        self._prefixes.shrink(max(0, self._cache_tokens - rows * length))
 
     def _pick_first(self, groups: list[list[Sequence]], hidden: Tensor) -> None:
         """The first token of every sequence, from the last hidden state of its prompt."""
@@ -224,8 +212,7 @@ class Sampler:
             self._pick_next(sequences[part], logits[self._model.tensor(rows[part])])
 
     def _score_prompt(self, job: Job, hidden: Tensor) -> None:
-        if job.scores is None and is_wanted(job.request):
-            job.scores = score_prompt(job.request, hidden, self._model.head, job.adapter, job.seed)
+        job.scores = score_prompt(job.request, hidden, self._model.head, job.adapter, job.seed)
 
     def _start_rows(
         self, sequences: list[Sequence], view: TreeView, path: IntArray, rows: int
@@ -234,6 +221,7 @@ class Sampler:
             return
         first = len(self._running)
         self._running.extend(sequences)
+        self._make_room(rows)
         self._cache.reserve(rows, self._reach(), view.kept)
         self._cache.fill(list(range(first, len(self._running))), view.kept, path)
 
@@ -249,6 +237,7 @@ class Sampler:
         tokens = np.array([s.tokens[-1] for s in running], np.int64)
         length = int(positions.max()) + 1
         if length > self._cache.length:
+            self._make_room(self._cache.rows)
             self._cache.lengthen(self._reach())
         adapters = [s.job.adapter for s in running]
         view = DecodeView(self._cache.layers, self._model.tensor(positions), length)

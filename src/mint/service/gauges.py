@@ -17,6 +17,7 @@ from .service import Service
 _ANSWER_WITHIN_S = 0.2
 _OF_MEMORY = {
     "cache_tokens_used": "Tokens in the key-value cache.",
+    "cache_tokens_kept": "Tokens in the key-value cache that are kept for prompts to come.",
     "cache_tokens_capacity": "Tokens that the key-value cache may hold.",
     "runs_resident": "Training runs whose adapter is in memory.",
     "samplers_resident": "Samplers whose adapter is in memory.",
