@@ -110,8 +110,7 @@ def evaluate(
 
 
 def main() -> None:
-    cfg = RLConfig.from_env()
-    cfg.stop = ("]",)
+    cfg = RLConfig.from_env({"MINT_RL_STOP": "]", **os.environ})
     problems = [(a, b) for a in range(21) for b in range(a, 21)]
     random.Random(0).shuffle(problems)
     held_out, training = problems[:EVAL], SumsAdapter(problems[EVAL:])

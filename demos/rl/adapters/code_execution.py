@@ -65,8 +65,7 @@ class CodeExecutionAdapter(RLAdapter):
         )
 
 
+DEFAULTS = {"MINT_RL_MAX_TOKENS": "256", "MINT_RL_STOP": "\n```\n"}
+
 if __name__ == "__main__":
-    cfg = RLConfig.from_env()
-    cfg.max_tokens = int(os.environ.get("MINT_RL_MAX_TOKENS", "256"))
-    cfg.stop = ("\n```\n",)
-    run_grpo(CodeExecutionAdapter(), cfg)
+    run_grpo(CodeExecutionAdapter(), RLConfig.from_env({**DEFAULTS, **os.environ}))

@@ -11,6 +11,7 @@ that was best on the holdout.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,4 @@ class HackableMathAdapter(VerifiableMathAdapter):
 
 
 if __name__ == "__main__":
-    cfg = RLConfig.from_env()
-    cfg.stop = ("\n\n",)
-    run_grpo(HackableMathAdapter(), cfg)
+    run_grpo(HackableMathAdapter(), RLConfig.from_env({"MINT_RL_STOP": "\n\n", **os.environ}))

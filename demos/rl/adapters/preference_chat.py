@@ -171,11 +171,14 @@ class JudgedChatAdapter(PreferenceChatAdapter):
         return float(await self.judge.prefers(sample.text, response, sample.reference) > 0.5)
 
 
+DEFAULTS = {
+    "MINT_RL_MAX_TOKENS": "32",
+    "MINT_RL_STOP": ".",
+    "MINT_RL_SUCCESS_THRESHOLD": "0.5",
+}
+
 if __name__ == "__main__":
-    cfg = RLConfig.from_env()
-    cfg.max_tokens = int(os.environ.get("MINT_RL_MAX_TOKENS", "32"))
-    cfg.stop = (".",)
-    cfg.success_threshold = 0.5
+    cfg = RLConfig.from_env({**DEFAULTS, **os.environ})
     judge = os.environ.get("MINT_JUDGE_MODEL", cfg.base_model)
     trained = run_grpo(PreferenceChatAdapter(judge), cfg)
     judged = Evaluator(JudgedChatAdapter(judge), cfg, mint.ServiceClient()).of(trained)

@@ -85,6 +85,5 @@ class VerifiableMathAdapter(RLAdapter):
 
 
 if __name__ == "__main__":
-    cfg = RLConfig.from_env()
-    cfg.stop = ("\n",)
+    cfg = RLConfig.from_env({"MINT_RL_STOP": "\n", **os.environ})
     run_grpo(VerifiableMathAdapter(os.environ.get("MINT_MATH_TASK", "arithmetic")), cfg)

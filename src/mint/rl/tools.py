@@ -59,21 +59,12 @@ class Tool:
             if inspect.iscoroutinefunction(self.function):
                 result = await self.function(**call.arguments)
             else:
-                result = await aside(lambda: self._outcome(call.arguments))
+                result = await aside(lambda: self.function(**call.arguments))
             if inspect.isawaitable(result):
                 result = await result
-            if isinstance(result, BaseException):
-                raise result
             return _shortened(str(result))
         except (Exception, SystemExit) as error:
             return _complaint(error)
-
-    def _outcome(self, arguments: dict[str, Any]) -> Any:
-        """What the function returns or raises: not every exception can leave a thread."""
-        try:
-            return self.function(**arguments)
-        except (Exception, SystemExit) as error:
-            return error
 
 
 def _complaint(error: BaseException) -> str:
