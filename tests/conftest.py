@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: tests share few cores
+os.environ.setdefault("MINT_PRECISION", "exact")  # for the services that tests start: they compare
 
 from mint.embedded import stop_embedded_service
 from tests.service_fixture import live_service, own_service, raw, service

@@ -49,18 +49,24 @@ class LiveService:
         return [int(pid) for pid in children.split()]
 
 
-def start_service(home: Path, model: Path | None, port: int = 0, **settings: Any) -> LiveService:
-    """Start a service and wait for its ready line. Without ``settings``: by the command line."""
+def start_service(
+    home: Path, model: Path | None, port: int = 0, precision: str = "exact", **settings: Any
+) -> LiveService:
+    """Start a service and wait for its ready line. Without ``settings``: by the command line.
+
+    Its precision is ``exact`` unless a test wants another: tests compare numbers.
+    """
     home.mkdir(parents=True, exist_ok=True)
     if settings:
         aliases = {MODEL: Path(model)} if model else {}
-        arguments = {"home": home, "port": port, "aliases": aliases, **settings}
+        arguments = {"home": home, "port": port, "precision": precision, "aliases": aliases}
+        arguments |= settings
         text = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         command = [sys.executable, "-c", _RUN_WITH_SETTINGS, f"Settings({text})"]
         command[-1] = command[-1].replace("PosixPath", "Path")
     else:
         command = [sys.executable, "-m", "mint.cli", "serve", "--port", str(port)]
-        command += ["--home", str(home), "--model", f"{MODEL}={model}"]
+        command += ["--home", str(home), "--model", f"{MODEL}={model}", "--precision", precision]
     with open(home / "service.log", "ab") as log:
         process = subprocess.Popen(
             command,
@@ -98,8 +104,8 @@ def own_service(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Live
     """Starts services of a test's own, on one home folder, and ends them after the test."""
     started: list[LiveService] = []
 
-    def start(port: int = 0, **settings: Any) -> LiveService:
-        started.append(start_service(tmp_path / "home", tiny_model, port, **settings))
+    def start(port: int = 0, precision: str = "exact", **settings: Any) -> LiveService:
+        started.append(start_service(tmp_path / "home", tiny_model, port, precision, **settings))
         return started[-1]
 
     yield start

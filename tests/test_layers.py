@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 LEARNING = {"torch", "transformers", "safetensors", "peft", "vllm"}
 THE_ENGINES_OWN = {"torch", "transformers", "safetensors", "tokenizers", "numpy"}
+KERNELS = "kernels"  # modules with this ending need triton, and are imported on a GPU alone
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ def test_the_engine_needs_only_torch_transformers_and_safetensors(module: str) -
     allowed = {*sys.stdlib_module_names, *THE_ENGINES_OWN, "mint"}
     if module == "mint.engine.convert":
         allowed.add("gguf")  # a tool that is run by itself
+    if module.endswith(KERNELS):
+        allowed.add("triton")
     foreign = {i.target.split(".")[0] for i in imports_of(module) if i.at_once} - allowed
     assert foreign == set()
 

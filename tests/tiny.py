@@ -37,6 +37,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 3.0},
     "cohere": {"logit_scale": 0.5},
     "gpt_oss": {"sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2": {"tie_word_embeddings": True},
+    "gemma3_text": {
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "phi3": {"sliding_window": 6},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "llama3": {
+        "model_type": "llama",
+        "rope_theta": 100.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -65,11 +86,15 @@ def build_model(folder: Path, family: str = "llama", spread: float = 0.3, **over
     """
     torch.manual_seed(0)
     sizes = SIZES if family != "gpt2" else {"vocab_size": VOCABULARY, "eos_token_id": 258}
-    config = AutoConfig.for_model(family, **{**sizes, **FAMILIES[family], **overrides})
+    settings = {"model_type": family, **sizes, **FAMILIES.get(family, {}), **overrides}
+    config = AutoConfig.for_model(**settings)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
+                parameter.normal_(0, spread)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and name.endswith("bias"):
                 parameter.normal_(0, spread)
     model.save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)

@@ -10,6 +10,7 @@ import typer
 from mint import __version__
 from mint.catalog import ModelNotFound
 from mint.commands import checkpoints, evaluate, keys, models, runs, train
+from mint.commands.bench.command import bench
 from mint.commands.output import Mistake
 from mint.commands.sample import sample
 from mint.commands.serve import serve
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(sample)
+app.command()(bench)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(runs.app, name="runs")

@@ -14,7 +14,7 @@ from mint.engine.model import BaseModel
 
 @pytest.fixture(scope="session")
 def base(tiny_model: Path) -> BaseModel:
-    return BaseModel.load("tiny", tiny_model, device="cpu")
+    return BaseModel.load("tiny", tiny_model, device="cpu", precision="exact")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 
 from mint.engine.messages import Datum, DistillDatum, LoraSpec, UserError
 from mint.engine.model import BaseModel
-from mint.engine.trainer import Run
+from mint.engine.trainer import LoraTrainer
 from tests.engine.test_trainer import PlainModel, assert_close, gradients, randomise
 from tests.tiny import VOCABULARY
 
@@ -42,7 +42,10 @@ def all_logprobs(plain: PlainModel, tokens: np.ndarray, count: int, temperature:
 def test_value_and_gradient_follow_the_formula(
     base: BaseModel, tiny_model: Path, temperature: float
 ) -> None:
-    run, teacher = Run(base, LoraSpec(rank=4, seed=1)), Run(base, LoraSpec(rank=4, seed=2))
+    run, teacher = (
+        LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024),
+        LoraTrainer(base, LoraSpec(rank=4, seed=2), 1024),
+    )
     randomise(run.adapter)
     randomise(teacher.adapter, seed=9)
     data = make_data()
@@ -64,7 +67,7 @@ def test_value_and_gradient_follow_the_formula(
 
 
 def test_a_student_equal_to_its_reference_has_no_loss(base: BaseModel) -> None:
-    run = Run(base, LoraSpec(rank=4, seed=1))
+    run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
     data = [dataclasses.replace(d, reference=d.student) for d in make_data()]
     assert run.reverse_kl(None, data, 1.0) == pytest.approx([0.0, 0.0], abs=1e-5)
 
@@ -78,7 +81,7 @@ def test_a_student_equal_to_its_reference_has_no_loss(base: BaseModel) -> None:
     ],
 )
 def test_a_bad_datum_is_named(base: BaseModel, change: dict[str, object], message: str) -> None:
-    run = Run(base, LoraSpec(rank=4, seed=1))
+    run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
     good, other = make_data()
     with pytest.raises(UserError, match=f"datum 1: .*{message}"):
         run.reverse_kl(None, [good, dataclasses.replace(other, **change)], 1.0)

@@ -25,7 +25,7 @@ TEXT = ids("an adapter leaves the house")
 @pytest.mark.parametrize("trained", ["attn", "mlp", "unembed", "all"])
 def test_peft_gives_the_same_logprobs(family: str, trained: str, tmp_path: Path) -> None:
     folder = build_model(tmp_path / "m" / family, family)
-    engine = Engine(BaseModel.load(family, folder, device="cpu"))
+    engine = Engine(BaseModel.load(family, folder, device="cpu", precision="exact"))
     flags = {f"train_{k}": trained in (k, "all") for k in ("attn", "mlp", "unembed")}
     engine.create_run("run", LoraSpec(rank=4, seed=1, **flags))
     randomise(engine._runs["run"].adapter)
@@ -87,7 +87,7 @@ def test_loading_into_a_run_of_another_shape_says_which_shape_it_needs(
 
 def test_an_adapter_of_another_model_is_refused(base: BaseModel, tmp_path: Path) -> None:
     folder = build_model(tmp_path / "m" / "wide", "llama", hidden_size=64)
-    other = Engine(BaseModel.load("wide", folder, device="cpu"))
+    other = Engine(BaseModel.load("wide", folder, device="cpu", precision="exact"))
     other.create_run("run", LoraSpec(rank=2))
     saved = tmp_path / "adapter"
     saved.mkdir()

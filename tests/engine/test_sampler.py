@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from mint.engine.engine import Engine
 from mint.engine.messages import (
@@ -21,6 +22,9 @@ from mint.engine.messages import (
     UserError,
 )
 from mint.engine.model import BaseModel
+from mint.engine.pool import KVPool
+from mint.engine.runner import Runner
+from mint.engine.sampler import Sampler
 from tests.engine.conftest import ids, sample
 from tests.engine.counting import tokens_run
 from tests.tiny import FAMILIES, VOCABULARY, build_model
@@ -37,12 +41,17 @@ def base_engine(engine: Engine) -> Engine:
 def trained_engine(model: BaseModel) -> Engine:
     """An engine with a run whose adapter is far from zero, and a sampler of it."""
     engine = Engine(model)
-    spec = LoraSpec(rank=4, seed=1, train_mlp=any(site.kind == "mlp" for site in model.sites))
-    engine.create_run("run", spec)
+    engine.create_run("run", LoraSpec(rank=4, seed=1))
     engine.create_sampler("fresh", run_id="run")
     train(engine, 2)
     engine.create_sampler("trained", run_id="run")
     return engine
+
+
+def small_pool(engine: Engine, blocks: int) -> None:
+    """Give the engine's sampler a pool of few blocks, the one for padding included."""
+    pool = KVPool(engine.model.kv_shapes, blocks, torch.float32, torch.device("cpu"))
+    engine.sampling = Sampler(Runner(engine.model, pool), max_rows=16, chunk_tokens=64)
 
 
 def train(engine: Engine, steps: int) -> None:
@@ -67,8 +76,8 @@ def trainer_logprobs(engine: Engine, prompt: np.ndarray, result: SampleResult) -
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampler_and_trainer_agree_on_logprobs(family: str, tmp_path: Path) -> None:
-    model = BaseModel.load(family, build_model(tmp_path / "m" / family, family), device="cpu")
-    engine = trained_engine(model)
+    folder = build_model(tmp_path / "m" / family, family)
+    engine = trained_engine(BaseModel.load(family, folder, device="cpu", precision="exact"))
     prompts = [PROMPT, PROMPT[:3], ids("another one")]
     requests = [SampleRequest(p, num_samples=3, max_tokens=12, seed=1, stop=[]) for p in prompts]
     for prompt, result in zip(prompts, sample(engine, "trained", *requests), strict=True):
@@ -77,8 +86,29 @@ def test_sampler_and_trainer_agree_on_logprobs(family: str, tmp_path: Path) -> N
             assert np.abs(sequence.logprobs - logprobs).max() <= 1e-4
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
+    folder = build_model(tmp_path / "m" / family, family)
+    engine = Engine(BaseModel.load(family, folder, device="cpu", precision="exact"))
+    engine.create_sampler("base")
+    plain = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+    plain.generation_config.eos_token_id = None
+    prompts = [PROMPT, ids("another one")]
+    requests = [SampleRequest(p, max_tokens=20, temperature=0.0, stop=[]) for p in prompts]
+    for prompt, result in zip(prompts, sample(engine, "base", *requests), strict=True):
+        theirs = plain.generate(
+            torch.as_tensor(prompt)[None],
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=20,
+        )
+        assert result.sequences[0].tokens.tolist() == theirs[0, len(prompt) :].tolist()
+
+
 def test_sampler_and_trainer_agree_in_bfloat16(tiny_model: Path) -> None:
-    model = BaseModel.load("tiny", tiny_model, device="cpu", dtype=torch.bfloat16)
+    model = BaseModel.load("tiny", tiny_model, device="cpu", precision="bfloat16")
     engine = trained_engine(model)
     request = SampleRequest(PROMPT, num_samples=32, max_tokens=32, seed=1, stop=[])
     [result] = sample(engine, "trained", request)
@@ -198,7 +228,7 @@ def test_a_groups_prompt_is_prefilled_once(base_engine: Engine) -> None:
 def test_a_full_cache_makes_requests_wait_and_loses_none(base: BaseModel) -> None:
     engine = Engine(base)
     engine.create_sampler("base")
-    engine.sampling._cache_tokens = 60  # room for two rows of thirty
+    small_pool(engine, blocks=7)  # room for three answers
     requests = [
         SampleRequest(PROMPT, num_samples=3, max_tokens=10 + n, seed=n, stop=[]) for n in range(4)
     ]

@@ -16,7 +16,7 @@ from mint.engine.engine import Engine
 from mint.engine.lora import Adapter
 from mint.engine.messages import AdamParams, Datum, ForwardBackward, LoraSpec, UserError
 from mint.engine.model import BaseModel
-from mint.engine.trainer import Run
+from mint.engine.trainer import LoraTrainer
 from tests.tiny import FAMILIES, VOCABULARY, build_model
 
 
@@ -71,9 +71,12 @@ class PlainModel:
         self.scale = adapter.scale
 
     def logprobs(self, datum: Datum) -> torch.Tensor:
-        weights = dict(self.model.named_parameters()) | {
-            f"{name}.weight": self._merged(name) for name in self.pairs
-        }
+        weights = dict(self.model.named_parameters())
+        for name in self.pairs:
+            if name in weights:
+                weights[name] = self._merged_experts(name)
+            else:
+                weights[f"{name}.weight"] = self._merged(name)
         tokens = torch.as_tensor(datum.tokens)[None]
         logits = torch.func.functional_call(
             self.model, weights, (tokens,), tie_weights=False
@@ -88,6 +91,16 @@ class PlainModel:
         delta = self.scale * b @ a
         return layer.weight + (delta.T if isinstance(layer, Conv1D) else delta)
 
+    def _merged_experts(self, name: str) -> torch.Tensor:
+        a, b = self.pairs[name]
+        weight = self.model.get_parameter(name)
+        experts = len(weight)
+        each_a = a.view(experts, -1, a.shape[1])  # [experts, rank, in]
+        each_b = b.view(b.shape[0], -1, experts)  # [out, rank, experts]
+        delta = torch.stack([self.scale * each_b[..., e] @ each_a[e] for e in range(experts)])
+        module = self.model.get_submodule(name.rpartition(".")[0])
+        return weight + (delta.mT if module.is_transposed else delta)
+
 
 def loss_of(name: str, lp: torch.Tensor, datum: Datum) -> torch.Tensor:
     """cross_entropy and importance_sampling once more, as one would write them in a notebook."""
@@ -98,7 +111,7 @@ def loss_of(name: str, lp: torch.Tensor, datum: Datum) -> torch.Tensor:
     return -(ratio * x["advantages"] * x["weights"]).sum()
 
 
-def gradients(run: Run) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def gradients(run: LoraTrainer) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     return {
         name: (a.grad, b.grad)
         for name, (a, b) in run.adapter.pairs.items()
@@ -118,8 +131,8 @@ def test_gradients_equal_those_of_a_plain_float64_model(
     family: str, loss_fn: str, tmp_path: Path
 ) -> None:
     folder = build_model(tmp_path / "models" / family, family)
-    model = BaseModel.load(family, folder, device="cpu")
-    run = Run(model, LoraSpec(rank=4, seed=1, train_mlp=family != "gpt_oss"))
+    model = BaseModel.load(family, folder, device="cpu", precision="exact")
+    run = LoraTrainer(model, LoraSpec(rank=4, seed=1), 1024)
     randomise(run.adapter)
     data = group(seed=5)
     [result] = run.forward_backward([ForwardBackward(data, loss_fn)])
@@ -138,8 +151,8 @@ def test_gradients_equal_those_of_a_plain_float64_model(
 
 
 def test_two_dimensional_cross_entropy_sums_over_all_targets(tiny_model: Path) -> None:
-    model = BaseModel.load("tiny", tiny_model, device="cpu")
-    run = Run(model, LoraSpec(rank=4, seed=1))
+    model = BaseModel.load("tiny", tiny_model, device="cpu", precision="exact")
+    run = LoraTrainer(model, LoraSpec(rank=4, seed=1), 1024)
     randomise(run.adapter)
     rng = np.random.default_rng(0)
     data = [
@@ -163,8 +176,8 @@ def test_two_dimensional_cross_entropy_sums_over_all_targets(tiny_model: Path) -
 
 
 def test_a_small_budget_changes_no_gradient(base: BaseModel) -> None:
-    whole, pieces = (Run(base, LoraSpec(rank=4, seed=1)) for _ in range(2))
-    pieces._budget = 8
+    whole, pieces = (LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024) for _ in range(2))
+    pieces.budget = 8
     for run in (whole, pieces):
         randomise(run.adapter)
         run.forward_backward([ForwardBackward(group(2), "ppo")])
@@ -174,7 +187,7 @@ def test_a_small_budget_changes_no_gradient(base: BaseModel) -> None:
 
 
 def test_gradients_add_up_over_calls_until_the_step(base: BaseModel) -> None:
-    together, apart = (Run(base, LoraSpec(rank=4, seed=1)) for _ in range(2))
+    together, apart = (LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024) for _ in range(2))
     for run in (together, apart):
         randomise(run.adapter)
     first, second = group(1), group(2)
@@ -189,7 +202,7 @@ def test_gradients_add_up_over_calls_until_the_step(base: BaseModel) -> None:
 
 
 def test_forward_only_computes_the_same_and_leaves_no_gradient(base: BaseModel) -> None:
-    run = Run(base, LoraSpec(rank=4, seed=1))
+    run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
     randomise(run.adapter)
     [forward] = run.forward_backward([ForwardBackward(group(1), "ppo", forward_only=True)])
     assert gradients(run) == {}
@@ -200,7 +213,7 @@ def test_forward_only_computes_the_same_and_leaves_no_gradient(base: BaseModel) 
 
 
 def test_one_bad_operation_voids_the_gradients_of_its_companions_only(base: BaseModel) -> None:
-    run = Run(base, LoraSpec(rank=4, seed=1))
+    run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
     run.forward_backward([ForwardBackward(group(1), "importance_sampling")])
     before = {name: [g.clone() for g in pair] for name, pair in gradients(run).items()}
     good, bad = ForwardBackward(group(2), "ppo"), ForwardBackward(group(3), "no such loss")
@@ -212,7 +225,7 @@ def test_one_bad_operation_voids_the_gradients_of_its_companions_only(base: Base
 
 
 def test_optim_step_is_adamw_with_every_field_honoured(base: BaseModel) -> None:
-    run = Run(base, LoraSpec(rank=4, seed=1))
+    run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
     randomise(run.adapter)
     twins = [p.detach().double().requires_grad_() for p in run.adapter.parameters()]
     adam = torch.optim.AdamW(twins)
@@ -237,22 +250,22 @@ def test_optim_step_is_adamw_with_every_field_honoured(base: BaseModel) -> None:
 
 
 def test_resuming_from_a_saved_state_is_bit_equal(base: BaseModel, tmp_path: Path) -> None:
-    run = Run(base, LoraSpec(rank=4, seed=1))
+    run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
 
-    def step(run: Run, seed: int) -> float:
+    def step(run: LoraTrainer, seed: int) -> float:
         [result] = run.forward_backward([ForwardBackward(group(seed), "importance_sampling")])
         run.optim_step(AdamParams(learning_rate=1e-2))
         return result.metrics["loss:sum"]
 
     step(run, 0)
     run.save(tmp_path)
-    resumed = Run(base, LoraSpec(rank=4, seed=99))
+    resumed = LoraTrainer(base, LoraSpec(rank=4, seed=99), 1024)
     resumed.load(tmp_path, optimizer=True)
     assert [step(run, n) for n in (1, 2)] == [step(resumed, n) for n in (1, 2)]
 
 
 def test_loading_without_the_optimizer_resets_it(base: BaseModel, tmp_path: Path) -> None:
-    run = Run(base, LoraSpec(rank=4, seed=1))
+    run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
     run.forward_backward([ForwardBackward(group(0), "importance_sampling")])
     run.optim_step(AdamParams(learning_rate=1e-2))
     run.save(tmp_path)
@@ -274,7 +287,7 @@ def test_loading_without_the_optimizer_resets_it(base: BaseModel, tmp_path: Path
 def test_the_three_flags_choose_the_layers(
     base: BaseModel, flags: dict[str, bool], kinds: set[str]
 ) -> None:
-    run = Run(base, LoraSpec(rank=2, **flags))
+    run = LoraTrainer(base, LoraSpec(rank=2, **flags), 1024)
     chosen = {site.kind for site in base.sites if site.name in run.adapter.pairs}
     assert chosen == kinds
     run.forward_backward([ForwardBackward(group(0), "importance_sampling")])
@@ -282,7 +295,9 @@ def test_the_three_flags_choose_the_layers(
 
 
 def test_the_seed_decides_the_initial_adapter(base: BaseModel) -> None:
-    one, same, other = (Run(base, LoraSpec(rank=2, seed=s)).adapter for s in (1, 1, 2))
+    one, same, other = (
+        LoraTrainer(base, LoraSpec(rank=2, seed=s), 1024).adapter for s in (1, 1, 2)
+    )
     name = next(iter(one.pairs))
     assert torch.equal(one.pairs[name][0], same.pairs[name][0])
     assert not torch.equal(one.pairs[name][0], other.pairs[name][0])
@@ -320,7 +335,7 @@ BAD_DATUMS: dict[str, tuple[Callable[[Datum], Datum], str]] = {
 
 @pytest.mark.parametrize("case", BAD_DATUMS)
 def test_a_bad_datum_is_named_and_leaves_the_run_usable(base: BaseModel, case: str) -> None:
-    run = Run(base, LoraSpec(rank=2))
+    run = LoraTrainer(base, LoraSpec(rank=2), 1024)
     spoil, message = BAD_DATUMS[case]
     data = group(0)
     spoiled = [data[0], spoil(data[1]), *data[2:]]
@@ -344,7 +359,7 @@ def test_a_bad_request_says_what_is_right(
     base: BaseModel, request_: ForwardBackward, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        Run(base, LoraSpec(rank=2)).forward_backward([request_])
+        LoraTrainer(base, LoraSpec(rank=2), 1024).forward_backward([request_])
 
 
 @pytest.mark.parametrize("rank", [0, -1, 100_000])
@@ -357,7 +372,7 @@ def test_a_bad_rank_is_refused(engine: Engine, rank: int) -> None:
 def test_bad_adam_settings_are_refused_before_they_touch_anything(
     base: BaseModel, params: AdamParams
 ) -> None:
-    run = Run(base, LoraSpec(rank=2))
+    run = LoraTrainer(base, LoraSpec(rank=2), 1024)
     run.forward_backward([ForwardBackward(group(0), "importance_sampling")])
     with pytest.raises(UserError):
         run.optim_step(params)
@@ -367,7 +382,7 @@ def test_bad_adam_settings_are_refused_before_they_touch_anything(
 def test_weights_given_to_some_datums_count_as_given_to_all(base: BaseModel) -> None:
     mixed = group(3)
     mixed[0] = change(weights=None)(mixed[0])
-    one, other = (Run(base, LoraSpec(rank=2, seed=3)) for _ in range(2))
+    one, other = (LoraTrainer(base, LoraSpec(rank=2, seed=3), 1024) for _ in range(2))
     [a] = one.forward_backward([ForwardBackward(mixed, "importance_sampling")])
     [b] = other.forward_backward([ForwardBackward(group(3), "importance_sampling")])
     assert a.metrics["loss:sum"] == pytest.approx(b.metrics["loss:sum"], rel=1e-6)
@@ -376,7 +391,7 @@ def test_weights_given_to_some_datums_count_as_given_to_all(base: BaseModel) -> 
 def test_thresholds_may_come_per_token(base: BaseModel) -> None:
     data = group(4)
     wide = [change(clip_high_threshold=np.full(len(d.tokens), 9.0, np.float32))(d) for d in data]
-    one, other = (Run(base, LoraSpec(rank=2, seed=3)) for _ in range(2))
+    one, other = (LoraTrainer(base, LoraSpec(rank=2, seed=3), 1024) for _ in range(2))
     [a] = one.forward_backward([ForwardBackward(wide, "ppo")])
     [b] = other.forward_backward([ForwardBackward(data, "ppo", {"clip_high_threshold": 9.0})])
     assert a.metrics == b.metrics

@@ -105,6 +105,23 @@ def test_errors_are_told_apart_and_leave_the_worker_running(client: Client) -> N
     assert by_id[4].error is None
 
 
+def test_samples_go_on_while_an_operation_trains_in_several_passes(client: Client) -> None:
+    client.receive()
+    rng = np.random.default_rng(0)
+    data = [Datum(t[:-1], {"target_tokens": t[1:]}) for t in rng.integers(0, 250, (44, 200))]
+    client.send(1, "create_run", run_id="run", lora=LoraSpec(rank=2))
+    client.send(2, "create_sampler", sampler_id="s")
+    assert [client.receive().id for _ in range(2)] == [1, 2]
+    operations = [ForwardBackward(data, "cross_entropy")]
+    client.send(3, "forward_backward", run_id="run", operations=operations)
+    request = SampleRequest(ids("hello"), 1, 5, stop=[], progress=True)
+    client.send(4, "sample", sampler_id="s", request=request)
+    replies = [client.receive()]
+    while not (replies[-1].id == 3 and replies[-1].is_final):
+        replies.append(client.receive())
+    assert 4 in {reply.id for reply in replies}, "training in several passes let no sample advance"
+
+
 def test_a_folder_without_a_model_is_reported_as_the_first_reply(tmp_path: Path) -> None:
     client = Client(tmp_path)
     assert client.receive().error is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.service_fixture import MODEL, LiveService, RawClient
 
 JUNK = [None, [], {}, "text", 5, -1, 2**70, 1e400, True, {"a": None}, [[]], "x" * 10_000, "\0"]
+JUNK += ["\ud800", {"\udfff": "\ud800"}]  # half of a surrogate pair has no UTF-8
 FIELDS = [
     "session_id",
     "model_id",
@@ -187,6 +189,68 @@ def test_a_number_that_is_none_is_refused(raw: RawClient, seq_id: object) -> Non
     assert answer.status_code == 400
     assert "seq_id" in answer.json()["detail"]
     assert "metrics" in raw.result(raw.operate("optim_step", run, 1))
+
+
+BAD_NUMBERS = [float("nan"), float("inf"), float("-inf"), 1e400]
+
+
+@pytest.mark.parametrize("value", BAD_NUMBERS)
+@pytest.mark.parametrize("field", ["temperature", "top_p"])
+def test_a_sampling_parameter_that_is_no_number_is_refused_at_once(
+    raw: RawClient, shared: dict[str, str], field: str, value: float
+) -> None:
+    answer = post_sample(raw, shared, {field: value})
+    assert answer.status_code == 422
+    assert field in answer.json()["detail"]
+
+
+def test_half_a_character_in_a_stop_string_is_refused_at_once(
+    raw: RawClient, shared: dict[str, str]
+) -> None:
+    for stop in ("\ud800", ["fine", "\udfff"]):
+        answer = post_sample(raw, shared, {"stop": stop})
+        assert answer.status_code == 400
+        assert "ud800 alone is half of one" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("top_k", [0, 272, 10**6, 2**31, 2**63, 2**70])
+def test_a_top_k_beyond_the_vocabulary_leaves_nothing_out(
+    raw: RawClient, shared: dict[str, str], top_k: int
+) -> None:
+    def sample(k: int) -> bytes:
+        answer = post_sample(raw, shared, {"max_tokens": 5, "seed": 3, "top_k": k})
+        assert answer.status_code == 200, answer.text
+        return raw.retrieve(answer.json()["request_id"]).content
+
+    assert sample(top_k) == sample(-1)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-38, 1e-6])
+def test_a_temperature_close_to_zero_is_greedy(
+    raw: RawClient, shared: dict[str, str], temperature: float
+) -> None:
+    def sample(heat: float) -> bytes:
+        answer = post_sample(raw, shared, {"max_tokens": 5, "temperature": heat})
+        return raw.retrieve(answer.json()["request_id"]).content
+
+    assert sample(temperature) == sample(0)
+
+
+def test_a_top_k_below_minus_one_is_refused(raw: RawClient, shared: dict[str, str]) -> None:
+    answer = post_sample(raw, shared, {"top_k": -2})
+    assert answer.status_code == 422
+    assert "top_k" in answer.json()["detail"]
+
+
+def post_sample(raw: RawClient, shared: dict[str, str], params: dict[str, Any]) -> httpx.Response:
+    """Ask for one sample; NaN, infinity and half characters go out as Python writes them."""
+    body = {
+        "sampling_session_id": shared["sampler"],
+        "prompt": {"chunks": [{"tokens": [1]}]},
+        "sampling_params": {"max_tokens": 1, **params},
+    }
+    headers = {"content-type": "application/json"}
+    return raw.http.post("/asample", content=json.dumps(body).encode(), headers=headers)
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
+from mint.engine.messages import PRECISIONS
 from mint.service.aliases import read_aliases, write_aliases
 from mint.service.configuration import ConfigurationError, load, variable_of
 from mint.service.settings import Settings
@@ -98,6 +99,7 @@ def test_the_key_that_clients_send_is_not_a_setting(monkeypatch: pytest.MonkeyPa
         ("port: many", ["config.yaml", "port is 'many'", "integer"]),
         ("port: 70000", ["port", "65535"]),
         ("log_format: xml", ["log_format", "'text' or 'json'"]),
+        ("precision: fast", ["precision is 'fast'", "'auto', 'exact', 'half' or 'bfloat16'"]),
         ("long_poll_s: -1", ["long_poll_s", "greater than or equal to 0"]),
         ("aliases: {a: 3}", ["aliases['a']"]),
         ("aliases: [a]", ["aliases"]),
@@ -130,6 +132,19 @@ def test_a_mistake_in_a_variable_is_named(
 
 def test_a_mistake_in_a_flag_is_named() -> None:
     assert "--log-format: log_format is 'xml'" in mistake(log_format="xml")
+    assert "--precision: precision is 'float16'" in mistake(precision="float16")
+
+
+def test_the_precision_is_one_that_engines_know(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load({}).settings.precision == "auto"
+    assert get_args(Settings.model_fields["precision"].annotation) == PRECISIONS
+    (home / "config.yaml").write_text("precision: half\n")
+    assert load({}).settings.precision == "half"
+    monkeypatch.setenv("MINT_PRECISION", "bfloat16")
+    assert load({}).settings.precision == "bfloat16"
+    assert load({"precision": "exact"}).settings.precision == "exact"
 
 
 def check_config(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mint.engine.messages import EnginePlan
+from mint.service.engines import Engines, Slot
+from mint.service.plans import GB
+from mint.service.settings import Settings
 from tests.service.samples import batch, json_datum
 from tests.service.test_recovery import logprobs, logprobs_of, train
 from tests.service_fixture import MODEL, LiveService, RawClient
@@ -65,6 +72,89 @@ def test_models_take_turns_in_a_small_memory_and_runs_come_back_as_they_were(
         for model in raw.http.get("/get_server_capabilities").json()["supported_models"]
     }
     assert {MODEL, OTHER} <= names
+
+
+def arguments_of(pid: int) -> list[str]:
+    """The command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+
+
+def test_an_engine_is_told_its_precision_and_its_memory(
+    own_service: Callable[..., LiveService],
+) -> None:
+    [worker] = own_service().worker_pids()
+    assert arguments_of(worker)[-2:] == ["--precision", "exact"], "what tests get by default"
+    [worker] = own_service(models=(MODEL,), precision="bfloat16", memory_gb=2).worker_pids()
+    told = ["--precision", "bfloat16", "--memory-gb", "2.000"]
+    assert arguments_of(worker)[-4:] == told
+
+
+def test_preloaded_models_share_the_memory(
+    own_service: Callable[..., LiveService], tiny_model: Path, other_model: Path
+) -> None:
+    service = own_service(
+        aliases={MODEL: tiny_model, OTHER: other_model}, models=(MODEL, OTHER), memory_gb=3
+    )
+    shares = [float(arguments_of(worker)[-1]) for worker in service.worker_pids()]
+    assert len(shares) == 2, "none had to make room for the other"
+    assert shares == pytest.approx([1.5, 1.5], abs=0.1)
+    assert sum(shares) <= 3
+
+
+def test_a_model_loaded_later_gets_what_the_first_leaves(
+    own_service: Callable[..., LiveService], tiny_model: Path, other_model: Path
+) -> None:
+    aliases = {MODEL: tiny_model, OTHER: other_model}
+    service = own_service(aliases=aliases, models=(MODEL,), memory_gb=4)
+    [first] = service.worker_pids()
+    assert arguments_of(first)[-1] == "4.000"
+    raw = RawClient(service.base_url)
+    assert b"error" not in logprobs_of(raw, sampler_of(raw, OTHER, raw.session(), 0), 0)
+    [second] = set(service.worker_pids()) - {first}
+    assert 0.4 < float(arguments_of(second)[-1]) < 4
+
+
+DECIDED = r"{} on \S.*: precision exact \(.+\), [\d,]+ KV tokens \(\d+\.\d GB\), "
+DECIDED += r"[\d,]+ training tokens a pass"
+
+
+def test_the_service_says_what_its_engines_decided(
+    own_service: Callable[..., LiveService], tiny_model: Path, other_model: Path
+) -> None:
+    service = own_service(aliases={MODEL: tiny_model, OTHER: other_model}, models=(MODEL,))
+    raw = RawClient(service.base_url)
+    assert b"error" not in logprobs_of(raw, sampler_of(raw, OTHER, raw.session(), 0), 0)
+    service.stop()
+    assert service.process.stdout is not None
+    [printed] = service.process.stdout.read().splitlines()
+    assert re.fullmatch("mint: " + DECIDED.format(MODEL), printed), "after the ready line"
+    logged = (service.home / "service.log").read_text()
+    assert len(re.findall(DECIDED.format(OTHER), logged)) == 1
+    assert not re.findall(DECIDED.format(MODEL), logged), "it was printed"
+
+
+def test_an_engine_counts_by_the_memory_of_its_device(tmp_path: Path, tiny_model: Path) -> None:
+    async def sizes() -> tuple[int, int, int]:
+        engines = Engines(Settings(home=tmp_path, aliases={MODEL: tiny_model}, precision="exact"))
+        starting = asyncio.create_task(engines.get(MODEL))
+        slot = Slot(MODEL, weights_bytes=5, starting=starting, granted_bytes=7 * GB)
+        try:
+            before, engine = slot.size, await starting
+            on_cpu, on_gpu = (
+                dataclasses.replace(engine.info, plan=EnginePlan(device, "exact", "", 0, 0, 0, 123))
+                for device in ("cpu", "NVIDIA H200")
+            )
+            engine.info = on_cpu
+            resident = slot.size
+            engine.info = on_gpu
+            return before, resident, slot.size
+        finally:
+            await engines.stop()
+
+    before, resident, on_device = asyncio.run(sizes())
+    assert before == 7 * GB, "it may take that much"
+    assert resident > 10**8
+    assert on_device == 123
 
 
 def test_a_model_that_never_fits_is_refused(own_service: Callable[..., LiveService]) -> None:

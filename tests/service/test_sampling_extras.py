@@ -11,6 +11,7 @@ import tinker
 import torch
 from tinker import types
 
+from mint.service.requests import MAX_SAMPLES
 from tests.service.samples import TOKENS, prompt
 from tests.service_fixture import MODEL, LiveService, RawClient
 
@@ -102,6 +103,9 @@ def raw_sampler(live_service: LiveService) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
+        ({"num_samples": 0}, "num_samples"),
+        ({"num_samples": MAX_SAMPLES + 1}, str(MAX_SAMPLES)),
+        ({"num_samples": 2**70}, "num_samples"),
         ({"topk_sample_logprobs": -1}, "topk_sample_logprobs"),
         ({"topk_sample_logprobs": 10**6}, "topk_sample_logprobs"),
         ({"topk_sample_logprobs": 2**70}, "topk_sample_logprobs"),

@@ -42,6 +42,14 @@ LogFormatOption = Annotated[
     str | None,
     typer.Option(help="text or json (one object a line). Default: text", show_default=False),
 ]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        help="auto, exact, half or bfloat16. exact makes the logprobs of sampler and trainer "
+        "agree to 1e-4. Default: auto, the fastest that suits the device",
+        show_default=False,
+    ),
+]
 
 
 def serve(
@@ -51,6 +59,7 @@ def serve(
     home: HomeOption = None,
     config: ConfigOption = None,
     log_format: LogFormatOption = None,
+    precision: PrecisionOption = None,
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Print the effective settings and end.")
     ] = False,
@@ -71,6 +80,7 @@ def serve(
         "models": names or None,
         "aliases": aliases or None,
         "log_format": log_format,
+        "precision": precision,
         "api_key": os.environ.pop(KEY_VARIABLE, None),
         "parent_pid": parent,
     }

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .attention import TreeView
-from .head import Head
-from .lora import EVERY_ROW, Adapter, Route
-from .messages import DistillDatum, IntArray, UserError
+from .attention import tree_attention
+from .context import Lora, NoLora
+from .lora import Adapter
+from .messages import DistillDatum, FloatArray, IntArray, UserError
 from .model import BaseModel
-from .tree import pack
+from .tree import PrefixTree, pack
 
 
 def reverse_kl(
@@ -26,49 +26,85 @@ def reverse_kl(
     reference: Adapter | None,
     data: list[DistillDatum],
     temperature: float,
+    budget: int,
 ) -> list[float]:
-    """Add the gradient of the summed loss to the student's; returns the loss of each datum."""
+    """Add the gradient of the summed loss to the student's; return the loss of each datum."""
     _check(data, temperature, model.info.vocab_size, model.info.context_length)
-    losses = []
-    for datum in data:
-        count = len(datum.targets)
-        mine = _hidden(model, datum.student, student)[-count:]
+    losses = np.zeros(len(data))
+    for tree in pack([datum.student for datum in data], budget):
+        members = [data[member] for member in tree.members]
+        owners = np.repeat(tree.members, [len(datum.targets) for datum in members])
+        weights = model.tensor(np.concatenate([datum.weights for datum in members]))
         with torch.no_grad():
-            theirs = _hidden(model, datum.reference, reference)[-count:]
+            theirs, their_lora = _reference_hidden(model, reference, members, budget)
+        mine, my_lora = _hidden(model, student, tree, members, recompute=len(tree.tokens) > budget)
         leaf = mine.detach().requires_grad_()
-        weights = model.tensor(datum.weights)
-        losses.append(_backward(model.head, leaf, theirs, weights, student, reference, temperature))
+        values = _backward(model, student, leaf, my_lora, theirs, reference, their_lora,
+                           weights, temperature)  # fmt: skip
+        np.add.at(losses, owners, values)
         if leaf.grad is not None:
             mine.backward(leaf.grad)  # type: ignore[no-untyped-call]
-    return losses
+    return [float(loss) for loss in losses]
 
 
 def _backward(
-    head: Head,
-    mine: Tensor,
-    theirs: Tensor,
-    weights: Tensor,
+    model: BaseModel,
     student: Adapter,
+    mine: Tensor,
+    my_lora: Lora,
+    theirs: Tensor,
     reference: Adapter | None,
+    their_lora: Lora,
+    weights: Tensor,
     temperature: float,
-) -> float:
-    """Chunk by chunk, so that a bounded number of rows of logits exist at a time."""
-    total = 0.0
+) -> FloatArray:
+    """Return the loss of each row, whose gradient goes to ``mine`` and the student's head.
+
+    It goes chunk by chunk, so that a bounded number of rows of logits exist at a time.
+    """
+    head, values = model.head, []
     for start in range(0, len(mine), head.chunk_rows()):
         part = slice(start, start + head.chunk_rows())
         with torch.no_grad():
-            log_r = torch.log_softmax(head.logits(theirs[part], reference) / temperature, -1)
-        log_p = torch.log_softmax(head.logits(mine[part], student) / temperature, -1)
-        loss = (weights[part] * (log_p.exp() * (log_p - log_r)).sum(-1)).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
-    return total
+            if reference is not None:
+                reference.train_on(model.products)
+            log_r = torch.log_softmax(head.logits(theirs[part], their_lora) / temperature, -1)
+        student.train_on(model.products)
+        log_p = torch.log_softmax(head.logits(mine[part], my_lora) / temperature, -1)
+        loss = weights[part] * (log_p.exp() * (log_p - log_r)).sum(-1)
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+        values.append(loss.detach().cpu().numpy())
+    return np.concatenate(values)
 
 
-def _hidden(model: BaseModel, tokens: IntArray, adapter: Adapter | None) -> Tensor:
-    [tree] = pack([tokens], budget=len(tokens))
-    routes = [Route(adapter, EVERY_ROW)] if adapter is not None else []
-    return model.hidden(tree.tokens, tree.positions, TreeView(tree, model.device), routes)
+def _reference_hidden(
+    model: BaseModel, reference: Adapter | None, data: list[DistillDatum], budget: int
+) -> tuple[Tensor, Lora]:
+    """Return the reference's hidden states before the targets of these datums, in their order."""
+    parts: list[Tensor] = [torch.empty(0)] * len(data)
+    lora: Lora = NoLora()
+    for tree in pack([datum.reference for datum in data], budget):
+        members = [data[member] for member in tree.members]
+        hidden, lora = _hidden(model, reference, tree, members)
+        pieces = torch.split(hidden, [len(datum.targets) for datum in members])
+        for member, piece in zip(tree.members, pieces, strict=True):
+            parts[member] = piece
+    return torch.cat(parts), lora
+
+
+def _hidden(
+    model: BaseModel,
+    adapter: Adapter | None,
+    tree: PrefixTree,
+    data: list[DistillDatum],
+    recompute: bool = False,
+) -> tuple[Tensor, Lora]:
+    """Return the hidden states that predict the targets of a tree's members, member by member."""
+    lora = NoLora() if adapter is None else adapter.train_on(model.products)
+    view = tree_attention(tree, model.device, model.precision.keys)
+    hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
+    rows = [path[-len(d.targets) :] for path, d in zip(tree.paths, data, strict=True)]
+    return hidden[model.tensor(np.concatenate(rows))], lora
 
 
 def _check(data: list[DistillDatum], temperature: float, vocabulary: int, context: int) -> None:

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from .job import Job
 from .lora import Adapter
+from .memory import describe, plan_memory
 from .messages import (
     AdamParams,
     DistillDatum,
     ForwardBackward,
     ForwardBackwardResult,
     LoraSpec,
+    ModelInfo,
     SampleRequest,
     UserError,
 )
 from .model import BaseModel
 from .peft_files import read_adapter, write_adapter
+from .pool import KVPool
+from .runner import make_runner
 from .sampler import Sampler
+from .sequence import Job
 from .stopping import StopRule
-from .trainer import Run
+from .trainer import LoraTrainer, Steps, finish
 
-_CPU_CACHE_BYTES = 2 * 2**30
-_GPU_CACHE_SHARE = 0.4
-_KEPT_SHARE = 0.5  # of the cache, for prefixes of finished sequences
 MAX_SAMPLES = 65_536
 MAX_SCORES = 2**26  # numbers that one request may ask for about its tokens
 
@@ -34,21 +34,33 @@ MAX_SCORES = 2**26  # numbers that one request may ask for about its tokens
 class Engine:
     """What the service calls, by method name. ``sample`` is the one call that takes many steps."""
 
-    def __init__(self, model: BaseModel) -> None:
+    def __init__(self, model: BaseModel, memory_gb: float | None = None) -> None:
         self.model = model
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, LoraTrainer] = {}
         self._samplers: dict[str, Adapter | None] = {}
-        prefill = 1024 if model.device.type == "cpu" else 8192
-        tokens = _cache_tokens(model)
-        self.sampling = Sampler(model, tokens, int(tokens * _KEPT_SHARE), prefill)
+        self.budget = plan_memory(model, memory_gb)
+        pool = KVPool(model.kv_shapes, self.budget.blocks, model.precision.keys, model.device)
+        self._runner = make_runner(model, pool)
+        self.sampling = Sampler(self._runner, self.budget.max_rows, self.budget.chunk_tokens)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the service needs to know, with what this engine decided."""
+        return replace(self.model.info, plan=describe(self.model, self.budget))
 
     def create_run(self, run_id: str, lora: LoraSpec) -> None:
-        self._runs[run_id] = Run(self.model, lora)
+        self._runs[run_id] = LoraTrainer(self.model, lora, self.budget.train_tokens)
 
     def forward_backward(
         self, run_id: str, operations: list[ForwardBackward]
     ) -> list[ForwardBackwardResult]:
-        return self._runs[run_id].forward_backward(operations)
+        return finish(self.forward_backward_steps(run_id, operations))
+
+    def forward_backward_steps(
+        self, run_id: str, operations: list[ForwardBackward]
+    ) -> Steps[list[ForwardBackwardResult]]:
+        """Do the same in steps, between which the caller may sample."""
+        return self._runs[run_id].forward_backward_steps(operations)
 
     def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
         return self._runs[run_id].optim_step(params)
@@ -103,8 +115,8 @@ class Engine:
 
     def drop_sampler(self, sampler_id: str) -> None:
         adapter = self._samplers.pop(sampler_id, None)
-        if adapter is not None:
-            self.sampling.forget(adapter)
+        if adapter is not None and adapter not in self._samplers.values():
+            self._runner.forget(adapter)
 
     def sample(self, ticket: int, sampler_id: str, request: SampleRequest) -> None:
         """Queue a request; ``sampling.step()`` returns its job, with the ticket, once done."""
@@ -134,6 +146,12 @@ class Engine:
                 f"max_tokens is {max_tokens}, but it must be from 1 to {room}: the prompt has "
                 f"{length} tokens and the model's context is {info.context_length}."
             )
+        if length + max_tokens > self.sampling.capacity:
+            raise UserError(
+                f"The prompt's {length} tokens and max_tokens={max_tokens} are more than the "
+                f"{self.sampling.capacity} tokens that this engine has memory for. Lower "
+                "max_tokens, shorten the prompt, or give the engine more memory (memory_gb)."
+            )
         _check_sampling_params(request, info.vocab_size)
         _check_scoring_params(request, info.vocab_size)
         return max_tokens
@@ -152,6 +170,33 @@ def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
         raise UserError(f"top_p is {request.top_p}, but it must be above 0 and at most 1 (off).")
     if request.top_k < -1:
         raise UserError(f"top_k is {request.top_k}, but it must be 1 or more, or -1 (off).")
+    if not 0 <= request.min_p <= 1:
+        raise UserError(f"min_p is {request.min_p}, but it must be from 0 (off) to 1.")
+    if not (math.isfinite(request.repetition_penalty) and request.repetition_penalty > 0):
+        raise UserError(
+            f"repetition_penalty is {request.repetition_penalty}, but it must be a positive "
+            "number; 1 is off."
+        )
+    for name in ("frequency_penalty", "presence_penalty"):
+        if not math.isfinite(getattr(request, name)):
+            raise UserError(f"{name} is {getattr(request, name)}, but it must be a finite number.")
+    for token, bias in request.logit_bias.items():
+        if not 0 <= token < vocabulary or not math.isfinite(bias):
+            raise UserError(
+                f"logit_bias has {token}: {bias}, but token ids run from 0 to {vocabulary - 1} and "
+                "a bias is a finite number."
+            )
+    for stop in request.stop or []:
+        if isinstance(stop, str) and not _is_encodable(stop):
+            raise UserError(f"The stop {stop!r} is not valid Unicode text. Remove it.")
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_scoring_params(request: SampleRequest, vocabulary: int) -> None:
@@ -184,12 +229,3 @@ def _check_scoring_params(request: SampleRequest, vocabulary: int) -> None:
         raise UserError(
             f"target_prompt_logprobs has a token id outside 0..{vocabulary - 1} (-1 skips a cell)."
         )
-
-
-def _cache_tokens(model: BaseModel) -> int:
-    """How many tokens the caches of keys and values may hold, running sequences and prefixes."""
-    room = _CPU_CACHE_BYTES
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-        room = int(free * _GPU_CACHE_SHARE)
-    return room // model.cache_bytes_per_token

@@ -1,35 +1,32 @@
-"""LoRA: the adapter of one run, and the layers that add it to a frozen base model.
-
-A wrapped layer computes ``W x + (alpha / rank) B A x`` for the rows of the flat token row that
-belong to an adapter. Which rows those are is said by the active *routes*, so that one pass of the
-base model serves several adapters.
-"""
+"""LoRA: the adapter of one run, and the bank of adapters that samplers use together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from .context import BankedLora, Lora, NoLora, TrainedLora
+from .experts import find_expert_sites
+from .linear import Product, Site
 from .messages import LoraSpec, UserError
-from .precision import FrozenLinear, apply_linear
 
 _ATTENTION_NAMES = {"attn", "attention", "self_attn", "self_attention"}
-_ROUTER_NAMES = {"router", "gate"}
+_ROUTER_NAMES = {"router", "gate", "shared_expert_gate"}
 MAX_RANK = 1024
-
-Rows = slice | Tensor
-EVERY_ROW = slice(None)
+MAX_SLOTS = 16  # adapters that decode together; more take turns
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """The LoRA tensors of one run: for each layer, A [rank, in] and B [out, rank]."""
+    """The LoRA tensors of one run: for each layer, A [rank, in] and B [out, rank].
+
+    Experts have A [experts * rank, in] and B [out, rank * experts], in PEFT's order of entries.
+    """
 
     spec: LoraSpec
     pairs: dict[str, tuple[Tensor, Tensor]]
@@ -38,12 +35,16 @@ class Adapter:
     def scale(self) -> float:
         return self.spec.alpha / self.spec.rank
 
+    def experts(self) -> list[str]:
+        """Return the names of the pairs that have a part for each expert."""
+        return [name for name, (a, _) in self.pairs.items() if a.shape[0] > self.spec.rank]
+
     def parameters(self) -> list[Tensor]:
-        """All tensors, in a fixed order."""
+        """Return all tensors, in a fixed order."""
         return [tensor for name in sorted(self.pairs) for tensor in self.pairs[name]]
 
     def frozen_copy(self, device: torch.device) -> Adapter:
-        """A snapshot that later training does not touch."""
+        """Copy the adapter: later training does not touch the copy."""
         return Adapter(
             self.spec,
             {
@@ -52,76 +53,87 @@ class Adapter:
             },
         )
 
-
-@dataclass(frozen=True)
-class Route:
-    """The rows of the flat token row that an adapter applies to."""
-
-    adapter: Adapter
-    rows: Rows
-
-
-_active: Sequence[Route] = ()
+    def train_on(self, products: Mapping[str, Product]) -> Lora:
+        """Give the layers this adapter to train."""
+        for product in products.values():
+            pairs = [self.pairs[site.name] for site in product.sites if site.name in self.pairs]
+            product.pairs = tuple(t for pair in pairs for t in pair)
+        return TrainedLora(torch.tensor(self.scale, device=self.parameters()[0].device))
 
 
-@contextmanager
-def routing(routes: Sequence[Route]) -> Iterator[None]:
-    """Apply these adapters in every wrapped layer."""
-    global _active
-    _active = routes
-    try:
-        yield
-    finally:
-        _active = ()
+class AdapterBank:
+    """Adapters in slots, stacked so that one product serves the rows of all of them.
 
+    Slots and rank grow as adapters need them; ``generation`` counts how often the tensors moved.
+    """
 
-class LoraLayer(nn.Module):
-    """A frozen linear layer of the base model, with the adapters that are active."""
+    def __init__(self, products: Mapping[str, Product]) -> None:
+        self.generation = 0
+        self._products = products
+        self._slots: list[Adapter | None] = []
+        self._rank = 0
+        self._trained: set[str] = set()  # sites; products without any of them have no bank
 
-    def __init__(self, name: str, base: FrozenLinear) -> None:
-        super().__init__()
-        self.name = name
-        self.base = base
+    @property
+    def slots(self) -> int:
+        """How many slots there are."""
+        return len(self._slots)
 
-    def forward(self, x: Tensor) -> Tensor:
-        output = apply_linear(self.base, x)
-        for route in _active:
-            output = self._add(output, x, route)
-        return output
+    def use(self, adapters: Iterable[Adapter]) -> dict[Adapter, int]:
+        """Put these adapters into slots (at most ``MAX_SLOTS``) and return the slot of each."""
+        wanted = list(dict.fromkeys(adapters))
+        rank = max((adapter.spec.rank for adapter in wanted), default=0)
+        sites = {name for a in wanted if a not in self._slots for name in a.pairs}
+        if len(wanted) > len(self._slots) or rank > self._rank or not sites <= self._trained:
+            self._trained |= sites
+            self._grow(len(wanted), rank)
+        missing = [adapter for adapter in wanted if adapter not in self._slots]
+        free = [slot for slot, held in enumerate(self._slots) if held not in wanted]
+        for adapter, slot in zip(missing, free, strict=False):
+            self._write(adapter, slot)
+        return {adapter: self._slots.index(adapter) for adapter in wanted}
 
-    def _add(self, output: Tensor, x: Tensor, route: Route) -> Tensor:
-        pair = route.adapter.pairs.get(self.name)
-        if pair is None:
-            return output
-        if route.rows is EVERY_ROW:
-            return add_lora(output, x, pair, route.adapter.scale)
-        flat = output.flatten(0, -2)
-        rows = x.flatten(0, -2)[route.rows]
-        flat[route.rows] = add_lora(flat[route.rows], rows, pair, route.adapter.scale)
-        return output
+    def rows(self, adapters: list[Adapter | None], device: torch.device) -> Lora:
+        """Return what a pass needs whose rows use these adapters."""
+        slots = self.use(adapter for adapter in adapters if adapter is not None)
+        if not slots:
+            return NoLora()
+        if len(slots) == 1 and None not in adapters and 0 in slots.values():
+            return BankedLora(1, None)
+        used = max(slots.values()) + 1
+        columns = torch.tensor([-1 if a is None else slots[a] for a in adapters], device=device)
+        mask = columns[:, None] == torch.arange(used, device=device)
+        return BankedLora(used, mask.float())
 
+    def forget(self, adapter: Adapter) -> None:
+        """Let go of an adapter that no sampler uses any more."""
+        self._slots = [None if held is adapter else held for held in self._slots]
 
-def add_lora(output: Tensor, x: Tensor, pair: tuple[Tensor, Tensor], scale: float) -> Tensor:
-    """``output + scale * B A x`` over the last dimension."""
-    a, b = pair
-    flat = torch.addmm(output.flatten(0, -2), x.flatten(0, -2) @ a.T, b.T, alpha=scale)
-    return flat.view_as(output)
+    def _grow(self, slots: int, rank: int) -> None:
+        slots = max(len(self._slots), 1 << (slots - 1).bit_length())
+        self._rank = max(self._rank, rank)
+        for product in self._banked():
+            product.new_bank(slots, self._rank)
+        self._slots = [None] * slots
+        self.generation += 1
 
+    @torch.no_grad()
+    def _write(self, adapter: Adapter, slot: int) -> None:
+        for product in self._banked():
+            product.write_slot(slot, adapter.pairs, adapter.scale)
+        self._slots[slot] = adapter
 
-@dataclass(frozen=True)
-class Site:
-    """A layer that an adapter can train: where it is and its size."""
-
-    name: str
-    kind: str  # "attn", "mlp" or "unembed"
-    inputs: int
-    outputs: int
+    def _banked(self) -> list[Product]:
+        """Return the products that some adapter trains."""
+        products = self._products.values()
+        return [p for p in products if any(site.name in self._trained for site in p.sites)]
 
 
 def find_sites(model: nn.Module, head_name: str) -> list[Site]:
-    """The linear layers of a decoder, by the flag that trains them."""
+    """Find the linear layers and experts of a decoder, each with the flag that trains it."""
     sites = []
     for name, module in model.named_modules():
+        sites += find_expert_sites(name, module)
         if not isinstance(module, nn.Linear | Conv1D):
             continue
         inputs, outputs = (
@@ -136,17 +148,8 @@ def find_sites(model: nn.Module, head_name: str) -> list[Site]:
     return sites
 
 
-def wrap_sites(model: nn.Module, sites: list[Site]) -> None:
-    """Put a :class:`LoraLayer` around every site but the head (which the model applies itself)."""
-    for site in sites:
-        if site.kind != "unembed":
-            parent_name, _, child = site.name.rpartition(".")
-            parent = model.get_submodule(parent_name)
-            setattr(parent, child, LoraLayer(site.name, getattr(parent, child)))
-
-
 def new_adapter(spec: LoraSpec, sites: list[Site], device: torch.device) -> Adapter:
-    """A fresh adapter: A random from the seed, B zero, so that it changes nothing yet."""
+    """Create an adapter: A random from the seed, B zero, so that it changes nothing yet."""
     chosen = _chosen_sites(spec, sites)
     generator = torch.Generator()
     if spec.seed is None:
@@ -155,9 +158,9 @@ def new_adapter(spec: LoraSpec, sites: list[Site], device: torch.device) -> Adap
         generator.manual_seed(spec.seed)
     pairs = {}
     for site in chosen:
-        bound = 1 / math.sqrt(site.inputs)
-        a = torch.empty(spec.rank, site.inputs).uniform_(-bound, bound, generator=generator)
-        b = torch.zeros(site.outputs, spec.rank)
+        bound, height = 1 / math.sqrt(site.inputs), site.height(spec.rank)
+        a = torch.empty(height, site.inputs).uniform_(-bound, bound, generator=generator)
+        b = torch.zeros(site.outputs, height)
         pairs[site.name] = (a.to(device).requires_grad_(), b.to(device).requires_grad_())
     return Adapter(spec, pairs)
 
@@ -165,8 +168,7 @@ def new_adapter(spec: LoraSpec, sites: list[Site], device: torch.device) -> Adap
 def _chosen_sites(spec: LoraSpec, sites: list[Site]) -> list[Site]:
     if not 1 <= spec.rank <= MAX_RANK:
         raise UserError(
-            f"rank is {spec.rank}, but a LoRA rank is a whole number from 1 to {MAX_RANK}. "
-            "Try rank=16."
+            f"rank is {spec.rank}, but a LoRA rank is an integer from 1 to {MAX_RANK}. Try rank=16."
         )
     flags = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
     if not any(flags.values()):
@@ -177,7 +179,7 @@ def _chosen_sites(spec: LoraSpec, sites: list[Site]) -> list[Site]:
     for kind, wanted in flags.items():
         if wanted and not any(site.kind == kind for site in sites):
             raise UserError(
-                f"train_{kind} is set, but this model has no {kind} layer that LoRA can train "
-                f"(fused expert weights, for one, are not linear layers). Set train_{kind}=False."
+                f"train_{kind} is set, but this model has no {kind} layer that LoRA can train. "
+                f"Set train_{kind}=False."
             )
     return [site for site in sites if flags[site.kind]]

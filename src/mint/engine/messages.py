@@ -21,6 +21,34 @@ class UserError(Exception):
     """A mistake in a request. Its text says what, why and what to do, and reaches the client."""
 
 
+PRECISIONS = ("auto", "exact", "half", "bfloat16")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What the service decides about an engine before it loads a model.
+
+    ``memory_gb`` bounds what the engine takes of its device: of the GPU's memory on a GPU, of the
+    machine's on a CPU. ``None`` leaves the engine to measure what is free.
+    """
+
+    precision: str = "auto"
+    memory_gb: float | None = None
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """What an engine decided when it loaded its model: `mint serve` prints it."""
+
+    device: str  # "cpu", or the GPU's name
+    precision: str  # "exact", "half" or "bfloat16"
+    reason: str  # why this precision, in a few words
+    kv_tokens: int  # tokens that the pool of keys and values holds
+    kv_bytes: int
+    train_tokens: int  # tokens of one forward-backward pass
+    device_bytes: int  # memory of the device taken after loading, pool included
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """What the service needs to know of a loaded base model."""
@@ -29,6 +57,7 @@ class ModelInfo:
     vocab_size: int
     context_length: int
     eos_token_ids: tuple[int, ...]
+    plan: EnginePlan | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +142,12 @@ class SampleRequest:
     temperature: float = 1.0
     top_k: int = -1
     top_p: float = 1.0
+    min_p: float = 0.0  # leave out tokens less likely than this share of the likeliest
+    repetition_penalty: float = 1.0  # of tokens in the prompt or the answer so far
+    frequency_penalty: float = 0.0  # per occurrence in the answer so far
+    presence_penalty: float = 0.0  # for any occurrence in the answer so far
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    renormalize: bool = False  # report logprobs after top_k, top_p and min_p, not before
     seed: int | None = None
     stop: list[str] | list[int] | None = None
     prompt_logprobs: bool = False

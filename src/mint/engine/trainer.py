@@ -1,21 +1,23 @@
-"""A run: an adapter with its gradients and its optimizer."""
+"""Training one adapter: its gradients, its optimizer, its files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .attention import TreeView
+from .attention import tree_attention
 from .batch import Batch, check_request, loss_settings, make_batch
 from .distill import reverse_kl
-from .lora import EVERY_ROW, Adapter, Route, new_adapter
+from .lora import Adapter, new_adapter
 from .losses import Loss
 from .messages import (
     AdamParams,
@@ -28,31 +30,63 @@ from .messages import (
 )
 from .model import BaseModel
 from .peft_files import read_adapter, write_adapter
-from .tree import PrefixTree, pack
+from .precision import is_finite
+from .tree import PrefixTree, pack_evenly
 
 _OPTIMIZER_FILE = "optimizer.safetensors"
+_SMALLEST_BUDGET = 64
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
 
 
-class Run:
+def finish(steps: Steps[T]) -> T:
+    """Run all steps and return the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def add_gradients(loss: Tensor, parameters: list[Tensor]) -> None:
+    """Add a loss's gradient to that of the parameters; when it fails, nothing is added."""
+    used = [parameter for parameter in parameters if parameter.requires_grad]
+    grads = torch.autograd.grad(loss, used, allow_unused=True)
+    for parameter, grad in zip(used, grads, strict=True):
+        if grad is not None:
+            parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
+
+
+class LoraTrainer:
     """Trains one adapter: gradients add up over calls until ``optim_step`` uses them."""
 
-    def __init__(self, model: BaseModel, spec: LoraSpec) -> None:
+    def __init__(self, model: BaseModel, spec: LoraSpec, budget: int) -> None:
         self._model = model
         self.adapter = new_adapter(spec, model.sites, model.device)
         self._optimizer = _new_optimizer(self.adapter)
-        self._budget = 1024 if model.device.type == "cpu" else 8192
+        self.budget = budget  # tokens of one pass
 
     def forward_backward(self, operations: list[ForwardBackward]) -> list[ForwardBackwardResult]:
         """Run the operations; either all of their gradients are added or none is."""
+        return finish(self.forward_backward_steps(operations))
+
+    def forward_backward_steps(
+        self, operations: list[ForwardBackward]
+    ) -> Steps[list[ForwardBackwardResult]]:
+        """Do the same in steps of one pass each, so that the caller can do other work between."""
         with self._all_or_nothing():
-            return [self._run_part(n, operations) for n in range(len(operations))]
+            results = []
+            for number in range(len(operations)):
+                results.append((yield from self._run_part(number, operations)))
+            return results
 
     def reverse_kl(
         self, reference: Adapter | None, data: list[DistillDatum], temperature: float
     ) -> list[float]:
-        """The loss of each datum; gradients add up as those of ``forward_backward`` do."""
+        """Return the loss of each datum; gradients add up as those of ``forward_backward`` do."""
         with self._all_or_nothing():
-            return reverse_kl(self._model, self.adapter, reference, data, temperature)
+            return reverse_kl(self._model, self.adapter, reference, data, temperature, self.budget)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -72,32 +106,44 @@ class Run:
             if grad is not None:
                 parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
 
-    def _run_part(self, number: int, operations: list[ForwardBackward]) -> ForwardBackwardResult:
-        """One operation; a mistake says which one it was in (datums count from 0 in each)."""
+    def _run_part(
+        self, number: int, operations: list[ForwardBackward]
+    ) -> Steps[ForwardBackwardResult]:
+        """Run one operation; a mistake says which one it was in (datums count from 0 in each)."""
         try:
-            return self._run(operations[number])
+            return (yield from self._run(operations[number]))
         except UserError as error:
             if len(operations) == 1:
                 raise
             where = f"part {number + 1} of {len(operations)} of the batch"
             raise UserError(f"In {where}, {error}") from error
 
-    def _run(self, request: ForwardBackward) -> ForwardBackwardResult:
+    def _run(self, request: ForwardBackward) -> Steps[ForwardBackwardResult]:
         data, loss = check_request(request, self._model.info)
         settings = loss_settings(request.config, loss, request.loss_fn)
         logprobs: list[FloatArray] = [np.empty(0, np.float32)] * len(data)
         total = 0.0
-        with torch.set_grad_enabled(not request.forward_only):
-            for tree in pack([datum.tokens for datum in data], self._budget):
-                batch = make_batch(tree, data, self._model.device)
-                lp = self._logprobs(tree, batch)
-                value = _loss_value(loss, lp, batch, settings)
-                if not request.forward_only:
-                    value.backward()  # type: ignore[no-untyped-call]
-                total += value.item()
-                pieces = np.split(lp.detach().cpu().numpy(), _cuts(batch))
-                for member, piece, shape in zip(tree.members, pieces, batch.shapes, strict=True):
-                    logprobs[member] = piece.reshape(shape)
+        todo = deque([list(range(len(data)))])
+        budget = self.budget
+        while todo:
+            members = todo.popleft()
+            trees = pack_evenly([data[i].tokens for i in members], budget)
+            if len(trees) > 1:
+                todo.extendleft([members[m] for m in tree.members] for tree in reversed(trees))
+                continue
+            [tree] = trees
+            batch = make_batch(tree, [data[i] for i in members], self._model.device)
+            try:
+                value, lp = self._run_tree(tree, batch, loss, settings, request.forward_only)
+            except torch.OutOfMemoryError as error:
+                budget = _smaller(budget, members, len(tree.tokens), error)
+                todo.appendleft(members)
+                continue
+            total += value
+            pieces = np.split(lp, _cuts(batch))
+            for member, piece, shape in zip(tree.members, pieces, batch.shapes, strict=True):
+                logprobs[members[member]] = piece.reshape(shape)
+            yield
         if not np.isfinite(total):
             raise UserError(
                 f"The loss is {total}: the policy's and the sampler's logprobs are too far apart. "
@@ -105,16 +151,33 @@ class Run:
             )
         return ForwardBackwardResult(logprobs, {"loss:sum": total})
 
+    def _run_tree(
+        self,
+        tree: PrefixTree,
+        batch: Batch,
+        loss: Loss,
+        settings: dict[str, float],
+        forward_only: bool,
+    ) -> tuple[float, FloatArray]:
+        """Add the gradient of one pass, or nothing when it fails; return loss and logprobs."""
+        with torch.set_grad_enabled(not forward_only):
+            lp = self._logprobs(tree, batch)
+            value = _loss_value(loss, lp, batch, settings)
+        if not forward_only:
+            add_gradients(value, self.adapter.parameters())
+        return value.item(), lp.detach().cpu().numpy()
+
     def _logprobs(self, tree: PrefixTree, batch: Batch) -> Tensor:
-        view = TreeView(tree, self._model.device)
-        routes = [Route(self.adapter, EVERY_ROW)]
-        hidden = self._model.hidden(tree.tokens, tree.positions, view, routes)
-        lp = self._model.head.target_logprobs(hidden, batch.nodes, batch.targets, self.adapter)
+        model = self._model
+        lora = self.adapter.train_on(model.products)
+        view = tree_attention(tree, model.device, model.precision.keys)
+        recompute = torch.is_grad_enabled() and len(tree.tokens) > self.budget
+        hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
+        lp = model.head.target_logprobs(hidden, batch.nodes, batch.targets, lora)
         return lp[batch.unsort]
 
     def _require_finite(self) -> None:
-        grads = [p.grad for p in self.adapter.parameters() if p.grad is not None]
-        if grads and not torch.isfinite(torch.stack([g.abs().max() for g in grads])).all():
+        if not is_finite([p.grad for p in self.adapter.parameters() if p.grad is not None]):
             raise UserError(
                 "The gradient is not finite, so it was dropped. Check advantages and logprobs for "
                 "extreme values, and lower the learning rate."
@@ -183,13 +246,25 @@ def _loss_value(loss: Loss, lp: Tensor, batch: Batch, settings: dict[str, float]
     return loss.function(lp, batch.inputs, config, batch.datum)
 
 
+def _smaller(budget: int, members: list[int], tokens: int, error: Exception) -> int:
+    """Return the budget to try again with after a pass of so many tokens ran out of memory."""
+    torch.cuda.empty_cache()
+    if len(members) == 1 or tokens <= _SMALLEST_BUDGET:
+        raise UserError(
+            f"The device ran out of memory on a sequence of {tokens} tokens, alone in its batch. "
+            "Shorten it, or give the engine more memory."
+        ) from error
+    return max(min(budget, tokens) // 2, _SMALLEST_BUDGET)
+
+
 def _cuts(batch: Batch) -> list[int]:
     sizes = [int(np.prod(shape)) for shape in batch.shapes]
     return [int(end) for end in np.cumsum(sizes)[:-1]]
 
 
 def _new_optimizer(adapter: Adapter) -> torch.optim.AdamW:
-    return torch.optim.AdamW(adapter.parameters(), foreach=True)
+    parameters = adapter.parameters()
+    return torch.optim.AdamW(parameters, fused=parameters[0].is_cuda, foreach=None)
 
 
 def _check_adam(params: AdamParams) -> None:

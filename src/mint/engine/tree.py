@@ -32,9 +32,10 @@ class PrefixTree:
     branches: list[tuple[int, slice]]
 
     @property
-    def is_chain(self) -> bool:
-        """Whether the forest is a single sequence, for which plain causal attention is right."""
-        return len(self.tokens) == 0 or int(self.positions[-1]) == len(self.tokens) - 1
+    def roots(self) -> IntArray:
+        """The first node of each node's tree."""
+        nodes = np.arange(len(self.positions))
+        return np.maximum.accumulate(np.where(self.positions == 0, nodes, 0))
 
 
 def pack(
@@ -61,6 +62,16 @@ def pack(
     if builder.members:
         trees.append(builder.finish())
     return trees
+
+
+def pack_evenly(sequences: Sequence[IntArray], budget: int) -> list[PrefixTree]:
+    """Pack sequences into as few forests as ``pack`` does, of about the same size."""
+    trees = pack(sequences, budget)
+    if len(trees) < 2:
+        return trees
+    total = sum(len(tree.tokens) for tree in trees)
+    even = pack(sequences, min(budget, total // len(trees) + max(map(len, sequences))))
+    return even if len(even) <= len(trees) else trees
 
 
 def _sort_key(tokens: IntArray) -> bytes:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mint.engine.messages import Call, ModelInfo, Reply
+from mint.engine.messages import Call, EngineOptions, ModelInfo, Reply
 
 from .errors import EngineDied, UserError
 from .metrics import measured
@@ -54,14 +54,16 @@ class EngineProcess:
         return self._process.pid
 
     @classmethod
-    async def start(cls, name: str, folder: Path, log_file: Path, limit_s: float) -> EngineProcess:
+    async def start(
+        cls, name: str, folder: Path, log_file: Path, limit_s: float, options: EngineOptions
+    ) -> EngineProcess:
         """Start a worker and wait until its model is loaded. Raises EngineDied or UserError."""
         ours, theirs = socket.socketpair()
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(log_file, "ab") as output, theirs:
-            options = ["--name", name, "--folder", str(folder), "--fd", str(theirs.fileno())]
+            model = ["--name", name, "--folder", str(folder), "--fd", str(theirs.fileno())]
             process = subprocess.Popen(
-                [sys.executable, "-m", "mint.engine.worker", *options],
+                [sys.executable, "-m", "mint.engine.worker", *model, *option_arguments(options)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -199,3 +201,15 @@ class EngineProcess:
             f"The engine of {self.name} {how}. It starts again on the next request. "
             f"Its log is {self.log_file}."
         )
+
+
+def option_arguments(options: EngineOptions) -> list[str]:
+    """Return an engine's options as arguments of its worker.
+
+    >>> option_arguments(EngineOptions("exact", memory_gb=1.5))
+    ['--precision', 'exact', '--memory-gb', '1.500']
+    >>> option_arguments(EngineOptions())
+    ['--precision', 'auto']
+    """
+    memory = [] if options.memory_gb is None else ["--memory-gb", f"{options.memory_gb:.3f}"]
+    return ["--precision", options.precision, *memory]

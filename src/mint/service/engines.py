@@ -7,22 +7,24 @@ recently used idle engine makes room for another; an engine in use never does.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mint.catalog import Catalog, ModelNotFound
+from mint.engine.messages import EngineOptions
 
 from .engine_process import EngineProcess
 from .errors import EngineDied, UserError
+from .plans import GB, describe_plan
 from .settings import Settings
 
 log = logging.getLogger(__name__)
-GB = 1024**3
 _PROCESS_BYTES = GB * 2 // 5
 """What a worker takes besides its weights, until it can be measured."""
 
@@ -34,6 +36,7 @@ class Slot:
     name: str
     weights_bytes: int
     starting: asyncio.Task[EngineProcess]
+    granted_bytes: int | None = None
     users: int = 0
     used_at: float = field(default_factory=time.monotonic)
     ending: asyncio.Task[None] | None = None
@@ -56,9 +59,13 @@ class Slot:
 
     @property
     def size(self) -> int:
-        """The bytes it takes, or will."""
-        estimate = self.weights_bytes + _PROCESS_BYTES
-        return max(self.engine.resident_bytes, self.weights_bytes) if self.engine else estimate
+        """The bytes it takes of its device, or may take once it is up."""
+        if self.engine is None:
+            return max(self.weights_bytes + _PROCESS_BYTES, self.granted_bytes or 0)
+        plan = self.engine.info.plan
+        if plan is not None and plan.device != "cpu":
+            return plan.device_bytes
+        return max(self.engine.resident_bytes, self.weights_bytes)
 
 
 class Engines:
@@ -72,6 +79,7 @@ class Engines:
         self._folders: dict[str, asyncio.Task[Path]] = {}
         self._slots: dict[Path, Slot] = {}
         self._changed = asyncio.Condition()
+        self._not_yet_loaded = set(settings.models)
         self.before_unload: Callable[[EngineProcess], Awaitable[None]] = _nothing_to_save
 
     def names(self) -> list[str]:
@@ -90,6 +98,14 @@ class Engines:
         except ModelNotFound as error:
             self._folders.pop(base_model, None)
             raise UserError(str(error)) from error
+        except OSError as error:
+            self._folders.pop(base_model, None)
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise UserError(
+                f"There is no model of this name: {base_model[:40]}… has {len(base_model)} "
+                "characters, more than a file's name can. `mint models list` shows what is there."
+            ) from error
 
     # ---- using ----------------------------------------------------------------------------------
 
@@ -145,12 +161,36 @@ class Engines:
                 weights = await asyncio.to_thread(_weights_bytes, folder)
                 await self._make_room(base_model, weights + _PROCESS_BYTES)
                 if folder not in self._slots:
-                    self._slots[folder] = Slot(base_model, weights, self._start(base_model, folder))
+                    granted = self._grant(folder, weights + _PROCESS_BYTES)
+                    starting = asyncio.create_task(self._start(base_model, folder, granted))
+                    self._slots[folder] = Slot(base_model, weights, starting, granted)
 
-    def _start(self, base_model: str, folder: Path) -> asyncio.Task[EngineProcess]:
-        log_file = self._log_of(base_model)
-        limit_s = self._settings.load_limit_s
-        return asyncio.create_task(EngineProcess.start(base_model, folder, log_file, limit_s))
+    async def _start(self, base_model: str, folder: Path, granted: int | None) -> EngineProcess:
+        """Start an engine. What a model of the settings decides is first told by `mint serve`."""
+        memory_gb = None if granted is None else granted / GB
+        options = EngineOptions(self._settings.precision, memory_gb)
+        log_file, limit_s = self._log_of(base_model), self._settings.load_limit_s
+        try:
+            engine = await EngineProcess.start(base_model, folder, log_file, limit_s, options)
+        finally:
+            await self._tell_waiters()  # from now on it takes what it takes, not what it might
+        if base_model not in self._not_yet_loaded and engine.info.plan is not None:
+            log.info("%s", describe_plan(base_model, engine.info.plan))
+        self._not_yet_loaded.discard(base_model)
+        return engine
+
+    def _grant(self, folder: Path, needed: int) -> int | None:
+        """Return the bytes that an engine may take, or None where there is no budget.
+
+        It is what the other engines leave, less the share of models that are still to be preloaded.
+        """
+        if self._settings.memory_gb is None:
+            return None
+        left = int(self._settings.memory_gb * GB) - self._used_bytes()
+        located = [self._folders.get(name) for name in self._not_yet_loaded]
+        awaited = {task.result() for task in located if task is not None and _succeeded(task)}
+        others = awaited - self._slots.keys() - {folder}
+        return share(left, needed, [_weights_bytes(other) + _PROCESS_BYTES for other in others])
 
     # ---- unloading ------------------------------------------------------------------------------
 
@@ -237,6 +277,16 @@ class Engines:
     def _log_of(self, base_model: str) -> Path:
         safe = re.sub(r"[^A-Za-z0-9._-]+", "--", base_model).strip("-.")
         return self._settings.logs / f"engine-{safe[-100:]}.log"
+
+
+def share(left: int, needed: int, others: Sequence[int]) -> int:
+    """Return one engine's part of the memory that is left: its need and an even part of the rest.
+
+    >>> share(100, needed=10, others=[]), share(100, needed=10, others=[50])
+    (100, 30)
+    """
+    rest = left - needed - sum(others)
+    return needed + max(rest, 0) // (1 + len(others))
 
 
 async def _nothing_to_save(_: EngineProcess) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -24,6 +25,10 @@ from . import codec
 from .arrays import Csr
 
 MIN_TTL_S, MAX_TTL_S = 3600, 10 * 365 * 24 * 3600
+MAX_SAMPLES = 4096
+"""Samples that one request may ask for."""
+MAX_TOP_K = 2**31 - 1  # more than any vocabulary has
+MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits / 1e-40 is infinite
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -41,11 +46,20 @@ class Request(BaseModel):
 def parse(model: type[Model], body: bytes) -> Model:
     """Read a JSON body; what is wrong with it becomes one readable user error."""
     try:
-        return model.model_validate(from_json(body))
+        return model.model_validate(read_json(body))
     except ValidationError as error:
         raise UserError(describe(error.errors())) from error
+
+
+def read_json(body: bytes) -> Any:
+    """Parse JSON whose strings are all valid Unicode. Raises UserError."""
+    try:
+        return from_json(body)
     except ValueError as error:
-        raise UserError(f"The request is not valid JSON: {error}") from error
+        raise UserError(
+            f"The request is not valid JSON: {error}. It must be UTF-8, and its \\u escapes whole "
+            "characters (\\ud800 alone is half of one). Correct the request and send it again."
+        ) from error
 
 
 def describe(faults: list[Any]) -> str:
@@ -60,12 +74,16 @@ def describe(faults: list[Any]) -> str:
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Texts = Annotated[
     dict[str, str],
     BeforeValidator(lambda d: {k: str(v) for k, v in d.items()} if isinstance(d, dict) else d),
 ]
 Ttl = Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S)]
+Temperature = Annotated[NotNegative, AfterValidator(lambda t: t if t >= MIN_TEMPERATURE else 0.0)]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+TopK = Annotated[int, Field(ge=-1), AfterValidator(lambda k: k if k <= MAX_TOP_K else -1)]
+"""How many of the likeliest tokens to choose from: -1, 0 and more than there are mean all."""
 
 
 # ---- sessions ----------------------------------------------------------------------------------
@@ -269,9 +287,9 @@ class SamplingParams(Request):
     seed: int | None = None
     stop: str | list[int] | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    temperature: NotNegative = 1.0
-    top_k: int = -1
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    temperature: Temperature = 1.0
+    top_k: TopK = -1
+    top_p: TopP = 1.0
 
     def stops(self) -> list[str] | list[int] | None:
         if self.stop_token_ids is not None and self.stop is not None:
@@ -288,7 +306,7 @@ class Prompt(Request):
 class Sample(Request):
     prompt: Prompt
     sampling_params: SamplingParams = SamplingParams()
-    num_samples: int = Field(default=1, ge=1, le=4096)
+    num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     sampling_session_id: str | None = None
     base_model: str | None = None
     model_path: str | None = None

@@ -294,6 +294,7 @@ class Samplers:
         sampler.users += 1
         try:
             async with self._engines.using(sampler.row.base_model) as engine:
+                check_bias(request, engine.info.vocab_size)
                 await self._load(sampler, engine)
                 sampler.used_at = time.monotonic()
                 result: SampleResult = await engine.call(
@@ -353,3 +354,13 @@ class Samplers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def check_bias(request: SampleRequest, vocabulary: int) -> None:
+    """Raise UserError when ``logit_bias`` names a token that the model does not have."""
+    unknown = [token for token in request.logit_bias if not 0 <= token < vocabulary]
+    if unknown:
+        raise UserError(
+            f"logit_bias has the token id {unknown[0]}, and this model's vocabulary is "
+            f"0..{vocabulary - 1}. Take the ids from the model's own tokenizer."
+        )

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from . import logs
 from .app import create_app
 from .errors import EngineDied, UserError
+from .plans import describe_plan
 from .service import Service
 from .settings import Settings
 
@@ -30,7 +31,8 @@ _GRACE_S = 5
 def serve(settings: Settings) -> None:
     """Run the service; returns after SIGTERM, SIGINT or the end of the parent process.
 
-    Prints ``mint is ready at http://…`` on standard output once requests are answered.
+    Prints ``mint is ready at http://…`` on standard output once requests are answered, and then
+    one line for each model that it loaded.
     """
     logs.configure(settings)
     _raise_file_limit()
@@ -95,7 +97,11 @@ class _Server(uvicorn.Server):
             return
         host, port = self._sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        print(f"mint is ready at http://{shown}:{port}", flush=True)
+        lines = [f"mint is ready at http://{shown}:{port}"]
+        for engine in self._service.engines.loaded():
+            if engine.info.plan is not None:
+                lines.append(f"mint: {describe_plan(engine.name, engine.info.plan)}")
+        print("\n".join(lines), flush=True)  # in one write: many read the first line only
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.futures.close()

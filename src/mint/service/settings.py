@@ -53,6 +53,9 @@ class Settings(BaseModel):
     """Default: SQLite in ``home``. PostgreSQL: ``postgresql+psycopg://user@host/mint``."""
     cache: Path | None = None
     """Folder of converted models, passed to the catalog."""
+    precision: Literal["auto", "exact", "half", "bfloat16"] = "auto"
+    """Precision of the models: ``auto`` is the fastest that suits the device, ``exact`` makes the
+    logprobs of sampler and trainer agree to 1e-4."""
     log_format: Literal["text", "json"] = "text"
     """``json`` writes one JSON object a line."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -82,7 +85,8 @@ class Settings(BaseModel):
     model_idle_s: Seconds = 1800.0
     """A base model that nobody uses for this long is unloaded; those in ``models`` stay."""
     memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """What all loaded base models may take; the least recently used makes room for another."""
+    """What all loaded base models may take, of the GPU's memory on a GPU and of the machine's on a
+    CPU; the least recently used makes room for another."""
     link_kept_s: Seconds = 3600.0
     """How long a signed download link works."""
     max_outstanding_samples: NonNegativeInt = 20_000

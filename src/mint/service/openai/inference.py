@@ -78,7 +78,7 @@ async def prepare(service: Service, user: str, request: Completion | ChatComplet
         sampler,
         tokenizer,
         prompts,
-        _engine_request(request),
+        engine_request(request),
         echo=isinstance(request, Completion) and request.echo,
         usage=Usage(prompt=sum(map(len, prompts))),
     )
@@ -92,12 +92,23 @@ def _chat_prompt(request: ChatCompletion, tokenizer: ModelTokenizer) -> list[lis
 
 def _plain_prompts(request: Completion, tokenizer: ModelTokenizer) -> list[list[int]]:
     return [
-        tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else prompt
+        tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else _check_ids(prompt)
         for prompt in request.prompts()
     ]
 
 
-def _engine_request(request: Completion | ChatCompletion) -> SampleRequest:
+def _check_ids(prompt: list[int]) -> list[int]:
+    """Return a prompt whose ids fit an array; the engine knows which its vocabulary has."""
+    if any(not 0 <= token < 2**31 for token in prompt):
+        raise UserError(
+            "prompt has a number that is no token id. Encode the text with the model's own "
+            "tokenizer, or send the text itself."
+        )
+    return prompt
+
+
+def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
+    """Return what the engine is asked for; each prompt is filled in later."""
     if isinstance(request, ChatCompletion):
         max_tokens = request.max_completion_tokens or request.max_tokens
         top = request.top_logprobs
@@ -113,6 +124,12 @@ def _engine_request(request: Completion | ChatCompletion) -> SampleRequest:
         temperature=request.temperature,
         top_k=request.top_k,
         top_p=request.top_p,
+        min_p=request.min_p,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias=request.logit_bias,
+        renormalize=True,  # report the distribution that was sampled from, as vLLM does
         seed=request.seed,
         stop=request.stops() or None,
         topk_sample_logprobs=top,
@@ -171,7 +188,8 @@ async def _sample(service: Service, job: Job, number: int, news: asyncio.Queue[_
 
     def tell(tokens: list[SampledToken]) -> None:
         for token in tokens:
-            score = TokenScore(token.token, max(token.logprob, _LOWEST), token.top)
+            top = [(other, max(logprob, _LOWEST)) for other, logprob in token.top]
+            score = TokenScore(token.token, max(token.logprob, _LOWEST), top)
             news.put_nowait(_Told(number * job.request.n + token.sequence, score))
 
     on_tokens = tell if request.progress else None

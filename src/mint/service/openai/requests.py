@@ -4,35 +4,58 @@ nothing special; fields that nobody knows are ignored."""
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from ..errors import UserError
-from ..requests import NotNegative, Request
+from ..requests import Request, Temperature, TopK, TopP
 
 MAX_TOP_LOGPROBS = 20
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
     "guided_json": (),
     "guided_regex": (),
-    "logit_bias": ({},),
-    "min_p": (0,),
     "modalities": (["text"],),
     "prediction": (),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("auto", "none"),
     "web_search_options": (),
 }
+
+
+_TOKEN_ID = re.compile(r"[0-9]{1,18}")
+
+
+def read_token_ids(bias: Any) -> Any:
+    """Turn the keys of a ``logit_bias``, strings in JSON, into token ids.
+
+    >>> read_token_ids({"198": -100})
+    {198: -100}
+    """
+    if not isinstance(bias, dict):
+        return bias
+    for key in bias:
+        if not _TOKEN_ID.fullmatch(str(key)):
+            raise ValueError(
+                f"the key {str(key)[:40]!r} is not a token id; give token ids of the model's "
+                'tokenizer in quotes, such as {"198": -100}'
+            )
+    return {int(key): value for key, value in bias.items()}
+
+
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+# vLLM takes any positive number; beyond these bounds scores no longer fit float32.
+RepetitionPenalty = Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+LogitBias = Annotated[dict[int, Bias], BeforeValidator(read_token_ids)]
 
 
 class StreamOptions(Request):
@@ -45,9 +68,14 @@ class Inference(Request):
     model: Annotated[str, Field(min_length=1)]
     n: Annotated[int, Field(ge=1, le=128)] = 1
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: NotNegative = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: int = -1
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = -1
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    logit_bias: LogitBias = Field(default_factory=dict)
     seed: int | None = None
     stop: str | list[str] = Field(default_factory=list)
     stream: bool = False

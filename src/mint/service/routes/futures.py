@@ -10,8 +10,9 @@ from fastapi.responses import JSONResponse
 from .. import requests
 from ..futures import Future
 from .caller import TheService, User
+from .json_route import JsonRoute
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 _CLONE_BLOCK = 10**9
 """A copy of a sampling client numbers its requests from its own id times this."""
 

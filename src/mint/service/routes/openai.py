@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from ..checkpoints import SAMPLER, CheckpointPath
@@ -22,6 +21,7 @@ from ..openai.requests import ChatCompletion, Completion
 from ..requests import describe
 from ..store import CheckpointRow
 from .caller import TheService, User
+from .json_route import JsonRoute
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,7 +29,7 @@ _MOST_CHECKPOINTS = 1000
 _CLIENT_GONE = 499
 
 
-class OpenAIRoute(APIRoute):
+class OpenAIRoute(JsonRoute):
     """A route whose errors look as OpenAI clients expect them."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -14,9 +14,10 @@ from ..errors import not_found
 from ..search import NO_PROJECT, SessionSearch, search
 from ..store import CheckpointRow, Condition, RunRow, SamplerRow, SessionRow
 from .caller import TheService, User
+from .json_route import JsonRoute
 from .weights import EVERYTHING, Limit, Offset, describe_checkpoint
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 Scope = Literal["owned", "accessible"]
 
 

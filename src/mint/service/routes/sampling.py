@@ -8,8 +8,9 @@ from fastapi import APIRouter
 
 from .. import requests
 from .caller import TheService, User
+from .json_route import JsonRoute
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/create_sampling_session")

@@ -11,8 +11,9 @@ from fastapi import APIRouter, Request
 from .. import requests
 from ..errors import ApiError
 from .caller import Key, TheService, User, is_same_machine
+from .json_route import JsonRoute
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.get("/healthz")

@@ -12,8 +12,9 @@ from ..bodies import BadBody, is_creation, open_body, read_address
 from ..errors import ApiError
 from ..futures import Answer
 from .caller import TheService, User, is_same_machine
+from .json_route import JsonRoute
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 OPERATIONS = (
     "forward_backward",
     "forward",

@@ -19,9 +19,10 @@ from ..links import Link, path_in, version_of
 from ..store import CheckpointRow
 from ..uploads import Upload
 from .caller import TheService, User
+from .json_route import JsonRoute
 from .weights import ONE, checkpoint_path, describe_checkpoint, unknown_checkpoint
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 async def _readable(

@@ -12,8 +12,9 @@ from ..checkpoints import EXTERNAL, SAMPLER, TRAINING, CheckpointPath, path_of, 
 from ..errors import ApiError, UserError, not_found
 from ..store import CheckpointRow, Condition
 from .caller import TheService, User
+from .json_route import JsonRoute
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 _TYPE_OF_KIND = {TRAINING: "training", SAMPLER: "sampler", EXTERNAL: "external"}
 EVERYTHING = 10_000
 Limit = Annotated[int, Query(ge=0, le=EVERYTHING)]

@@ -1,0 +1,142 @@
+"""``mint bench``, as typed, and its report as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from ..output import JsonOption, Mistake, print_fields, print_json, print_table
+from .measure import MOST_ANSWERS, Workload, measure
+from .recommend import Report, recommend
+
+
+def bench(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Default: the first that is here.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A running service. Default: MINT_BASE_URL, or one started for this."),
+    ] = None,
+    answers: Annotated[str, typer.Option(help="Answers at once, to compare.")] = "1,8,48",
+    tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of a prompt.")] = 64,
+    rank: Annotated[int, typer.Option(min=1, help="LoRA rank.")] = 16,
+    matmul_size: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how fast a model samples and trains here, and recommend settings.
+
+    It takes about a minute. Precision and memory are those of the service: MINT_PRECISION=exact
+    mint bench measures exactness.
+    """
+    work = Workload(parse_counts(answers), tokens, prompt_tokens, rank, matmul_size)
+    with failures():
+        report = measure(model, url, work, lambda text: typer.echo(f"mint: {text}", err=True))
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        print_report(report)
+
+
+def parse_counts(text: str) -> list[int]:
+    """Read rising numbers of answers.
+
+    >>> parse_counts("1,8, 48")
+    [1, 8, 48]
+    """
+    parts = [part.strip() for part in text.split(",")]
+    counts = [int(part) for part in parts if part.isdecimal()]
+    if len(counts) < len(parts) or counts[0] < 1 or sorted(set(counts)) != counts:
+        raise Mistake(f"--answers {text}: write rising numbers, such as 1,8,48")
+    if counts[-1] > MOST_ANSWERS:
+        raise Mistake(f"--answers {text}: {MOST_ANSWERS} at once is the most that is measured")
+    return counts
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Turn what the SDK and the embedded service raise into one message."""
+    import tinker
+
+    from mint.embedded import EmbeddedServiceError
+
+    try:
+        yield
+    except (tinker.TinkerError, EmbeddedServiceError) as error:
+        raise Mistake(str(error)) from error
+
+
+def print_report(report: Report) -> None:
+    """Print the machine, the speeds and the recommendation."""
+    fields = {"model": report.model, "service": report.service}
+    if report.precision:
+        fields["precision"] = f"{report.precision} ({report.reason})"
+    print_fields(fields | describe_machine(report))
+    shape = f"{report.prompt_tokens}-token prompts, {report.answer_tokens} new tokens"
+    typer.echo()
+    print_table(
+        [f"SAMPLING, {shape}", "RATE", "TIME"],
+        [
+            (f"{s.answers} at once", f"{s.tokens_per_second:,.0f} tok/s", f"{s.seconds:.2f} s")
+            for s in report.sampling
+        ],
+        "nothing was sampled",
+    )
+    step, trained = report.training.step, report.training.tokens_per_second
+    parts = [
+        ("new weights to the sampler", step.handoff, ""),
+        ("sampling", step.sample, ""),
+        ("training", step.train, f"{trained:,.0f} tok/s forward and backward, prompts included"),
+        ("all of it", step.total, ""),
+    ]
+    typer.echo()
+    print_table(
+        [f"A GRPO STEP, {report.training.answers} answers", "TIME", "RATE"],
+        [(name, f"{seconds:.2f} s", rate) for name, seconds, rate in parts],
+        "no step was made",
+    )
+    typer.echo()
+    print_recommendation(report)
+
+
+def describe_machine(report: Report) -> dict[str, str]:
+    """Return what the machine can do at most, and how much of it was reached."""
+    if report.ceilings is None:
+        return {"machine": "not measured: the service may be on another one"}
+    rates = report.ceilings["matmul"].items()
+    threads = f"CPU, {report.ceilings['threads']} threads"
+    fields = {
+        "machine": threads if report.ceilings["device"] == "cpu" else report.ceilings["device"],
+        "large products": ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {name}" for name, rate in rates),
+        "memory": f"{report.ceilings['copy'] / 1e9:,.0f} GB/s read and written",
+    }
+    if (share := report.matmul_share) is not None:
+        fields["reached"] = f"{share:.1%} of the large products' rate, by the fastest sampling"
+    return fields
+
+
+def print_recommendation(report: Report) -> None:
+    """Print settings, the reasons, and how far to trust them."""
+    advice = recommend(report)
+    rows = advice.batch_size * advice.group_size
+    rate = f"about {advice.step_seconds:.1f} s a step, {advice.steps_per_minute:.1f} a minute"
+    typer.echo("Settings that suit this:")
+    print_fields(
+        {
+            f"batch_size={advice.batch_size} group_size={advice.group_size}": f"{rows} answers",
+            f"precision={advice.precision}": "in the service's configuration",
+            "such a step": f"{rate}, with max_tokens={report.answer_tokens}",
+            f"max_tokens={advice.max_tokens}": "the longest answers for one step a minute",
+        }
+    )
+    typer.echo()
+    for reason in advice.because:
+        typer.echo(reason)
+    typer.echo(
+        "This was one minute on this machine: other work beside it, other prompts and longer "
+        "answers change the figures."
+    )

@@ -1,0 +1,199 @@
+"""Measure a machine and a model on it, through a service, in about a minute."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ..options import settings_of
+from ..output import Mistake
+from .recommend import GROUP, GROWTH, Report, SamplingSpeed, TrainingSpeed
+from .timed_run import TimedRun, write_questions
+
+if TYPE_CHECKING:
+    import mint
+
+MOST_ANSWERS = 512
+STEP_ANSWERS = 48
+SAMPLING_S = 40.0  # after which no larger batch is tried
+SINGLE_ANSWER_S = 4.0  # how long one answer of a slow model may take
+ROUND_S = 4.0  # a measurement is repeated while all of its rounds are shorter, three times at most
+CEILINGS_LIMIT_S = 600.0
+_PLAN = re.compile(r"precision (exact|half|bfloat16) \(([^\n]*?)\), [\d,]+ KV tokens")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What to measure."""
+
+    answers: Sequence[int] = (1, 8, STEP_ANSWERS)
+    tokens: int = 64
+    prompt_tokens: int = 64
+    rank: int = 16
+    matmul_size: int | None = None
+
+
+def measure(
+    model: str | None, url: str | None, work: Workload, say: Callable[[str], None]
+) -> Report:
+    """Measure the machine, unless the service may be on another one, and then the model."""
+    import mint
+    from mint.embedded import embedded_service
+
+    remote = url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
+    ceilings, log, context = None, None, None
+    if not remote:
+        model, folder = locate(model)
+        context = read_context_length(folder)
+        say("Measuring the machine's matmul rate and memory bandwidth.")
+        ceilings = measure_ceilings(folder, work.matmul_size)
+        log = embedded_service().log
+    service = mint.ServiceClient(base_url=remote)
+    model = model or first_model(service)
+    say(f"Loading {model}.")
+    run = start_run(service, model, work)
+    tokens = affordable_tokens(run, work.tokens)
+    precision, reason = read_plan(log.read_text(errors="replace")) if log else (None, None)
+    say("Running a GRPO step.")
+    training = measure_training(run, min(STEP_ANSWERS, work.answers[-1]), tokens)
+    say(f"Sampling {', '.join(map(str, work.answers))} answers at once.")
+    return Report(
+        model=model,
+        service=remote or "embedded",
+        precision=precision,
+        reason=reason,
+        prompt_tokens=len(run.prompts_P[0]),
+        answer_tokens=tokens,
+        context_length=context,
+        ceilings=ceilings,
+        sampling=measure_sampling(run, work.answers, tokens),
+        training=training,
+    )
+
+
+def start_run(service: mint.ServiceClient, model: str, work: Workload) -> TimedRun:
+    """Create a LoRA run on the layers of a model, and prompts for it."""
+    client = service.create_lora_training_client(
+        model, rank=work.rank, train_unembed=False, user_metadata={"purpose": "mint bench"}
+    )
+    tokenizer = client.get_tokenizer()
+    texts = write_questions(MOST_ANSWERS // GROUP)
+    return TimedRun(client, [tokenizer.encode(text)[: work.prompt_tokens] for text in texts])
+
+
+def affordable_tokens(run: TimedRun, tokens: int) -> int:
+    """Return the length of an answer that a slow model can afford, at most ``tokens``."""
+    run.handoff()
+    run.sample(1, 1, 2)
+    few = min(8, tokens)
+    _, seconds = run.sample(1, 1, few)
+    return max(few, min(tokens, int(SINGLE_ANSWER_S * few / seconds)))
+
+
+def measure_training(run: TimedRun, answers: int, tokens: int) -> TrainingSpeed:
+    """Run a GRPO step to warm up and one for the record, and train on its kind of groups again."""
+    prompts, group = split(answers)
+    run.step(prompts, group, tokens)
+    step = run.step(prompts, group, tokens)
+    groups_P, _ = run.sample(prompts, group, tokens)
+    data = run.datums(groups_P)
+    seconds = run.forward_backward(data)
+    run.optim_step()
+    count = sum(datum.model_input.length for datum in data)
+    return TrainingSpeed(prompts * group, step, count / seconds)
+
+
+def measure_sampling(run: TimedRun, counts: Sequence[int], tokens: int) -> list[SamplingSpeed]:
+    """Sample each number of answers, then twice as many while that pays and there is time."""
+    deadline = time.monotonic() + SAMPLING_S
+    speeds = [_measure_answers(run, answers, tokens) for answers in counts]
+    while len(speeds) > 1 and speeds[-1].answers * 2 <= MOST_ANSWERS:
+        grows = speeds[-1].tokens_per_second > GROWTH * speeds[-2].tokens_per_second
+        if not grows or time.monotonic() + 3 * speeds[-1].seconds > deadline:
+            break
+        speeds.append(_measure_answers(run, speeds[-1].answers * 2, tokens))
+    return speeds
+
+
+def _measure_answers(run: TimedRun, answers: int, tokens: int) -> SamplingSpeed:
+    """Take the median of a few rounds, each with a sampler that has seen no prompt."""
+    prompts, group = split(answers)
+    run.handoff()
+    run.sample(prompts, group, 2)  # what an engine prepares for a size of batch, it prepares now
+    times: list[float] = []
+    while len(times) < 3 and sum(times) < ROUND_S:
+        run.handoff()
+        times.append(run.sample(prompts, group, tokens)[1])
+    seconds = median(times)
+    return SamplingSpeed(answers, seconds, prompts * group * tokens / seconds)
+
+
+def split(answers: int) -> tuple[int, int]:
+    """Return how many prompts and how large a group give about so many answers.
+
+    >>> split(1), split(8), split(48)
+    ((1, 1), (1, 8), (6, 8))
+    """
+    group = min(GROUP, answers)
+    return answers // group, group
+
+
+def measure_ceilings(folder: Path, size: int | None) -> dict[str, Any]:
+    """Measure the machine in a child process, which may load torch."""
+    command = [sys.executable, "-m", f"{__package__}.ceilings", "--rows", str(STEP_ANSWERS)]
+    command += ["--config", str(folder / "config.json")]
+    if size is not None:
+        command += ["--size", str(size)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=CEILINGS_LIMIT_S
+    )
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-3:])
+        raise Mistake(f"The machine's own speed could not be measured:\n{last}")
+    ceilings: dict[str, Any] = json.loads(done.stdout)
+    return ceilings
+
+
+def read_plan(log: str) -> tuple[str | None, str | None]:
+    """Return the precision that a service's log says the engine has, and the reason.
+
+    >>> read_plan("x on cpu: precision exact (as asked for), 43,000 KV tokens (2.0 GB), 1,024 …")
+    ('exact', 'as asked for')
+    """
+    found = _PLAN.findall(log)
+    return found[-1] if found else (None, None)
+
+
+def locate(model: str | None) -> tuple[str, Path]:
+    """Return the name of a model, by default the first that is here, and its folder."""
+    from mint.catalog import Catalog
+
+    settings = settings_of(None)
+    catalog = Catalog(aliases=settings.aliases, cache=settings.cache)
+    names = [model] if model else catalog.names()
+    if not names:
+        raise Mistake("There is no model here. Say which to fetch: mint bench --model NAME")
+    return names[0], catalog.locate(names[0])
+
+
+def read_context_length(folder: Path) -> int | None:
+    """Return how long a sequence of a model may be, where its config.json says so."""
+    length = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    return int(length) if length else None
+
+
+def first_model(service: mint.ServiceClient) -> str:
+    """Return the first model that a service offers."""
+    names = [m.model_name for m in service.get_server_capabilities().supported_models]
+    if not names or names[0] is None:
+        raise Mistake("Say which model: mint bench --model NAME. The service has none by itself.")
+    return str(names[0])

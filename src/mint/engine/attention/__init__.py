@@ -1,0 +1,76 @@
+"""Attention: our function in place of transformers', and its implementations by device.
+
+A model runs on one flat row of tokens, whatever sequences they belong to. What each token sees is
+said by the pass that is active: a prefix tree in training, blocks of the key-value pool in
+sampling. The CPU's implementations use torch alone; the GPU's are Triton kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from ..context import Attention, active
+from ..pool import KVPool
+from ..tree import PrefixTree
+from .layout import Chunk, DecodeRows
+from .reference import ReferencePrefill, ReferenceTree, attend
+
+NAME = "mint"
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [N, heads, D]
+    scale = kwargs.get("scaling")
+    output = active().attention.attend(
+        module,
+        q,
+        k,
+        v,
+        scale if scale is not None else q.shape[-1] ** -0.5,
+        kwargs.get("sliding_window") or 0,
+        kwargs.get("softcap") or 0.0,
+        kwargs.get("s_aux"),
+    )
+    return output[None], None
+
+
+AttentionInterface.register(NAME, _attention)  # and no mask: transformers then makes none
+
+
+def tree_attention(tree: PrefixTree, device: torch.device, dtype: torch.dtype) -> Attention:
+    """Return the attention of a training pass: each node sees its ancestors."""
+    if device.type == "cuda":
+        from .gpu import KernelTree
+
+        return KernelTree.of(tree, device, dtype)
+    return ReferenceTree(tree, device)
+
+
+def prefill_attention(pool: KVPool, chunks: list[Chunk]) -> Attention:
+    """Return the attention of a pass over chunks of prompts."""
+    if pool.device.type == "cuda":
+        from .gpu import KernelPrefill
+
+        return KernelPrefill.of(pool, chunks)
+    return ReferencePrefill(pool, chunks)
+
+
+__all__ = [
+    "NAME",
+    "Chunk",
+    "DecodeRows",
+    "attend",
+    "prefill_attention",
+    "tree_attention",
+]

@@ -1,0 +1,100 @@
+"""Attention on a GPU: what the Triton kernels need of each kind of pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..pool import BLOCK_SIZE, KVPool, pool_of
+from ..tree import PrefixTree
+from . import kernels
+from .layout import Chunk
+from .tree_kernels import tree_attention
+
+
+@dataclass(frozen=True)
+class KernelTree:
+    """Each node of a prefix forest sees its ancestors."""
+
+    ends: Tensor
+    roots: Tensor
+    positions: Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tree: PrefixTree, device: torch.device, dtype: torch.dtype) -> KernelTree:
+        arrays = np.stack([tree.ends, tree.roots, tree.positions]).astype(np.int32)
+        ends, roots, positions = torch.as_tensor(arrays).to(device)
+        return cls(ends, roots, positions, dtype)
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
+        softcap: float, sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        return tree_attention(
+            q, k, v, self.ends, self.roots, self.positions, self.dtype, scale, window, softcap,
+            sinks,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KernelPrefill:
+    """Chunks of prompts: keys and values go to the pool, and each token sees its own blocks."""
+
+    slots: Tensor
+    table: Tensor
+    starts: Tensor
+    before: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, pool: KVPool, chunks: list[Chunk]) -> KernelPrefill:
+        width = max(len(chunk.blocks) for chunk in chunks)
+        table = np.zeros((len(chunks), width), np.int32)
+        for row, chunk in enumerate(chunks):
+            table[row, : len(chunk.blocks)] = chunk.blocks
+        lengths = [len(chunk.tokens) for chunk in chunks]
+
+        def tensor(array: object, dtype: torch.dtype) -> Tensor:
+            return torch.as_tensor(array, dtype=dtype).to(pool.device)
+
+        return cls(
+            slots=tensor(np.concatenate([c.slots(BLOCK_SIZE) for c in chunks]), torch.int64),
+            table=tensor(table, torch.int32),
+            starts=tensor(np.concatenate([[0], np.cumsum(lengths)]), torch.int32),
+            before=tensor([chunk.start for chunk in chunks], torch.int32),
+            longest=1 << (max(lengths) - 1).bit_length(),
+        )
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
+        softcap: float, sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        pool = pool_of(module)
+        kernels.store(pool, k, v, self.slots)
+        return kernels.paged_prefill(  # type: ignore[no-any-return]
+            q, pool, self.table, self.starts, self.before, scale, window, softcap, sinks,
+            self.longest,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KernelDecode:
+    """One new token per row, which sees its own blocks."""
+
+    slots: Tensor
+    table: Tensor
+    lengths: Tensor
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
+        softcap: float, sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        pool = pool_of(module)
+        kernels.store(pool, k, v, self.slots)
+        return kernels.paged_decode(  # type: ignore[no-any-return]
+            q, pool, self.table, self.lengths, scale, window, softcap, sinks
+        )

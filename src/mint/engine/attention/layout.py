@@ -1,0 +1,47 @@
+"""What attention needs to know of the sequences in a pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..messages import IntArray
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some next tokens of a prompt: they see the tokens before them, which are in its blocks."""
+
+    tokens: IntArray
+    start: int  # how many tokens come before
+    blocks: list[int]  # of the whole sequence, these tokens included
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def positions(self) -> IntArray:
+        return np.arange(self.start, self.end, dtype=np.int64)
+
+    def slots(self, block_size: int) -> IntArray:
+        """Return where the keys and values of these tokens go in the pool."""
+        blocks = np.asarray(self.blocks, np.int64)
+        positions = self.positions
+        return blocks[positions // block_size] * block_size + positions % block_size
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """One new token for each of several sequences.
+
+    ``shared[i]`` tokens at the begin of row i are those of its group's prompt, and rows with equal
+    ``groups`` have them in common.
+    """
+
+    ids: list[int]  # of the sequences
+    positions: IntArray  # [B] of the new tokens
+    blocks: list[list[int]]
+    groups: list[int]
+    shared: list[int]

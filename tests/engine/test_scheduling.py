@@ -1,0 +1,312 @@
+"""Scheduling: who is computed when, what is computed once, and what a failure takes along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mint.engine.attention.grouped import GroupedDecode
+from mint.engine.attention.layout import DecodeRows
+from mint.engine.attention.reference import ReferenceDecode
+from mint.engine.engine import Engine
+from mint.engine.messages import SampleRequest, SampleResult, UserError
+from mint.engine.model import BaseModel
+from mint.engine.pool import BLOCK_SIZE, KVPool
+from mint.engine.runner import Runner
+from mint.engine.sampler import Sampler
+from tests.engine.conftest import ids, sample
+from tests.engine.counting import tokens_run
+from tests.engine.test_sampler import small_pool, trained_engine, trainer_logprobs
+from tests.tiny import FAMILIES, build_model
+
+PROMPT = ids("Q: 1 + 1?\nA:")
+LONG = ids("The quick brown fox jumps over the lazy dog. " * 3)
+
+
+@pytest.fixture
+def base_engine(engine: Engine) -> Engine:
+    engine.create_sampler("base")
+    return engine
+
+
+def assert_same(one: SampleResult, other: SampleResult) -> None:
+    for mine, theirs in zip(one.sequences, other.sequences, strict=True):
+        np.testing.assert_array_equal(mine.tokens, theirs.tokens)
+        np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=1e-5)
+
+
+# ---- what is computed once ----------------------------------------------------------------------
+
+
+def test_requests_with_the_same_prompt_prefill_it_once(base_engine: Engine) -> None:
+    requests = [SampleRequest(PROMPT, num_samples=2, max_tokens=3, stop=[])] * 4
+    with tokens_run(base_engine.model) as seen:
+        sample(base_engine, "base", *requests)
+    assert seen == [len(PROMPT), 8, 8]
+
+
+def test_prompts_of_one_batch_share_the_blocks_of_their_examples(base_engine: Engine) -> None:
+    prompts = [np.concatenate([LONG, ids(text)]) for text in ("1+1", "22+2", "3")]
+    shared = len(LONG) // BLOCK_SIZE * BLOCK_SIZE
+    with tokens_run(base_engine.model) as seen:
+        results = sample(base_engine, "base", *(SampleRequest(p, 1, 4, seed=1) for p in prompts))
+    assert seen[0] == sum(len(prompt) for prompt in prompts) - 2 * shared
+    for prompt, result in zip(prompts, results, strict=True):
+        other = Engine(base_engine.model)
+        other.create_sampler("base")
+        assert_same(result, sample(other, "base", SampleRequest(prompt, 1, 4, seed=1))[0])
+
+
+def test_a_turn_of_a_conversation_prefills_only_its_new_blocks(base_engine: Engine) -> None:
+    talk, previous = LONG, 0
+    for turn in range(3):
+        with tokens_run(base_engine.model) as seen:
+            [result] = sample(base_engine, "base", SampleRequest(talk, 1, 9, seed=1, stop=[]))
+        known = 0 if turn == 0 else (previous - 1) // BLOCK_SIZE * BLOCK_SIZE
+        assert seen[0] == len(talk) - known
+        previous = len(talk) + 9  # the answer's newest token was never run
+        talk = np.concatenate([talk, result.sequences[0].tokens, ids("And then?")])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_second_turn_agrees_with_the_trainer(family: str, tmp_path: Path) -> None:
+    folder = build_model(tmp_path / "m" / family, family)
+    engine = trained_engine(BaseModel.load(family, folder, device="cpu", precision="exact"))
+    prompt = LONG[:40]
+    for _ in range(2):
+        request = SampleRequest(prompt, num_samples=3, max_tokens=20, seed=1, stop=[])
+        [result] = sample(engine, "trained", request)
+        for got, want in zip(
+            result.sequences, trainer_logprobs(engine, prompt, result), strict=True
+        ):
+            assert np.abs(got.logprobs - want).max() <= 1e-4
+        prompt = np.concatenate([prompt, result.sequences[0].tokens, PROMPT])
+
+
+# ---- attention backends -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_grouped_decoding_equals_the_plain_reference(family: str, tmp_path: Path) -> None:
+    """Groups of uneven size and length, with rows that come and go, against a gather per step."""
+    folder = build_model(tmp_path / "m" / family, family)
+    model = BaseModel.load(family, folder, device="cpu", precision="exact")
+    results = []
+    for view in (GroupedDecode, PlainDecode):
+        engine = trained_engine(model)
+        engine._runner._decode_attention = view(engine._runner.pool)  # type: ignore[assignment]
+        requests = [
+            SampleRequest(LONG[:70], 5, 30, seed=1, stop=[]),
+            SampleRequest(PROMPT, 1, 9, seed=2, stop=[]),
+            SampleRequest(LONG[:33], 2, 70, seed=3, stop=[]),
+        ]
+        results.append(sample(engine, "trained", *requests))
+    for grouped, plain in zip(*results, strict=True):
+        assert_same(grouped, plain)
+
+
+class PlainDecode:
+    """The reference, with the interface of the grouped one."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+
+    def update(self, rows: DecodeRows) -> None:
+        self.attend = ReferenceDecode(self._pool, rows).attend
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+def test_a_pool_that_is_too_small_for_all_makes_answers_resume_with_the_same_tokens(
+    base: BaseModel,
+) -> None:
+    requests = [
+        SampleRequest(LONG[: 20 + n], num_samples=3, max_tokens=40, seed=n, stop=[])
+        for n in range(4)
+    ]
+    small, roomy = Engine(base), Engine(base)
+    small_pool(small, blocks=14)
+    for engine in (small, roomy):
+        engine.create_sampler("base")
+    for one, other in zip(
+        sample(small, "base", *requests), sample(roomy, "base", *requests), strict=True
+    ):
+        assert_same(one, other)
+    assert small.sampling.tokens_held == small.sampling.tokens_kept
+
+
+def test_memory_grows_with_live_tokens_and_not_with_max_tokens(base: BaseModel) -> None:
+    engine = Engine(base)
+    small_pool(engine, blocks=17)
+    engine.create_sampler("base")
+    for ticket in range(8):
+        engine.sample(ticket, "base", SampleRequest(PROMPT, 1, 200, seed=ticket, stop=[]))
+    for _ in range(3):
+        engine.sampling.step()
+    assert len(engine.sampling.scheduler.running) == 8
+
+
+def test_a_request_larger_than_the_pool_is_refused(base: BaseModel) -> None:
+    engine = Engine(base)
+    small_pool(engine, blocks=4)
+    engine.create_sampler("base")
+    with pytest.raises(UserError, match="has memory for"):
+        engine.sample(0, "base", SampleRequest(PROMPT, 1, 100))
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_while_answers_go_on(base: BaseModel) -> None:
+    engine = Engine(base)
+    small_pool(engine, blocks=60)  # with chunks of 64 tokens
+    engine.create_sampler("base")
+    engine.sample(0, "base", SampleRequest(PROMPT, 1, 50, seed=1, stop=[]))
+    engine.sampling.step()
+    engine.sample(1, "base", SampleRequest(np.tile(LONG, 2)[:200], 1, 4, seed=1, stop=[]))
+    running = engine.sampling.scheduler.running[0]
+    for chunk in (64, 64, 64, 8):
+        before = len(running.tokens)
+        with tokens_run(base) as seen:
+            engine.sampling.step()
+        assert seen[0] == chunk
+        assert len(running.tokens) == before + 1
+
+
+# ---- fairness and failures ----------------------------------------------------------------------
+
+
+def test_samplers_take_turns_in_being_admitted(base: BaseModel) -> None:
+    engine = trained_engine(base)
+    engine.create_sampler("base")
+    small_pool(engine, blocks=6)
+    for ticket in range(20):
+        engine.sample(ticket, "base", SampleRequest(PROMPT, 1, 12, seed=ticket, stop=[]))
+    engine.sample(20, "trained", SampleRequest(PROMPT, 1, 12, seed=0, stop=[]))
+    done: list[int] = []
+    while 20 not in done:
+        done += [job.ticket for job in engine.sampling.step()]
+    assert len(done) <= 8
+
+
+def test_admission_looks_at_each_waiting_request_once(base_engine: Engine) -> None:
+    """10,000 waiting requests are not walked through at every step."""
+    scheduler = base_engine.sampling.scheduler
+    looked = 0
+    original = scheduler._prefill_of
+
+    def counting(*args):  # type: ignore[no-untyped-def]
+        nonlocal looked
+        looked += 1
+        return original(*args)
+
+    scheduler._prefill_of = counting  # type: ignore[method-assign]
+    for ticket in range(2000):
+        prompt = np.array([ticket % 250, ticket // 250, 7])
+        base_engine.sample(ticket, "base", SampleRequest(prompt, 1, 2, seed=1, stop=[]))
+    steps = 0
+    while not base_engine.sampling.is_idle:
+        base_engine.sampling.step()
+        steps += 1
+    assert looked <= 2000 + 2 * steps
+
+
+class Broken(Runner):
+    """A runner whose passes fail on one token, as a failed allocation would."""
+
+    def prefill(self, steps):  # type: ignore[no-untyped-def]
+        if any((step.chunk.tokens == 200).any() for step in steps):
+            raise torch.OutOfMemoryError("no room")
+        return super().prefill(steps)
+
+
+def test_a_prompt_whose_prefill_fails_fails_alone(base: BaseModel) -> None:
+    engine = Engine(base)
+    pool = KVPool(base.kv_shapes, 60, torch.float32, torch.device("cpu"))
+    engine.sampling = Sampler(Broken(base, pool), max_rows=16, chunk_tokens=64)
+    engine.create_sampler("base")
+    good = SampleRequest(PROMPT, 2, 5, seed=1, stop=[])
+    engine.sample(0, "base", good)
+    engine.sample(1, "base", SampleRequest(np.array([1, 200, 3]), 3, 5))
+    engine.sample(2, "base", SampleRequest(LONG[:30], 1, 5, seed=2, stop=[]))
+    over = {}
+    while not engine.sampling.is_idle:
+        over |= {job.ticket: job for job in engine.sampling.step()}
+    assert isinstance(over[1].error, torch.OutOfMemoryError)
+    assert [over[ticket].error for ticket in (0, 2)] == [None, None]
+    fresh = Engine(base)
+    fresh.create_sampler("base")
+    assert_same(over[0].result(), sample(fresh, "base", good)[0])
+    assert engine.sampling.scheduler.blocks.free == engine.sampling.scheduler.blocks.capacity
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"stop": ["\ud800"]}, "not valid Unicode"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
+        ({"logit_bias": {272: 1.0}}, "logit_bias has 272"),
+        ({"logit_bias": {1: float("inf")}}, "logit_bias has 1: inf"),
+    ],
+)
+def test_a_bad_request_is_refused_before_it_joins_others(
+    base_engine: Engine, bad: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        base_engine.sample(0, "base", SampleRequest(PROMPT, 1, 4, **bad))  # type: ignore[arg-type]
+    assert base_engine.sampling.is_idle
+
+
+def test_a_top_k_beyond_any_vocabulary_is_off(base_engine: Engine) -> None:
+    huge = SampleRequest(PROMPT, 2, 6, seed=3, stop=[], top_k=2**63)
+    plain = SampleRequest(PROMPT, 2, 6, seed=3, stop=[])
+    assert_same(sample(base_engine, "base", huge)[0], sample(base_engine, "base", plain)[0])
+
+
+def test_a_cancelled_job_leaves_its_blocks_and_the_others_alone(base_engine: Engine) -> None:
+    keep = SampleRequest(PROMPT, 2, 12, seed=1, stop=[])
+    base_engine.sample(0, "base", keep)
+    base_engine.sample(1, "base", SampleRequest(LONG[:40], 4, 100, seed=1, stop=[]))
+    for _ in range(4):
+        base_engine.sampling.step()
+    base_engine.sample(2, "base", SampleRequest(LONG[:50], 4, 100, seed=1, stop=[]))
+    assert base_engine.sampling.cancel(1)
+    assert base_engine.sampling.cancel(2)
+    assert not base_engine.sampling.cancel(1)
+    done = []
+    while not base_engine.sampling.is_idle:
+        done += base_engine.sampling.step()
+    assert [job.ticket for job in done] == [0]
+    blocks = base_engine.sampling.scheduler.blocks
+    assert blocks.free == blocks.capacity
+
+
+def test_after_a_failure_of_everything_new_requests_work(base_engine: Engine) -> None:
+    request = SampleRequest(PROMPT, 2, 6, seed=3, stop=[])
+    [before] = sample(base_engine, "base", request)
+    base_engine.sample(0, "base", SampleRequest(LONG[:40], 4, 100, stop=[]))
+    base_engine.sampling.step()
+    [lost] = base_engine.sampling.abandon(RuntimeError("lost"))
+    assert isinstance(lost.error, RuntimeError)
+    assert base_engine.sampling.is_idle
+    assert_same(before, sample(base_engine, "base", request)[0])
+
+
+def test_more_adapters_than_slots_take_turns(base: BaseModel) -> None:
+    engine = trained_engine(base)
+    names = [f"s{n}" for n in range(20)]
+    for name in names:
+        engine.create_sampler(name, run_id="run")
+    request = SampleRequest(PROMPT, 2, 6, seed=3, stop=[])
+    [alone] = sample(engine, "trained", request)
+    for ticket, name in enumerate(names):
+        engine.sample(ticket, name, request)
+    results = {}
+    while not engine.sampling.is_idle:
+        results |= {job.ticket: job.result() for job in engine.sampling.step()}
+    assert len(results) == 20
+    for result in results.values():
+        assert_same(alone, result)
