@@ -212,6 +212,23 @@ def test_admission_looks_at_each_waiting_request_once(base_engine: Engine) -> No
     assert looked <= 2000 + 2 * steps
 
 
+def test_one_sample_does_not_wait_for_the_many_of_another_request(base: BaseModel) -> None:
+    engine = Engine(base)
+    small_pool(engine, blocks=200)  # with 16 rows
+    engine.create_sampler("base")
+    engine.sample(0, "base", SampleRequest(PROMPT, 200, 8, seed=1, stop=[]))
+    engine.sampling.step()
+    engine.sample(1, "base", SampleRequest(LONG[:20], 1, 8, seed=1, stop=[]))
+    steps, done = 0, []
+    while 1 not in done:
+        done += [job.ticket for job in engine.sampling.step()]
+        steps += 1
+    assert steps <= 30  # 200 answers in 16 rows take a hundred
+    while not engine.sampling.is_idle:
+        done += [job.ticket for job in engine.sampling.step()]
+    assert done == [1, 0]
+
+
 class Broken(Runner):
     """A runner whose passes fail on one token, as a failed allocation would."""
 
@@ -229,7 +246,11 @@ def test_a_prompt_whose_prefill_fails_fails_alone(base: BaseModel) -> None:
     good = SampleRequest(PROMPT, 2, 5, seed=1, stop=[])
     engine.sample(0, "base", good)
     engine.sample(1, "base", SampleRequest(np.array([1, 200, 3]), 3, 5))
-    engine.sample(2, "base", SampleRequest(LONG[:30], 1, 5, seed=2, stop=[]))
+    # Shares the bad prompt's blocks within the pass, and must not be computed from them.
+    bad = np.concatenate([LONG[:32], [200, 200]])
+    engine.sample(3, "base", SampleRequest(bad, 1, 5, seed=2, stop=[]))
+    shares = SampleRequest(LONG[:40], 1, 5, seed=2, stop=[])
+    engine.sample(2, "base", shares)
     over = {}
     while not engine.sampling.is_idle:
         over |= {job.ticket: job for job in engine.sampling.step()}
@@ -237,7 +258,9 @@ def test_a_prompt_whose_prefill_fails_fails_alone(base: BaseModel) -> None:
     assert [over[ticket].error for ticket in (0, 2)] == [None, None]
     fresh = Engine(base)
     fresh.create_sampler("base")
+    assert isinstance(over[3].error, torch.OutOfMemoryError)
     assert_same(over[0].result(), sample(fresh, "base", good)[0])
+    assert_same(over[2].result(), sample(fresh, "base", shares)[0])
     assert engine.sampling.scheduler.blocks.free == engine.sampling.scheduler.blocks.capacity
 
 
@@ -280,6 +303,7 @@ def test_a_cancelled_job_leaves_its_blocks_and_the_others_alone(base_engine: Eng
     while not base_engine.sampling.is_idle:
         done += base_engine.sampling.step()
     assert [job.ticket for job in done] == [0]
+    assert len(done[0].result().sequences) == 2
     blocks = base_engine.sampling.scheduler.blocks
     assert blocks.free == blocks.capacity
 

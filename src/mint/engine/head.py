@@ -52,15 +52,20 @@ class Head:
         """Return the logsumexp of each row, in few passes over a large vocabulary."""
         return _fused(_logsumexp, logits)(logits)
 
-    def raw_logits(self, hidden: Tensor, lora: Lora) -> tuple[Tensor, Tensor | None]:
-        """Return the logits once more, with what B multiplied, for the backward pass."""
+    def raw_logits(
+        self, hidden: Tensor, lora: Lora, known: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the logits, computed again unless known, and what B multiplies."""
         linear, precision = self.linear, self.linear.precision
-        output = multiply(hidden, linear.weight, precision)
         inner = None
         if isinstance(lora, TrainedLora) and linear.pairs:
-            a, b = (pair.to(precision.lora) for pair in linear.pairs)
+            a = linear.pairs[0].to(precision.lora)
             inner = (mm(hidden.to(precision.lora), a.T) * lora.scale).to(precision.lora)
-            output += mm(inner, b.T)
+        if known is not None:
+            return known, inner
+        output = multiply(hidden, linear.weight, precision)
+        if inner is not None:
+            output += mm(inner, linear.pairs[1].to(precision.lora).T)
         return self._finish(output), inner
 
     def slope(self, logits: Tensor, sums: Tensor, total: Tensor) -> Tensor:
@@ -117,13 +122,16 @@ class _TargetLogprobs(torch.autograd.Function):
         result = torch.empty(len(nodes), device=hidden.device)
         sums = torch.zeros(len(hidden), device=hidden.device)
         used, rows_of = torch.unique_consecutive(nodes, return_inverse=True)
-        for chunk, entries in _chunks(rows_of, len(used), head.chunk_rows()):
+        chunks = _chunks(rows_of, len(used), head.chunk_rows())
+        for chunk, entries in chunks:
             logits = head.logits(hidden[used[chunk]], lora)
             rows = rows_of[entries] - chunk.start
             total = head.logsumexp(logits)
             sums[used[chunk]] = total
             result[entries] = logits[rows, targets[entries]] - total[rows]
         ctx.head, ctx.lora = head, lora
+        # One chunk of logits is kept for the backward pass: on a CPU a batch rarely has more.
+        ctx.kept = (used, logits) if len(chunks) == 1 and not hidden.is_cuda else None
         ctx.save_for_backward(hidden, nodes, targets, sums, *pair)
         return result
 
@@ -141,7 +149,7 @@ class _TargetLogprobs(torch.autograd.Function):
             piece = hidden[used[chunk]]
             rows = rows_of[entries] - chunk.start
             total = torch.zeros(len(piece), device=grad.device).index_add_(0, rows, grad[entries])
-            logits, inner = head.raw_logits(piece, ctx.lora)
+            logits, inner = head.raw_logits(piece, ctx.lora, _kept(ctx.kept, used[chunk]))
             slope = head.slope(logits, sums[used[chunk]], total)
             head.add_targets(slope, logits, rows, targets[entries], grad[entries])
             results = head.gradients(slope, piece, inner, ctx.lora)
@@ -149,6 +157,14 @@ class _TargetLogprobs(torch.autograd.Function):
             for sum_, part in zip(pair_grads, results[1:], strict=True):
                 sum_ += part
         return None, None, hidden_grad, None, None, *pair_grads
+
+
+def _kept(kept: tuple[Tensor, Tensor] | None, nodes: Tensor) -> Tensor | None:
+    """Return the logits of some nodes, of those that the forward pass kept."""
+    if kept is None:
+        return None
+    used, logits = kept
+    return logits[torch.searchsorted(used, nodes)]
 
 
 def _logsumexp(logits: Tensor) -> Tensor:

@@ -24,7 +24,8 @@ class Sampler:
         self._blocks = BlockManager(runner.pool.blocks)
         self.scheduler = Scheduler(self._blocks, max_rows, chunk_tokens)
         self._jobs: dict[int, Job] = {}  # by ticket
-        self._over: list[Job] = []  # finished or failed in this step
+        self._over: list[Job] = []  # finished or failed, for the next step to return
+        self._growing: dict[int, list[SampledToken]] = {}
         self.grown: dict[int, list[SampledToken]] = {}  # by ticket, what the last step added
 
     @property
@@ -54,14 +55,15 @@ class Sampler:
     @torch.inference_mode()
     def step(self) -> list[Job]:
         """Advance everything by one token; return the jobs that this finished."""
-        self._over, self.grown = [], {}
         if steps := self.scheduler.next_prefills():
             self._prefill(steps)
         self._start(self.scheduler.next_starts())
         self._decode()
-        for job in self._over:
+        over, self._over = self._over, []
+        self.grown, self._growing = self._growing, {}
+        for job in over:
             self._jobs.pop(job.ticket, None)
-        return self._over
+        return over
 
     @torch.inference_mode()
     def cancel(self, ticket: int) -> bool:
@@ -84,19 +86,19 @@ class Sampler:
         self._blocks = BlockManager(self._runner.pool.blocks)
         self.scheduler = self.scheduler.emptied(self._blocks)
         self._jobs.clear()
+        self._over, self._growing = [], {}
         return jobs
 
     # ---- prompts --------------------------------------------------------------------------------
 
     def _prefill(self, steps: list[PrefillStep]) -> None:
-        """Compute chunks of prompts. When that fails, each is tried alone, so that one fails."""
+        """Compute chunks of prompts. When that fails, each starts again by itself: one fails."""
         try:
             hidden = self._runner.prefill(steps)
         except Exception as error:
             self._runner.recover()
             if len(steps) > 1:
-                for step in steps:
-                    self._prefill([step])
+                self.scheduler.separate(steps)
             else:
                 self._fail_prefill(steps[0], error)
             return
@@ -191,7 +193,7 @@ class Sampler:
             if sequence.blocks:
                 self.scheduler.grew(sequence)
             if job.request.progress:
-                self.grown.setdefault(job.ticket, []).extend(sequence.fresh())
+                self._growing.setdefault(job.ticket, []).extend(sequence.fresh())
             if sequence.is_done:
                 done.add(sequence)
                 job.finished += 1

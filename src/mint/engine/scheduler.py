@@ -45,6 +45,7 @@ class Scheduler:
         self._prefilling: list[Prefill] = []
         self._ready: deque[Prefill] = deque()  # with sequences that have not started
         self._prompts: dict[tuple[Adapter | None, bytes], Prefill] = {}
+        self._alone = 0  # prefills that are still to be computed one by one, after a failure
 
     @property
     def is_idle(self) -> bool:
@@ -68,11 +69,14 @@ class Scheduler:
         steps: list[PrefillStep] = []
         room = self._chunk_tokens
         for prefill in self._prefilling:
-            if room <= 0:
+            if room <= 0 or (steps and self._alone):
                 break
             room -= self._add(steps, prefill, room)
         adapters = {step.prefill.adapter for step in steps}
-        while room > 0 and (admitted := self._admit(adapters)) is not None:
+        while room > 0 and not (steps and self._alone):
+            admitted = self._admit(adapters)
+            if admitted is None:
+                break
             adapters.add(admitted.adapter)
             self._prefilling.append(admitted)
             room -= self._add(steps, admitted, room)
@@ -93,6 +97,8 @@ class Scheduler:
 
     def _admit(self, adapters: set[Adapter | None]) -> Prefill | None:
         """Take the next prompt whose tokens must be computed, with its blocks."""
+        if self._claimed_rows() >= self._max_rows:
+            return None
         if self._resuming:
             return self._resuming.popleft() if self._fits(self._resuming[0], adapters) else None
         for _ in range(len(self._waiting)):
@@ -112,6 +118,15 @@ class Scheduler:
             if prefill is not None:
                 return prefill
         return None
+
+    def _claimed_rows(self) -> int:
+        """Count the sequences that run, or will as soon as their prompt is in the pool."""
+        prefills = [*self._prefilling, *self._ready]
+        starting = [job for prefill in prefills for job in prefill.jobs]
+        resuming = sum(prefill.sequence is not None for prefill in prefills)
+        most = self._max_rows // 4  # one job alone does not keep all others out
+        waiting = sum(min(len(job.sequences) - job.started, most) for job in starting)
+        return len(self.running) + resuming + waiting
 
     def _prefill_of(self, queue: deque[Job], adapter: Adapter | None) -> Prefill | None:
         """Return a new prefill for the first job of a queue; jobs that can share one join it."""
@@ -170,6 +185,7 @@ class Scheduler:
         prefill.done = step.chunk.end
         if not prefill.is_done:
             return
+        self._alone = max(self._alone - 1, 0)
         self._prefilling.remove(prefill)
         if prefill.sequence is not None:
             sequence = prefill.sequence
@@ -187,39 +203,52 @@ class Scheduler:
         """Give up on a prefill whose pass failed; what its blocks hold is not known."""
         if prefill in self._prefilling:
             self._prefilling.remove(prefill)
+        self._alone = max(self._alone - 1, 0)
         self.blocks.forget_all()
         self._free(prefill)
+
+    def separate(self, steps: list[PrefillStep]) -> None:
+        """Start the prefills of a failed pass again, one by one.
+
+        They begin from nothing: one may have counted on blocks that another was to compute.
+        """
+        self.blocks.forget_all()
+        self._alone = len(steps)
+        for step in reversed(steps):
+            self._prefilling.remove(step.prefill)
+            self._queue_again(step.prefill)
 
     # ---- starting -------------------------------------------------------------------------------
 
     def next_starts(self) -> list[Sequence]:
         """Choose the sequences whose first token is picked next, of prompts that are in the pool.
 
-        Their blocks come after that, by ``start``: most short answers need none.
+        Prompts take turns. Blocks come after that, by ``start``: most short answers need none.
         """
-        chosen: list[Sequence] = []
-        rows = self._max_rows - len(self.running)
-        room = self.blocks.free
+        resuming = sum(prefill.sequence is not None for prefill in self._prefilling)
+        rows = self._max_rows - len(self.running) - resuming
+        rows = min(rows, self.blocks.free)  # a sequence takes one block to begin with
         adapters = {sequence.job.adapter for sequence in self.running}
-        for prefill in list(self._ready):
-            if len(adapters | {prefill.adapter}) > MAX_SLOTS:
+        chosen: dict[Prefill, list[Sequence]] = {prefill: [] for prefill in self._ready}
+        short = self._max_rows
+        turns = deque(self._ready)
+        while turns:
+            prefill = turns.popleft()
+            job = _next_job(prefill)
+            if job is None:
                 continue
-            for job in list(prefill.jobs):
-                while job.started < len(job.sequences) and not job.is_over:
-                    is_short = job.max_tokens == 1
-                    if not is_short and (rows <= 0 or room <= 0):
-                        break
-                    if is_short and len(chosen) >= self._max_rows:
-                        break
-                    chosen.append(job.sequences[job.started])
-                    job.started += 1
-                    rows, room = rows - (not is_short), room - (not is_short)
-                    adapters.add(prefill.adapter)
-                if job.is_over or job.started == len(job.sequences):
-                    prefill.jobs.remove(job)
-            if not prefill.jobs and not any(s.job.prefill is prefill for s in chosen):
+            is_short = job.max_tokens == 1
+            if (short if is_short else rows) <= 0 or len(adapters | {prefill.adapter}) > MAX_SLOTS:
+                continue
+            adapters.add(prefill.adapter)
+            chosen[prefill].append(job.sequences[job.started])
+            job.started += 1
+            rows, short = rows - (not is_short), short - is_short
+            turns.append(prefill)
+        for prefill, sequences in chosen.items():
+            if _next_job(prefill) is None and not sequences:
                 self._free(prefill)
-        return chosen
+        return [sequence for sequences in chosen.values() for sequence in sequences]
 
     def start(self, sequence: Sequence) -> tuple[int, int] | None:
         """Let a sequence decode whose first token is known.
@@ -244,7 +273,7 @@ class Scheduler:
     def started(self, sequences: list[Sequence]) -> None:
         """Free the prompts whose last sequence has started."""
         for prefill in dict.fromkeys(sequence.job.prefill for sequence in sequences):
-            if prefill is not None and not prefill.jobs:
+            if prefill is not None and _next_job(prefill) is None:
                 self._free(prefill)
 
     # ---- decoding -------------------------------------------------------------------------------
@@ -278,16 +307,17 @@ class Scheduler:
         """Take the blocks of a prompt from which nothing has started yet; its jobs wait again."""
         if not (self._ready or self._prefilling):
             return False
-        prefill = self._ready[-1] if self._ready else self._prefilling.pop()
+        self._queue_again(self._ready[-1] if self._ready else self._prefilling.pop())
+        return True
+
+    def _queue_again(self, prefill: Prefill) -> None:
+        """Take a prefill's blocks and put whoever waits for it back to the front of the queue."""
         if prefill.sequence is not None:
-            self.blocks.release(prefill.blocks)
             again = Prefill(prefill.tokens, prefill.adapter, prefill.sequence)
             self._resuming.appendleft(again)
-            return True
         for job in reversed(prefill.jobs):
             self._waiting.setdefault(prefill.adapter, deque()).appendleft(job)
         self._free(prefill)
-        return True
 
     def put_back_last(self) -> None:
         """Take the blocks of the last sequence; it resumes from its tokens when there is room."""
@@ -346,6 +376,16 @@ class Scheduler:
         key = (prefill.adapter, prefill.tokens.tobytes())
         if self._prompts.get(key) is prefill:
             del self._prompts[key]
+
+
+def _next_job(prefill: Prefill) -> Job | None:
+    """Return the first job of a prompt that has sequences to start; forget those before it."""
+    while prefill.jobs:
+        job = prefill.jobs[0]
+        if not job.is_over and job.started < len(job.sequences):
+            return job
+        prefill.jobs.pop(0)
+    return None
 
 
 def _reusable(prefill: Prefill) -> IntArray:

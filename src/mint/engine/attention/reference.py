@@ -11,7 +11,7 @@ from ..pool import BLOCK_SIZE, KVPool, pool_of
 from ..tree import PrefixTree
 from .layout import Chunk, DecodeRows
 
-_SEGMENT = 256  # nodes of unrelated trees that are attended to together
+_SEGMENT = 64  # nodes of unrelated trees that are attended to together
 
 
 class ReferenceTree:
