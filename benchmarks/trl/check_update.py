@@ -43,7 +43,7 @@ def main(model: str, work: Path) -> None:
     trainer.train()
     trainer.model.save_pretrained(work / "trl")
 
-    engine = Engine(BaseModel.load("tiny", model))
+    engine = Engine(BaseModel.load("tiny", model, precision="exact"))
     engine.create_run("run", LoraSpec(rank=the.LORA_RANK, train_unembed=False))
     engine.load_state("run", str(work / "start"), optimizer=False)
     for batch in batches:

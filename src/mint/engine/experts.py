@@ -229,8 +229,6 @@ class FrozenExperts(nn.Module):
         module._parameters.clear()  # the module lives on for its gate alone
         self._apply_gate: Any = module._apply_gate
 
-    # Not compiled: how many rows an expert has is known only as it runs.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         routes = choose_routes(top_k_index, len(self.gate_up_proj.weight))
         return self.run(hidden_states, routes, top_k_weights)
@@ -313,6 +311,9 @@ def replace_experts(
     for up, down in zip(sites[::2], sites[1::2], strict=True):
         name = up.name.rpartition(".")[0]
         experts = FrozenExperts([up, down], model.get_submodule(name), precision)
+        if experts.gate_up_proj.weight.is_cuda:
+            # Not compiled: how many rows an expert has is known only as it runs.
+            experts.forward = torch.compiler.disable(experts.forward)  # type: ignore[method-assign, no-untyped-call]
         model.set_submodule(name, experts)
         products |= {up.name: experts.gate_up_proj, down.name: experts.down_proj}
     return products

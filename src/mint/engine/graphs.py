@@ -53,9 +53,8 @@ class _Flight:
 
 @dataclass
 class _Row:
-    """What the device has of one row."""
+    """What the device has of a row that is taken."""
 
-    sequence: Sequence
     blocks: int = 0  # entries of the block table that were sent
 
 
@@ -162,7 +161,7 @@ class GraphRunner(Runner):
         free = (row for row, held in enumerate(self._rows) if held is None)
         for sequence in fresh:
             row = next(free)
-            self._rows[row] = _Row(sequence)
+            self._rows[row] = _Row()
             self._row_of[sequence.uid] = row
             freed.discard(row)
         slots = self._send_adapters(sequences, fresh)
