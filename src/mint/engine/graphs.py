@@ -8,6 +8,7 @@ its end is thrown away.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from .pool import BLOCK_SIZE, KVPool
 from .runner import Runner, Tokens
 from .sequence import Sequence
 
+log = logging.getLogger(__name__)
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 _NARROWEST = 16  # blocks of the smallest table
 _EMPTY = -1  # the position of a row without a sequence
@@ -91,6 +93,7 @@ class GraphRunner(Runner):
         self._pick_plain = torch.compile(pick_plain)
         self._graphs: dict[tuple[int, int, int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._generation = 0
+        self._is_capturable = True  # not so where a layer needs the host, such as some ropes do
         self._memory: Any = None  # the pool that all graphs share
         self.replays = 0
 
@@ -239,8 +242,16 @@ class GraphRunner(Runner):
     def _replay(self, size: int, width: int, slots: int, picks: bool) -> Tensor:
         """Run one step for the first ``size`` rows; return their logits."""
         key = (size, width, slots, picks)
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(*key)
+        if self._is_capturable and key not in self._graphs:
+            try:
+                self._graphs[key] = self._capture(*key)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                log.warning("This model decodes without CUDA graphs, more slowly: %s", error)
+                self._is_capturable = False
+        if not self._is_capturable:
+            return self._step(*key)
         graph, logits = self._graphs[key]
         graph.replay()
         self.replays += 1
@@ -254,6 +265,14 @@ class GraphRunner(Runner):
         positions = self._buffers.positions
         saved = positions.clone()
         positions.fill_(_EMPTY)
+        try:
+            return self._record(size, width, slots, picks)
+        finally:
+            positions.copy_(saved)
+
+    def _record(
+        self, size: int, width: int, slots: int, picks: bool
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -264,7 +283,6 @@ class GraphRunner(Runner):
         with torch.cuda.graph(graph, pool=self._memory):
             logits = self._step(size, width, slots, picks)
         self._memory = self._memory or graph.pool()
-        positions.copy_(saved)
         return graph, logits
 
     def _step(self, size: int, width: int, slots: int, picks: bool) -> Tensor:
