@@ -146,6 +146,25 @@ def test_rows_of_any_company_get_the_same_tokens(tmp_path: Path) -> None:
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
+def test_scoring_with_another_sampler_leaves_running_rows_their_own_weights(tmp_path: Path) -> None:
+    """The other adapter takes the only slot between two steps whose rows stay the same."""
+    engine = trained_engine(load("llama", tmp_path, "exact"))
+    request = SampleRequest(ids("Q: 1 + 1?\nA:"), 4, 30, seed=1, stop=[])
+    [alone] = sample(engine, "trained", request)
+    engine.sample(0, "trained", request)
+    done = []
+    for step in range(5):
+        done += engine.sampling.step()
+        score = SampleRequest(ids(f"number {step}"), 1, 1, prompt_logprobs=True)
+        engine.sample(1 + step, "fresh", score)
+    while not engine.sampling.is_idle:
+        done += engine.sampling.step()
+    [mine] = [job.result() for job in done if job.ticket == 0]
+    for one, other in zip(alone.sequences, mine.sequences, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
 def test_long_sequences_train_with_recomputed_layers(tmp_path: Path) -> None:
     model = load("llama", tmp_path, "exact")
     rng = np.random.default_rng(0)

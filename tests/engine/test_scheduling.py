@@ -334,3 +334,42 @@ def test_more_adapters_than_slots_take_turns(base: BaseModel) -> None:
     assert len(results) == 20
     for result in results.values():
         assert_same(alone, result)
+
+
+def test_a_slot_that_another_adapter_takes_is_counted_so_that_nobody_trusts_it(
+    base: BaseModel,
+) -> None:
+    """A runner that remembers slots, as the GPU's does, must see that one was written."""
+    engine = trained_engine(base)
+    engine.create_sampler("other", run_id="run")
+    bank = base.bank
+    one, other = (engine._samplers[name] for name in ("trained", "other"))
+    assert one is not None
+    assert other is not None
+    bank.use([one])
+    before = bank.writes
+    bank.use([one])
+    assert bank.writes == before
+    slots = [bank.use([adapter]) for adapter in (other, one)]
+    assert bank.writes >= before + (slots[0][other] == slots[1][one])
+    both = bank.use([one, other])
+    assert both[one] != both[other]
+    assert bank.writes > before
+
+
+def test_scoring_with_another_sampler_leaves_running_answers_their_own_weights(
+    base: BaseModel,
+) -> None:
+    engine = trained_engine(base)
+    request = SampleRequest(PROMPT, 4, 30, seed=1, stop=[])
+    [alone] = sample(engine, "trained", request)
+    engine.sample(0, "trained", request)
+    done = []
+    for step in range(5):
+        done += engine.sampling.step()
+        score = SampleRequest(ids(f"number {step}"), 1, 1, prompt_logprobs=True)
+        engine.sample(1 + step, "fresh", score)
+    while not engine.sampling.is_idle:
+        done += engine.sampling.step()
+    [mine] = [job.result() for job in done if job.ticket == 0]
+    assert_same(alone, mine)

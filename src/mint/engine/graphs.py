@@ -93,6 +93,7 @@ class GraphRunner(Runner):
         self._pick_plain = torch.compile(pick_plain)
         self._graphs: dict[tuple[int, int, int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._generation = 0
+        self._writes = 0  # of the bank, when the rows were last told their slots
         self._is_capturable = True  # not so where a layer needs the host, such as some ropes do
         self._memory: Any = None  # the pool that all graphs share
         self.replays = 0
@@ -119,7 +120,8 @@ class GraphRunner(Runner):
     ) -> Tokens | None:
         """Launch a step for these sequences; return the tokens of the step before it."""
         batch = self._batch
-        if version != batch.version:
+        # A prompt of another adapter may have taken a slot since the last step: look again.
+        if version != batch.version or self._bank.writes != self._writes:
             batch = self._batch = self._place(list(sequences), version)
             extended = batch.sequences
         if extended:
@@ -180,11 +182,15 @@ class GraphRunner(Runner):
         """Put adapters into slots and tell the rows which to use; return the number of slots."""
         adapters = self._bank.use(s.job.adapter for s in sequences if s.job.adapter is not None)
         slots = self._bank.slots if adapters else 0
+        if self._bank.writes != self._writes:
+            self._writes = self._bank.writes
+            fresh = sequences
         if self._bank.generation != self._generation:
             self._generation = self._bank.generation
+            torch.cuda.synchronize()  # the step in flight still replays one of these
             self._graphs.clear()
             self._memory = None  # the allocator forgets a pool with its last graph
-            self._mask = torch.zeros(self._max_rows, max(slots, 1), device=self._device)
+            self._mask = torch.zeros(self._max_rows, self._bank.slots, device=self._device)
             fresh = sequences
         if slots and fresh:
             self._send_masks(fresh, adapters)

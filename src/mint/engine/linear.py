@@ -49,8 +49,6 @@ class Product(nn.Module):
     weight: Tensor
     pairs: tuple[Tensor, ...]  # of the adapter in training: A, B of each site
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
     def new_bank(self, slots: int, rank: int) -> None:
         """Make room for adapters; what was there is gone."""
         raise NotImplementedError

@@ -69,6 +69,7 @@ class AdapterBank:
 
     def __init__(self, products: Mapping[str, Product]) -> None:
         self.generation = 0
+        self.writes = 0  # into slots: whoever remembers a slot must look again when this grows
         self._products = products
         self._slots: list[Adapter | None] = []
         self._rank = 0
@@ -122,6 +123,7 @@ class AdapterBank:
         for product in self._banked():
             product.write_slot(slot, adapter.pairs, adapter.scale)
         self._slots[slot] = adapter
+        self.writes += 1
 
     def _banked(self) -> list[Product]:
         """Return the products that some adapter trains."""
