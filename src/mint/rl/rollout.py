@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from mint.rl.advantage import has_signal
+from mint.rl.failures import CodeFailure
 
 
 class MissingLogprobs(RuntimeError):
@@ -91,6 +92,7 @@ class Rollout:
     components: dict[str, float] = field(default_factory=dict)
     truncated: bool = False
     error: str | None = None
+    failures: list[CodeFailure] = field(default_factory=list)  # of the reward, and of tools
     trace: list[dict[str, Any]] = field(default_factory=list)
     prompt: str = ""  # of a conversation: what the model was asked first
     penalty: float = 0.0  # of length and KL: added to the reward before advantages
@@ -143,14 +145,18 @@ class Group:
         return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
 
     def kind(self, threshold: float) -> str:
-        """ "signal", "all_right", "all_wrong", or "unscored" when fewer than one answer counts."""
+        """What can be learned from a group: "signal", or else "all_right" (``threshold`` or more),
+        "all_wrong" (0 or less), "all_equal" between the two, or "unscored" when no answer counts.
+        """
         totals = [rollout.total for rollout in self.counted]
         if has_signal(totals):
             return "signal"
         if not totals:
             return "unscored"
-        right = all((rollout.reward or 0.0) >= threshold for rollout in self.counted)
-        return "all_right" if right else "all_wrong"
+        rewards = [rollout.reward or 0.0 for rollout in self.counted]
+        if min(rewards) >= threshold:
+            return "all_right"
+        return "all_wrong" if max(rewards) <= 0.0 else "all_equal"
 
     def success(self, threshold: float) -> float:
         """The share of right answers among those that were scored."""

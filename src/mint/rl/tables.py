@@ -27,6 +27,7 @@ def rollout_rows(batch: Batch) -> Iterator[dict[str, Any]]:
                 "truncated": rollout.truncated,
                 "masked": rollout.masked,
                 "error": rollout.error,
+                "tracebacks": [f.traceback for f in rollout.failures if f.traceback],
                 "trace": rollout.trace,
                 "version": group.version,
                 "replaced": number >= len(batch.groups),
