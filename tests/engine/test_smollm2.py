@@ -21,7 +21,7 @@ NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 )
 def test_sampler_and_trainer_agree(precision: str, largest: float, mean: float) -> None:
     model = BaseModel.load(NAME, Catalog().locate(NAME), device="cpu", precision=precision)
-    engine = Engine(model)
+    engine = Engine(model, memory_gb=1.0)
     engine.create_run("run", LoraSpec(rank=8, seed=1))
     text = np.array(model.tokenizer.encode("Q: What is 3 + 5?\nA: 8\n\nQ: What is 12 + 7?\nA:"))
     step = ForwardBackward([Datum(text[:-1], {"target_tokens": text[1:]})], "cross_entropy")
