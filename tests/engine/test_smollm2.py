@@ -15,6 +15,7 @@ NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @pytest.mark.model
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "largest", "mean"),
     [("exact", 1e-4, 1e-5), ("half", 3e-2, 2e-3), ("bfloat16", 3e-1, 2e-2)],

@@ -14,7 +14,6 @@ trainer batch differently, and each rounding is amplified by the layers above it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -127,28 +126,19 @@ class PackedWeight:
 
     @staticmethod
     def is_possible(weight: Tensor) -> bool:
-        """Say whether this build of torch can pack the weight."""
+        """Say whether this build of torch can pack the weight on this CPU."""
         return (
             weight.device.type == "cpu"
             and weight.dtype in (bf16, f32)
+            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
             and weight.numel() >= 1 << 16
-            and _can_pack(weight.dtype)
+            and (weight.dtype == f32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
         )
 
     def multiply(self, x: Tensor) -> Tensor:
         """Multiply float32 rows by the weight."""
         packed = torch.ops.mkldnn._linear_pointwise
         return packed(x.to(self.dtype), self.tensor, None, "none", [], "").float()  # type: ignore[no-any-return]
-
-
-@cache
-def _can_pack(dtype: torch.dtype) -> bool:
-    """Say whether this CPU packs weights of a format: bfloat16 needs more than AVX2."""
-    try:
-        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(64, 64, dtype=dtype), 48)
-    except (AttributeError, RuntimeError):
-        return False
-    return True
 
 
 def is_finite(tensors: list[Tensor]) -> bool:
