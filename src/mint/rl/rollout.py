@@ -101,6 +101,15 @@ class Rollout:
     sampled_at: float | None = None  # seconds since the epoch
 
     @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation, as ``role``, ``content`` and, where there are any, ``tool_calls``.
+
+        Messages with ``example: true`` were given to the model as examples; an assistant's message
+        without ``example`` or ``repeated`` was sampled and is trained on. Empty for a plain prompt.
+        """
+        return self.trace
+
+    @property
     def counts(self) -> bool:
         """Whether this rollout takes part in training."""
         return self.reward is not None and not self.masked

@@ -100,7 +100,7 @@ def _row(group: Group, rollout: Rollout) -> dict[str, Any]:
     return {
         "identity": group.identity,
         "prompt": group.prompt,
-        "messages": [message for message in rollout.trace if "role" in message] or None,
+        "messages": rollout.messages or None,
         "response": rollout.text,
         "reward": rollout.reward,
         "components": rollout.components,
