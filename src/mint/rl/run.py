@@ -43,6 +43,7 @@ from mint.rl.loop import Loop, unbroken
 from mint.rl.measures import measure
 from mint.rl.policy import Policy
 from mint.rl.rollout import Group
+from mint.rl.run_service import write_service
 from mint.rl.schedules import learning_rate_at, temperature_at
 from mint.rl.scoring import Ledger
 from mint.rl.tables import rollout_rows
@@ -98,6 +99,7 @@ class Run:
         self.lifeline = lifeline_of(self.service, cfg)
         self._do(self.lifeline.reach())
         self._do(connect(self.service))
+        write_service(self.directory.path, self.lifeline.url)
         with continuing(latest):
             self.client = self._do(training_client(self.service, cfg, latest))
         self.tokenizer = self._do(aside(self.client.get_tokenizer))
@@ -310,6 +312,9 @@ class Run:
         if best is not None and best.step != self.done:
             print(f"Best on the holdout: step {best.step}, {best.path}", flush=True)
         print(f"Saved: {self.final}", flush=True)
+        folder = self.directory.path
+        print(f'Talk to it:  mint sample -m {folder} "..."', flush=True)
+        print(f"Take it out: mint export {folder} --to FOLDER --merge", flush=True)
         return self.final
 
     async def _final(self) -> str:
