@@ -42,11 +42,11 @@ from mint.rl.lifeline import NoAnswer
 from mint.rl.loop import Loop, unbroken
 from mint.rl.measures import measure
 from mint.rl.policy import Policy
+from mint.rl.recording import Recording
 from mint.rl.rollout import Group
 from mint.rl.run_service import write_service
 from mint.rl.schedules import learning_rate_at, temperature_at
 from mint.rl.scoring import Ledger
-from mint.rl.tables import rollout_rows
 from mint.rl.threads import Threads, aside
 from mint.rl.update import train, trained_tokens
 
@@ -67,6 +67,7 @@ class Run:
         self.cfg = cfg or RLConfig.from_env()
         self.cfg.check()
         self.directory = open_directory(self.cfg, adapter)
+        self.recording = Recording(self.directory)
         self.done = 0
         self.final: str | None = None
         self.interruption = interruption or Interruption()
@@ -143,6 +144,7 @@ class Run:
         self._since = time.monotonic()
         self._numbers = {}
         batch = self._do(self._sampled(step))
+        self.recording.sampled(batch)
         self._numbers["time/sample"] = time.monotonic() - self._since
         return batch
 
@@ -222,7 +224,9 @@ class Run:
         if not datums:
             return found
         try:
-            return found | await train(self.client, datums, cfg, rate)
+            update = await train(self.client, datums, cfg, rate)
+            self.recording.trained(datums, update.logprobs_D_T)
+            return found | update.metrics
         except mint.RequestFailedError as error:
             if "finite" not in str(error) and "The loss is" not in str(error):
                 raise
@@ -242,7 +246,7 @@ class Run:
             evaluation = self._finish_first(self._evaluated(step))
             numbers |= evaluation.metrics()
         numbers["time/total"] = self._elapsed + time.monotonic() - self._began
-        self.directory.rollouts(rollout_rows(batch))
+        self.recording.write()
         self.directory.metrics({"step": step, **numbers})
         rewards = [reward for group in batch.everything for reward in group.rewards]
         report(self.adapter, step, rewards, len(datums))
@@ -378,6 +382,7 @@ class Run:
                 self._leave()
             elif isinstance(error, ServiceLost):
                 self.directory.event("lost", step=self._saved_step, text=str(error))
+            self.recording.end(error, finished=self.final is not None)
         finally:
             self._close()
         if isinstance(error, KeyboardInterrupt) or (error is None and self.interruption.presses):
