@@ -31,7 +31,7 @@ from mint.rl.clients import connect, continuing, lifeline_of, reference, trainin
 from mint.rl.collect import Batch, Collector
 from mint.rl.config import RLConfig
 from mint.rl.data import Data
-from mint.rl.datums import build_datums, unmasked
+from mint.rl.datums import build_datums, needs_every_answer, unmasked
 from mint.rl.directory import open_directory
 from mint.rl.endings import Interrupted, RewardsFailed, RunStopped, ServiceLost, going_on, lost
 from mint.rl.evaluation import Evaluation
@@ -186,6 +186,8 @@ class Run:
         for group, advantages_G in zip(groups, found, strict=True):
             for rollout, advantage in zip(group.counted, advantages_G, strict=True):
                 rollout.advantage = advantage
+        if needs_every_answer(cfg.loss_fn):
+            groups = batch.groups
         return build_datums(groups, cfg.token_weights, cfg.max_tokens, cfg.loss_fn)
 
     def train(self, batch: Batch, datums: Sequence[types.Datum]) -> list[types.Datum]:
