@@ -17,7 +17,8 @@ from mint.rl.failures import CodeFailure, FailureLog, noting
 from mint.rl.rollout import Group
 from mint.rl.scoring import Ledger, apply_score
 from mint.rl.tool_calls import ToolCall
-from mint.watch.recorder import EVENTS, ROLLOUTS, read_rows
+from mint.watch.reader import open_run
+from mint.watch.recorder import EVENTS, read_rows
 
 from .conftest import Letters
 
@@ -142,9 +143,9 @@ def test_what_failed_is_in_the_run_directory_with_its_answers_and_tracebacks(
         run_grpo(Broken(), settings(), service=client)
     out = capsys.readouterr().out
     assert out.count("Traceback (most recent call last)") == 1
-    rows = read_rows(tmp_path / "run" / ROLLOUTS)
+    rows = open_run(tmp_path / "run").rollouts()
     assert len(rows) == 8
-    assert all(row["response"] and __file__ in row["tracebacks"][0] for row in rows)
+    assert all(row["response"] and __file__ in row["traceback"] for row in rows)
     (event,) = [e for e in read_rows(tmp_path / "run" / EVENTS) if e["event"] == "failure"]
     assert event["place"].startswith(__file__)
     assert "KeyError" in event["traceback"]
@@ -180,8 +181,8 @@ def test_a_tool_that_fails_is_shown_and_its_rollout_still_counts(
 
     run_grpo(Reader(), settings(steps=1), service=client)
     assert capsys.readouterr().out.count("raise LookupError(word)") == 1
-    rows = read_rows(tmp_path / "run" / ROLLOUTS)
-    assert all(row["reward"] is not None and len(row["tracebacks"]) == 1 for row in rows)
+    rows = open_run(tmp_path / "run").rollouts()
+    assert all(row["reward"] is not None and "LookupError" in row["traceback"] for row in rows)
 
 
 def test_equal_rewards_above_0_are_not_all_wrong() -> None:

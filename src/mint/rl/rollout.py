@@ -90,6 +90,7 @@ class Rollout:
     text: str
     reward: float | None = None
     components: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # why a component got its value
     truncated: bool = False
     error: str | None = None
     failures: list[CodeFailure] = field(default_factory=list)  # of the reward, and of tools
@@ -98,6 +99,21 @@ class Rollout:
     penalty: float = 0.0  # of length and KL: added to the reward before advantages
     masked: bool = False  # left out of training, though it has a reward
     advantage: float = 0.0
+    sampled_at: float | None = None  # seconds since the epoch
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation, as ``role``, ``content`` and, where there are any, ``tool_calls``.
+
+        Messages with ``example: true`` were given to the model as examples; an assistant's message
+        without ``example`` or ``repeated`` was sampled and is trained on. Empty for a plain prompt.
+        """
+        return self.trace
+
+    @property
+    def traceback(self) -> str | None:
+        """How the reward and the tools of this rollout failed, where they did."""
+        return "\n".join(f.traceback or f.error for f in self.failures) or None
 
     @property
     def counts(self) -> bool:

@@ -108,6 +108,7 @@ def apply_score(rollout: Rollout, value: Any, weights: Mapping[str, float] | Non
         if score is not None:
             _require_finite(score)
             rollout.components = {name: float(x) for name, x in score.components.items()}
+            rollout.reasons = {str(name): str(why) for name, why in score.reasons.items()}
             rollout.reward = score.total if weights is None else _weighed(score, weights)
     except Exception as error:
         failure = CodeFailure.of(error)
