@@ -13,7 +13,8 @@ import pytest
 
 from mint.training.analysis import ANALYSIS, kinds_of
 from mint.training.job import JOB, adapter_of, config_of, read_job
-from mint.watch.recorder import METRICS, ROLLOUTS, read_rows
+from mint.watch.reader import open_run
+from mint.watch.recorder import METRICS, read_rows
 from tests.needs import need_sandbox
 
 from .conftest import LETTERS, ROOT, SMALL, SMOLLM2, TASK, Command, run_directory
@@ -67,7 +68,7 @@ class Interrupting(Letters):
 
 
 def rewards_in(folder: Path) -> set[float]:
-    return {row["reward"] for row in read_rows(folder / ROLLOUTS)}
+    return {row["reward"] for row in open_run(folder).rollouts()}
 
 
 def test_the_plain_command_trains_on_arithmetic_and_leaves_nothing_but_its_run(

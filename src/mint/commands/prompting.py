@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from mint.watch.recorder import CONFIG, ROLLOUTS
+from mint.watch.reader import RunReader
+from mint.watch.recorder import CONFIG
 
 _SYSTEM = ("system_prompt", "system")
 _TEMPLATE = ("prompt_template", "template", "prompt")
@@ -72,12 +72,8 @@ def _first(arguments: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 
 
 def _first_prompt(folder: Path) -> str | None:
-    file = folder / ROLLOUTS
-    if not file.is_file():
-        return None
-    with file.open(errors="replace") as rows:
-        line = rows.readline()
-    prompt = json.loads(line).get("prompt") if line.endswith("\n") else None
+    first = next(RunReader(folder).iter_rollouts(columns=["prompt"]), {})
+    prompt = first.get("prompt")
     return prompt if isinstance(prompt, str) else None
 
 
