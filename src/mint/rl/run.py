@@ -32,7 +32,7 @@ from mint.rl.config import RLConfig
 from mint.rl.credit import assign_advantages
 from mint.rl.data import Data
 from mint.rl.datums import build_datums, needs_every_answer, unmasked
-from mint.rl.directory import open_directory
+from mint.rl.directory import describe_run, open_directory
 from mint.rl.endings import Interrupted, RewardsFailed, RunStopped, ServiceLost, going_on, lost
 from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
@@ -101,8 +101,9 @@ class Run:
         self._do(self.lifeline.reach())
         self._do(connect(self.service))
         write_service(self.directory.path, self.lifeline.url)
+        about = describe_run(self.adapter, self.directory.path)
         with continuing(latest):
-            self.client = self._do(training_client(self.service, cfg, latest))
+            self.client = self._do(training_client(self.service, cfg, latest, about))
         self.tokenizer = self._do(aside(self.client.get_tokenizer))
         self.data = Data(self.adapter, self.tokenizer, cfg)
         held_out = self.data.holdout() if cfg.eval_every else []
