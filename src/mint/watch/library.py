@@ -1,0 +1,150 @@
+"""The run directories under some folders. Nothing outside them is ever named, also by a link."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SIGNS = ("summary.json", "metrics.jsonl")
+"""A folder with one of these files is a run directory."""
+_DEPTH = 4
+_MOST_RUNS = 2_000
+_MOST_FOLDERS = 20_000
+_ROLLOUT_FILE = re.compile(r"(\d{6,12})(?:-(\d{6,12}))?\.parquet")
+
+
+class UnknownRun(LookupError):
+    """There is no run of that name under the folders that are served."""
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """A run directory and the name that addresses have for it."""
+
+    id: str
+    path: Path
+
+    def file(self, name: str) -> Path | None:
+        """Return a file of the run if it is one: no link, no device, no folder.
+
+        >>> RunPlace("x", Path("/nowhere")).file("metrics.jsonl") is None
+        True
+        """
+        path = self.path / name
+        return path if _is_file(path) else None
+
+    def rollout_files(self) -> list[RolloutFile]:
+        """List the files of rollouts, in the order of their steps."""
+        folder = self.path / "rollouts"
+        if folder.is_symlink() or not folder.is_dir():
+            return []
+        found = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                match = _ROLLOUT_FILE.fullmatch(entry.name)
+                if match and entry.is_file(follow_symlinks=False):
+                    first = int(match[1])
+                    found.append(RolloutFile(first, int(match[2] or first), Path(entry.path)))
+        return _without_merged(found)
+
+
+@dataclass(frozen=True, order=True)
+class RolloutFile:
+    """A Parquet file with the rollouts of a range of steps."""
+
+    first: int
+    last: int
+    path: Path
+
+
+class Library:
+    """Finds runs under the folders that a user named.
+
+    >>> Library([Path("/nowhere")]).runs()
+    []
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = [Path(os.path.realpath(root)) for root in roots]
+        self._known: dict[str, RunPlace] = {}
+
+    def runs(self) -> list[RunPlace]:
+        """Look for run directories now."""
+        found: dict[Path, RunPlace] = {}
+        for root in self.roots:
+            for path in _run_directories(root):
+                found.setdefault(path, RunPlace(_identifier(path), path))
+                if len(found) >= _MOST_RUNS:
+                    break
+        self._known = {place.id: place for place in found.values()}
+        return list(found.values())
+
+    def get(self, run_id: str) -> RunPlace:
+        """Find a run by its identifier."""
+        place = self._known.get(run_id)
+        if place is None or not _is_run(place.path):
+            self.runs()
+            place = self._known.get(run_id)
+        if place is None:
+            raise UnknownRun(
+                f"There is no run {run_id!r} here. GET api/runs lists those there are."
+            )
+        return place
+
+
+def _run_directories(root: Path) -> Iterator[Path]:
+    """Walk a folder from the top, without following links; a run's own folders are not entered."""
+    waiting, seen = [(root, 0)], 0
+    while waiting:
+        folder, depth = waiting.pop(0)
+        seen += 1
+        if seen > _MOST_FOLDERS:
+            return
+        if _is_run(folder):
+            yield folder
+            continue
+        if depth == _DEPTH:
+            continue
+        try:
+            with os.scandir(folder) as entries:
+                inside = [
+                    Path(entry.path)
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+                ]
+        except OSError:
+            continue  # a folder that is gone or closed to us holds nothing that we can show
+        waiting += [(path, depth + 1) for path in sorted(inside)]
+
+
+def _is_run(folder: Path) -> bool:
+    return any(_is_file(folder / sign) for sign in SIGNS)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _identifier(path: Path) -> str:
+    """A name for addresses: readable, and different for different folders."""
+    readable = re.sub(r"[^\w.-]+", "-", path.name, flags=re.ASCII)[:48].strip("-.") or "run"
+    return f"{readable}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
+
+
+def _without_merged(found: list[RolloutFile]) -> list[RolloutFile]:
+    """Leave out single files whose steps a merged file covers already."""
+    merged = [file for file in found if file.last > file.first]
+    kept = [
+        file
+        for file in found
+        if file.last > file.first or not any(m.first <= file.first <= m.last for m in merged)
+    ]
+    return sorted(kept)
