@@ -16,52 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from mint.watch.files import block_file, step_file
+from mint.watch.reader import open_run
+from mint.watch.schema import table_of
+from mint.watch.verdict import judge
+
 MERGED = 100
 """Steps of one merged file."""
-_TEXTS = pa.map_(pa.string(), pa.string())
-_NUMBERS = pa.map_(pa.string(), pa.float64())
-_SEGMENT = pa.struct(
-    [
-        ("tokens", pa.list_(pa.int32())),
-        ("pieces", pa.list_(pa.string())),
-        ("mask", pa.list_(pa.bool_())),
-        ("sampler", pa.list_(pa.float32())),
-        ("trainer", pa.list_(pa.float32())),
-        ("advantages", pa.list_(pa.float32())),
-        ("entropy", pa.list_(pa.float32())),
-    ]
-)
-SCHEMA = pa.schema(
-    [
-        ("step", pa.int32()),
-        ("group", pa.int32()),
-        ("index", pa.int32()),
-        ("identity", pa.string()),
-        ("prompt", pa.string()),
-        ("messages", pa.string()),
-        ("response", pa.string()),
-        ("reward", pa.float64()),
-        ("components", _NUMBERS),
-        ("reasons", _TEXTS),
-        ("penalty", pa.float64()),
-        ("advantage", pa.float64()),
-        ("length", pa.int32()),
-        ("truncated", pa.bool_()),
-        ("stop", pa.string()),
-        ("masked", pa.bool_()),
-        ("error", pa.string()),
-        ("traceback", pa.string()),
-        ("trace", pa.string()),
-        ("version", pa.int32()),
-        ("replaced", pa.bool_()),
-        ("sampled_at", pa.float64()),
-        ("segments", pa.list_(_SEGMENT)),
-    ]
-)
 _STARTED = 1_760_000_000.0
 _SECONDS = 6.0
 
@@ -102,10 +66,10 @@ def generate(
         pending += rows
         merge = steps > MERGED and (step % MERGED == MERGED - 1 or step == steps)
         if merge:
-            _write(path, f"{first - first % MERGED:06d}-{step:06d}", pending)
+            _write(block_file(path, first - first % MERGED), pending)
             pending, first = [], step + 1
         elif steps <= MERGED:
-            _write(path, f"{step:06d}", rows)
+            _write(step_file(path, step), rows)
             pending = []
     write_summary(path, steps, planned or steps, status)
     return path
@@ -114,7 +78,7 @@ def generate(
 def append(path: Path, step: int, steps: int, groups: int = 8, answers: int = 8) -> None:
     """Add one step to a run, as training does."""
     rows = list(rollouts(step, steps, groups, answers, 0))
-    _write(path, f"{step:06d}", rows)
+    _write(step_file(path, step), rows)
     write_step(path, step, steps, rows)
     write_summary(path, step, steps, "running" if step < steps else "finished")
 
@@ -171,7 +135,7 @@ def _rollout(
         "index": index,
         "identity": f"add-{a}-{b}",
         "prompt": question,
-        "messages": json.dumps(messages) if tools or group % 2 else None,
+        "messages": messages if tools or group % 2 else None,
         "response": response,
         "reward": None if failed else round(0.5 * components["exact"] + components["close"], 4),
         "components": {} if failed else components,
@@ -183,7 +147,7 @@ def _rollout(
         "masked": False,
         "error": "ValueError: the answer has no number" if failed else None,
         "traceback": "Traceback (most recent call last):\n  …\nValueError" if failed else None,
-        "trace": json.dumps([{"tool": "calculator", "seconds": 0.01}]) if tools else None,
+        "trace": [{"tool": "calculator", "seconds": 0.01}] if tools else None,
         "version": step - 1,
         "replaced": False,
         "sampled_at": _STARTED + step * _SECONDS,
@@ -286,7 +250,8 @@ def write_step(path: Path, step: int, steps: int, rows: list[dict[str, Any]]) ->
 
 def write_summary(path: Path, step: int, steps: int, status: str) -> None:
     """Write where the run stands."""
-    *_, last = (path / "metrics.jsonl").read_text().splitlines()
+    run = open_run(path)
+    rows, events = run.metrics(), run.events()
     summary = {
         "format": 2,
         "task": "addition",
@@ -296,13 +261,8 @@ def write_summary(path: Path, step: int, steps: int, status: str) -> None:
         "steps": steps,
         "started": _STARTED,
         "updated": _STARTED + step * _SECONDS,
-        "verdict": {
-            "verdict": "finished" if status == "finished" else "learning",
-            "evidence": "The success rate rose from 6% to 83%.",
-            "since": 1,
-            "advice": "Nothing to change.",
-        },
-        "last": json.loads(last),
+        "verdict": judge(rows, events, status, steps).as_dict(),
+        "last": rows[-1],
     }
     new = path / ".summary.json.new"
     new.write_text(json.dumps(summary))
@@ -314,16 +274,11 @@ def _append(path: Path, rows: list[dict[str, Any]]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def _write(path: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    columns = {field.name: [_entries(row[field.name]) for row in rows] for field in SCHEMA}
-    table = pa.table(columns, schema=SCHEMA)
-    new = path / "rollouts" / f".{name}.new"
+def _write(file: Path, rows: list[dict[str, Any]]) -> None:
+    table = table_of(rows)
+    new = file.with_name(f".{file.name}.new")
     pq.write_table(table, new, compression="zstd", row_group_size=2000)
-    new.replace(path / "rollouts" / f"{name}.parquet")
-
-
-def _entries(value: Any) -> Any:
-    return list(value.items()) if isinstance(value, dict) else value
+    new.replace(file)
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mint.rl.grpo import run_grpo as run_grpo
     from mint.rl.guards import Guards as Guards
     from mint.rl.options import ConfigError as ConfigError
+    from mint.rl.rehearsal import rehearse as rehearse
     from mint.rl.rollout import Group as Group
     from mint.rl.rollout import MissingLogprobs as MissingLogprobs
     from mint.rl.rollout import Rollout as Rollout
@@ -60,6 +61,7 @@ _NAMES = {
     "grpo": ["run_grpo"],
     "guards": ["Guards"],
     "options": ["ConfigError"],
+    "rehearsal": ["rehearse"],
     "rollout": ["Group", "MissingLogprobs", "Rollout", "Segment"],
     "run": ["Run"],
     "split": ["Split"],

@@ -76,6 +76,7 @@ def build_datums(
     loss_fn: str = "importance_sampling",
 ) -> list[types.Datum]:
     """The datums of all rollouts that have an advantage; a rollout of several contexts has several.
+    With a loss that has more than advantages to it (``dro``), those of all rollouts that count.
 
     Groups stay together: the service computes a prompt that its answers share only once. A mean
     is one over all rollouts of these groups that count, those without an advantage too.
@@ -85,10 +86,15 @@ def build_datums(
     datums = [
         datum_of(segment, rollout.advantage, weight)
         for rollout, weight in zip(rollouts, weights, strict=True)
-        if rollout.advantage != 0.0
+        if rollout.advantage != 0.0 or needs_every_answer(loss_fn)
         for segment in _trainable(rollout)
     ]
     return [with_ratio_mask(datum) for datum in datums] if loss_fn == "gspo" else datums
+
+
+def needs_every_answer(loss_fn: str) -> bool:
+    """Whether a loss has a term for answers whose advantage is 0: the penalty of ``dro``."""
+    return loss_fn == "dro"
 
 
 def _trainable(rollout: Rollout) -> list[Segment]:

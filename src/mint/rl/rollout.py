@@ -89,13 +89,25 @@ class Rollout:
     text: str
     reward: float | None = None
     components: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # why a component got its value
     truncated: bool = False
     error: str | None = None
+    traceback: str | None = None  # of the error
     trace: list[dict[str, Any]] = field(default_factory=list)
     prompt: str = ""  # of a conversation: what the model was asked first
     penalty: float = 0.0  # of length and KL: added to the reward before advantages
     masked: bool = False  # left out of training, though it has a reward
     advantage: float = 0.0
+    sampled_at: float | None = None  # seconds since the epoch
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation, as ``role``, ``content`` and, where there are any, ``tool_calls``.
+
+        Messages with ``example: true`` were given to the model as examples; an assistant's message
+        without ``example`` or ``repeated`` was sampled and is trained on. Empty for a plain prompt.
+        """
+        return self.trace
 
     @property
     def counts(self) -> bool:

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SIGNS = ("summary.json", "metrics.jsonl")
-"""A folder with one of these files is a run directory."""
+from .files import METRICS, ROLLOUTS, SUMMARY, RolloutFile, rollout_files
+
+SIGNS = (SUMMARY, METRICS)
+"""A folder with one of these files has something to show."""
 _DEPTH = 4
 _MOST_RUNS = 2_000
 _MOST_FOLDERS = 20_000
-_ROLLOUT_FILE = re.compile(r"(\d{6,12})(?:-(\d{6,12}))?\.parquet")
 
 
 class UnknownRun(LookupError):
@@ -40,26 +41,9 @@ class RunPlace:
 
     def rollout_files(self) -> list[RolloutFile]:
         """List the files of rollouts, in the order of their steps."""
-        folder = self.path / "rollouts"
-        if folder.is_symlink() or not folder.is_dir():
+        if (self.path / ROLLOUTS).is_symlink():
             return []
-        found = []
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                match = _ROLLOUT_FILE.fullmatch(entry.name)
-                if match and entry.is_file(follow_symlinks=False):
-                    first = int(match[1])
-                    found.append(RolloutFile(first, int(match[2] or first), Path(entry.path)))
-        return _without_merged(found)
-
-
-@dataclass(frozen=True, order=True)
-class RolloutFile:
-    """A Parquet file with the rollouts of a range of steps."""
-
-    first: int
-    last: int
-    path: Path
+        return [file for file in rollout_files(self.path) if _is_file(file.path)]
 
 
 class Library:
@@ -137,14 +121,3 @@ def _identifier(path: Path) -> str:
     """A name for addresses: readable, and different for different folders."""
     readable = re.sub(r"[^\w.-]+", "-", path.name, flags=re.ASCII)[:48].strip("-.") or "run"
     return f"{readable}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
-
-
-def _without_merged(found: list[RolloutFile]) -> list[RolloutFile]:
-    """Leave out single files whose steps a merged file covers already."""
-    merged = [file for file in found if file.last > file.first]
-    kept = [
-        file
-        for file in found
-        if file.last > file.first or not any(m.first <= file.first <= m.last for m in merged)
-    ]
-    return sorted(kept)

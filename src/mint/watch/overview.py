@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -11,22 +10,40 @@ from typing import Any
 
 import yaml
 
-from .curves import spark, step_of
+from .curves import Rows, spark, step_of
+from .files import CONFIG, EVENTS, METRICS, SUMMARY
 from .library import RunPlace
+from .reader import RunReader
 from .tail import Tail, number
+from .verdict import NEEDED, judge
 
 _MOST_BYTES = 1024 * 1024
 _MOST_RUNS_KEPT = 64
 _SPARKS = ("reward/success", "reward/mean", "holdout/pass@1")
 _TEXT = 2_000
+_ENDS = {
+    "finished": "finished",
+    "stopped": "failed",
+    "lost": "failed",
+    "interrupted": "interrupted",
+}
 
 
 class RunTables:
     """The metrics and events of one run."""
 
     def __init__(self, path: Path) -> None:
-        self.metrics = Tail(path / "metrics.jsonl")
-        self.events = Tail(path / "events.jsonl")
+        self.metrics = Tail(path / METRICS)
+        self.events = Tail(path / EVENTS)
+        self._judged: tuple[tuple[int, int], dict[str, Any]] | None = None
+
+    def judged(self, place: RunPlace, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Make up the summary of a run that wrote none; anew only when it has grown."""
+        rows, events = self.metrics.rows, self.events.rows
+        length = (len(rows), len(events))
+        if self._judged is None or self._judged[0] != length:
+            self._judged = length, _summarise(place, rows, events, config)
+        return self._judged[1]
 
 
 class Tables:
@@ -46,11 +63,26 @@ class Tables:
         return found
 
 
+def _summarise(place: RunPlace, rows: Rows, events: Rows, config: Mapping[str, Any]) -> Any:
+    end = str(events[-1].get("event")) if events else ""
+    status = _ENDS.get(end, "unknown")
+    steps = number(config.get("steps"))
+    times = [at for row in [*events[:1], *events[-1:]] if (at := number(row.get("time")))]
+    measured = [{name: number(row[name]) for name in NEEDED if name in row} for row in rows]
+    verdict = judge(measured, events, "running" if status == "unknown" else status, int(steps or 0))
+    return {
+        "status": status,
+        "started": times[0] if times else None,
+        "updated": times[-1] if times else None,
+        "verdict": verdict.as_dict(),
+    }
+
+
 def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
     """Describe a run: where it stands, whether it learns, and its main curve in a few points."""
     rows = tables.metrics.rows
-    summary = read_summary(place)
     config = read_config(place)[0]
+    summary = read_summary(place) or tables.judged(place, config)
     last = rows[-1] if rows else {}
     status = _text(summary.get("status")) or "unknown"
     return {
@@ -80,17 +112,15 @@ def _verdict(found: Any) -> dict[str, Any] | None:
 
 def read_summary(place: RunPlace) -> dict[str, Any]:
     """Return ``summary.json``, empty when there is none that can be read."""
-    text = read_text(place, "summary.json")
-    try:
-        found = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
+    if read_text(place, SUMMARY) is None:  # absent, a link, or too large
         return {}
-    return found if isinstance(found, dict) else {}
+    summary: dict[str, Any] = RunReader(place.path).summary()
+    return summary if summary.get("status") else {}
 
 
 def read_config(place: RunPlace) -> tuple[dict[str, Any], str]:
     """Return ``config.yaml`` as settings and as text; a file that cannot be read has none."""
-    text = read_text(place, "config.yaml") or ""
+    text = read_text(place, CONFIG) or ""
     try:
         found = yaml.load(text, _PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError):

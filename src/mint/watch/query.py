@@ -18,8 +18,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from .files import ROLLOUTS_1, RolloutFile
 from .filters import BadFilter, Filter
-from .library import RolloutFile, RunPlace
+from .library import RunPlace
 
 MOST_ROLLOUTS = 4_096
 """Rollouts of one step that a view shows."""
@@ -90,7 +91,7 @@ class Rollouts:
 
     def __init__(self, place: RunPlace) -> None:
         self._place = place
-        self._old = place.file("rollouts.jsonl")
+        self._old = place.file(ROLLOUTS_1)
 
     def files(self) -> list[RolloutFile]:
         """List the files there are now; one stands for all in a run of format 1."""
