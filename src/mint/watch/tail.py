@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ class Tail:
             return self.rows
         with open(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                self._restart(None)
+                return self.rows
             identity = (status.st_dev, status.st_ino)
             head = file.read(min(256, self._offset))
             if identity != self._identity or status.st_size < self._offset or head != self._head:
