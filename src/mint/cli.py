@@ -12,6 +12,7 @@ from mint.catalog import ModelNotFound
 from mint.commands import checkpoints, evaluate, keys, models, runs, train
 from mint.commands.bench.command import bench
 from mint.commands.export import export
+from mint.commands.init import init
 from mint.commands.output import Mistake
 from mint.commands.sample import sample
 from mint.commands.serve import serve
@@ -25,6 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command()(init)
 app.command()(serve)
 app.command()(sample)
 app.command()(export)

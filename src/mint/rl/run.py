@@ -25,14 +25,14 @@ import mint
 from mint import types
 from mint.rewards import TooManyFailures
 from mint.rl.adapter import report
-from mint.rl.advantage import advantages
 from mint.rl.checkpoints import Checkpoints
 from mint.rl.clients import connect, continuing, lifeline_of, reference, training_client
 from mint.rl.collect import Batch, Collector
 from mint.rl.config import RLConfig
+from mint.rl.credit import assign_advantages
 from mint.rl.data import Data
 from mint.rl.datums import build_datums, needs_every_answer, unmasked
-from mint.rl.directory import open_directory
+from mint.rl.directory import describe_run, open_directory
 from mint.rl.endings import Interrupted, RewardsFailed, RunStopped, ServiceLost, going_on, lost
 from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
@@ -101,8 +101,9 @@ class Run:
         self._do(self.lifeline.reach())
         self._do(connect(self.service))
         write_service(self.directory.path, self.lifeline.url)
+        about = describe_run(self.adapter, self.directory.path)
         with continuing(latest):
-            self.client = self._do(training_client(self.service, cfg, latest))
+            self.client = self._do(training_client(self.service, cfg, latest, about))
         self.tokenizer = self._do(aside(self.client.get_tokenizer))
         self.data = Data(self.adapter, self.tokenizer, cfg)
         held_out = self.data.holdout() if cfg.eval_every else []
@@ -182,10 +183,7 @@ class Run:
         cfg = self.cfg
         self.penalise(batch)
         groups = self.useful(batch)
-        found = advantages([[r.total for r in g.counted] for g in groups], cfg.advantage)
-        for group, advantages_G in zip(groups, found, strict=True):
-            for rollout, advantage in zip(group.counted, advantages_G, strict=True):
-                rollout.advantage = advantage
+        assign_advantages(groups, cfg.advantage)
         if needs_every_answer(cfg.loss_fn):
             groups = batch.groups
         return build_datums(groups, cfg.token_weights, cfg.max_tokens, cfg.loss_fn)
