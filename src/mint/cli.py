@@ -16,6 +16,7 @@ from mint.commands.init import init
 from mint.commands.output import Mistake
 from mint.commands.sample import sample
 from mint.commands.serve import serve
+from mint.commands.watch import watch
 from mint.engine.messages import UserError
 from mint.rewards.cli import app as rewards
 
@@ -30,6 +31,7 @@ app.command()(serve)
 app.command()(sample)
 app.command()(export)
 app.command()(bench)
+app.command()(watch)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(runs.app, name="runs")
