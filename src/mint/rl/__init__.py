@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mint.rl.chat import TurnLimit as TurnLimit
     from mint.rl.config import RLConfig as RLConfig
     from mint.rl.curriculum import Curriculum as Curriculum
+    from mint.rl.dataset import DatasetTask as DatasetTask
     from mint.rl.datums import build_datums as build_datums
     from mint.rl.endings import CheckpointGone as CheckpointGone
     from mint.rl.endings import Interrupted as Interrupted
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from mint.rl.rollout import MissingLogprobs as MissingLogprobs
     from mint.rl.rollout import Rollout as Rollout
     from mint.rl.rollout import Segment as Segment
+    from mint.rl.rows import DataError as DataError
     from mint.rl.run import Run as Run
     from mint.rl.split import Split as Split
     from mint.rl.tool_calls import parse_tool_calls as parse_tool_calls
@@ -52,6 +54,7 @@ _NAMES = {
     "chat": ["Chat", "ContextFull", "Reply", "TurnLimit"],
     "config": ["RLConfig"],
     "curriculum": ["Curriculum"],
+    "dataset": ["DatasetTask"],
     "datums": ["build_datums"],
     "endings": ["CheckpointGone", "Interrupted", "RewardsFailed", "RunStopped", "ServiceLost"],
     "environment": ["Environment"],
@@ -61,6 +64,7 @@ _NAMES = {
     "guards": ["Guards"],
     "options": ["ConfigError"],
     "rollout": ["Group", "MissingLogprobs", "Rollout", "Segment"],
+    "rows": ["DataError"],
     "run": ["Run"],
     "split": ["Split"],
     "tool_calls": ["parse_tool_calls"],
