@@ -11,6 +11,7 @@ from mint import __version__
 from mint.catalog import ModelNotFound
 from mint.commands import checkpoints, evaluate, keys, models, runs, train
 from mint.commands.bench.command import bench
+from mint.commands.export import export
 from mint.commands.output import Mistake
 from mint.commands.sample import sample
 from mint.commands.serve import serve
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(sample)
+app.command()(export)
 app.command()(bench)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")

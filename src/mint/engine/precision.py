@@ -126,12 +126,13 @@ class PackedWeight:
 
     @staticmethod
     def is_possible(weight: Tensor) -> bool:
-        """Say whether this build of torch can pack the weight."""
+        """Say whether this build of torch can pack the weight on this CPU."""
         return (
             weight.device.type == "cpu"
             and weight.dtype in (bf16, f32)
             and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
             and weight.numel() >= 1 << 16
+            and (weight.dtype == f32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
         )
 
     def multiply(self, x: Tensor) -> Tensor:

@@ -21,12 +21,16 @@ class Sample:
 class Score:
     """A total, and the value of every component beside it.
 
-    >>> float(Score(0.7, {"format": 0.0, "correctness": 1.0}))
+    ``reasons`` says in words why a component, or ``"total"``, got its value; they are recorded with
+    the rollout and have no effect on training.
+
+    >>> float(Score(0.7, {"format": 0.0, "correctness": 1.0}, {"format": "no <answer> tag"}))
     0.7
     """
 
     total: float
     components: Mapping[str, float] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.total):

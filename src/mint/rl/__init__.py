@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mint.rl.chat import Reply as Reply
     from mint.rl.chat import TurnLimit as TurnLimit
     from mint.rl.config import RLConfig as RLConfig
+    from mint.rl.credit import TurnScore as TurnScore
+    from mint.rl.credit import assign_advantages as assign_advantages
+    from mint.rl.credit import per_turn as per_turn
     from mint.rl.curriculum import Curriculum as Curriculum
     from mint.rl.dataset import DatasetTask as DatasetTask
     from mint.rl.datums import build_datums as build_datums
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from mint.rl.grpo import run_grpo as run_grpo
     from mint.rl.guards import Guards as Guards
     from mint.rl.options import ConfigError as ConfigError
+    from mint.rl.rehearsal import rehearse as rehearse
     from mint.rl.rollout import Group as Group
     from mint.rl.rollout import MissingLogprobs as MissingLogprobs
     from mint.rl.rollout import Rollout as Rollout
@@ -53,6 +57,7 @@ _NAMES = {
     "advantage": ["advantages"],
     "chat": ["Chat", "ContextFull", "Reply", "TurnLimit"],
     "config": ["RLConfig"],
+    "credit": ["TurnScore", "assign_advantages", "per_turn"],
     "curriculum": ["Curriculum"],
     "dataset": ["DatasetTask"],
     "datums": ["build_datums"],
@@ -63,6 +68,7 @@ _NAMES = {
     "grpo": ["run_grpo"],
     "guards": ["Guards"],
     "options": ["ConfigError"],
+    "rehearsal": ["rehearse"],
     "rollout": ["Group", "MissingLogprobs", "Rollout", "Segment"],
     "rows": ["DataError"],
     "run": ["Run"],

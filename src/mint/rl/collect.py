@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -91,7 +92,9 @@ class Collector:
             group = await self._environment_group(policy, item, step, size, place)
         else:
             group = await self._prompt_group(policy, item, step, size, place)
+        now = time.time()
         for rollout in group.rollouts:
+            rollout.sampled_at = now
             self.ledger.record(item.sample, rollout)
             self._adjust(rollout)
         return group

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import mint
 from mint.rl.chat import Chat
 from mint.rl.config import RLConfig
+from mint.rl.credit import keep_turn_rewards
 from mint.rl.policy import Policy
 from mint.rl.rollout import MissingLogprobs, Rollout
 from mint.rl.scoring import apply_score
@@ -69,7 +70,12 @@ async def run_environment(
         truncated=chat.truncated,
         trace=chat.trace,
         prompt=chat.prompt,
+        turns=chat.replies,
     )
+    try:
+        keep_turn_rewards(rollout, value, cfg.discount, weighed=weights is not None)
+    except ValueError as error:
+        value = error
     apply_score(rollout, value, weights)
     return rollout
 

@@ -304,7 +304,7 @@ def reward_errors(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Findi
             "reward_errors",
             f"{m['reward/failures']:.0f} of {m.get('rollouts', 0.0):.0f} rollouts could not be "
             "scored, and are left out of training.",
-            "rollouts.jsonl has them with their errors; mend the reward for such answers.",
+            "rollouts/ has them with their errors; mend the reward for such answers.",
         )
 
 

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import math
+import traceback
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
@@ -75,9 +76,11 @@ def apply_score(rollout: Rollout, value: Any, weights: Mapping[str, float] | Non
         if score is not None:
             _require_finite(score)
             rollout.components = {name: float(x) for name, x in score.components.items()}
+            rollout.reasons = {str(name): str(why) for name, why in score.reasons.items()}
             rollout.reward = score.total if weights is None else _weighed(score, weights)
     except Exception as error:
         rollout.error = f"{type(error).__name__}: {error}"
+        rollout.traceback = "".join(traceback.format_exception(error))
 
 
 def _require_finite(score: Score) -> None:

@@ -1,0 +1,27 @@
+"""Adds ``conf/``, ``demos/`` and ``quickstart/`` to the wheel. The rest is in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+BUNDLED = {"conf": {".yaml"}, "demos": {".py", ".jsonl", ".md"}, "quickstart": {".py"}}
+
+
+class BuildWithFiles(build_py):
+    """Copy the files of a clone that ``mint train`` and ``mint init`` read to ``mint/bundled``."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return  # an editable install reads them in the clone
+        for folder, kinds in BUNDLED.items():
+            for source in sorted((ROOT / folder).rglob("*")):
+                if source.suffix in kinds:
+                    target = Path(self.build_lib, "mint/bundled", source.relative_to(ROOT))
+                    self.mkpath(str(target.parent))
+                    self.copy_file(str(source), str(target))
+
+
+setup(cmdclass={"build_py": BuildWithFiles})
