@@ -14,7 +14,7 @@ import mint
 from mint.rl import ConfigError, DataError, DatasetTask, RLConfig, run_grpo
 from mint.rl.scoring import score_responses
 from mint.rl.threads import Threads
-from mint.watch.recorder import ROLLOUTS, read_rows
+from mint.watch.reader import open_run
 from tests.tiny import build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -304,5 +304,5 @@ def test_a_script_trains_on_own_data(
 
     task = DatasetTask(write(SUMS), reward=low_bytes)
     assert run_grpo(task, settings()).startswith("tinker://")
-    seen = {row["prompt"] for row in read_rows(tmp_path / "run" / ROLLOUTS)}
+    seen = {row["prompt"] for row in open_run(tmp_path / "run").rollouts()}
     assert seen < {chat(("user", row["prompt"])) for row in SUMS}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mint.commands import train as training
-from mint.watch.recorder import ROLLOUTS, read_rows
+from mint.watch.reader import open_run
 
 from .conftest import CONF, ROOT, Command, run_directory
 
@@ -37,7 +37,7 @@ def test_own_data_is_trained_on_with_an_own_reward(train: Command, folder: Path)
         "evaluation.holdout_fraction=0",
     )
     assert ended.code == 0, ended.err
-    rows = read_rows(run_directory(ended.out) / ROLLOUTS)
+    rows = open_run(run_directory(ended.out)).rollouts()
     levels = {row["question"]: row["level"] for row in SUMS}
     for row in rows:
         assert row["prompt"].startswith("<|im_start|>system\nBe short.<|im_end|>")
