@@ -253,12 +253,16 @@ def kind_of(value: Any) -> str:
     >>> kind_of(None), kind_of([1])
     ('null', 'a list')
     """
-    if value is None:
-        return "null"
-    names = {bool: "true or false", int: "a number", float: "a number", str: "a string"}
-    return {dict: "an object", list: "a list"}.get(type(value)) or names.get(
-        type(value), f"a {type(value).__name__}"
-    )
+    names: dict[type, str] = {
+        type(None): "null",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        dict: "an object",
+        list: "a list",
+    }
+    return names.get(type(value), f"a {type(value).__name__}")
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
