@@ -10,7 +10,7 @@ from typing import Any
 
 from mint.rewards import Sample, Score, Scored, analyse, failure_pattern
 from mint.rl.collect import Batch
-from mint.training.reward import ANSWERS, as_sample
+from mint.rl.metadata import ANSWERS, as_sample
 from mint.watch.files import read_rows
 from mint.watch.reader import RunReader
 
