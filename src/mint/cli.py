@@ -13,6 +13,7 @@ from mint.commands import checkpoints, evaluate, keys, models, runs, train
 from mint.commands.bench.command import bench
 from mint.commands.export import export
 from mint.commands.output import Mistake
+from mint.commands.report import report
 from mint.commands.sample import sample
 from mint.commands.serve import serve
 from mint.engine.messages import UserError
@@ -28,6 +29,7 @@ app.command()(serve)
 app.command()(sample)
 app.command()(export)
 app.command()(bench)
+app.command()(report)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(runs.app, name="runs")
