@@ -72,8 +72,9 @@ def _first(arguments: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 
 
 def _first_prompt(folder: Path) -> str | None:
-    rows = RunReader(folder).iter_rollouts(columns=["prompt"])
-    return next((row["prompt"] for row in rows if isinstance(row["prompt"], str)), None)
+    first = next(RunReader(folder).iter_rollouts(columns=["prompt"]), {})
+    prompt = first.get("prompt")
+    return prompt if isinstance(prompt, str) else None
 
 
 def _is_plain(prompt: str | None) -> bool:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mint.rl.chat import Reply as Reply
     from mint.rl.chat import TurnLimit as TurnLimit
     from mint.rl.config import RLConfig as RLConfig
+    from mint.rl.credit import TurnScore as TurnScore
+    from mint.rl.credit import assign_advantages as assign_advantages
+    from mint.rl.credit import per_turn as per_turn
     from mint.rl.curriculum import Curriculum as Curriculum
     from mint.rl.datums import build_datums as build_datums
     from mint.rl.endings import CheckpointGone as CheckpointGone
@@ -52,6 +55,7 @@ _NAMES = {
     "advantage": ["advantages"],
     "chat": ["Chat", "ContextFull", "Reply", "TurnLimit"],
     "config": ["RLConfig"],
+    "credit": ["TurnScore", "assign_advantages", "per_turn"],
     "curriculum": ["Curriculum"],
     "datums": ["build_datums"],
     "endings": ["CheckpointGone", "Interrupted", "RewardsFailed", "RunStopped", "ServiceLost"],

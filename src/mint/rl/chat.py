@@ -15,7 +15,7 @@ from typing import Any
 
 from mint.rl.policy import Answer, Policy, seed_for, segment_of
 from mint.rl.rendering import Message, Renderer
-from mint.rl.rollout import Segment
+from mint.rl.rollout import Segment, Turn
 from mint.rl.tool_calls import ToolCall, opens_thought, parse_tool_calls
 from mint.rl.tools import Tools, schemas
 
@@ -76,7 +76,7 @@ class Chat:
         self.policy = policy
         self.max_turns = max_turns
         self.context_length = context_length
-        self.turns = 0
+        self.replies: list[Turn] = []
         self.segments: list[Segment] = []
         self.trace: list[dict[str, Any]] = []
         self.truncated = False
@@ -134,6 +134,11 @@ class Chat:
     def close(self) -> None:
         """End the conversation: what is still under way will not be recorded."""
         self._closed = True
+
+    @property
+    def turns(self) -> int:
+        """How often the model has replied."""
+        return len(self.replies)
 
     @property
     def turns_left(self) -> int:
@@ -227,7 +232,8 @@ class Chat:
         self._context += [*self._waiting, reply.message]
         self._waiting = []
         self._said.append(reply.text)
-        self.turns += 1
+        end = len(self.segments[-1].tokens)
+        self.replies.append(Turn(len(self.segments) - 1, end - len(answer.tokens), end))
         self.truncated |= reply.truncated
         if self._opening is None:
             self._opening = len(self.trace)

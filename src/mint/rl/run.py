@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -25,17 +26,18 @@ import mint
 from mint import types
 from mint.rewards import TooManyFailures
 from mint.rl.adapter import report
-from mint.rl.advantage import advantages
 from mint.rl.checkpoints import Checkpoints
 from mint.rl.clients import connect, continuing, lifeline_of, reference, training_client
-from mint.rl.collect import Batch, Collector
+from mint.rl.collect import Batch, Collector, StepFailed
 from mint.rl.config import RLConfig
+from mint.rl.credit import assign_advantages
 from mint.rl.data import Data
-from mint.rl.datums import build_datums, unmasked
-from mint.rl.directory import open_directory
+from mint.rl.datums import build_datums, needs_every_answer, unmasked
+from mint.rl.directory import describe_run, open_directory
 from mint.rl.endings import Interrupted, RewardsFailed, RunStopped, ServiceLost, going_on, lost
 from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
+from mint.rl.failures import CodeFailure, FailureLog
 from mint.rl.guards import Finding, Guards, calmer, masked_loss
 from mint.rl.interruption import Interruption
 from mint.rl.lifeline import NoAnswer
@@ -101,13 +103,15 @@ class Run:
         self._do(self.lifeline.reach())
         self._do(connect(self.service))
         write_service(self.directory.path, self.lifeline.url)
+        about = describe_run(self.adapter, self.directory.path)
         with continuing(latest):
-            self.client = self._do(training_client(self.service, cfg, latest))
+            self.client = self._do(training_client(self.service, cfg, latest, about))
         self.tokenizer = self._do(aside(self.client.get_tokenizer))
         self.data = Data(self.adapter, self.tokenizer, cfg)
         held_out = self.data.holdout() if cfg.eval_every else []
-        self.exam = Exam(self.adapter, cfg, held_out, self.tokenizer, self._threads)
-        self.collector = Collector(self.adapter, cfg, self.ledger, self._threads)
+        failures = FailureLog(self._keep_failure)
+        self.exam = Exam(self.adapter, cfg, held_out, self.tokenizer, self._threads, failures)
+        self.collector = Collector(self.adapter, cfg, self.ledger, self._threads, failures)
         self.reference = self._do(reference(self.service, cfg))
         print(f"Model: {cfg.base_model}, run directory: {self.directory.path}", flush=True)
         for note in cfg.notes():
@@ -182,10 +186,9 @@ class Run:
         cfg = self.cfg
         self.penalise(batch)
         groups = self.useful(batch)
-        found = advantages([[r.total for r in g.counted] for g in groups], cfg.advantage)
-        for group, advantages_G in zip(groups, found, strict=True):
-            for rollout, advantage in zip(group.counted, advantages_G, strict=True):
-                rollout.advantage = advantage
+        assign_advantages(groups, cfg.advantage)
+        if needs_every_answer(cfg.loss_fn):
+            groups = batch.groups
         return build_datums(groups, cfg.token_weights, cfg.max_tokens, cfg.loss_fn)
 
     def train(self, batch: Batch, datums: Sequence[types.Datum]) -> list[types.Datum]:
@@ -259,6 +262,9 @@ class Run:
         for finding in self.guards.news(findings):
             self._tell(step, finding)
         self._stop_if(findings)
+
+    def _keep_failure(self, failure: CodeFailure, step: int, sampled_for: str) -> None:
+        self.directory.event("failure", step=step, sampled_for=sampled_for, **asdict(failure))
 
     def _tell(self, step: int, finding: Finding) -> None:
         print(f"  {finding}", flush=True)
@@ -350,6 +356,8 @@ class Run:
         try:
             return self._loop.run(self.lifeline.during(work), on_press)
         except TooManyFailures as error:
+            if isinstance(error, StepFailed) and error.sampled_for == "training":
+                self.recording.sampled(error.batch)  # to be written at the end
             self.directory.event("stopped", name="reward_errors", text=str(error))
             raise RewardsFailed(f"{error} {self.checkpoints.where}") from error
         except (NoAnswer, mint.APIConnectionError) as error:
