@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from mint.watch.recorder import RunDirectory
@@ -55,11 +57,27 @@ def test_what_a_model_wrote_is_shown_as_text() -> None:
     assert "too early to say" in text
 
 
-def test_a_run_directory_draws_its_run_and_a_broken_terminal_does_not_stop_it(
-    tmp_path: Path, capsys: object
+def test_lines_that_are_printed_meanwhile_go_above_the_view(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+    console = Console(width=80, force_terminal=True)
+    view = LiveView("sums", 3, console=console)
+    view.log(1, METRICS)
+    assert not sys.stdout.isatty()  # nobody else moves the cursor now
+    print("a finding")
+    view.log(2, METRICS)
+    view.close()
+    assert sys.stdout is screen
+    text = screen.getvalue()
+    assert text.index("a finding") < text.index("step 2 of 3")
+
+
+def test_a_run_directory_draws_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunDirectory(tmp_path) as run:
         run.write_config({"task": "sums", "steps": 2})
         run.show_live()
         run.rollouts([{"step": 1, "prompt": "3 + 5 =", "response": "8", "reward": 1.0}])
         run.metrics({"step": 1, **METRICS})
+    assert "step 1 of 2" in capsys.readouterr().out

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -158,6 +159,13 @@ def _line(text: str) -> str:
     return " ".join(shown.split())
 
 
+def _hide_terminal() -> None:
+    """While the view is drawn, what is printed goes above it, line by line: others must not
+    think that they could move the cursor."""
+    if isinstance(sys.stdout, FileProxy):
+        sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
+
+
 class LiveView:
     """Draws the view again after every step. It takes metrics as a sink does."""
 
@@ -184,6 +192,7 @@ class LiveView:
             view.seconds_a_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
         if not self._live.is_started:
             self._live.start()
+            _hide_terminal()
         self._live.update(view.render(), refresh=True)
 
     def rollouts(self, rows: Sequence[Mapping[str, Any]]) -> None:
