@@ -93,10 +93,6 @@ class VerifiableMathAdapter(RLAdapter):
     def identity(self, sample: Task) -> str:
         return sample.prompt
 
-    def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
-        right = sum(reward >= 1.0 for reward in rewards) / len(rewards) if rewards else 0.0
-        print(f"Step {step}: accuracy={right:.1%}, datums={num_datums}", flush=True)
-
 
 def _as_task(row: Row) -> Task:
     """A row of a file, whose answer may be a worked solution that ends in `#### 42`."""
