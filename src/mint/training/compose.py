@@ -163,8 +163,8 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
 
 def _takes_list(key: str) -> bool:
     group, _, name = key.partition(".")
-    known = settings().get(group, {})
-    return name.startswith("arguments.") or (name in known and get_origin(known[name][1]) is tuple)
+    _, kind = settings().get(group, {}).get(name, (None, None))
+    return name.startswith("arguments.") or get_origin(kind) is tuple
 
 
 def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
