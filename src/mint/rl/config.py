@@ -11,6 +11,7 @@ from dataclasses import Field, asdict, dataclass, fields
 from typing import Any, get_type_hints
 
 from mint.rl.options import ConfigError, checked, closest, option, parsed
+from mint.watch.sinks import SINKS
 
 LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo")
 CLIPPED = ("ppo", "cispo", "gspo")
@@ -33,7 +34,7 @@ SHORT_NAMES = {
 
 _OF_THE_RUN = (
     *("steps", "run_dir", "checkpoint_every", "keep_every", "service_timeout"),
-    *("log_rewards", "save_reward_analysis"),
+    *("log_rewards", "save_reward_analysis", "sinks"),
 )
 """Settings that may change when a run is continued."""
 
@@ -171,6 +172,7 @@ class RLConfig:
     save_reward_analysis: bool = option(
         False, "write at the end what was rewarded and what was not"
     )
+    sinks: tuple[str, ...] = option((), "where metrics also go, as in tensorboard", choices=SINKS)
     reward_workers: int = option(0, "threads for slow rewards; 0 scores in this thread", low=0)
 
     # Guard rails
