@@ -4,6 +4,7 @@
 # make check     what a change must pass: ruff, mypy, every test
 # make conformance   only the tests with unmodified clients of several versions
 # make snapshots     accept a changed API: write its contract anew
+# make fuzz          20,000 mutated requests over every route; none may be answered with 5xx
 # make trl-env       TRL's environment, for python -m benchmarks.trl
 # make bench         mint and its peers on two cores, into benchmarks/results and benchmarks/README.md
 # make bench-envs    the peers' environments, for make bench
@@ -17,7 +18,7 @@ CLIENTS_INSTALLED := $(CLIENTS:%=.venvs/%/.installed)
 PIP := -m pip --disable-pip-version-check -qq install
 SMOLLM2 := HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: install demo test test-gpu conformance conformance-envs trl-env bench bench-envs snapshots check lint \
+.PHONY: install demo test fuzz test-gpu conformance conformance-envs trl-env bench bench-envs snapshots check lint \
   format clean
 .DELETE_ON_ERROR:
 
@@ -51,6 +52,9 @@ conformance-envs: $(CLIENTS_INSTALLED)
 	@$(PYTHON) -m venv --clear .venvs/$*
 	@.venvs/$*/bin/python $(PIP) --no-compile --requirement $<
 	@touch $@
+
+fuzz: $(INSTALLED)
+	@$(BIN)/python -m tests.reliability.fuzz --requests 20000 --seed 1
 
 trl-env: .venvs/trl/.installed
 
