@@ -112,10 +112,11 @@ class Runs:
             is_users = isinstance(error, UserError)
             if not is_users and not isinstance(error, EngineDied):
                 log.exception("%s could not be created", run.row.id)
-            self._futures.finish(
-                request_id, Answer.failure(str(error), "user" if is_users else "server")
-            )
-            await self._undo_creation(run)
+            try:
+                await self._undo_creation(run)  # first: who hears of the failure may ask again
+            finally:
+                failure = Answer.failure(str(error), "user" if is_users else "server")
+                self._futures.finish(request_id, failure)
         else:
             run.finish_creation()
 
