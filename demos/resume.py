@@ -28,7 +28,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mint.watch.recorder import METRICS, ROLLOUTS, read_rows
+from mint.watch.reader import open_run
+from mint.watch.recorder import METRICS, read_rows
 
 SCRIPT = Path(__file__).parent / "rl" / "adapters" / "verifiable_math.py"
 DEFAULTS = {"MINT_RL_STEPS": "6", "MINT_RL_CHECKPOINT_EVERY": "2"}
@@ -56,7 +57,7 @@ def train(run_dir: Path, kill_after: int | None = None) -> None:
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """What was measured at each step, but for how long it took."""
     rows = read_rows(run_dir / METRICS)
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+    return [{k: v for k, v in row.items() if k.partition("/")[0] != "time"} for row in rows]
 
 
 def largest_difference(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> float:
@@ -82,7 +83,7 @@ def main() -> None:
         sys.exit("The interrupted run has a gap or a repeat.")
     print(f"Largest difference of any metric: {largest_difference(expected, found):.6f}")
     for what in ("prompt", "response"):
-        pairs = zip(read_rows(whole / ROLLOUTS), read_rows(broken / ROLLOUTS), strict=True)
+        pairs = zip(open_run(whole).rollouts(), open_run(broken).rollouts(), strict=True)
         same = [first[what] == second[what] for first, second in pairs]
         print(f"Rollouts with the same {what}: {sum(same)} of {len(same)}")
 

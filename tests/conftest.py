@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,14 @@ from tests.service_fixture import live_service, own_service, raw, service
 from tests.tiny import build_model
 
 __all__ = ["live_service", "own_service", "raw", "service", "tiny_model"]
+
+
+def _is_worth_telling(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Session heartbeat failed")
+
+
+# Clients of a service that a test has ended look for it until the process ends, and say so.
+logging.getLogger("tinker.lib.internal_client_holder").addFilter(_is_worth_telling)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from tinker.lib.retry_handler import RetryConfig
 
 from mint.embedded import embedded_service
 from mint.reverse_kl import ReverseKLDatum, ReverseKLOutput, submit_reverse_kl
-from mint.tokenizer import fetch_tokenizer
+from mint.tokenizer import fetch_tokenizer, plain_tokenizer
 
 _Client = TypeVar("_Client")
 
@@ -94,7 +94,7 @@ class SamplingClient(tinker.SamplingClient):
     def get_tokenizer(self) -> Any:
         """The tokenizer of the base model, as the service has it."""
         tokenizer = fetch_tokenizer(self.holder, self.get_base_model())
-        return tokenizer if tokenizer is not None else super().get_tokenizer()
+        return tokenizer if tokenizer is not None else plain_tokenizer(super().get_tokenizer())
 
     @staticmethod
     def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:
@@ -228,7 +228,7 @@ class TrainingClient(tinker.TrainingClient):
         """The tokenizer of the base model, as the service has it."""
         model = self._get_info_submit().result().model_data.model_name
         tokenizer = fetch_tokenizer(self.holder, model) if model else None
-        return tokenizer if tokenizer is not None else super().get_tokenizer()
+        return tokenizer if tokenizer is not None else plain_tokenizer(super().get_tokenizer())
 
 
 def _check_not_empty(data: Sequence[object], method: str) -> None:

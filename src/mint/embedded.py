@@ -43,6 +43,7 @@ class EmbeddedService:
     log: Path
     process: subprocess.Popen[bytes]
     parent: int
+    home: Path
 
     @property
     def alive(self) -> bool:
@@ -50,14 +51,28 @@ class EmbeddedService:
         return os.getpid() != self.parent or self.process.poll() is None
 
 
-def embedded_service() -> EmbeddedService:
-    """The service of this process, started now if there is none yet."""
+def embedded_service(home: Path | None = None) -> EmbeddedService:
+    """The service of this process, started now if there is none yet.
+
+    With ``home``, the service of that home folder, in place of one of another.
+    """
     global _running
     with _lock:
+        place = (home or default_home()).resolve()
+        old = _running
+        if old is not None and home is not None and old.home != place:
+            _running = None
+            _end(old.process)
         if _running is None or not _running.alive:
-            _running = _start()
+            _running = _start(place)
             threading.Thread(target=_report_end, args=(_running,), daemon=True).start()
         return _running
+
+
+def embedded_home(url: str) -> Path | None:
+    """The home folder of the service at a URL, if this process started it."""
+    service = _running
+    return service.home if service is not None and service.url == url.rstrip("/") else None
 
 
 def embedded_service_ended(url: str) -> bool:
@@ -75,11 +90,11 @@ def stop_embedded_service() -> None:
             _end(service.process)
 
 
-def _start() -> EmbeddedService:
+def _start(home: Path) -> EmbeddedService:
     key = f"tml-{secrets.token_urlsafe(24)}"
-    log = _new_log()
+    log = _new_log(home)
     command = [sys.executable, "-m", "mint.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
-    command += ["--home", str(default_home()), "--parent", str(os.getpid())]
+    command += ["--home", str(home), "--parent", str(os.getpid())]
     environment = {**os.environ, KEY_VARIABLE: key, LOG_VARIABLE: str(log), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -96,11 +111,11 @@ def _start() -> EmbeddedService:
         _end(process)
         raise
     print(f"mint: embedded service at {url} (log: {log})", file=sys.stderr, flush=True)
-    return EmbeddedService(url=url, key=key, log=log, process=process, parent=os.getpid())
+    return EmbeddedService(url, key, log, process, parent=os.getpid(), home=home)
 
 
-def _new_log() -> Path:
-    folder = default_home() / "logs"
+def _new_log(home: Path) -> Path:
+    folder = home / "logs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

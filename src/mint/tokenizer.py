@@ -6,7 +6,9 @@ files and they are kept in the cache, in a folder named after their content.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import inspect
 import io
 import shutil
 import tarfile
@@ -75,4 +77,35 @@ def _unpack(archive: bytes, folder: Path) -> None:
 def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    return plain_tokenizer(AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+
+
+def plain_tokenizer(tokenizer: Any) -> Any:
+    """Return a copy whose ``apply_chat_template`` gives token ids, as scripts were written for.
+
+    Transformers 5 gives a mapping unless ``return_dict=False``, and ``list(mapping)`` is its keys.
+    ``return_dict`` means what it always did where it is passed.
+    """
+    original = getattr(tokenizer, "apply_chat_template", None)
+    if original is None or isinstance(original, _TokenIds):
+        return tokenizer
+    plain = copy.copy(tokenizer)
+    plain.apply_chat_template = _TokenIds(plain)
+    return plain
+
+
+class _TokenIds:
+    """The ``apply_chat_template`` of a plain tokenizer. A class, so that it can be pickled."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.__doc__ = type(tokenizer).apply_chat_template.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        method = type(self._tokenizer).apply_chat_template.__get__(self._tokenizer)
+        signature = inspect.signature(method)
+        given = signature.bind(*args, **kwargs).arguments
+        needs_dict = given.get("return_assistant_tokens_mask")  # the mask comes in a dict only
+        if "return_dict" in signature.parameters and "return_dict" not in given and not needs_dict:
+            kwargs["return_dict"] = False
+        return method(*args, **kwargs)

@@ -279,7 +279,7 @@ def test_adapters_of_different_ranks_and_layers_decode_in_one_batch(
     for ticket, want in enumerate(alone):
         for one, other in zip(want.sequences, together[ticket].sequences, strict=True):
             np.testing.assert_array_equal(one.tokens, other.tokens)
-            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=5e-5)
 
 
 @pytest.mark.parametrize("precision", ["half", "bfloat16"])

@@ -142,7 +142,25 @@ def test_without_weights_every_token_with_an_advantage_counts_once(name: str) ->
     assert value == pytest.approx(REFERENCES[name](rows, config), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "cross_entropy"])
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_dro_keeps_its_penalty_where_the_advantage_is_zero(with_weights: bool) -> None:
+    lp, q, beta = [-1.0, -2.5, -0.5, -4.0], [-2.0, -1.0, -4.0, -0.5], 0.05
+    wanted = sum(beta / 2 * (a - b) ** 2 for a, b in zip(lp, q, strict=True))
+    rows = [
+        {"lp": a, "lp0": a, "q": b, "A": 0.0, "weights": 1.0, "mask": 1.0, "datum": 0}
+        for a, b in zip(lp, q, strict=True)
+    ]
+    value, gradient = ours("dro", rows, {"beta": beta}, with_weights)
+    assert value == pytest.approx(wanted, rel=1e-12)
+    assert value > 0.6
+    expected = [beta * (a - b) for a, b in zip(lp, q, strict=True)]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+
+
+PER_ADVANTAGE = [n for n, loss in LOSSES.items() if n != "cross_entropy" and not loss.every_token]
+
+
+@pytest.mark.parametrize("name", PER_ADVANTAGE)
 def test_padding_with_an_absurd_logprob_adds_nothing(name: str) -> None:
     rows, config = random_rows(3), dict(LOSSES[name].settings)
     padding = [{**row, "q": -1e9, "A": 0.0, "mask": 0.0} for row in rows]

@@ -71,7 +71,7 @@ def test_an_adapter_with_another_alpha_keeps_its_effect(base: BaseModel, tmp_pat
     engine.create_sampler("half", folder=str(tmp_path))
     request = SampleRequest(TEXT, max_tokens=5, seed=1)
     [live], [half] = sample(engine, "live", request), sample(engine, "half", request)
-    np.testing.assert_allclose(live.sequences[0].logprobs, half.sequences[0].logprobs, atol=1e-5)
+    np.testing.assert_allclose(live.sequences[0].logprobs, half.sequences[0].logprobs, atol=5e-5)
 
 
 def test_loading_into_a_run_of_another_shape_says_which_shape_it_needs(

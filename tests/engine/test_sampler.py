@@ -129,7 +129,7 @@ def test_prompt_logprobs_equal_the_trainers(base: BaseModel) -> None:
     [output] = engine.forward_backward("run", [operation])
     assert result.prompt_logprobs is not None
     assert np.isnan(result.prompt_logprobs[0])
-    np.testing.assert_allclose(result.prompt_logprobs[1:], output.logprobs[0], atol=1e-5)
+    np.testing.assert_allclose(result.prompt_logprobs[1:], output.logprobs[0], atol=5e-5)
 
     top = result.topk_prompt_logprobs
     assert top is not None
@@ -139,7 +139,7 @@ def test_prompt_logprobs_equal_the_trainers(base: BaseModel) -> None:
     for row in range(1, len(PROMPT)):
         listed = dict(zip(top.token_ids[row].tolist(), top.logprobs[row].tolist(), strict=True))
         if PROMPT[row] in listed:
-            assert listed[PROMPT[row]] == pytest.approx(result.prompt_logprobs[row], abs=1e-5)
+            assert listed[PROMPT[row]] == pytest.approx(result.prompt_logprobs[row], abs=5e-5)
 
 
 def test_a_sampler_keeps_the_weights_it_was_made_from(base: BaseModel) -> None:
@@ -150,7 +150,7 @@ def test_a_sampler_keeps_the_weights_it_was_made_from(base: BaseModel) -> None:
     [after] = sample(engine, "trained", request)
     for one, other in zip(before.sequences, after.sequences, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens)
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=5e-5)
     engine.create_sampler("newer", run_id="run")
     [newer] = sample(engine, "newer", request)
     assert np.abs(newer.sequences[0].logprobs[0] - before.sequences[0].logprobs[0]) > 1e-3
@@ -179,7 +179,7 @@ def test_different_samplers_decode_in_one_batch_each_with_its_own_weights(base: 
     for ticket, want in enumerate(alone):
         for one, other in zip(want.sequences, together[ticket].sequences, strict=True):
             np.testing.assert_array_equal(one.tokens, other.tokens)
-            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=5e-5)
 
 
 def test_a_request_that_joins_a_running_batch_gets_what_it_would_get_alone(
@@ -198,7 +198,7 @@ def test_a_request_that_joins_a_running_batch_gets_what_it_would_get_alone(
     assert [job.ticket for job in done] == [1, 0]
     for one, other in zip(alone.sequences, done[0].result().sequences, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens)
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=5e-5)
 
 
 def test_progress_tells_every_token_once_in_order(base_engine: Engine) -> None:
@@ -291,7 +291,7 @@ def test_temperature_zero_is_greedy_with_logprobs_at_temperature_one(base_engine
     top = scored.topk_prompt_logprobs
     assert top.token_ids[len(PROMPT) :, 0].tolist() == result.sequences[0].tokens.tolist()
     np.testing.assert_allclose(
-        top.logprobs[len(PROMPT) :, 0], result.sequences[0].logprobs, atol=1e-5
+        top.logprobs[len(PROMPT) :, 0], result.sequences[0].logprobs, atol=5e-5
     )
 
 
@@ -302,7 +302,7 @@ def test_top_k_and_top_p_narrow_the_choice_but_not_the_logprobs(base_engine: Eng
     [top3] = sample(base_engine, "base", SampleRequest(PROMPT, 500, 1, seed=2, top_k=3))
     seen = {int(s.tokens[0]): float(s.logprobs[0]) for s in top3.sequences}
     assert set(seen) == set(ranked[:3])
-    assert all(seen[token] == pytest.approx(known[token], abs=1e-5) for token in seen)
+    assert all(seen[token] == pytest.approx(known[token], abs=5e-5) for token in seen)
 
     nucleus, mass = set(), 0.0
     for token in ranked:

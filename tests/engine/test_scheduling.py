@@ -35,7 +35,7 @@ def base_engine(engine: Engine) -> Engine:
 def assert_same(one: SampleResult, other: SampleResult) -> None:
     for mine, theirs in zip(one.sequences, other.sequences, strict=True):
         np.testing.assert_array_equal(mine.tokens, theirs.tokens)
-        np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=1e-5)
+        np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=5e-5)
 
 
 # ---- what is computed once ----------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_chosen_tokens_are_scored_where_asked_and_nowhere_else(base_engine: Engi
     [result] = sample(base_engine, "base", request)
     assert result.target_prompt_logprobs is not None
     wanted = np.where(targets >= 0, np.take_along_axis(table, targets.clip(0), axis=1), 0.0)
-    np.testing.assert_allclose(result.target_prompt_logprobs, wanted, atol=1e-5)
+    np.testing.assert_allclose(result.target_prompt_logprobs, wanted, atol=5e-5)
 
 
 def test_alternatives_are_drawn_from_each_positions_distribution(base_engine: Engine) -> None:
@@ -67,7 +67,7 @@ def test_alternatives_are_drawn_from_each_positions_distribution(base_engine: En
     assert again.prompt_alt_tokens is not None
     np.testing.assert_array_equal(draws.token_ids, again.prompt_alt_tokens.token_ids)
     wanted = np.take_along_axis(table, draws.token_ids, axis=1)
-    np.testing.assert_allclose(draws.logprobs, wanted, atol=1e-5)
+    np.testing.assert_allclose(draws.logprobs, wanted, atol=5e-5)
     for row in range(ROWS):
         likeliest = int(table[row].argmax())
         p = np.exp(table[row, likeliest])
@@ -90,7 +90,7 @@ def test_the_likeliest_alternatives_of_sampled_tokens_come_with_them(base_engine
             if token in top.token_ids[row]:
                 [column] = np.flatnonzero(top.token_ids[row] == token)
                 gap = top.logprobs[row, column] - sequence.logprobs[row]
-                assert abs(gap) <= 1e-5
+                assert abs(gap) <= 5e-5
 
 
 @pytest.mark.parametrize(

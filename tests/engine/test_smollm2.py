@@ -15,13 +15,14 @@ NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @pytest.mark.model
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "largest", "mean"),
     [("exact", 1e-4, 1e-5), ("half", 3e-2, 2e-3), ("bfloat16", 3e-1, 2e-2)],
 )
 def test_sampler_and_trainer_agree(precision: str, largest: float, mean: float) -> None:
     model = BaseModel.load(NAME, Catalog().locate(NAME), device="cpu", precision=precision)
-    engine = Engine(model)
+    engine = Engine(model, memory_gb=1.0)
     engine.create_run("run", LoraSpec(rank=8, seed=1))
     text = np.array(model.tokenizer.encode("Q: What is 3 + 5?\nA: 8\n\nQ: What is 12 + 7?\nA:"))
     step = ForwardBackward([Datum(text[:-1], {"target_tokens": text[1:]})], "cross_entropy")

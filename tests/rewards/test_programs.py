@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 
 import pytest
 
 from mint.rewards import CallTest, program_tasks
 from mint.rewards.programs import _PROBLEMS
 
-needs_sandbox = pytest.mark.skipif(
-    shutil.which("bwrap") is None, reason="needs bubblewrap: apt-get install bubblewrap"
-)
 SOLUTIONS = {
     "remainder": "x % {0}",
     "square": "x * x + {0}",
@@ -25,6 +21,7 @@ SOLUTIONS = {
 }
 
 
+@pytest.mark.sandbox
 def test_the_same_seed_gives_the_same_problems() -> None:
     assert [t.prompt for t in program_tasks(20, seed=3)] == [
         t.prompt for t in program_tasks(20, seed=3)
@@ -39,7 +36,7 @@ def test_no_constant_passes_the_tests_of_a_problem(problem: object) -> None:
         assert len({repr(test.expected) for test in tests}) > 1
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_what_the_sentence_says_is_what_the_tests_want() -> None:
     tried = set()
     for task in program_tasks(200, seed=1):

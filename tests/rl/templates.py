@@ -234,6 +234,68 @@ COHERE = """{{- bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|START|><|ANSWER|>' }}{% endif %}
 """
+QWEN_3_THINKING = QWEN_3.replace(
+    "{{- '<|im_start|>assistant\n' }}{% endif %}\n",
+    "{{- '<|im_start|>assistant\n<think>\n' }}{% endif %}\n",
+)
+SMOLLM_2 = """{%- for m in messages %}
+{%- if loop.first and m.role != 'system' %}
+{{- '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}
+{%- endif %}
+{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}
+"""
+SMOLLM_3 = """{{- '<|im_start|>system\n## Metadata\n\nReasoning Mode: /no_think\n\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{% endif %}
+{%- if tools %}{{- '### Tools\n\n' + tools | tojson }}{% endif %}
+{{- '<|im_end|>\n' }}
+{%- for m in messages %}
+{%- if m.role == 'user' or m.role == 'tool' %}
+{{- '<|im_start|>user\n' + m.content + '<|im_end|>\n' }}
+{%- elif m.role == 'assistant' %}
+{{- '<|im_start|>assistant\n<think>\n\n</think>\n' + m.content.lstrip('\n') + '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n\n</think>\n' }}{% endif %}
+"""
+PHI_4 = """{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '<|im_sep|>' + m.content + '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant<|im_sep|>' }}{% endif %}
+"""
+PHI_4_MINI = """{%- for m in messages %}
+{%- if m.role == 'system' and tools %}
+{{- '<|system|>' + m.content + '<|tool|>' + tools | tojson + '<|/tool|><|end|>' }}
+{%- elif m.role == 'tool' %}{{- '<|tool_response|>' + m.content + '<|end|>' }}
+{%- else %}{{- '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endif %}
+{%- endfor %}
+{{- '<|assistant|>' if add_generation_prompt else eos_token }}
+"""
+GRANITE = """{%- macro head(role) %}
+{{- '<|start_of_role|>' + role + '<|end_of_role|>' }}
+{%- endmacro %}
+{%- if messages[0].role != 'system' %}
+{{- head('system') + 'You are Granite.<|end_of_text|>\n' }}
+{%- endif %}
+{%- if tools %}{{- head('tools') + tools | tojson + '<|end_of_text|>\n' }}{% endif %}
+{%- for m in messages %}
+{%- set role = 'tool_response' if m.role == 'tool' else m.role %}
+{{- head(role) + m.content + '<|end_of_text|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- head('assistant') }}{% endif %}
+"""
+KIMI = """{%- if tools %}
+{{- '<|im_system|>tool_declare<|im_middle|>' + tools | tojson + '<|im_end|>' }}
+{%- endif %}
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}{{- '<|im_assistant|>assistant<|im_middle|>' }}
+{%- elif m.role == 'user' %}{{- '<|im_user|>user<|im_middle|>' }}
+{%- else %}{{- '<|im_system|>' + m.role + '<|im_middle|>' }}{% endif %}
+{{- m.content + '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_assistant|>assistant<|im_middle|>' }}{% endif %}
+"""
 PLAIN_CALL = '{"name": "add", "parameters": {"a": 2}}'
 FAMILIES = {
     "qwen2": Family(QWEN_2, ("<|im_end|>", "<|im_end|>"), _CHATML_MARKS, "<|im_end|>"),
@@ -273,7 +335,7 @@ FAMILIES = {
             *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
         ),
         "<｜end▁of▁sentence｜>",
-        '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 2}<｜tool▁call▁end｜>',
+        'I add.</think><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 2}<｜tool▁call▁end｜>',
     ),
     "harmony": Family(
         HARMONY,
@@ -305,5 +367,50 @@ FAMILIES = {
         ("<|END_ANSWER|><|END|>", "<|END_ANSWER|><|END|>"),
         ("<|START|>", "<|ANSWER|>", "<|END_ANSWER|>", "<|END|>"),
         "<|END|>",
+    ),
+    "qwen3 thinking": Family(
+        QWEN_3_THINKING,
+        ("<|im_end|>", "<|im_end|>"),
+        _CHATML_MARKS,
+        "<|im_end|>",
+        'I add.</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>',
+    ),
+    "smollm2": Family(
+        SMOLLM_2,
+        ("<|im_end|>", "<|im_end|>"),
+        _CHATML_MARKS,
+        "<|im_end|>",
+        '<tool_call>[{"name": "add", "arguments": {"a": 2}}]</tool_call>',
+    ),
+    "smollm3": Family(SMOLLM_3, ("<|im_end|>", "<|im_end|>"), _CHATML_MARKS, "<|im_end|>"),
+    "phi4": Family(
+        PHI_4, ("<|im_end|>", "<|im_end|>"), (*_CHATML_MARKS, "<|im_sep|>"), "<|im_end|>"
+    ),
+    "phi4-mini": Family(
+        PHI_4_MINI,
+        ("<|end|>", "<|end|>"),
+        (
+            *("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"),
+            *("<|tool|>", "<|/tool|>", "<|tool_call|>", "<|/tool_call|>", "<|tool_response|>"),
+        ),
+        "<|endoftext|>",
+        '<|tool_call|>[{"name": "add", "arguments": {"a": 2}}]<|/tool_call|>',
+    ),
+    "granite": Family(
+        GRANITE,
+        ("<|end_of_text|>", "<|end_of_text|>"),
+        ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "<|tool_call|>"),
+        "<|end_of_text|>",
+        '<|tool_call|>[{"name": "add", "arguments": {"a": 2}}]',
+    ),
+    "kimi": Family(
+        KIMI,
+        ("<|im_end|>", "<|im_end|>"),
+        (
+            *("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"),
+            *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        ),
+        "<|im_end|>",
+        '<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 2}<|tool_call_end|>',
     ),
 }

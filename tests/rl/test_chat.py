@@ -238,6 +238,55 @@ def test_an_example_is_read_but_neither_trained_on_nor_counted_as_said(policy: P
     assert "cd" in policy.tokenizer.decode(chat.segments[0].tokens[: -len(reply.tokens)])
 
 
+def test_the_record_tells_examples_from_what_was_sampled(policy: Policy) -> None:
+    chat = Chat(policy, seed=1)
+    chat.system("Be brief.")
+    for role, content in [("user", "ab"), ("assistant", "cd"), ("tool", "2"), ("assistant", "x")]:
+        chat.add(role, content)
+    chat.user("ef")
+    first = run(chat.reply())
+    chat.tool("3")
+    chat.add("assistant", "given")
+    chat.user("gh")
+    second = run(chat.reply())
+    marks = [(m["role"], m["content"], m.get("example", False)) for m in chat.trace]
+    assert marks == [
+        ("system", "Be brief.", False),
+        *(("user", "ab", True), ("assistant", "cd", True), ("tool", "2", True)),
+        *(("assistant", "x", True), ("user", "ef", False), ("assistant", first.text, False)),
+        *(("tool", "3", False), ("assistant", "given", True), ("user", "gh", False)),
+        ("assistant", second.text, False),
+    ]
+    sampled = [m for m in chat.trace if m["role"] == "assistant" and "example" not in m]
+    assert len(sampled) == chat.turns
+    assert chat.segments[0].sampled_count == len(first.tokens) + len(second.tokens)
+
+
+def test_the_mark_of_an_example_is_not_shown_to_the_template(policy: Policy) -> None:
+    async def talk(chat: Chat) -> None:
+        shown = {"role": "user", "content": "ab", "example": True}
+        messages = [shown, {"role": "assistant", "content": "cd"}, {"role": "user", "content": "e"}]
+        messages.append((await chat.complete(messages)).message)
+        messages.append({"role": "user", "content": "f"})
+        await chat.complete(messages)
+
+    chat = Chat(policy, seed=1)
+    run(talk(chat))
+    assert len(chat.segments) == 1
+    assert [m.get("example", False) for m in chat.trace] == [True, True, *[False] * 4]
+
+
+def test_a_reply_that_is_given_again_after_a_restart_is_marked_as_repeated(policy: Policy) -> None:
+    chat = Chat(policy, seed=1)
+    chat.user("ab")
+    reply = run(chat.reply())
+    chat.restart([{"role": "user", "content": "AB"}, reply.message])
+    chat.user("cd")
+    run(chat.reply())
+    marks = [set(m) - {"role", "content", "tool_calls"} for m in chat.trace]
+    assert marks == [set(), set(), set(), {"repeated"}, set(), set()]
+
+
 def test_the_same_seed_gives_the_same_rollout(policy: Policy) -> None:
     first, second, third = (Chat(policy, seed=seed) for seed in (7, 7, 8))
     for chat in (first, second, third):

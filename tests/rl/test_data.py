@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mint.rl import ConfigError, Curriculum, RLConfig, Split
-from mint.rl.adapter import identity_of, plain_tokenizer
+from mint.rl.adapter import identity_of
 from mint.rl.data import Data, NotEnoughData
 from mint.rl.rollout import Group, Rollout
 from tests.tiny import build_tokenizer
@@ -274,11 +274,3 @@ def test_an_identity_is_the_same_in_every_process() -> None:
         for seed in (1, 2)
     }
     assert len(names) == 1
-
-
-def test_a_chat_template_gives_token_ids_to_adapters() -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    plain = plain_tokenizer(TOKENIZER)
-    tokens = list(plain.apply_chat_template(messages, tokenize=True, add_generation_prompt=True))
-    assert all(isinstance(token, int) for token in tokens)
-    assert plain.decode(tokens).endswith("<|im_start|>assistant\n")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mint.rewards import Sandbox, SandboxUnavailable
 from mint.watch.recorder import METRICS, read_rows
+from tests.needs import need_sandbox
 from tests.service_fixture import MODEL
 
 DEMOS = Path(__file__).resolve().parents[2] / "demos" / "rl"
@@ -80,19 +80,12 @@ def run_script(
     return run
 
 
-def require_sandbox() -> None:
-    try:
-        Sandbox()
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_a_demo_runs_to_its_saved_weights(
     name: str, run_script: Callable[..., str], tmp_path: Path
 ) -> None:
     if name == "code_execution":
-        require_sandbox()
+        need_sandbox()
     printed = run_script(DEMOS / "adapters" / f"{name}.py", MINT_RL_MAX_TURNS="2")
     assert "Step 2: " in printed
     assert "Saved: tinker://" in printed

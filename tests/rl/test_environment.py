@@ -13,7 +13,7 @@ import mint
 from mint.rewards import Score, TooManyFailures
 from mint.rl import Chat, RLConfig, Run, run_grpo
 from mint.rl.datums import values
-from mint.watch.recorder import ROLLOUTS, read_rows
+from mint.watch.reader import open_run
 
 Settings = Callable[..., RLConfig]
 Rows = Callable[[], list[dict[str, Any]]]
@@ -80,7 +80,7 @@ def test_an_environment_trains_like_an_adapter(
     assert f"Saved: {path}" in capsys.readouterr().out
     assert metrics()[0]["component/steps"] == 2.0
     assert metrics()[0]["train/grad_norm"] > 0
-    row = read_rows(tmp_path / "run" / ROLLOUTS)[0]
+    row = open_run(tmp_path / "run").rollouts()[0]
     assert [message["role"] for message in row["trace"]] == [
         *("system", "user", "assistant", "tool", "assistant")
     ]

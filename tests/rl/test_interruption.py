@@ -15,7 +15,9 @@ import pytest
 
 import mint
 from mint.rl import Interrupted, RLConfig, run_grpo
-from mint.watch.recorder import EVENTS, ROLLOUTS, read_rows
+from mint.watch.files import ROLLOUTS
+from mint.watch.reader import open_run
+from mint.watch.recorder import EVENTS, read_rows
 from tests.service_fixture import LiveService
 
 from .conftest import Letters
@@ -69,7 +71,7 @@ def whole(live_service: LiveService, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def answers(folder: Path) -> list[tuple[Any, ...]]:
-    rows = read_rows(folder / ROLLOUTS)
+    rows = open_run(folder).rollouts()
     return [(row["step"], row["group"], row["prompt"], row["response"]) for row in rows]
 
 

@@ -14,7 +14,7 @@ import mint
 from mint import types
 from mint.rl import MissingLogprobs, RLConfig, Run, Segment, run_grpo
 from mint.rl.kl import score
-from mint.watch.recorder import ROLLOUTS, read_rows
+from mint.watch.reader import open_run
 from tests.service_fixture import MODEL
 
 from .conftest import Letters
@@ -31,7 +31,7 @@ def test_kl_to_the_base_model_is_nothing_at_first_and_costs_reward_later(
     assert abs(first["kl/k1"]) < 1e-3  # at temperature 0.8 too: the temperature does not count
     assert first["kl/k3"] < 1e-5
     assert last["kl/k3"] > 1e-4
-    rows = [row for row in read_rows(tmp_path / "run" / ROLLOUTS) if row["step"] == 3]
+    rows = [row for row in open_run(tmp_path / "run").rollouts() if row["step"] == 3]
     assert any(abs(row["penalty"]) > 1e-3 for row in rows)
 
 

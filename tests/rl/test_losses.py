@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 import mint
 from mint import types
 from mint.rl import RLConfig, Run
-from mint.rl.datums import replaced, values
+from mint.rl.datums import replaced, tensor, values
+from tests.service_fixture import MODEL
 
 from .conftest import Letters
 
@@ -82,6 +83,79 @@ def test_every_loss_reaches_the_service_with_its_thresholds(
         wanted += formula(loss_fn, cfg, *inputs)
     assert metrics()[0]["train/loss"] == pytest.approx(wanted, rel=1e-4, abs=1e-4)
     assert metrics()[0]["mismatch/mean"] > 0.1  # the ratios are not all 1, so thresholds matter
+
+
+class Shy(Shaken):
+    """Pays the answers to one prompt as much as each other."""
+
+    def build_dataset(self) -> list[str]:
+        return ["even:", "odd:"]
+
+    def compute_reward(self, response: str, sample: str) -> Any:
+        return 1.0 if sample == "even:" else super().compute_reward(response, sample)
+
+
+@pytest.mark.parametrize("loss_fn", ["dro", "importance_sampling"])
+def test_answers_without_an_advantage_keep_the_penalty_of_dro_and_nothing_else(
+    client: mint.ServiceClient, settings: Settings, metrics: Rows, loss_fn: str
+) -> None:
+    beta = 1.7
+    cfg = settings(
+        loss_fn=loss_fn,
+        temperature=1.0,
+        learning_rate=0.0,
+        max_tokens=6,
+        **({"dro_beta": beta} if loss_fn == "dro" else {}),
+    )
+    with Run(Shy(), cfg, client) as run:
+        batch = run.sample(1)
+        datums = run.train(batch, run.prefer(batch))
+        run.record(batch, datums)
+        answer = run.client.forward(datums, "cross_entropy").result()
+    silent = [datum for datum in datums if not values(datum, "advantages").any()]
+    if loss_fn != "dro":
+        assert not silent
+        assert 0 < len(datums) <= cfg.group_size
+        return
+    assert len(silent) >= cfg.group_size
+    assert len(datums) == 2 * cfg.group_size
+    wanted = 0.0
+    for datum, output in zip(datums, answer.loss_fn_outputs, strict=True):
+        lp = np.asarray(output["logprobs"].data, dtype=np.float64)
+        for w, p, q, a in zip(
+            values(datum, "weights"),
+            lp,
+            values(datum, "logprobs"),
+            values(datum, "advantages"),
+            strict=True,
+        ):
+            wanted -= w * (p * a - beta / 2 * (p - q) ** 2)
+    assert metrics()[0]["train/loss"] == pytest.approx(wanted, rel=1e-4, abs=1e-4)
+
+
+def test_the_service_keeps_the_penalty_of_dro_without_weights(client: mint.ServiceClient) -> None:
+    tokens, q, beta = [5, 6, 7, 8, 9], [-1.0, -3.0, -0.25, -2.0], 0.7
+    plain = {"target_tokens": tensor(tokens[1:], "int64")}
+    given = {**plain, "logprobs": tensor(q), "advantages": tensor([0.0] * 4)}
+    weighed = {**given, "weights": tensor([1.0] * 4)}
+    one, other = (
+        types.Datum(
+            model_input=types.ModelInput.from_ints(tokens=tokens[:-1]), loss_fn_inputs=inputs
+        )
+        for inputs in (given, weighed)
+    )
+    trainer = client.create_lora_training_client(base_model=MODEL, rank=4)
+    settings: dict[str, float | str] = {"beta": beta}
+    alone = trainer.forward([one], "dro", settings).result()
+    lp = np.asarray(alone.loss_fn_outputs[0]["logprobs"].data, dtype=np.float64)
+    wanted = sum(beta / 2 * (a - b) ** 2 for a, b in zip(lp, q, strict=True))
+    assert alone.metrics["loss:sum"] == pytest.approx(wanted, rel=1e-4)
+    assert wanted > 1.0
+    both = trainer.forward([one, other], "dro", settings).result()  # weights for one of them
+    assert both.metrics["loss:sum"] == pytest.approx(2 * wanted, rel=1e-4)
+    for loss_fn in ("importance_sampling", "ppo", "cispo"):
+        silent = trainer.forward([one], loss_fn).result()
+        assert silent.metrics["loss:sum"] == 0.0
 
 
 class Upright(Letters):

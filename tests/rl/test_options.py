@@ -17,7 +17,8 @@ from mint.rewards import Score, TooManyFailures
 from mint.rl import Chat, RLConfig, Run, RunStopped, run_grpo
 from mint.rl.config import ADVANTAGES, AGGREGATIONS, LOSSES
 from mint.rl.datums import replaced, values
-from mint.watch.recorder import EVENTS, ROLLOUTS, read_rows
+from mint.watch.reader import open_run
+from mint.watch.recorder import EVENTS, read_rows
 
 from .conftest import Letters
 
@@ -192,7 +193,7 @@ def test_schedules_reach_sampling_training_and_rewards(
     assert [row["policy/temperature"] for row in metrics()] == pytest.approx([1.0, 0.75, 0.5])
     rates = [row["train/learning_rate"] for row in metrics()]
     assert rates == pytest.approx([0.01, 0.005, 0.0])
-    for row in read_rows(tmp_path / "run" / ROLLOUTS):
+    for row in open_run(tmp_path / "run").rollouts():
         wanted = row["components"]["letters"] + (row["step"] - 1) / 2
         assert row["reward"] == pytest.approx(wanted)
 
@@ -218,7 +219,7 @@ def test_rewards_that_fail_are_counted_logged_and_left_out(
 ) -> None:
     cfg = settings(steps=1, batch_size=4, max_reward_failures=0.5)
     run_grpo(Failing(0.25), cfg, service=client)
-    rows = read_rows(tmp_path / "run" / ROLLOUTS)
+    rows = open_run(tmp_path / "run").rollouts()
     failed = [row for row in rows if row["error"]]
     assert len(failed) == metrics()[0]["reward/failures"] == 4
     assert {row["error"].partition(":")[0] for row in failed} == {"ZeroDivisionError", "ValueError"}
@@ -289,7 +290,7 @@ def test_a_prompt_that_the_service_refuses_never_kills_the_step(
     one_step(TooLong(), settings(batch_size=6), client)
     assert metrics()[0]["reward/failures"] == 4
     assert metrics()[0]["train/grad_norm"] > 0
-    rows = read_rows(tmp_path / "run" / ROLLOUTS)
+    rows = open_run(tmp_path / "run").rollouts()
     assert "RequestFailedError" in rows[0]["error"]
 
 

@@ -13,13 +13,14 @@ import pytest
 import mint
 from mint.rl import CheckpointGone, ConfigError, Interrupted, RLConfig, Run, run_grpo
 from mint.rl.directory import open_directory
-from mint.watch.recorder import METRICS, ROLLOUTS, RunDirectory, read_rows
+from mint.watch.reader import open_run
+from mint.watch.recorder import METRICS, RunDirectory, read_rows
 from tests.service_fixture import LiveService
 
 from .conftest import Letters
 
 Settings = Callable[..., RLConfig]
-TIMES = ("time/sample", "time/train", "time/total")
+TIMES = ("time", "time/sample", "time/train", "time/total")
 
 
 class Crashed(RuntimeError):
@@ -88,7 +89,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     assert [row["step"] for row in resumed] == [0, 1, 2, 3, 4, 5]
     for row, wanted in zip(resumed, expected, strict=True):
         assert row == pytest.approx(wanted, rel=1e-3, abs=1e-4)
-    rollouts = [read_rows(tmp_path / name / ROLLOUTS) for name in ("broken", "whole")]
+    rollouts = [open_run(tmp_path / name).rollouts() for name in ("broken", "whole")]
     assert [(r["prompt"], r["response"]) for r in rollouts[0]] == [
         (r["prompt"], r["response"]) for r in rollouts[1]
     ]
@@ -103,7 +104,7 @@ def test_a_run_that_samples_ahead_goes_on_with_the_same_prompts(
     with pytest.raises(Crashed):
         run_grpo(Stopped(4, "crash"), broken, service=client)
     run_grpo(Letters(), broken, service=client)
-    whole, resumed = (read_rows(tmp_path / name / ROLLOUTS) for name in ("whole", "broken"))
+    whole, resumed = (open_run(tmp_path / name).rollouts() for name in ("whole", "broken"))
     prompts = [[(row["step"], row["prompt"]) for row in rows] for rows in (whole, resumed)]
     assert prompts[0] == prompts[1]
     assert [row["step"] - 1 - row["version"] for row in whole] == [

@@ -75,6 +75,37 @@ FOLLOWS = {  # what is between a call and the answer, and between the answer and
         "<|START|>4<|END|><|START|><|ANSWER|>",
         "<|START|>Thanks.<|END|><|START|><|ANSWER|>",
     ),
+    "qwen3 thinking": (
+        "\n<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n",
+        "\n<|im_start|>user\nThanks.<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    ),
+    "smollm2": (
+        "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n",
+        "\n<|im_start|>user\nThanks.<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "smollm3": (
+        "\n<|im_start|>user\n4<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n",
+        "\n<|im_start|>user\nThanks.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n",
+    ),
+    "phi4": (
+        "<|im_start|>tool<|im_sep|>4<|im_end|><|im_start|>assistant<|im_sep|>",
+        "<|im_start|>user<|im_sep|>Thanks.<|im_end|><|im_start|>assistant<|im_sep|>",
+    ),
+    "phi4-mini": (
+        "<|tool_response|>4<|end|><|assistant|>",
+        "<|user|>Thanks.<|end|><|assistant|>",
+    ),
+    "granite": (
+        "\n<|start_of_role|>tool_response<|end_of_role|>4<|end_of_text|>\n"
+        "<|start_of_role|>assistant<|end_of_role|>",
+        "\n<|start_of_role|>user<|end_of_role|>Thanks.<|end_of_text|>\n"
+        "<|start_of_role|>assistant<|end_of_role|>",
+    ),
+    "kimi": (
+        "<|im_system|>tool<|im_middle|>4<|im_end|><|im_assistant|>assistant<|im_middle|>",
+        "<|im_user|>user<|im_middle|>Thanks.<|im_end|><|im_assistant|>assistant<|im_middle|>",
+    ),
 }
 FOLLOWS["qwen3"] = FOLLOWS["qwen2"]
 CLOSED_BY_TEMPLATE = {  # where the template closes a turn in another way than the model does

@@ -11,6 +11,7 @@ import pytest
 
 from mint.rl import calculator, run_tools, search_tool, tool
 from mint.rl.tool_calls import ToolCall
+from mint.rl.tools import schemas
 
 
 async def fetch(key: str) -> str:
@@ -110,6 +111,49 @@ def test_a_call_is_answered_where_there_are_no_tools() -> None:
     calls = [ToolCall("", error="the call is not JSON"), ToolCall("a")]
     results = asyncio.run(run_tools({}, calls))
     assert results == ["error: the call is not JSON", "error: there is no tool 'a'"]
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        TOOLS,
+        list(TOOLS.values()),
+        tuple(TOOLS.values()),
+        FUNCTIONS,
+        {"numbers": numbers, "total": total},
+    ],
+    ids=["dict", "list", "tuple", "functions", "functions by name"],
+)
+def test_tools_are_a_dict_or_a_list_of_tools_or_functions(tools: Any) -> None:
+    calls = [ToolCall("numbers"), ToolCall("total", {"values": [1, 2]})]
+    assert asyncio.run(run_tools(tools, calls)) == ["[1, 2]", "3.0"]
+    named = [schema["function"]["name"] for schema in schemas(tools)]
+    assert {"numbers", "total"} <= set(named)
+
+
+def test_a_tool_has_the_name_of_its_key() -> None:
+    tools = {"sum": calculator}
+    assert schemas(tools)[0]["function"]["name"] == "sum"
+    assert asyncio.run(run_tools(tools, [ToolCall("sum", {"expression": "1+1"})])) == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        (calculator, r"Tools are a list or a dict, as in \[calculate\]"),
+        (numbers, r"Tools are a list or a dict, as in \[numbers\]"),
+        (["calculate"], "'calculate' is no tool. Give a function"),
+        ({"a": 1}, "1 is no tool"),
+    ],
+)
+def test_what_is_no_tool_is_a_clear_error(tools: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        asyncio.run(run_tools(tools, [ToolCall("a")]))
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="Two tools are called 'calculate'"):
+        asyncio.run(run_tools([calculator, calculator], []))
 
 
 def test_a_result_that_is_too_long_says_that_it_was_cut() -> None:

@@ -109,6 +109,44 @@ def test_checkpoints_are_listed_and_shown(command: Command, saved: Saved) -> Non
     assert "kB" in command("checkpoints", "show", saved.sampler).out
 
 
+def test_a_run_is_shown_with_its_task_reward_directory_and_age(
+    command: Command, served: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "letters"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.25}\n{"step": 2}\n')
+    about = {"task": "letters", "run_dir": str(folder)}
+    client = mint.ServiceClient(base_url=served)
+    run = client.create_lora_training_client(SEED_MODEL, rank=4, user_metadata=about).model_id
+    [row] = [line for line in command("runs", "list").out.splitlines() if line.startswith(run)]
+    assert row.split()[1:4] == ["letters", "0.250", SEED_MODEL]
+    assert "runs/letters" in row
+    assert str(tmp_path) not in row
+    assert " s " in row  # its age
+
+
+def test_short_names_work_where_they_are_unambiguous(
+    command: Command, saved: Saved, served: str
+) -> None:
+    letters = saved.run.partition(":")[0]
+    assert command("runs", "show", letters, "--json").json["training_run_id"] == saved.run
+    named = [f"{letters}/first", f"{letters}/weights/first", f"{saved.run}/first"]
+    for name in named:
+        assert command("checkpoints", "show", name, "--json").json["tinker_path"] == saved.training
+    newest = command("checkpoints", "show", letters, "--json").json["tinker_path"]
+    assert newest == saved.sampler
+    answer = command("sample", "x", "-m", letters, "--max-tokens", "2", "--json").json
+    assert answer["model"] == saved.sampler
+
+    client = mint.ServiceClient(base_url=served).create_training_client_from_state(saved.training)
+    other = client.save_weights_for_sampler("second").result().path
+    said = command("checkpoints", "show", "second")
+    assert said.code == 2
+    assert "'second' stands for 2 checkpoints. Say which:" in said.err
+    assert saved.sampler in said.err
+    assert other in said.err
+
+
 # ---- sampling ------------------------------------------------------------------------------------
 
 
@@ -148,6 +186,9 @@ def test_a_checkpoint_goes_out_as_a_file_and_comes_in_again(
     again = command("checkpoints", "download", saved.training, "-o", "first.tar.gz")
     assert again.code == 2
     assert "--force" in again.err
+    assert command("checkpoints", "download", saved.training, "-o", "first").out == "first\n"
+    assert (tmp_path / "first" / "adapter_model.safetensors").is_file()
+    assert "--force" in command("checkpoints", "download", saved.training, "-o", "first").err
     uploaded = command("checkpoints", "upload", "first.tar.gz", "--name", "copied")
     assert uploaded.code == 0, uploaded.err
     path = uploaded.out.strip()
@@ -181,7 +222,8 @@ def test_a_checkpoint_is_published_kept_for_a_while_and_deleted(
     assert shown()["public"] is True
     assert command("checkpoints", "publish", doomed, "--undo").code == 0
     assert shown()["public"] is False
-    assert command("checkpoints", "ttl", doomed, "7200").code == 0
+    assert command("checkpoints", "ttl", doomed, "7200").out.endswith("is deleted in 2 h\n")
+    assert command("checkpoints", "ttl", doomed, "7d").out.endswith("is deleted in 7 d\n")
     assert shown()["expires_at"] is not None
     assert command("checkpoints", "ttl", doomed, "never").code == 0
     assert shown()["expires_at"] is None
@@ -196,10 +238,12 @@ def test_a_checkpoint_is_published_kept_for_a_while_and_deleted(
     ("arguments", "message"),
     [
         (["runs", "show", "no-such-run"], "There is no training run 'no-such-run'"),
+        (["runs", "show", "no-such-run"], "mint runs list"),
         (["runs", "list", "--url", "http://127.0.0.1:9"], "mint serve"),
         (["runs", "list", "--url", "nonsense"], "nonsense"),
         (["checkpoints", "show", "tinker://nonsense"], "is not a checkpoint path"),
-        (["checkpoints", "show", "tinker://x:train:0/weights/a"], "There is no checkpoint"),
+        (["checkpoints", "show", "tinker://x:train:0/weights/a"], "mint checkpoints list"),
+        (["checkpoints", "show", "nonsense"], "mint checkpoints list"),
         (["checkpoints", "download", "tinker://x:train:0/weights/a"], "There is no checkpoint"),
         (["checkpoints", "ttl", "tinker://x:train:0/weights/a", "soon"], "the word never"),
         (["checkpoints", "upload", "no-such-file"], "no-such-file"),

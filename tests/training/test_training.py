@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mint.rewards import Sandbox, SandboxUnavailable
 from mint.training.analysis import ANALYSIS, kinds_of
 from mint.training.job import JOB, adapter_of, config_of, read_job
-from mint.watch.recorder import METRICS, ROLLOUTS, read_rows
+from mint.watch.reader import open_run
+from mint.watch.recorder import METRICS, read_rows
+from tests.needs import need_sandbox
 
 from .conftest import LETTERS, ROOT, SMALL, SMOLLM2, TASK, Command, run_directory
 
@@ -67,7 +68,7 @@ class Interrupting(Letters):
 
 
 def rewards_in(folder: Path) -> set[float]:
-    return {row["reward"] for row in read_rows(folder / ROLLOUTS)}
+    return {row["reward"] for row in open_run(folder).rollouts()}
 
 
 def test_the_plain_command_trains_on_arithmetic_and_leaves_nothing_but_its_run(
@@ -90,18 +91,11 @@ def test_every_task_of_the_configuration_trains(task: str, train: Command, folde
     if task == "gym":
         pytest.importorskip("reasoning_gym")
     if task == "code":
-        require_sandbox()
+        need_sandbox()
     ended = train(f"task={task}", "training.steps=1", "sampling.max_tokens=4")
     assert ended.code == 0, ended.err
     (row,) = read_rows(run_directory(ended.out) / METRICS)
     assert row["reward/failures"] == 0
-
-
-def require_sandbox() -> None:
-    try:
-        Sandbox()
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
 
 
 def test_log_rewards_prints_every_batch_and_the_run(train: Command) -> None:
@@ -144,6 +138,7 @@ def test_a_response_is_truncated_when_it_was_cut_off_and_not_when_it_looks_so(
     assert found["type"] == kind
 
 
+@pytest.mark.slow
 def test_a_reward_written_into_the_rewards_module_is_found_by_its_name(
     service: str, tmp_path: Path
 ) -> None:
@@ -272,6 +267,7 @@ def test_a_model_that_is_not_there_is_a_mistake_in_the_services_words(train: Com
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.slow
 def test_the_quick_test_runs_on_a_service_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
     variables = {
         "MINT_HOME": str(tmp_path / "home"),

@@ -150,7 +150,7 @@ def _told(verdict: Verdict, run: PastRun, metric: str, drop: float | None) -> st
         f"  good: {good.weights}",
         f"  bad:  {bad.weights}",
         f"Look at {_steps(good.step + 1, bad.step)} of {run.folder / 'metrics.jsonl'} and "
-        f"{run.folder / 'rollouts.jsonl'}.",
+        f"{run.folder / 'rollouts'}.",
     ]
     if fall.low <= 0:
         lines.append("The two may differ by chance: the step is uncertain. See --prompts.")

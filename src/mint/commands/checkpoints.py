@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import httpx
 import typer
 
+from .durations import duration, seconds_of
+from .files import fetch, fetch_archive, listed, resource
+from .named import checkpoint_path, run_id
 from .output import (
     JsonOption,
     Mistake,
@@ -22,14 +23,20 @@ from .output import (
     transfer,
     when,
 )
-from .remote import TIMEOUT, Remote, UrlOption
+from .remote import Remote, UrlOption
 
 if TYPE_CHECKING:
     from mint.service.checkpoints import CheckpointPath
 
 app = typer.Typer(help="The checkpoints of a service.", no_args_is_help=True)
+_ARCHIVES = (".tar.gz", ".tgz", ".tar")
 PathArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="tinker://RUN/KIND/NAME, as `list` shows it.")
+    str,
+    typer.Argument(
+        metavar="PATH",
+        help="tinker://RUN/KIND/NAME, as `list` shows it, a run directory, or in short: the first "
+        "letters of a run's id, a checkpoint's name, or RUN/NAME.",
+    ),
 ]
 
 
@@ -44,7 +51,7 @@ def list_checkpoints(
     """Show your checkpoints, the newest first."""
     remote = Remote(url)
     if run is not None:
-        answer = remote.get(f"/api/v1/training_runs/{run}/checkpoints")
+        answer = remote.get(f"/api/v1/training_runs/{run_id(remote, run)}/checkpoints")
     else:
         answer = remote.get("/api/v1/checkpoints", limit=limit, offset=offset)
     if as_json:
@@ -74,9 +81,10 @@ def print_checkpoints(checkpoints: list[dict[str, Any]]) -> None:
 @app.command("show")
 def show_checkpoint(path: PathArgument, url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show one checkpoint: what it holds, its size, until when it stays."""
-    remote, where = Remote(url), _parse(path)
+    remote = Remote(url)
+    where = _parse(remote, path)
     found = remote.request("POST", "/api/v1/weights_info", json={"tinker_path": where.uri})
-    found = {"tinker_path": where.uri, **found, **_listed(remote, where)}
+    found = {"tinker_path": where.uri, **found, **listed(remote, where)}
     if as_json:
         print_json(found)
         return
@@ -95,16 +103,6 @@ def show_checkpoint(path: PathArgument, url: UrlOption = None, as_json: JsonOpti
     )
 
 
-def _listed(remote: Remote, where: CheckpointPath) -> dict[str, Any]:
-    """What the list of the run says; nothing when the run is somebody else's."""
-    try:
-        answer = remote.get(f"/api/v1/training_runs/{where.run_id}/checkpoints")
-    except Mistake:
-        return {}
-    same = (c for c in answer["checkpoints"] if c["tinker_path"] == where.uri)
-    return dict(next(same, {}))
-
-
 # ---- files ---------------------------------------------------------------------------------------
 
 
@@ -112,39 +110,43 @@ def _listed(remote: Remote, where: CheckpointPath) -> dict[str, Any]:
 def download(
     path: PathArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Default: RUN_KIND_NAME.tar.gz")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A folder to make, or a file ending in .tar.gz. Default: RUN_KIND_NAME.tar.gz",
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
     url: UrlOption = None,
 ) -> None:
-    """Write a checkpoint to a file that `upload` takes, on this service or another."""
-    remote, where = Remote(url), _parse(path)
+    """Write a checkpoint to a file or folder that `upload` takes, on this service or another."""
+    remote = Remote(url)
+    where = _parse(remote, path)
     target = output or Path(f"{where.run_id}_{where.kind}_{where.name}.tar.gz".replace(":", "-"))
-    if target.exists() and not force:
-        raise Mistake(f"{target} exists. Choose another with --output, or replace it with --force.")
-    link = remote.redirect(f"{_resource(where)}/archive")
-    total = _listed(remote, where).get("size_bytes")
-    with (
-        remote.failures(),
-        httpx.stream("GET", link, timeout=TIMEOUT, follow_redirects=True) as answer,
-    ):
-        remote.check(answer)
-        _save(answer, target, total)
+    if target.name.endswith(_ARCHIVES):
+        if target.exists() and not force:
+            raise Mistake(
+                f"{target} exists. Choose another with --output, or replace it with --force."
+            )
+        fetch_archive(remote, where.uri, target)
+    else:
+        _download_folder(remote, where, target, force)
     typer.echo(target)
 
 
-def _save(answer: httpx.Response, target: Path, total: int | None) -> None:
-    """Write an answer to a file that appears only when it is whole."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with draft.open("wb") as file, transfer() as progress:
-            task = progress.add_task(target.name, total=total)
-            for part in answer.iter_bytes(1024 * 1024):
-                file.write(part)
-                progress.advance(task, len(part))
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
+def _download_folder(remote: Remote, where: CheckpointPath, folder: Path, force: bool) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not force:
+        raise Mistake(
+            f"{folder} exists and is not an empty folder. Choose another with --output, or write "
+            "into it with --force."
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as scratch:
+        fetch(remote, where.uri, Path(scratch))
+        folder.mkdir(exist_ok=True)
+        for file in Path(scratch).iterdir():
+            file.replace(folder / file.name)
 
 
 @app.command("upload")
@@ -205,12 +207,13 @@ def delete(
     url: UrlOption = None,
 ) -> None:
     """Delete checkpoints for good."""
-    remote, named = Remote(url), [_parse(path) for path in paths]
+    remote = Remote(url)
+    named = [_parse(remote, path) for path in paths]
     if not yes:
         listed = "\n".join(where.uri for where in named)
         typer.confirm(f"{listed}\nDelete for good?", abort=True)
     for where in named:
-        remote.request("DELETE", _resource(where))
+        remote.request("DELETE", resource(where))
         typer.echo(f"deleted {where.uri}")
 
 
@@ -221,31 +224,29 @@ def publish(
     url: UrlOption = None,
 ) -> None:
     """Let every key of the service read a checkpoint."""
-    where = _parse(path)
-    Remote(url).request("DELETE" if undo else "POST", f"{_resource(where)}/publish")
+    remote = Remote(url)
+    where = _parse(remote, path)
+    remote.request("DELETE" if undo else "POST", f"{resource(where)}/publish")
     typer.echo(f"{where.uri} is {'private' if undo else 'public'}")
 
 
 @app.command("ttl")
 def set_ttl(
     path: PathArgument,
-    seconds: Annotated[str, typer.Argument(help="From now, at least 3600; or: never")],
+    time: Annotated[
+        str, typer.Argument(help="From now, at least 1h: 7d, 12h, a number of seconds; or: never")
+    ],
     url: UrlOption = None,
 ) -> None:
     """Say when a checkpoint is deleted."""
-    if seconds != "never" and not seconds.isdigit():
-        raise Mistake(f"{seconds!r} is neither a number of seconds nor the word never.")
-    where = _parse(path)
-    limit = None if seconds == "never" else int(seconds)
-    Remote(url).request("PUT", f"{_resource(where)}/ttl", json={"ttl_seconds": limit})
-    typer.echo(f"{where.uri} {'stays' if limit is None else f'is deleted in {limit} s'}")
+    limit = None if time == "never" else seconds_of(time)
+    remote = Remote(url)
+    where = _parse(remote, path)
+    remote.request("PUT", f"{resource(where)}/ttl", json={"ttl_seconds": limit})
+    typer.echo(f"{where.uri} {'stays' if limit is None else f'is deleted in {duration(limit)}'}")
 
 
-def _parse(text: str) -> CheckpointPath:
+def _parse(remote: Remote, text: str) -> CheckpointPath:
     from mint.service.checkpoints import CheckpointPath
 
-    return CheckpointPath.parse(text)
-
-
-def _resource(where: CheckpointPath) -> str:
-    return f"/api/v1/training_runs/{where.run_id}/checkpoints/{where.checkpoint_id}"
+    return CheckpointPath.parse(checkpoint_path(remote, text))

@@ -30,7 +30,7 @@ settings of its run. Without it, the base model is evaluated.
   {program} checkpoint=tinker://.../weights/step-000040 evaluation=pass_at_k
 
   -c, --cfg job        print the settings and do nothing
-  --config-dir FOLDER  where config.yaml is; default: conf, in the current folder
+  --config-dir FOLDER  files of your own for the groups; default: conf, in the current folder
   -h, --help           this text
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
@@ -27,15 +28,39 @@ TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=None)
 class Remote:
     """A running service. Whatever it refuses becomes a :class:`Mistake` in its own words."""
 
-    def __init__(self, url: str | None) -> None:
-        named = url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
-        self.url = (named or _default_url()).rstrip("/")
-        key = os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
+    def __init__(self, url: str | None, key: str | None = None) -> None:
+        self.url = (named_url(url) or _default_url()).rstrip("/")
+        key = key or os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
         headers = {"X-API-Key": key} if key else {}
         try:
             self.http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT)
         except httpx.InvalidURL as error:
             raise Mistake(f"{self.url} is not a URL: {error}. Write http://HOST:PORT") from error
+
+    @classmethod
+    def embedded(cls, home: Path | None = None) -> Remote:
+        """Start the service of a home folder for this command, which ends with it."""
+        from mint.embedded import EmbeddedServiceError, embedded_service
+
+        try:
+            service = embedded_service(home)
+        except EmbeddedServiceError as error:
+            raise Mistake(str(error)) from error
+        return cls(service.url, service.key)
+
+    @classmethod
+    def running_or_embedded(cls, url: str | None) -> Remote:
+        """Use the service that was named or that runs on this machine, or else start one."""
+        remote = cls(url)
+        return remote if named_url(url) or remote.answers() else cls.embedded()
+
+    def answers(self) -> bool:
+        """Whether anything listens at the URL."""
+        try:
+            self.http.get("/api/v1/healthz")
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            return False
+        return True
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
         return self.request("GET", path, params=query)
@@ -76,6 +101,11 @@ class Remote:
             raise Mistake(f"The request to {self.url} failed: {error}. Try again.") from error
         except (ValueError, KeyError) as error:
             raise Mistake(f"{self.url} answered, but not as a mint service does.") from error
+
+
+def named_url(url: str | None) -> str | None:
+    """The URL that was typed, or that the environment has."""
+    return url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
 
 
 def _default_url() -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .checkpoints import print_checkpoints
+from .durations import age
+from .named import run_id
 from .output import JsonOption, print_fields, print_json, print_table, when
 from .remote import Remote, UrlOption
 
@@ -27,9 +30,9 @@ def list_runs(
         print_json(runs)
         return
     print_table(
-        ["RUN", "MODEL", "RANK", "LAST USED", "LAST CHECKPOINT"],
+        ["RUN", "TASK", "REWARD", "MODEL", "AGE", "RUN DIRECTORY", "LAST CHECKPOINT"],
         (_row(run) for run in runs),
-        "There are no runs yet.",
+        "There are no runs yet. `mint train` makes one, and so does any script.",
     )
     if offset + len(runs) < total:
         typer.echo(f"{total} in all. More: mint runs list --offset {offset + len(runs)}")
@@ -37,23 +40,44 @@ def list_runs(
 
 def _row(run: dict[str, Any]) -> list[str]:
     last = run["last_checkpoint"] or run["last_sampler_checkpoint"]
+    about = run["user_metadata"] or {}
+    folder = about.get("run_dir")
     return [
         run["training_run_id"],
+        about.get("task", "-"),
+        _reward(Path(folder)) if folder else "-",
         run["base_model"],
-        str(run["lora_rank"]),
-        when(run["last_request_time"]),
+        age(run["last_request_time"]),
+        _nearby(Path(folder)) if folder else "-",
         last["checkpoint_id"] if last else "-",
     ]
 
 
+def _reward(folder: Path) -> str:
+    """The mean reward of the last step, where the run directory is on this machine."""
+    from mint.watch.recorder import METRICS, read_rows
+
+    rows = [row for row in read_rows(folder / METRICS) if row.get("reward/mean") is not None]
+    return f"{rows[-1]['reward/mean']:.3f}" if rows else "-"
+
+
+def _nearby(folder: Path) -> str:
+    """A run directory as it can be typed here."""
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+
+
 @app.command("show")
 def show_run(
-    run: Annotated[str, typer.Argument(help="The id, as `mint runs list` shows it.")],
+    run: Annotated[
+        str, typer.Argument(help="The id, as `mint runs list` shows it, or its first letters.")
+    ],
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one run and its checkpoints."""
     remote = Remote(url)
+    run = run_id(remote, run)
     found = remote.get(f"/api/v1/training_runs/{run}")
     checkpoints = remote.get(f"/api/v1/training_runs/{run}/checkpoints")["checkpoints"]
     if as_json:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .named import Named, find
 from .output import Mistake, print_json
 from .remote import Remote, UrlOption
+
+if TYPE_CHECKING:
+    from .prompting import TrainedPrompt
+
+_MAX_TOKENS = 256
 
 
 def sample(
@@ -19,43 +25,63 @@ def sample(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="A base model, or the tinker:// path of a checkpoint."),
+        typer.Option(
+            "--model",
+            "-m",
+            help="A base model, a run directory, the tinker:// path of a checkpoint, or the first "
+            "letters of a run's id.",
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text as it is, without a chat template.")
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
+        bool | None,
+        typer.Option(
+            "--raw/--chat",
+            help="Continue the text as it is, or ask through the chat template. Default: as the "
+            "run directory was trained, else --chat.",
+            show_default=False,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Default: as in training, else 256.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0)] = 1.0,
     top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
     n: Annotated[int, typer.Option("-n", min=1, max=128, help="How many answers.")] = 1,
     seed: Annotated[int | None, typer.Option()] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Ends an answer. May be repeated.")] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="Ends an answer. May be repeated. Default: as in training."),
+    ] = None,
     url: UrlOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the service's answer.")] = False,
 ) -> None:
-    """Ask a model or a checkpoint, and print what it answers as it comes."""
+    """Ask a model, a run or a checkpoint, and print what it answers as it comes.
+
+    Without a service, one is started for as long as the command runs. A run directory is asked as
+    it was trained: the same system prompt, template, stop strings and length.
+    """
     if raw and system is not None:
         raise Mistake("--raw has no messages, so --system has no place. Leave one of them out.")
-    remote = Remote(url)
+    text = sys.stdin.read() if prompt is None else prompt
+    named = find(model, url) if model is not None else _first_model(Remote.running_or_embedded(url))
+    trained = _trained_prompt(named)
+    is_raw = trained.raw and system is None if raw is None else raw
+    text = trained.fill(text)
     body: dict[str, Any] = {
-        "model": model or _first_model(remote),
-        "max_tokens": max_tokens,
+        "model": named.model,
+        "max_tokens": max_tokens or trained.max_tokens or _MAX_TOKENS,
         "temperature": temperature,
         "top_p": top_p,
         "n": n,
         "seed": seed,
-        "stop": stop or None,
+        "stop": stop or list(trained.stop) or None,
     }
-    text = sys.stdin.read() if prompt is None else prompt
-    if raw:
+    if is_raw:
         path, body["prompt"] = "/v1/completions", text
     else:
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        path, body["messages"] = (
-            "/v1/chat/completions",
-            [*messages, {"role": "user", "content": text}],
-        )
+        path, body["messages"] = "/v1/chat/completions", _messages(system or trained.system, text)
+    remote = named.remote
     if as_json:
         print_json(remote.request("POST", path, json=body))
     elif n > 1:
@@ -66,14 +92,33 @@ def sample(
         typer.echo()
 
 
-def _first_model(remote: Remote) -> str:
+def _trained_prompt(named: Named) -> TrainedPrompt:
+    """How the run asked its model, told once; the defaults where there is no run directory."""
+    from .prompting import TrainedPrompt
+
+    if named.run_directory is None:
+        return TrainedPrompt()
+    trained = TrainedPrompt.read(named.run_directory)
+    said = trained.describe()
+    typer.echo(
+        f"mint: asking {named.model}" + (f" as in training: {said}" if said else ""), err=True
+    )
+    return trained
+
+
+def _messages(system: str | None, text: str) -> list[dict[str, str]]:
+    first = [{"role": "system", "content": system}] if system is not None else []
+    return [*first, {"role": "user", "content": text}]
+
+
+def _first_model(remote: Remote) -> Named:
     """The model that the service has in use, or would use first."""
     models = remote.get("/v1/models")["data"]
     if not models:
         raise Mistake("Say which model: --model NAME. The service has none without the hub.")
     name = str(models[0]["id"])
     typer.echo(f"mint: asking {name}; --model NAME asks another", err=True)
-    return name
+    return Named(name, remote)
 
 
 def _print_choices(choices: list[dict[str, Any]]) -> None:

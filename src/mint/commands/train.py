@@ -28,7 +28,7 @@ that got worse.
 
   -m, --multirun       run every combination of values, and print a table at the end
   -c, --cfg job        print the settings and do nothing
-  --config-dir FOLDER  where config.yaml is; default: conf, in the current folder
+  --config-dir FOLDER  files of your own for the groups; default: conf, in the current folder
   -h, --help           this text
 """
 

@@ -72,16 +72,17 @@ def check_request(request: ForwardBackward, info: ModelInfo) -> tuple[list[Datum
         raise UserError("The batch is empty: data has no datum. Pass at least one datum.")
     settings = loss_settings(request.config, loss, request.loss_fn)
     data = [_check_datum(d, i, request.loss_fn, loss, info) for i, d in enumerate(request.data)]
-    _fill_optional(data, settings)
+    _fill_optional(data, settings, loss)
     return data, loss
 
 
-def _fill_optional(data: list[Datum], settings: dict[str, float]) -> None:
+def _fill_optional(data: list[Datum], settings: dict[str, float], loss: Loss) -> None:
     """Where some datums have an optional input, give the others the value that changes nothing."""
     present = {key for datum in data for key in datum.inputs}
     for inputs in (datum.inputs for datum in data):
         if "weights" in present and "weights" not in inputs:
-            inputs["weights"] = (inputs["advantages"] != 0).astype(np.float32)
+            counts = (inputs["advantages"] != 0) | loss.every_token
+            inputs["weights"] = counts.astype(np.float32)
         for key in settings.keys() & present - inputs.keys():
             inputs[key] = np.full(inputs["target_tokens"].shape, settings[key], np.float32)
 

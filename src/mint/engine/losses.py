@@ -2,7 +2,8 @@
 
 ``lp`` is log p of each target under the policy, ``q`` what the sampler reported, ``A`` the
 advantage and ``r = exp(lp - q)``. All are flat over the tokens of a batch; ``datum`` says which
-datum a token belongs to. A token with no weight (or, without weights, no advantage) adds nothing.
+datum a token belongs to. A token with no weight (or, without weights, no advantage) adds nothing;
+the penalty of ``dro`` does not depend on the advantage, so without weights every token has it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class Loss:
     function: Callable[[Tensor, Inputs, Mapping[str, Tensor], Tensor], Tensor]
     needs: tuple[str, ...]
     settings: Mapping[str, float]
+    every_token: bool = False
+    """Without weights, tokens whose advantage is 0 take part too."""
 
 
 def cross_entropy(lp: Tensor, x: Inputs, c: Mapping[str, Tensor], datum: Tensor) -> Tensor:
@@ -49,6 +52,7 @@ def cispo(lp: Tensor, x: Inputs, c: Mapping[str, Tensor], datum: Tensor) -> Tens
 
 def dro(lp: Tensor, x: Inputs, c: Mapping[str, Tensor], datum: Tensor) -> Tensor:
     """- sum (lp A - beta/2 (lp - q)^2)"""
+    x = x if "weights" in x else {**x, "weights": torch.ones_like(lp)}
     penalty = 0.5 * c["beta"] * _log_ratio(lp, x) ** 2
     return -_weighted(lp * x["advantages"] - penalty, x).sum()
 
@@ -99,7 +103,7 @@ LOSSES: dict[str, Loss] = {
     "importance_sampling": Loss(importance_sampling, _RL_INPUTS, {}),
     "ppo": Loss(ppo, _RL_INPUTS, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
     "cispo": Loss(cispo, _RL_INPUTS, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}),
-    "dro": Loss(dro, _RL_INPUTS, {"beta": 0.05}),
+    "dro": Loss(dro, _RL_INPUTS, {"beta": 0.05}, every_token=True),
     "gspo": Loss(
         gspo,
         (*_RL_INPUTS, "sequence_ratio_mask"),

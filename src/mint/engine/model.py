@@ -68,13 +68,13 @@ class BaseModel:
             folder,
             dtype=f32 if device.type == "cpu" else "auto",
             attn_implementation=attention.NAME,
-            quantization_config=_dequantization(folder),
+            quantization_config=dequantization(folder),
         )
         _check_architecture(model, name)
         model.to(device)  # type: ignore[arg-type]
         model.train(False).requires_grad_(False)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        head_name = _head_name(model)
+        head_name = find_head_name(model)
         sites = find_sites(model, head_name)
         head = _head(model, head_name, sites, precision)
         embedding: nn.Embedding = model.get_input_embeddings()  # type: ignore[assignment]
@@ -186,13 +186,14 @@ def _refusal(name: str, arch: str, what: str) -> UserError:
     )
 
 
-def _dequantization(folder: str | Path) -> Mxfp4Config | None:
+def dequantization(folder: str | Path) -> Mxfp4Config | None:
     """Return how to load 4-bit experts, such as gpt-oss has: as ordinary weights."""
     stored = getattr(AutoConfig.from_pretrained(folder), "quantization_config", None) or {}
     return Mxfp4Config(dequantize=True) if stored.get("quant_method") == "mxfp4" else None
 
 
-def _head_name(model: PreTrainedModel) -> str:
+def find_head_name(model: PreTrainedModel) -> str:
+    """Return the name of the output layer."""
     module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     names: list[str] = [name for name, other in model.named_modules() if other is module]
     return names[0]

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from .linear import Site
@@ -78,6 +79,13 @@ def _file_names(experts: Iterable[str]) -> dict[str, str]:
         for depth, name in enumerate(reversed(list(members))):
             names[name] = module + depth * ".base_layer"
     return names
+
+
+def write_tensors_as(source: Path, folder: Path, dtype: torch.dtype) -> None:
+    """Copy an adapter's two files into an existing folder, with tensors of another format."""
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(source / _TENSORS).items()}
+    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
+    (folder / _CONFIG).write_text((source / _CONFIG).read_text())
 
 
 def read_adapter(folder: Path, sites: list[Site]) -> Adapter:

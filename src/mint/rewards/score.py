@@ -21,12 +21,16 @@ class Sample:
 class Score:
     """A total, and the value of every component beside it.
 
-    >>> float(Score(0.7, {"format": 0.0, "correctness": 1.0}))
+    ``reasons`` says in words why a component, or ``"total"``, got its value; they are recorded with
+    the rollout and have no effect on training.
+
+    >>> float(Score(0.7, {"format": 0.0, "correctness": 1.0}, {"format": "no <answer> tag"}))
     0.7
     """
 
     total: float
     components: Mapping[str, float] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.total):
@@ -65,13 +69,21 @@ def read_score(value: Any) -> Score | None:
     if is_dataclass(value) and isinstance(getattr(value, "total", None), int | float):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
         total = float(parts.pop("total"))
-        return Score(total, {name: float(part) for name, part in parts.items()})
+        return Score(total, {name: _number(part) for name, part in parts.items()})
     if isinstance(value, Mapping) and isinstance(value.get("score"), int | float):
         return Score(float(value["score"]))
+    return Score(_number(value))
+
+
+def _number(value: Any) -> float:
+    """A number of any library as a float. A string is none, even when it reads like one."""
     try:
-        return Score(float(value))  # numpy scalars and zero-dimensional tensors
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)  # numpy scalars and zero-dimensional tensors
     except (TypeError, ValueError):
+        shown = f"the string {value!r:.80}" if isinstance(value, str) else type(value).__name__
         raise TypeError(
-            f"A reward returned {type(value).__name__}; it must return a number, a Score, "
+            f"A reward returned {shown}; it must return a number, a Score, "
             "or None for 'does not apply'."
         ) from None

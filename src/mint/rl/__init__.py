@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mint.rl.chat import Reply as Reply
     from mint.rl.chat import TurnLimit as TurnLimit
     from mint.rl.config import RLConfig as RLConfig
+    from mint.rl.credit import TurnScore as TurnScore
+    from mint.rl.credit import assign_advantages as assign_advantages
+    from mint.rl.credit import per_turn as per_turn
     from mint.rl.curriculum import Curriculum as Curriculum
     from mint.rl.datums import build_datums as build_datums
     from mint.rl.endings import CheckpointGone as CheckpointGone
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from mint.rl.grpo import run_grpo as run_grpo
     from mint.rl.guards import Guards as Guards
     from mint.rl.options import ConfigError as ConfigError
+    from mint.rl.rehearsal import rehearse as rehearse
     from mint.rl.rollout import Group as Group
     from mint.rl.rollout import MissingLogprobs as MissingLogprobs
     from mint.rl.rollout import Rollout as Rollout
@@ -51,6 +55,7 @@ _NAMES = {
     "advantage": ["advantages"],
     "chat": ["Chat", "ContextFull", "Reply", "TurnLimit"],
     "config": ["RLConfig"],
+    "credit": ["TurnScore", "assign_advantages", "per_turn"],
     "curriculum": ["Curriculum"],
     "datums": ["build_datums"],
     "endings": ["CheckpointGone", "Interrupted", "RewardsFailed", "RunStopped", "ServiceLost"],
@@ -60,6 +65,7 @@ _NAMES = {
     "grpo": ["run_grpo"],
     "guards": ["Guards"],
     "options": ["ConfigError"],
+    "rehearsal": ["rehearse"],
     "rollout": ["Group", "MissingLogprobs", "Rollout", "Segment"],
     "run": ["Run"],
     "split": ["Split"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -115,21 +114,3 @@ def _plain(value: Any) -> Any:
     if " at 0x" in text:
         raise TypeError(f"{text} is named by where it is in memory")
     return text
-
-
-def plain_tokenizer(tokenizer: Any) -> Any:
-    """A copy whose ``apply_chat_template`` gives token ids, as adapters were written for.
-
-    Newer tokenizer libraries answer with a mapping, and ``list(mapping)`` would be its keys.
-    """
-    if not hasattr(tokenizer, "apply_chat_template"):
-        return tokenizer
-    original = tokenizer.apply_chat_template
-
-    def apply_chat_template(*args: Any, **kwargs: Any) -> Any:
-        kwargs.setdefault("return_dict", False)
-        return original(*args, **kwargs)
-
-    plain = copy.copy(tokenizer)
-    plain.apply_chat_template = apply_chat_template
-    return plain

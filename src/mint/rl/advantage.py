@@ -72,3 +72,30 @@ def advantages(rewards_P_G: Groups, kind: str = "centre") -> list[list[float]]:
     if kind == "batch":
         return by_batch(rewards_P_G)
     return [_BY_GROUP[kind](group) for group in rewards_P_G]
+
+
+def returns_to_go(rewards_T: Sequence[float], discount: float = 1.0) -> list[float]:
+    """Return R_t = r_t + discount * R_(t+1) for every turn of one rollout.
+
+    >>> returns_to_go([0.0, 1.0, 2.0], discount=0.5)
+    [1.0, 2.0, 2.0]
+    """
+    found: list[float] = []
+    ahead = 0.0
+    for reward in reversed(rewards_T):
+        ahead = reward + discount * ahead
+        found.append(ahead)
+    return found[::-1]
+
+
+def by_turn(returns_G_T: Groups) -> list[list[float]]:
+    """Return, for each turn, the returns that the rollouts of a group are compared by.
+
+    A rollout that ended before keeps its last return: what was left for it to gain when it ended.
+    When all rewards come at the end, every turn compares the same numbers as the scalar does.
+
+    >>> by_turn([[1.0, 0.5], [0.0]])
+    [[1.0, 0.0], [0.5, 0.0]]
+    """
+    longest = max((len(returns) for returns in returns_G_T), default=0)
+    return [[each[min(t, len(each) - 1)] for each in returns_G_T] for t in range(longest)]

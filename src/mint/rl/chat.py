@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import Any
 
 from mint.rl.policy import Answer, Policy, seed_for, segment_of
 from mint.rl.rendering import Message, Renderer
-from mint.rl.rollout import Segment
-from mint.rl.tool_calls import ToolCall, parse_tool_calls
+from mint.rl.rollout import Segment, Turn
+from mint.rl.tool_calls import ToolCall, opens_thought, parse_tool_calls
+from mint.rl.tools import Tools, schemas
+
+_TAIL = 32
+"""Tokens at the end of a prompt that show whether it opens a thought."""
 
 
 class TurnLimit(RuntimeError):
@@ -34,11 +39,12 @@ class Reply:
     tokens: list[int] = field(repr=False)
     truncated: bool = False
     ended: bool = False  # by the model itself, with its last token
+    thinking: bool = False  # the prompt has opened a thought, in which the reply begins
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The tools that the reply wants called."""
-        return parse_tool_calls(self.text)
+        """The tools that the reply wants called. What stands in a thought is no call."""
+        return parse_tool_calls(self.text, self.thinking)
 
     @property
     def message(self) -> Message:
@@ -65,17 +71,17 @@ class Chat:
         seed: int | None = None,
         max_turns: int = 8,
         context_length: int | None = None,
-        tools: Sequence[dict[str, Any]] = (),
+        tools: Tools = (),
     ) -> None:
         self.policy = policy
         self.max_turns = max_turns
         self.context_length = context_length
-        self.turns = 0
+        self.replies: list[Turn] = []
         self.segments: list[Segment] = []
         self.trace: list[dict[str, Any]] = []
         self.truncated = False
         self._seed = seed
-        self._renderer = Renderer(policy.tokenizer, tools)
+        self._renderer = Renderer(policy.tokenizer, schemas(tools))
         self._context: list[Message] = []  # the messages that the last segment stands for
         self._waiting: list[Message] = []
         self._last: Reply | None = None  # in this context; without one, the next begins a segment
@@ -83,16 +89,20 @@ class Chat:
         self._opening: int | None = None  # how much of the trace came before the first reply
         self._speaking = self._closed = False
 
-    def use_tools(self, tools: Sequence[dict[str, Any]]) -> None:
-        """Describe tools to the model, if its chat template can, before the first reply."""
-        if list(tools) == self._renderer.tools:
+    def use_tools(self, tools: Tools) -> None:
+        """Describe tools to the model, if its chat template can, before the first reply.
+
+        ``tools`` is what ``run_tools`` takes, or a list of schemas.
+        """
+        described = schemas(tools)
+        if described == self._renderer.tools:
             return
         if self._last is not None:
             raise ValueError(
                 "The model was told its tools at the beginning of this conversation. Call "
                 "chat.use_tools(...) before chat.reply(), or after chat.restart(...)."
             )
-        self._renderer = Renderer(self.policy.tokenizer, tools)
+        self._renderer = Renderer(self.policy.tokenizer, described)
 
     def system(self, content: str) -> None:
         """Say what holds for the whole conversation."""
@@ -109,7 +119,9 @@ class Chat:
     def add(self, role: str, content: str, **more: Any) -> None:
         """Add a message of any role. The model reads it before its next reply.
 
-        An assistant's message that is added, as in an example, is given and not trained on.
+        An assistant's message that is added is an example: given, and not trained on. It is marked
+        so in ``trace``, together with the messages that lead up to it; ``example=True`` marks any
+        other.
         """
         self._say([{"role": role, "content": content, **more}])
 
@@ -122,6 +134,11 @@ class Chat:
     def close(self) -> None:
         """End the conversation: what is still under way will not be recorded."""
         self._closed = True
+
+    @property
+    def turns(self) -> int:
+        """How often the model has replied."""
+        return len(self.replies)
 
     @property
     def turns_left(self) -> int:
@@ -210,11 +227,13 @@ class Chat:
         else:
             self.segments[-1].extend(turn)
         text, ended = self.policy.text(answer, stops), self.policy.has_ended(answer, stops)
-        self._last = reply = Reply(text, answer.tokens, answer.truncated, ended)
+        thinking = opens_thought(str(self.policy.tokenizer.decode(list(given[-_TAIL:]))))
+        self._last = reply = Reply(text, answer.tokens, answer.truncated, ended, thinking)
         self._context += [*self._waiting, reply.message]
         self._waiting = []
         self._said.append(reply.text)
-        self.turns += 1
+        end = len(self.segments[-1].tokens)
+        self.replies.append(Turn(len(self.segments) - 1, end - len(answer.tokens), end))
         self.truncated |= reply.truncated
         if self._opening is None:
             self._opening = len(self.trace)
@@ -223,8 +242,25 @@ class Chat:
 
     def _say(self, messages: Sequence[Message]) -> None:
         self._check_silence()
-        self._waiting += [deepcopy(message) for message in messages]
-        self.trace += [deepcopy(message) for message in messages]
+        for message in deepcopy(list(messages)):
+            self.trace.append({**message})
+            example = message.pop("example", False)
+            self._waiting.append(message)
+            if message.get("role") != "assistant":
+                continue
+            if message.get("content") in self._said and not example:
+                self.trace[-1]["repeated"] = True  # of this rollout, as after a restart
+            else:
+                self._mark_examples()
+
+    def _mark_examples(self) -> None:
+        """Mark an assistant's message that was given, and what it answers."""
+        given = self.trace[-len(self._waiting) :]
+        if self._last is not None:  # results of tools come first, and belong to its calls
+            given = list(dropwhile(lambda message: message.get("role") == "tool", given))
+        for message in given:
+            if message.get("role") != "system" and "repeated" not in message:
+                message["example"] = True
 
     def _check_silence(self) -> None:
         if self._closed:
@@ -246,6 +282,6 @@ def _same(messages: Sequence[Message], known: Sequence[Message]) -> bool:
 
     def words(message: Message) -> Message:
         kept = ("role", "content") if message.get("role") == "assistant" else message
-        return {key: message.get(key) for key in kept}
+        return {key: message.get(key) for key in kept if key != "example"}
 
     return [words(m) for m in messages] == [words(m) for m in known]

@@ -28,13 +28,23 @@ async def connect(service: mint.ServiceClient) -> None:
 
 
 async def training_client(
-    service: mint.ServiceClient, cfg: RLConfig, latest: Checkpoint | None
+    service: mint.ServiceClient,
+    cfg: RLConfig,
+    latest: Checkpoint | None,
+    metadata: dict[str, str],
 ) -> mint.TrainingClient:
-    """A client that goes on from a run's latest checkpoint, or begins where the settings say."""
+    """A client that goes on from a run's latest checkpoint, or begins where the settings say.
+
+    The service keeps ``metadata`` beside the run; ``mint runs list`` shows it.
+    """
     if latest is not None:
-        return await service.create_training_client_from_state_with_optimizer_async(latest.path)
+        return await service.create_training_client_from_state_with_optimizer_async(
+            latest.path, user_metadata=metadata
+        )
     if cfg.start_from:
-        client = await service.create_training_client_from_state_async(cfg.start_from)
+        client = await service.create_training_client_from_state_async(
+            cfg.start_from, user_metadata=metadata
+        )
         await _require_model(client, cfg)
         return client
     return await service.create_lora_training_client_async(
@@ -44,6 +54,7 @@ async def training_client(
         train_mlp=cfg.train_mlp,
         train_attn=cfg.train_attn,
         train_unembed=cfg.train_unembed,
+        user_metadata=metadata,
     )
 
 

@@ -96,6 +96,9 @@ class RLConfig:
         "length; sum is the service's own",
         choices=AGGREGATIONS,
     )
+    discount: float = option(
+        1.0, "of the rewards of later turns, where an environment pays turns", low=0, high=1
+    )
     kl_penalty_coef: float = option(0.0, "0.01 to 0.1 to stay near a reference", low=0)
     kl_reference: str = option("base", "what to stay near: base, or a checkpoint's path")
     reward_weights: dict[str, float] | None = option(  # noqa: RUF009

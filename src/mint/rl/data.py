@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from mint.rl.adapter import identity_of, overrides, plain_tokenizer
+from mint.rl.adapter import identity_of, overrides
 from mint.rl.config import RLConfig
 from mint.rl.curriculum import Curriculum
 from mint.rl.options import ConfigError
 from mint.rl.policy import seed_for
 from mint.rl.split import Split
+from mint.tokenizer import plain_tokenizer
 
 _MOST_CALLS = 20
 """How often a dataset is built in vain before there is too little of it."""

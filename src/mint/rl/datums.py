@@ -10,14 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
-from mint.rl.rollout import Group, Rollout, Segment, in_common
+from mint.rl.rollout import Group, Segment, in_common
 
 Array = NDArray[np.float64]
 Tokens = tuple[int, ...]
 
 
-def datum_of(segment: Segment, advantage: float, weight: float = 1.0) -> types.Datum:
+def datum_of(
+    segment: Segment, advantage: float | Sequence[float], weight: float = 1.0
+) -> types.Datum:
     """A segment to train on. Only sampled tokens have a weight; each says how likely it was.
+
+    ``advantage`` is one number, or one for each token of the segment.
 
     >>> datum = datum_of(Segment.of([5, 6], [7, 8], [-0.5, -0.25]), advantage=0.5)
     >>> datum.model_input.to_ints(), [int(t) for t in datum.loss_fn_inputs["target_tokens"].data]
@@ -27,13 +31,16 @@ def datum_of(segment: Segment, advantage: float, weight: float = 1.0) -> types.D
     """
     kept = segment.trimmed()
     mask = [float(sampled) for sampled in kept.sampled[1:]]
+    if not isinstance(advantage, Sequence):
+        advantage = [advantage] * len(segment.tokens)
+    credit = zip(advantage[1:], mask, strict=False)  # which may go on after the last sampled token
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens=kept.tokens[:-1]),
         loss_fn_inputs={
             "target_tokens": tensor(kept.tokens[1:], "int64"),
             "weights": tensor([weight * inside for inside in mask]),
             "logprobs": tensor(kept.logprobs[1:]),
-            "advantages": tensor([advantage * inside for inside in mask]),
+            "advantages": tensor([each * inside for each, inside in credit]),
         },
     )
 
@@ -76,6 +83,7 @@ def build_datums(
     loss_fn: str = "importance_sampling",
 ) -> list[types.Datum]:
     """The datums of all rollouts that have an advantage; a rollout of several contexts has several.
+    With a loss that has more than advantages to it (``dro``), those of all rollouts that count.
 
     Groups stay together: the service computes a prompt that its answers share only once. A mean
     is one over all rollouts of these groups that count, those without an advantage too.
@@ -83,16 +91,22 @@ def build_datums(
     rollouts = [rollout for group in groups for rollout in group.counted if rollout.length]
     weights = token_weights([rollout.length for rollout in rollouts], aggregation, max_tokens)
     datums = [
-        datum_of(segment, rollout.advantage, weight)
+        datum_of(segment, rollout.token_advantages(index), weight)
         for rollout, weight in zip(rollouts, weights, strict=True)
-        if rollout.advantage != 0.0
-        for segment in _trainable(rollout)
+        if rollout.has_advantage or needs_every_answer(loss_fn)
+        for index, segment in enumerate(rollout.segments)
+        if _is_trainable(segment)
     ]
     return [with_ratio_mask(datum) for datum in datums] if loss_fn == "gspo" else datums
 
 
-def _trainable(rollout: Rollout) -> list[Segment]:
-    return [s for s in rollout.segments if s.sampled_count and len(s.trimmed().tokens) > 1]
+def needs_every_answer(loss_fn: str) -> bool:
+    """Whether a loss has a term for answers whose advantage is 0: the penalty of ``dro``."""
+    return loss_fn == "dro"
+
+
+def _is_trainable(segment: Segment) -> bool:
+    return segment.sampled_count > 0 and len(segment.trimmed().tokens) > 1
 
 
 def with_ratio_mask(datum: types.Datum) -> types.Datum:

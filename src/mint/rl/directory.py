@@ -34,6 +34,11 @@ def task_name(adapter: Any) -> str:
     return re.sub(r"[^\w.]+", "-", name)[:_LONGEST].strip("-.") or "run"
 
 
+def describe_run(adapter: Any, folder: Path) -> dict[str, str]:
+    """What the service keeps about a run, for lists: its task and its run directory."""
+    return {"task": own_name(adapter) or task_name(adapter), "run_dir": str(folder.resolve())}
+
+
 def own_name(adapter: Any) -> str | None:
     """What a task calls itself, where it does."""
     name = getattr(adapter, "name", None)

@@ -69,7 +69,7 @@ class Reference:
     ) -> list[tuple[Array, Array]]:
         rollouts = [rollout for rollout in group.counted if rollout.length]
         pairs = await asyncio.gather(*(self._logprobs(rollout, policy) for rollout in rollouts))
-        if has_signal([rollout.total for rollout in group.counted]):
+        if any(has_signal(returns_G) for returns_G in group.returns_by_turn):
             for rollout, (mine, theirs) in zip(rollouts, pairs, strict=True):
                 rollout.penalty -= self.coefficient * float(k1(mine, theirs).sum())
         return pairs

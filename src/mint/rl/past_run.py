@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import yaml
 from mint.rl.config import RLConfig
 from mint.rl.evaluation import Evaluation
 from mint.rl.options import ConfigError
-from mint.watch.recorder import CONFIG, METRICS, STATE, read_rows
+from mint.watch.reader import RunReader
+from mint.watch.recorder import CONFIG
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class PastRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._reader = RunReader(folder)
         if not (folder / CONFIG).is_file():
             raise ConfigError(f"{folder} is no run directory: it has no {CONFIG}.")
         self.cfg = RLConfig(**_known(yaml.safe_load((folder / CONFIG).read_text())))
@@ -46,17 +47,15 @@ class PastRun:
     def points(self) -> list[Point]:
         """Every step that has a checkpoint or an evaluation, from the start to the last."""
         found = {0: self.cfg.start_from}
-        found |= {kept["step"]: kept["path"] for kept in self._state().get("checkpoints", [])}
-        rows = {row["step"]: Evaluation.read(row) for row in read_rows(self.folder / METRICS)}
+        found |= {
+            kept["step"]: kept["path"] for kept in self._reader.state().get("checkpoints", [])
+        }
+        rows = {row["step"]: Evaluation.read(row) for row in self._reader.metrics()}
         evaluations = {step: known for step, known in rows.items() if known is not None}
         return [
             Point(step, found.get(step), evaluations.get(step), gone=step not in found)
             for step in sorted({*found, *evaluations})
         ]
-
-    def _state(self) -> dict[str, Any]:
-        file = self.folder / STATE
-        return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def _known(config: dict[str, Any]) -> dict[str, Any]:

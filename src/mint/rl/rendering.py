@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from mint.rl.adapter import plain_tokenizer
 from mint.rl.rollout import in_common
 from mint.rl.tool_calls import ToolCall
+from mint.tokenizer import plain_tokenizer
 
 Message = dict[str, Any]
 _MARK = "MARK0F4B7"

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from mint.rl.advantage import has_signal
+from mint.rl.advantage import by_turn, has_signal, returns_to_go
+from mint.rl.failures import CodeFailure
 
 
 class MissingLogprobs(RuntimeError):
@@ -81,6 +82,15 @@ def in_common(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Where the tokens of one reply are: in a segment, from ``begin`` up to ``end``."""
+
+    segment: int
+    begin: int
+    end: int
+
+
 @dataclass
 class Rollout:
     """One answer, or one conversation. Without a reward it is left out of training."""
@@ -89,13 +99,61 @@ class Rollout:
     text: str
     reward: float | None = None
     components: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # why a component got its value
     truncated: bool = False
     error: str | None = None
+    failures: list[CodeFailure] = field(default_factory=list)  # of the reward, and of tools
     trace: list[dict[str, Any]] = field(default_factory=list)
     prompt: str = ""  # of a conversation: what the model was asked first
     penalty: float = 0.0  # of length and KL: added to the reward before advantages
     masked: bool = False  # left out of training, though it has a reward
     advantage: float = 0.0
+    sampled_at: float | None = None  # seconds since the epoch
+    turns: list[Turn] = field(default_factory=list)  # of a conversation: the replies
+    turn_rewards: list[float] | None = None  # one for each reply; their sum is the reward
+    discount: float = 1.0  # of the rewards of later turns
+    turn_advantages: list[float] | None = None  # one for each reply, in place of the one above
+
+    @property
+    def returns(self) -> list[float]:
+        """The return of every turn; of a rollout with one reward, that reward.
+
+        The penalty is part of the last turn's reward.
+        """
+        if not self.turn_rewards:
+            return [self.total]
+        *before, last = self.turn_rewards
+        return returns_to_go([*before, last + self.penalty], self.discount)
+
+    @property
+    def has_advantage(self) -> bool:
+        """Whether some token is to become likelier or less likely."""
+        return any(self.turn_advantages or []) or self.advantage != 0.0
+
+    def token_advantages(self, index: int) -> list[float]:
+        """Return the advantage of every token of a segment; given tokens have none."""
+        segment = self.segments[index]
+        if self.turn_advantages is None:
+            return [self.advantage if sampled else 0.0 for sampled in segment.sampled]
+        found = [0.0] * len(segment.tokens)
+        for turn, advantage in zip(self.turns, self.turn_advantages, strict=True):
+            if turn.segment == index:
+                found[turn.begin : turn.end] = [advantage] * (turn.end - turn.begin)
+        return found
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation, as ``role``, ``content`` and, where there are any, ``tool_calls``.
+
+        Messages with ``example: true`` were given to the model as examples; an assistant's message
+        without ``example`` or ``repeated`` was sampled and is trained on. Empty for a plain prompt.
+        """
+        return self.trace
+
+    @property
+    def traceback(self) -> str | None:
+        """How the reward and the tools of this rollout failed, where they did."""
+        return "\n".join(f.traceback or f.error for f in self.failures) or None
 
     @property
     def counts(self) -> bool:
@@ -142,15 +200,24 @@ class Group:
         """The rewards that could be computed."""
         return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
 
+    @property
+    def returns_by_turn(self) -> list[list[float]]:
+        """The returns that rollouts which count are compared by: one list where all have a single
+        reward, else one for every turn."""
+        return by_turn([rollout.returns for rollout in self.counted])
+
     def kind(self, threshold: float) -> str:
-        """ "signal", "all_right", "all_wrong", or "unscored" when fewer than one answer counts."""
-        totals = [rollout.total for rollout in self.counted]
-        if has_signal(totals):
+        """What can be learned from a group: "signal", or else "all_right" (``threshold`` or more),
+        "all_wrong" (0 or less), "all_equal" between the two, or "unscored" when no answer counts.
+        """
+        if any(has_signal(returns_G) for returns_G in self.returns_by_turn):
             return "signal"
-        if not totals:
+        if not self.counted:
             return "unscored"
-        right = all((rollout.reward or 0.0) >= threshold for rollout in self.counted)
-        return "all_right" if right else "all_wrong"
+        rewards = [rollout.reward or 0.0 for rollout in self.counted]
+        if min(rewards) >= threshold:
+            return "all_right"
+        return "all_wrong" if max(rewards) <= 0.0 else "all_equal"
 
     def success(self, threshold: float) -> float:
         """The share of right answers among those that were scored."""

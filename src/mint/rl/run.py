@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -25,27 +26,29 @@ import mint
 from mint import types
 from mint.rewards import TooManyFailures
 from mint.rl.adapter import report
-from mint.rl.advantage import advantages
 from mint.rl.checkpoints import Checkpoints
 from mint.rl.clients import connect, continuing, lifeline_of, reference, training_client
-from mint.rl.collect import Batch, Collector
+from mint.rl.collect import Batch, Collector, StepFailed
 from mint.rl.config import RLConfig
+from mint.rl.credit import assign_advantages
 from mint.rl.data import Data
-from mint.rl.datums import build_datums, unmasked
-from mint.rl.directory import open_directory
+from mint.rl.datums import build_datums, needs_every_answer, unmasked
+from mint.rl.directory import describe_run, open_directory
 from mint.rl.endings import Interrupted, RewardsFailed, RunStopped, ServiceLost, going_on, lost
 from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
+from mint.rl.failures import CodeFailure, FailureLog
 from mint.rl.guards import Finding, Guards, calmer, masked_loss
 from mint.rl.interruption import Interruption
 from mint.rl.lifeline import NoAnswer
 from mint.rl.loop import Loop, unbroken
 from mint.rl.measures import measure
 from mint.rl.policy import Policy
+from mint.rl.recording import Recording
 from mint.rl.rollout import Group
+from mint.rl.run_service import write_service
 from mint.rl.schedules import learning_rate_at, temperature_at
 from mint.rl.scoring import Ledger
-from mint.rl.tables import rollout_rows
 from mint.rl.threads import Threads, aside
 from mint.rl.update import train, trained_tokens
 
@@ -66,6 +69,7 @@ class Run:
         self.cfg = cfg or RLConfig.from_env()
         self.cfg.check()
         self.directory = open_directory(self.cfg, adapter)
+        self.recording = Recording(self.directory)
         self.done = 0
         self.final: str | None = None
         self.interruption = interruption or Interruption()
@@ -98,13 +102,16 @@ class Run:
         self.lifeline = lifeline_of(self.service, cfg)
         self._do(self.lifeline.reach())
         self._do(connect(self.service))
+        write_service(self.directory.path, self.lifeline.url)
+        about = describe_run(self.adapter, self.directory.path)
         with continuing(latest):
-            self.client = self._do(training_client(self.service, cfg, latest))
+            self.client = self._do(training_client(self.service, cfg, latest, about))
         self.tokenizer = self._do(aside(self.client.get_tokenizer))
         self.data = Data(self.adapter, self.tokenizer, cfg)
         held_out = self.data.holdout() if cfg.eval_every else []
-        self.exam = Exam(self.adapter, cfg, held_out, self.tokenizer, self._threads)
-        self.collector = Collector(self.adapter, cfg, self.ledger, self._threads)
+        failures = FailureLog(self._keep_failure)
+        self.exam = Exam(self.adapter, cfg, held_out, self.tokenizer, self._threads, failures)
+        self.collector = Collector(self.adapter, cfg, self.ledger, self._threads, failures)
         self.reference = self._do(reference(self.service, cfg))
         print(f"Model: {cfg.base_model}, run directory: {self.directory.path}", flush=True)
         for note in cfg.notes():
@@ -141,6 +148,7 @@ class Run:
         self._since = time.monotonic()
         self._numbers = {}
         batch = self._do(self._sampled(step))
+        self.recording.sampled(batch)
         self._numbers["time/sample"] = time.monotonic() - self._since
         return batch
 
@@ -178,10 +186,9 @@ class Run:
         cfg = self.cfg
         self.penalise(batch)
         groups = self.useful(batch)
-        found = advantages([[r.total for r in g.counted] for g in groups], cfg.advantage)
-        for group, advantages_G in zip(groups, found, strict=True):
-            for rollout, advantage in zip(group.counted, advantages_G, strict=True):
-                rollout.advantage = advantage
+        assign_advantages(groups, cfg.advantage)
+        if needs_every_answer(cfg.loss_fn):
+            groups = batch.groups
         return build_datums(groups, cfg.token_weights, cfg.max_tokens, cfg.loss_fn)
 
     def train(self, batch: Batch, datums: Sequence[types.Datum]) -> list[types.Datum]:
@@ -218,7 +225,9 @@ class Run:
         if not datums:
             return found
         try:
-            return found | await train(self.client, datums, cfg, rate)
+            update = await train(self.client, datums, cfg, rate)
+            self.recording.trained(datums, update.logprobs_D_T)
+            return found | update.metrics
         except mint.RequestFailedError as error:
             if "finite" not in str(error) and "The loss is" not in str(error):
                 raise
@@ -238,7 +247,7 @@ class Run:
             evaluation = self._finish_first(self._evaluated(step))
             numbers |= evaluation.metrics()
         numbers["time/total"] = self._elapsed + time.monotonic() - self._began
-        self.directory.rollouts(rollout_rows(batch))
+        self.recording.write()
         self.directory.metrics({"step": step, **numbers})
         rewards = [reward for group in batch.everything for reward in group.rewards]
         report(self.adapter, step, rewards, len(datums))
@@ -253,6 +262,9 @@ class Run:
         for finding in self.guards.news(findings):
             self._tell(step, finding)
         self._stop_if(findings)
+
+    def _keep_failure(self, failure: CodeFailure, step: int, sampled_for: str) -> None:
+        self.directory.event("failure", step=step, sampled_for=sampled_for, **asdict(failure))
 
     def _tell(self, step: int, finding: Finding) -> None:
         print(f"  {finding}", flush=True)
@@ -308,6 +320,9 @@ class Run:
         if best is not None and best.step != self.done:
             print(f"Best on the holdout: step {best.step}, {best.path}", flush=True)
         print(f"Saved: {self.final}", flush=True)
+        folder = self.directory.path
+        print(f'Talk to it:  mint sample -m {folder} "..."', flush=True)
+        print(f"Take it out: mint export {folder} --to FOLDER --merge", flush=True)
         return self.final
 
     async def _final(self) -> str:
@@ -341,6 +356,8 @@ class Run:
         try:
             return self._loop.run(self.lifeline.during(work), on_press)
         except TooManyFailures as error:
+            if isinstance(error, StepFailed) and error.sampled_for == "training":
+                self.recording.sampled(error.batch)  # to be written at the end
             self.directory.event("stopped", name="reward_errors", text=str(error))
             raise RewardsFailed(f"{error} {self.checkpoints.where}") from error
         except (NoAnswer, mint.APIConnectionError) as error:
@@ -371,6 +388,7 @@ class Run:
                 self._leave()
             elif isinstance(error, ServiceLost):
                 self.directory.event("lost", step=self._saved_step, text=str(error))
+            self.recording.end(error, finished=self.final is not None)
         finally:
             self._close()
         if isinstance(error, KeyboardInterrupt) or (error is None and self.interruption.presses):

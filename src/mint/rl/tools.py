@@ -11,13 +11,14 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError, validate_call
 
 from mint.rewards import Limits, Sandbox
+from mint.rl.failures import note
 from mint.rl.threads import aside
 from mint.rl.tool_calls import ToolCall
 
@@ -75,6 +76,7 @@ def _complaint(error: BaseException) -> str:
             found = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             reason = "; ".join(found)
         case _:
+            note(error)
             reason = f"{type(error).__name__}: {error}"
     return _shortened(f"error: {reason}")
 
@@ -104,16 +106,69 @@ def tool(function: Callable[..., Any]) -> Tool:
     return Tool(function.__name__, summary, parameters, validate_call(function))
 
 
-async def run_tools(tools: Mapping[str, Tool], calls: Sequence[ToolCall]) -> list[str]:
-    """The results of calls, all carried out at once."""
+Tools = Mapping[str, Any] | Iterable[Any]
+"""Tools as a list or as a dict by name: each a :class:`Tool`, a function, or a schema."""
+
+
+def tools_by_name(tools: Tools) -> dict[str, Tool]:
+    """Return tools by their names. In a dict, the key is the name.
+
+    >>> list(tools_by_name([calculator])), list(tools_by_name({"sum": calculator}))
+    (['calculate'], ['sum'])
+    """
+    if isinstance(tools, Mapping):
+        return {name: replace(_as_tool(each), name=name) for name, each in tools.items()}
+    found: dict[str, Tool] = {}
+    for each in map(_as_tool, _listed(tools)):
+        if each.name in found:
+            raise ValueError(f"Two tools are called {each.name!r}. Name them: {{'a': …, 'b': …}}.")
+        found[each.name] = each
+    return found
+
+
+def _listed(tools: Any) -> Iterable[Any]:
+    if isinstance(tools, Tool) or not isinstance(tools, Iterable):
+        raise TypeError(f"Tools are a list or a dict, as in [{_name_of(tools)}].")
+    return tools
+
+
+def _name_of(each: Any) -> str:
+    return str(getattr(each, "name", None) or getattr(each, "__name__", None) or repr(each))
+
+
+def _as_tool(each: Any) -> Tool:
+    if isinstance(each, Tool):
+        return each
+    if callable(each):
+        return tool(each)
+    raise TypeError(
+        f"{each!r} is no tool. Give a function, or what mint.rl.tool(function) returns."
+    )
+
+
+def schemas(tools: Tools) -> list[dict[str, Any]]:
+    """Return how a chat template is told about tools; what is a schema already is kept.
+
+    >>> [schema["function"]["name"] for schema in schemas([calculator])]
+    ['calculate']
+    """
+    given = list(_listed(tools))
+    if given and not isinstance(tools, Mapping) and all(isinstance(each, dict) for each in given):
+        return given
+    return [each.schema for each in tools_by_name(tools).values()]
+
+
+async def run_tools(tools: Tools, calls: Sequence[ToolCall]) -> list[str]:
+    """The results of calls, all carried out at once. ``tools`` is a list, or a dict by name."""
+    known = tools_by_name(tools)
 
     async def one(call: ToolCall) -> str:
         if call.error:
             return f"error: {call.error}"
-        if call.name not in tools:
-            there = f"; there are {', '.join(tools)}" if tools else ""
+        if call.name not in known:
+            there = f"; there are {', '.join(known)}" if known else ""
             return f"error: there is no tool {call.name!r}{there}"
-        return await tools[call.name].run(call)
+        return await known[call.name].run(call)
 
     return list(await asyncio.gather(*(one(call) for call in calls)))
 

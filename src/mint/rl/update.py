@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,14 @@ from mint.rl.datums import scaled, split, values
 from mint.rl.importance import corrected, mismatch
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Update:
+    """The metrics of an update, and the trainer's logprobs of each datum before it."""
+
+    metrics: dict[str, float]
+    logprobs_D_T: list[Array]
 
 
 def loss_config(cfg: RLConfig) -> dict[str, float | str] | None:
@@ -36,12 +45,13 @@ async def train(
     datums: Sequence[types.Datum],
     cfg: RLConfig,
     learning_rate: float,
-) -> dict[str, float]:
+) -> Update:
     """Train on a batch. Every request is on its way before the first answer is waited for."""
     loss_fn: Any = cfg.loss_fn
     settings = loss_config(cfg)
     found: dict[str, float] = {}
     batch = list(datums)
+    old: list[Array] | None = None
     if cfg.truncated_importance is not None:
         old = await _logprobs(client.forward(batch, loss_fn, settings))
         found |= mismatch(batch, old)
@@ -62,6 +72,7 @@ async def train(
             waiting.append(client.optim_step(adam))
     answers = await _all(waiting)
     losses, steps = answers[::2], answers[1::2]
+    first_D_T = [each for answer in losses[: len(parts)] for each in logprobs_of(answer)]
     if cfg.truncated_importance is None:
         found |= mismatch(parts[0], logprobs_of(losses[0]))
     if len(losses) > 1:
@@ -70,7 +81,8 @@ async def train(
     known = [float(norm) for norm in norms if norm is not None]
     found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
     found["train/updates"] = float(len(steps))
-    return found | ({"train/grad_norm": float(np.mean(known))} if known else {})
+    found |= {"train/grad_norm": float(np.mean(known))} if known else {}
+    return Update(found, first_D_T if old is None else old)
 
 
 def _share(cfg: RLConfig, parts: int) -> float:

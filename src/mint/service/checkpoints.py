@@ -64,7 +64,7 @@ class CheckpointPath:
             raise UserError(
                 f"{text[:200]!r} is not a checkpoint path. It looks like "
                 "tinker://<run id>/weights/<name> or tinker://<run id>/sampler_weights/<name>; "
-                "save_state() and save_weights_for_sampler() return it, and so do exports."
+                "`mint checkpoints list` shows yours."
             )
         run_folder_name(parts[0])
         return cls(parts[0], parts[1], check_name(parts[2]))
@@ -120,8 +120,8 @@ class Checkpoints:
         row = self.find(path, user)
         if row is None:
             raise UserError(
-                f"There is no checkpoint {path.uri} for this API key. List yours with "
-                "list_user_checkpoints() of the REST client; an expired one is gone."
+                f"There is no checkpoint {path.uri} for this API key. `mint checkpoints list` "
+                "shows yours, as list_user_checkpoints() does in Python; an expired one is gone."
             )
         return path, row
 

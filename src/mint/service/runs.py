@@ -253,7 +253,7 @@ class Runs:
 
 
 def _unknown(run_id: str) -> ApiError:
-    return not_found("training run", run_id, "Create one with create_lora_training_client().")
+    return not_found("training run", run_id, "`mint runs list` shows yours.")
 
 
 def _lora_spec(request: CreateModel) -> LoraSpec:

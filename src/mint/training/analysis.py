@@ -11,9 +11,15 @@ from typing import Any
 from mint.rewards import Sample, Score, Scored, analyse, failure_pattern
 from mint.rl.collect import Batch
 from mint.training.reward import ANSWERS, as_sample
-from mint.watch.recorder import ROLLOUTS, read_rows
+from mint.watch.files import read_rows
+from mint.watch.reader import RunReader
 
 RIGHT_ANSWERS, ANALYSIS = "answers.jsonl", "reward_analysis"
+COLUMNS = (
+    *("step", "group", "identity", "prompt", "response", "reward", "components"),
+    *("error", "truncated"),
+)
+"""What the analysis reads of a rollout: everything but its tokens."""
 
 
 class Analyst:
@@ -36,7 +42,7 @@ class Analyst:
 
     def write(self) -> None:
         """Write the analysis as text, as JSON and as a picture, and say where."""
-        rows = read_rows(self.folder / ROLLOUTS)
+        rows = RunReader(self.folder).rollouts(columns=COLUMNS)
         if not rows:
             return
         found = analyse([_scored(row) for row in rows])

@@ -14,16 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
 from mint.rl.options import ConfigError
+from mint.training.bundled import bundled
 from mint.training.groups import FIELDS, defaults
 from mint.training.hints import EXPERIMENT, check_choice, check_key, check_names
 
@@ -39,17 +43,27 @@ class Composed:
     swept: tuple[str, ...] = ()
 
 
+class BundledConf(SearchPathPlugin):
+    """Lets Hydra find in mint's own ``conf/`` what the user's does not have."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("mint", str(bundled() / "conf"))
+
+
+Plugins.instance().register(BundledConf)
+
+
 def find_conf(folder: Path | None) -> Path:
-    """The folder with ``config.yaml``: the one that is named, or ``conf`` here."""
-    conf = folder or Path("conf")
-    if (conf / f"{CONFIG}.yaml").is_file():
-        return conf.resolve()
+    """Return the folder of settings: the one that is named, or ``conf`` here, or mint's own.
+
+    What the first two do not have is taken from mint's own.
+    """
     if folder is not None:
-        raise ConfigError(f"There is no {CONFIG}.yaml in {conf}. Name a folder that has one.")
-    raise ConfigError(
-        "There is no conf/config.yaml here. Go to the folder that holds conf/ and "
-        "run_training.py, or name the folder: --config-dir PATH/TO/conf"
-    )
+        if not any(folder.rglob("*.yaml")):
+            raise ConfigError(f"There is no YAML file in {folder}. Name a folder that has some.")
+        return folder.resolve()
+    conf = Path("conf")
+    return conf.resolve() if any(conf.rglob("*.yaml")) else bundled() / "conf"
 
 
 def compose_jobs(
@@ -79,7 +93,7 @@ def compose_jobs(
             texts = [str(each) for each in (error, error.__cause__) if each is not None]
             raise ConfigError(" ".join(" ".join(texts).split())) from None
     for each in jobs:
-        _locate_files(each.job, conf.parent)
+        _locate_files(each.job, [conf.parent, bundled()])
     return jobs
 
 
@@ -179,9 +193,10 @@ def _plain(value: str) -> str:
     return re.sub(r"\\(.)", r"\1", value)
 
 
-def _locate_files(job: dict[str, Any], root: Path) -> None:
-    """Files are looked for here, and then in the folder that holds ``conf/``."""
+def _locate_files(job: dict[str, Any], roots: Sequence[Path]) -> None:
+    """Look for files here, then in the folder that holds ``conf/``, then in those of mint."""
     for values, name in ((job["task"], "adapter"), (job["training"], "reward_function")):
         place = str(values[name] or "").rpartition(":")[0]
-        if place.endswith(".py") and not Path(place).is_file() and (root / place).is_file():
-            values[name] = str(root / values[name])
+        if place.endswith(".py") and not Path(place).is_file():
+            found = [root for root in roots if (root / place).is_file()]
+            values[name] = str(found[0] / values[name]) if found else values[name]

@@ -13,7 +13,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "model": ("base_model", "rank", "train_mlp", "train_attn", "train_unembed", "start_from"),
     "algorithm": (
         *("loss_fn", "clip_low_threshold", "clip_high_threshold", "dro_beta"),
-        *("advantage", "aggregation", "kl_penalty_coef", "kl_reference"),
+        *("advantage", "aggregation", "discount", "kl_penalty_coef", "kl_reference"),
         *("substeps", "mini_batches", "max_staleness", "truncated_importance"),
         *("mask_truncated", "overlong_buffer", "overlong_limit"),
     ),

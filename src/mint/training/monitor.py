@@ -9,7 +9,7 @@ from pathlib import Path
 from mint.rewards import Analysis, Sample, Score, Scored, analyse
 from mint.rl.collect import Batch
 from mint.training.job import Job
-from mint.watch.recorder import METRICS, ROLLOUTS, read_rows
+from mint.watch.reader import RunReader
 
 Monitor = Callable[[Batch], None]
 _SHOWN = 400
@@ -29,9 +29,12 @@ class RewardLog:
     """Prints the rewards of every batch, and those of the run so far."""
 
     def __init__(self, folder: Path) -> None:
-        self.means = [r["reward/mean"] for r in read_rows(folder / METRICS) if "reward/mean" in r]
+        run = RunReader(folder)
+        self.means = [row["reward/mean"] for row in run.metrics() if "reward/mean" in row]
         self.rewards = [
-            row["reward"] for row in read_rows(folder / ROLLOUTS) if row["reward"] is not None
+            row["reward"]
+            for row in run.iter_rollouts(columns=["reward"])
+            if row["reward"] is not None
         ]
 
     def __call__(self, batch: Batch) -> None:

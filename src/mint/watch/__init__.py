@@ -1,1 +1,25 @@
-"""Run directories: written as training goes, and read to see how it went."""
+"""Run directories: written as training goes, and read to see how it went.
+
+record = mint.watch.record("runs/x")     # any script: record.step(...), record.close()
+run = mint.watch.open_run("runs/x")      # metrics, events, summary, rollouts
+mint.watch.judge(run.metrics(), run.events())
+"""
+
+from mint.watch.reader import NotARun, RunReader, find_runs, is_run, open_run
+from mint.watch.recorder import RunDirectory, RunDirectoryBusy
+from mint.watch.script import Record, record
+from mint.watch.verdict import Verdict, judge
+
+__all__ = [
+    "NotARun",
+    "Record",
+    "RunDirectory",
+    "RunDirectoryBusy",
+    "RunReader",
+    "Verdict",
+    "find_runs",
+    "is_run",
+    "judge",
+    "open_run",
+    "record",
+]

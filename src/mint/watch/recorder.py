@@ -1,23 +1,29 @@
 """A run directory: plain files that say everything about a run, written as training goes.
 
-    config.yaml      what was asked for
-    metrics.jsonl    one row for every step
-    rollouts.jsonl   one row for every rollout: prompt, answer, reward, trace
-    events.jsonl     what happened: findings, evaluations, checkpoints, interruptions
-    state.json       where a run stands, to continue it
+    config.yaml            settings, and the task's name
+    metrics.jsonl          one row for every step
+    rollouts/              one Parquet file a step: prompts, answers, tokens, rewards, traces
+    events.jsonl           what happened: findings, evaluations, checkpoints, interruptions
+    summary.json           status, last metrics and verdict
+    state.json             where a run stands, to resume it
 
-A row is on the disk when the call that wrote it returns. ``state.json`` also keeps how long the
-other files were when it was written: a continued run cuts them there, so that its files have no gap
-and no repeat.
+What a call wrote is there when it returns, and a kill at any byte leaves a directory that opens. A
+file of rollouts gets its name when it is complete. ``state.json`` also keeps how long the tables
+were when it was written: a resumed run cuts them there, so that its files have no gap and no
+repeat. Files of rollouts that the state covers are merged by the hundred.
+
+Format 1 had one table of rollouts, ``rollouts.jsonl``. A run that began in it resumes: its old
+rows stay where they are.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
+import socket
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -25,9 +31,32 @@ from typing import IO, Any
 
 import yaml
 
-CONFIG, STATE = "config.yaml", "state.json"
-METRICS, ROLLOUTS, EVENTS = "metrics.jsonl", "rollouts.jsonl", "events.jsonl"
-_TABLES = (METRICS, ROLLOUTS, EVENTS)
+from mint.watch.files import (
+    BLOCK,
+    CONFIG,
+    EVENTS,
+    FORMAT,
+    METRICS,
+    ROLLOUTS,
+    ROLLOUTS_1,
+    STATE,
+    SUMMARY,
+    block_file,
+    lines,
+    plain,
+    read_json,
+    read_rows,
+    read_yaml,
+    replace_file,
+    rollout_files,
+    step_file,
+    sync_folder,
+)
+from mint.watch.verdict import History, judge
+
+__all__ = ["CONFIG", "EVENTS", "METRICS", "STATE", "RunDirectory", "RunDirectoryBusy", "read_rows"]
+
+_TABLES = (METRICS, EVENTS)
 
 
 class RunDirectoryBusy(RuntimeError):
@@ -39,9 +68,9 @@ class RunDirectory:
 
     >>> import tempfile
     >>> with RunDirectory(tempfile.mkdtemp()) as run:
-    ...     run.metrics({"step": 1, "reward": 0.5})
+    ...     run.metrics({"step": 1, "time": 0.0, "reward": 0.5})
     ...     read_rows(run.path / METRICS)
-    [{'step': 1, 'reward': 0.5}]
+    [{'step': 1, 'time': 0.0, 'reward': 0.5}]
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -49,6 +78,10 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = self._locked()
         self._files: dict[str, IO[bytes]] = {}
+        self._history: History | None = None
+        self._config: dict[str, Any] | None = None
+        self._status = "running"
+        self._started: float | None = None
 
     def _locked(self) -> IO[bytes]:
         lock = open(self.path / ".lock", "wb")  # noqa: SIM115 - held until close()
@@ -80,88 +113,212 @@ class RunDirectory:
         self._files.clear()
         self._lock.close()
 
+    # ---- what a run writes ----
+
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Keep what was asked for."""
+        """Keep the settings, and note that the run is running."""
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-        self._replace(CONFIG, text.encode())
+        replace_file(self.path / CONFIG, text.encode())
+        self._config = dict(config)
+        self.set_status("running")
 
     def config(self) -> dict[str, Any]:
-        """What was asked for when the run began; empty when it did not."""
-        file = self.path / CONFIG
-        found = yaml.safe_load(file.read_text()) if file.exists() else {}
-        return dict(found or {})
+        """Return the settings that were kept; empty when there are none."""
+        return read_yaml(self.path / CONFIG)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
-        """Add a step's numbers."""
-        self._append(METRICS, [row])
+        """Add a step's numbers, and bring the summary up to date."""
+        stamped = {"step": row.get("step"), "time": round(time.time(), 3), **row}
+        stamped = {name: value for name, value in stamped.items() if value is not None}
+        history = self._remembered()
+        self._append(METRICS, [stamped])
+        history.add(plain(stamped))
+        self.write_summary()
 
     def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rollouts."""
-        self._append(ROLLOUTS, rows)
+        """Write the rollouts of a step, or of several."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from mint.watch.schema import table_of
+
+        steps: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+        for row in rows:
+            steps[int(row.get("step") or 0)].append(row)
+        (self.path / ROLLOUTS).mkdir(exist_ok=True)
+        for step, given in steps.items():
+            file, table = step_file(self.path, step), table_of(given)
+            if block_file(self.path, step - step % BLOCK).exists():
+                raise ValueError(
+                    f"The rollouts of step {step} are written already, and later ones too. Steps "
+                    "must not go back."
+                )
+            if file.exists():
+                table = pa.concat_tables([pq.read_table(file, use_threads=False), table])
+            self._write_tables(file, [table])
 
     def event(self, kind: str, **details: Any) -> None:
         """Add something that happened."""
-        self._append(EVENTS, [{"time": round(time.time(), 3), "event": kind, **details}])
+        event = {"time": round(time.time(), 3), "event": kind, **details}
+        history = self._remembered()
+        self._append(EVENTS, [event])
+        history.add_event(plain(event))
+
+    # ---- where it stands ----
 
     def state(self) -> dict[str, Any] | None:
-        """Where the run stands, or None when it has not got anywhere yet."""
+        """Return where the run stands, or None when it has not got anywhere yet."""
         file = self.path / STATE
         return dict(json.loads(file.read_text())) if file.exists() else None
 
     def save_state(self, state: Mapping[str, Any]) -> None:
-        """Keep where the run stands, together with the length of every table now, which is on disk
-        before the state that names it."""
+        """Keep where the run stands, together with the length of every table and the last step
+        that has rollouts, all of which are on disk before the state that names them."""
         sizes = {}
-        for name in _TABLES:
+        for name in self._tables():
             file = self._open(name)
             os.fsync(file.fileno())
             sizes[name] = file.seek(0, os.SEEK_END)
-        content = json.dumps({**state, "sizes": sizes}, ensure_ascii=False)
-        self._replace(STATE, content.encode())
+        last = max((file.last for file in rollout_files(self.path)), default=-1)
+        content = json.dumps({**state, "sizes": sizes, "rollouts": last}, ensure_ascii=False)
+        replace_file(self.path / STATE, content.encode())
+        self.merge(last)
 
     def rewind(self) -> None:
         """Cut the tables to where they were when the state was kept, or to nothing without one."""
-        sizes = (self.state() or {}).get("sizes", {})
-        for name in _TABLES:
+        state = self.state() or {}
+        sizes = state.get("sizes", {})
+        for name in self._tables():
             if (self.path / name).exists():
                 file = self._open(name)
                 file.truncate(min(sizes.get(name, 0), file.seek(0, os.SEEK_END)))
+        self.cut_rollouts(int(state.get("rollouts", -1)))
+        self._history = None
+
+    def cut_tables(self) -> None:
+        """Remove an unfinished last line of every table, which a kill may have left."""
+        for name in self._tables():
+            if (self.path / name).exists():
+                content = (self.path / name).read_bytes()
+                self._open(name).truncate(content.rfind(b"\n") + 1)
+
+    def cut_rollouts(self, last: int) -> None:
+        """Remove the rollouts of all steps after ``last``, and what a kill left half written."""
+        import pyarrow.parquet as pq
+
+        folder = self.path / ROLLOUTS
+        for file in rollout_files(self.path):
+            if file.first > last:
+                file.path.unlink()
+            elif file.last > last and file.merged:
+                kept = pq.read_table(file.path, filters=[("step", "<=", last)], use_threads=False)
+                steps = sorted(set(kept.column("step").to_pylist()))
+                for step in steps:
+                    single = kept.filter([value == step for value in kept["step"].to_pylist()])
+                    self._write_tables(step_file(self.path, step), [single])
+                file.path.unlink()
+        for left in folder.glob(".*.new"):
+            left.unlink()
+        for path in folder.glob("*.parquet"):  # singles that a merged file replaced
+            if path not in {file.path for file in rollout_files(self.path)}:
+                path.unlink()
+
+    # ---- the summary ----
+
+    def set_status(self, status: str) -> None:
+        """Note that the run is running, finished, interrupted or failed."""
+        self._status = status
+        self.write_summary()
+
+    def write_summary(self) -> None:
+        """Write status, last metrics and verdict."""
+        if self._config is None:
+            self._config = self.config()
+        found = self._summary(self._remembered(), self._config)
+        replace_file(self.path / SUMMARY, lines([found]), durable=False)
+
+    def _summary(self, history: History, config: Mapping[str, Any]) -> dict[str, Any]:
+        now = round(time.time(), 3)
+        if self._started is None:
+            earlier = read_json(self.path / SUMMARY) or {}
+            self._started = float(earlier.get("started") or now)
+        steps = config.get("steps")
+        verdict = judge(history.rows, history.events, self._status, steps)
+        return {
+            "format": FORMAT,
+            "task": config.get("task"),
+            "name": self.path.resolve().name,
+            "status": self._status,
+            "step": history.last.get("step", 0),
+            "steps": steps,
+            "started": self._started,
+            "updated": now,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "verdict": verdict.as_dict(),
+            "last": history.last,
+        }
+
+    def _remembered(self) -> History:
+        """Return what the verdict needs of earlier steps, read from the tables once."""
+        if self._history is None:
+            self._history = History.of(
+                read_rows(self.path / METRICS), read_rows(self.path / EVENTS)
+            )
+        return self._history
+
+    # ---- files ----
+
+    def _tables(self) -> tuple[str, ...]:
+        old = (ROLLOUTS_1,) if (self.path / ROLLOUTS_1).exists() else ()
+        return (*_TABLES, *old)
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        file = self._open(name)
-        lines = [json.dumps(_plain(row), ensure_ascii=False, default=repr) + "\n" for row in rows]
-        file.write("".join(lines).encode(errors="backslashreplace"))
-        file.flush()
+        file, content = self._open(name), lines(rows)
+        end = file.seek(0, os.SEEK_END)
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[file.write(left) :]
+        except OSError:  # a full disk: half a row would damage the next one
+            file.close()
+            del self._files[name]
+            os.truncate(self.path / name, end)
+            raise
 
     def _open(self, name: str) -> IO[bytes]:
         if name not in self._files:
-            self._files[name] = open(self.path / name, "ab")  # noqa: SIM115
+            # Unbuffered, so that nothing of a row that failed is written later.
+            self._files[name] = open(self.path / name, "ab", buffering=0)  # noqa: SIM115
         return self._files[name]
 
-    def _replace(self, name: str, content: bytes) -> None:
-        """Write a file whole or not at all."""
-        new = self.path / f".{name}.new"
-        with open(new, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, self.path / name)
+    def _write_tables(self, file: Path, tables: Iterable[Any]) -> None:
+        """Write a Parquet file whole or not at all, each table as a part that is read alone."""
+        import pyarrow.parquet as pq
 
+        from mint.watch.schema import schema
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a table that a run may still be writing: an unfinished last line is left out."""
-    if not file.exists():
-        return []
-    complete, _, _ = file.read_text(errors="replace").rpartition("\n")
-    return [json.loads(line) for line in complete.split("\n") if line]
+        new = file.with_name(f".{file.name}.new")
+        with open(new, "wb") as opened:
+            with pq.ParquetWriter(opened, schema(), compression="zstd") as writer:
+                for table in tables:
+                    writer.write_table(table)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(new, file)
+        sync_folder(file.parent)
 
+    def merge(self, last: int) -> None:
+        """Merge the files of every block of steps that lies before ``last`` whole."""
+        import pyarrow.parquet as pq
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN: such numbers become None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+        singles: dict[int, list[Path]] = defaultdict(list)
+        for file in rollout_files(self.path):
+            first = file.first - file.first % BLOCK
+            if not file.merged and first + BLOCK - 1 <= last:
+                singles[first].append(file.path)
+        for first, paths in singles.items():
+            tables = (pq.read_table(path, use_threads=False) for path in paths)
+            self._write_tables(block_file(self.path, first), tables)
+            for path in paths:
+                path.unlink()

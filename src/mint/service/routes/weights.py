@@ -38,7 +38,7 @@ def describe_checkpoint(row: CheckpointRow) -> dict[str, Any]:
 
 
 def unknown_checkpoint(path: CheckpointPath) -> ApiError:
-    return not_found("checkpoint", path.uri, "List yours with the REST client.")
+    return not_found("checkpoint", path.uri, "`mint checkpoints list` shows yours.")
 
 
 def checkpoint_path(run_id: str, checkpoint_id: str) -> CheckpointPath:
@@ -103,7 +103,7 @@ async def list_run_checkpoints(
     """All checkpoints of a run of one's own; of another's, those that are public."""
     run = await asyncio.to_thread(service.store.readable_run, run_id, user)
     if run is None:
-        raise not_found("training run", run_id, "List yours with the REST client.")
+        raise not_found("training run", run_id, "`mint runs list` shows yours.")
     conditions = [CheckpointRow.run_id == run_id]
     if run.user != user:
         conditions.append(CheckpointRow.public.is_(True))

@@ -1,0 +1,188 @@
+"""``mint export``: trained weights as files that other programs load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .files import fetch
+from .named import ADAPTER_CONFIG, find
+from .options import HomeOption, settings_of
+from .output import Mistake
+from .remote import UrlOption
+
+if TYPE_CHECKING:
+    from mint.engine.merge import Check
+
+ADAPTER_FILES = ("adapter_model.safetensors", ADAPTER_CONFIG)
+
+
+class Dtype(StrEnum):
+    """The formats of weights that are written."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def export(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="A tinker:// path, a run directory (its best checkpoint, or else its last), "
+            "or a folder in PEFT format."
+        ),
+    ],
+    to: Annotated[Path, typer.Option("--to", help="The folder to make.", file_okay=False)],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Whole weights in Hugging Face format, no adapter.")
+    ] = False,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Default: the format of the weights as they are.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The base model. Default: the one it was trained on.")
+    ] = None,
+    home: HomeOption = None,
+    url: UrlOption = None,
+) -> None:
+    """Write an adapter in PEFT format, or with --merge a whole model that any engine loads.
+
+    The logprobs of a few texts are compared with the adapter's, and the largest difference is
+    printed.
+    """
+    target = to.expanduser()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise Mistake(f"{to} exists and is not an empty folder. Name a new one: --to FOLDER")
+    with _adapter_of(checkpoint, url) as adapter, _draft_of(target) as draft:
+        if merge:
+            _merge(adapter, draft, base, dtype, home)
+        else:
+            _copy(adapter, draft, base, dtype, home)
+    typer.echo(str(to))
+
+
+@contextmanager
+def _adapter_of(checkpoint: str, url: str | None) -> Iterator[Path]:
+    """A folder with the adapter's files, for as long as it is needed."""
+    if (Path(checkpoint) / ADAPTER_CONFIG).is_file():
+        yield _complete(Path(checkpoint))
+        return
+    named = find(checkpoint, url)
+    if not named.is_checkpoint:
+        raise Mistake(
+            f"{checkpoint} is neither a checkpoint nor a run directory nor a folder in PEFT "
+            "format. `mint checkpoints list` and `mint runs list` show yours."
+        )
+    if named.model != checkpoint:
+        _say(f"exporting {named.model}")
+    with tempfile.TemporaryDirectory(prefix="mint-export-") as scratch:
+        fetch(named.remote, named.model, Path(scratch))
+        yield _complete(Path(scratch))
+
+
+def _complete(folder: Path) -> Path:
+    from mint.service.adapters import AdapterFiles
+
+    missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
+    if missing:
+        raise Mistake(f"{folder} has no {missing[0]}, which every adapter in PEFT format has.")
+    if not json.loads((folder / ADAPTER_CONFIG).read_text()).get("target_parameters"):
+        AdapterFiles.read(folder)  # refuses what is no plain LoRA
+    return folder
+
+
+@contextmanager
+def _draft_of(target: Path) -> Iterator[Path]:
+    """A folder beside the target that takes its place when all went well."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield draft
+        draft.chmod(0o755)
+        if target.exists():
+            target.rmdir()
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _merge(
+    adapter: Path, draft: Path, base: str | None, dtype: Dtype | None, home: Path | None
+) -> None:
+    from mint.engine.merge import check_merged, merge
+
+    folder = _base_folder(adapter, base, home)
+    _say(f"merging into {folder}")
+    written = merge(folder, adapter, draft, dtype.value if dtype else None)
+    _copy_tokenizer(folder, draft)
+    _report(check_merged(folder, adapter, draft), written)
+
+
+def _copy(
+    adapter: Path, draft: Path, base: str | None, dtype: Dtype | None, home: Path | None
+) -> None:
+    if dtype is None:
+        for name in ADAPTER_FILES:
+            shutil.copyfile(adapter / name, draft / name)
+        _say("the adapter's files are copied as they are")
+    else:
+        from mint.engine.merge import check_adapter, convert_adapter
+
+        convert_adapter(adapter, draft, dtype.value)
+        _report(check_adapter(_base_folder(adapter, base, home), adapter, draft), dtype.value)
+    if base is not None:
+        _set_base(draft / ADAPTER_CONFIG, base)
+    if ".lm_head." in _tensor_names(adapter):
+        _say(
+            "this adapter trains the output layer, which llama.cpp and some versions of vLLM do "
+            "not take where embeddings are tied; --merge gives a model that they load"
+        )
+
+
+def _base_folder(adapter: Path, base: str | None, home: Path | None) -> Path:
+    from mint.catalog import Catalog
+
+    settings = settings_of(home)
+    name = base or json.loads((adapter / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+    return Catalog(aliases=settings.aliases, cache=settings.cache).locate(str(name))
+
+
+def _copy_tokenizer(folder: Path, draft: Path) -> None:
+    from mint.catalog import TOKENIZER_FILES
+
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, draft / name)
+
+
+def _set_base(config: Path, base: str) -> None:
+    found = json.loads(config.read_text())
+    config.write_text(json.dumps({**found, "base_model_name_or_path": base}, indent=2))
+
+
+def _tensor_names(adapter: Path) -> str:
+    from mint.service.tensors import Tensors
+
+    return " ".join(Tensors.open(adapter / ADAPTER_FILES[0]).entries)
+
+
+def _report(check: Check, dtype: str) -> None:
+    check.require(dtype)
+    _say(
+        f"checked in {dtype}: logprobs of {check.tokens} tokens differ from the adapter's by at "
+        f"most {check.largest:.2g} (the adapter itself moves them by up to {check.moved:.2g})"
+    )
+
+
+def _say(text: str) -> None:
+    print(f"mint: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,143 @@
+"""What a command is asked to use: a base model, a checkpoint, a run, or a run directory.
+
+A checkpoint is named by its ``tinker://`` path, by a run directory (its best checkpoint, or else
+its latest), or in short: the first letters of a run's id, a checkpoint's name, or both as RUN/NAME.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .output import Mistake
+from .remote import Remote, named_url
+
+SCHEMES = ("tinker://", "mint://")
+ADAPTER_CONFIG = "adapter_config.json"
+_FEWEST_LETTERS = 4
+_ALL = 10_000
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Named:
+    """A base model's name or a checkpoint's path, with the service that has it."""
+
+    model: str
+    remote: Remote
+    run_directory: Path | None = None
+
+    @property
+    def is_checkpoint(self) -> bool:
+        return self.model.startswith(SCHEMES)
+
+
+def find(text: str, url: str | None) -> Named:
+    """Find what a name stands for, and a service that has it, started now where none runs."""
+    folder = Path(text)
+    if text.startswith(SCHEMES):
+        return Named(text, Remote.running_or_embedded(url))
+    if is_run_directory(folder):
+        from mint.training.evaluate import checkpoint_of
+
+        return Named(checkpoint_of(text), _service_of(folder, url), folder)
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise Mistake(
+            f"{text} is an adapter in PEFT format. Bring it to a service first, and use the path "
+            f"that this prints: mint checkpoints upload {text}"
+        )
+    remote = Remote.running_or_embedded(url)
+    return Named(short_path(remote, text) or text, remote)
+
+
+def is_run_directory(folder: Path) -> bool:
+    """Whether a training run wrote this folder."""
+    from mint.watch.recorder import CONFIG, STATE
+
+    if not (folder / CONFIG).is_file():
+        return (folder / STATE).is_file()
+    if not (folder / STATE).is_file():
+        raise Mistake(
+            f"{folder} has no checkpoint yet: its run was not saved. Continue the run, or let it "
+            "save more often: training.checkpoint_every=10"
+        )
+    return True
+
+
+def _service_of(folder: Path, url: str | None) -> Remote:
+    from mint.rl.run_service import read_service
+
+    if named_url(url):
+        return Remote(url)
+    known = read_service(folder)
+    return Remote(known.url) if known.url else Remote.embedded(known.home)
+
+
+# ---- short names ---------------------------------------------------------------------------------
+
+
+def run_id(remote: Remote, text: str) -> str:
+    """The id of the run that begins with these letters; other texts as they are."""
+    found = _runs(remote, text)
+    if len(found) > 1:
+        raise _ambiguous(text, "runs", [run["training_run_id"] for run in found])
+    return str(found[0]["training_run_id"]) if found else text
+
+
+def short_path(remote: Remote, text: str) -> str | None:
+    """The path of the checkpoint that a short name stands for; None when it stands for none."""
+    run, _, name = text.rpartition("/")
+    paths = _named_checkpoints(remote, run.partition("/")[0], name) if name else []
+    if not paths and not run:
+        newest = [_newest(found) for found in _runs(remote, text)]
+        paths = [path for path in newest if path is not None]
+    if len(paths) > 1:
+        raise _ambiguous(text, "checkpoints", paths)
+    return paths[0] if paths else None
+
+
+def checkpoint_path(remote: Remote, text: str) -> str:
+    """The path of a checkpoint, however it is named. Raises Mistake where there is none."""
+    if text.startswith(SCHEMES):
+        return text
+    if is_run_directory(Path(text)):
+        from mint.training.evaluate import checkpoint_of
+
+        return checkpoint_of(text)
+    if found := short_path(remote, text):
+        return found
+    raise Mistake(
+        f"{text!r} is not a checkpoint of {remote.url}. Name a tinker:// path, a run directory, or "
+        "the first letters of a run's id; `mint checkpoints list` shows yours."
+    )
+
+
+def _runs(remote: Remote, letters: str) -> list[dict[str, Any]]:
+    if len(letters) < _FEWEST_LETTERS:
+        return []
+    runs = remote.get("/api/v1/training_runs", limit=_ALL)["training_runs"]
+    exact = [run for run in runs if run["training_run_id"] == letters]
+    return exact or [run for run in runs if run["training_run_id"].startswith(letters)]
+
+
+def _named_checkpoints(remote: Remote, run: str, name: str) -> list[str]:
+    checkpoints = remote.get("/api/v1/checkpoints", limit=_ALL)["checkpoints"]
+    return [
+        c["tinker_path"]
+        for c in checkpoints
+        if c["checkpoint_id"].rpartition("/")[2] == name
+        and c["tinker_path"].partition("://")[2].startswith(run)
+    ]
+
+
+def _newest(run: dict[str, Any]) -> str | None:
+    saved = [c for c in (run["last_checkpoint"], run["last_sampler_checkpoint"]) if c]
+    return str(max(saved, key=lambda c: c["time"])["tinker_path"]) if saved else None
+
+
+def _ambiguous(text: str, what: str, candidates: list[str]) -> Mistake:
+    shown = "\n".join(f"  {candidate}" for candidate in candidates[:_SHOWN])
+    more = len(candidates) - _SHOWN
+    rest = f"\n  and {more} more" if more > 0 else ""
+    return Mistake(f"{text!r} stands for {len(candidates)} {what}. Say which:\n{shown}{rest}")

@@ -1,0 +1,89 @@
+"""How a run asked its model, as its run directory tells it: for asking in the same way again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mint.watch.reader import RunReader
+from mint.watch.recorder import CONFIG
+
+_SYSTEM = ("system_prompt", "system")
+_TEMPLATE = ("prompt_template", "template", "prompt")
+_MARK = re.compile(r"<\|[^|<>]+\|>|<(?:start|end)_of_turn>|\[/?INST\]|<｜[^｜]+｜>")
+
+
+@dataclass(frozen=True)
+class TrainedPrompt:
+    """What surrounded the prompts of a run. None: the run directory does not say."""
+
+    system: str | None = None
+    template: str | None = None
+    raw: bool = False
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> TrainedPrompt:
+        """Read the settings and the first rollout of a run directory."""
+        config = _yaml(folder / CONFIG)
+        arguments = (_yaml(folder / "job.yaml").get("task") or {}).get("arguments") or {}
+        return cls(
+            system=_first(arguments, _SYSTEM),
+            template=_first(arguments, _TEMPLATE),
+            raw=_is_plain(_first_prompt(folder)),
+            stop=tuple(each for each in config.get("stop") or () if isinstance(each, str)),
+            max_tokens=config.get("max_tokens"),
+        )
+
+    def fill(self, text: str) -> str:
+        """Put a prompt into the template, at its one placeholder.
+
+        >>> TrainedPrompt(template="Question: {question}\\nAnswer:").fill("2 + 2?")
+        'Question: 2 + 2?\\nAnswer:'
+        """
+        places = re.findall(r"\{\w+\}", self.template or "")
+        return (
+            self.template.replace(places[0], text) if self.template and len(places) == 1 else text
+        )
+
+    def describe(self) -> str:
+        """Say what is repeated, in a few words; empty when nothing is."""
+        parts = ["plain text, no chat template"] if self.raw else []
+        parts += [f"system prompt {self.system!r}"] if self.system else []
+        parts += [f"template {self.template!r}"] if self.fill("x") != "x" else []
+        parts += [f"stop {', '.join(map(repr, self.stop))}"] if self.stop else []
+        parts += [f"at most {self.max_tokens} tokens"] if self.max_tokens else []
+        return ", ".join(parts)
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(file.read_text()) or {}) if file.is_file() else {}
+
+
+def _first(arguments: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    found = (arguments.get(name) for name in names)
+    return next((value for value in found if isinstance(value, str) and value), None)
+
+
+def _first_prompt(folder: Path) -> str | None:
+    first = next(RunReader(folder).iter_rollouts(columns=["prompt"]), {})
+    prompt = first.get("prompt")
+    return prompt if isinstance(prompt, str) else None
+
+
+def _is_plain(prompt: str | None) -> bool:
+    """Whether a prompt has no mark of a chat template, but for one where a text begins.
+
+    >>> _is_plain("<|begin_of_text|>2 + 2 ="), _is_plain("<|im_start|>user\\n2 + 2?<|im_end|>")
+    (True, False)
+    """
+    if not prompt:
+        return False
+    first = _MARK.match(prompt)
+    return _MARK.search(prompt, first.end() if first else 0) is None

@@ -1,0 +1,48 @@
+"""The rollouts of the step in progress, until they are written with what training says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mint import types
+from mint.rl.collect import Batch
+from mint.rl.tables import Pieces, Trained, rollout_rows
+from mint.watch.recorder import RunDirectory
+
+
+class Recording:
+    """Writes the rollouts of each step once: after its update, or at the end of the run."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self._batch: Batch | None = None
+        self._trained = Trained()
+        self._pieces: Pieces | None = None
+
+    def sampled(self, batch: Batch) -> None:
+        """Keep the rollouts of a step."""
+        self._pieces = self._pieces or Pieces(batch.policy.tokenizer)
+        self._batch, self._trained = batch, Trained()
+
+    def trained(
+        self, datums: Sequence[types.Datum], logprobs_D_T: Sequence[NDArray[np.float64]]
+    ) -> None:
+        """Keep the trainer's logprobs of the step's datums."""
+        self._trained = Trained(datums, logprobs_D_T)
+
+    def write(self) -> None:
+        """Write what was kept."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            self.directory.rollouts(rollout_rows(batch, self._pieces, self._trained))
+
+    def end(self, error: BaseException | None, finished: bool) -> None:
+        """Write what is left of a step that was not completed, and how the run ended."""
+        self.write()
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            self.directory.set_status("failed")
+        else:
+            self.directory.set_status("finished" if finished else "interrupted")

@@ -1,0 +1,218 @@
+"""The verdict on runs that learn, stall, diverge and cheat, and on series that make no sense."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mint.watch.verdict import NEEDED, VERDICTS, History, judge
+
+Rows = list[dict[str, Any]]
+
+
+def run(steps: int, reward: Any, noise: float = 0.05, seed: int = 0, **more: Any) -> Rows:
+    """Metrics of a run whose mean reward is a function of the step."""
+    rng = random.Random(seed)
+    rows = []
+    for step in range(1, steps + 1):
+        row = {"step": step, "reward/mean": reward(step) + rng.gauss(0, noise)}
+        row["reward/success"] = max(0.0, min(1.0, row["reward/mean"]))
+        row |= {"groups": 8.0, "groups/signal": 6.0}
+        row |= {name: f(step) if callable(f) else f for name, f in more.items()}
+        rows.append(row)
+    return rows
+
+
+def rising(step: int) -> float:
+    return 0.15 + 0.6 * (1 - math.exp(-step / 25))
+
+
+def evaluated(rows: Rows, rates: dict[int, float]) -> Rows:
+    for row in rows:
+        if row["step"] in rates:
+            rate = rates[row["step"]]
+            row |= {"holdout/pass@1": rate, "holdout/pass@1_low": rate - 0.08}
+            row |= {"holdout/pass@1_high": rate + 0.08, "holdout/reward": rate}
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("steps", [30, 100])
+def test_a_reward_that_rises_through_its_noise_is_learning(seed: int, steps: int) -> None:
+    found = judge(run(steps, rising, seed=seed))
+    assert found.verdict == "learning"
+    assert found.since is not None
+    assert "rose from" in found.evidence
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("steps", [25, 60, 200])
+def test_noise_alone_is_neither_learning_nor_diverging(seed: int, steps: int) -> None:
+    found = judge(run(steps, lambda step: 0.3, noise=0.1, seed=seed))
+    assert found.verdict == "stalled"
+    assert "within its noise" in found.evidence
+
+
+def test_groups_without_a_difference_are_a_stall_with_its_share() -> None:
+    rows = run(30, lambda step: 0.02, noise=0.0)
+    for row in rows[10:]:
+        row |= {"groups": 25.0, "groups/signal": 2.0, "groups/all_wrong": 23.0}
+    found = judge(rows)
+    assert str(found) == "stalled: 92% of groups constant, all wrong."
+    assert found.since == 11
+    assert "partial credit" in found.advice
+
+
+def test_a_solved_task_stalls_with_advice_to_stop() -> None:
+    rows = run(40, lambda step: 1.0, noise=0.0)
+    for row in rows:
+        row |= {"groups/signal": 1.0, "groups/all_right": 7.0}
+    found = judge(rows)
+    assert found.evidence == "88% of groups constant, all right."
+    assert "harder" in found.advice
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_reward_that_is_lost_again_is_diverging_since_its_best_step(seed: int) -> None:
+    rows = run(60, lambda step: rising(step) if step < 40 else 0.05, seed=seed)
+    found = judge(rows)
+    assert found.verdict == "diverging"
+    assert found.since is not None
+    assert 25 <= found.since <= 42
+
+
+def test_what_went_along_with_a_fall_is_evidence() -> None:
+    rows = run(60, lambda s: rising(s) if s < 40 else 0.0, **{"kl/k3": lambda s: s / 50})
+    assert "while the KL rose from" in judge(rows).evidence
+
+
+def test_numbers_that_are_not_finite_are_diverging() -> None:
+    rows = run(12, rising)
+    rows[-1]["train/loss"] = rows[-2]["train/loss"] = None
+    found = judge(rows)
+    assert (found.verdict, found.since) == ("diverging", 11)
+    assert found.evidence == "train/loss is not finite since step 11."
+    assert "learning rate" in found.advice
+
+
+def test_a_nan_that_passed_is_forgotten() -> None:
+    rows = run(40, rising)
+    rows[5]["train/loss"] = None
+    assert judge(rows).verdict == "learning"
+
+
+def test_a_run_that_was_stopped_for_not_finite_numbers_says_so_after_few_steps() -> None:
+    events = [{"event": "stopped", "name": "not_finite", "step": 2, "text": "The loss is nan."}]
+    found = judge(run(2, rising), events, "failed")
+    assert (found.verdict, found.evidence, found.since) == ("diverging", "The loss is nan.", 2)
+
+
+def test_gradients_that_explode_are_diverging_while_the_reward_does_not_rise() -> None:
+    norms = {"train/grad_norm": lambda step: 0.1 if step < 30 else 40.0}
+    found = judge(run(40, lambda step: 0.3, **norms))
+    assert (found.verdict, found.since) == ("diverging", 30)
+    assert judge(run(40, rising, **norms)).verdict == "learning"
+
+
+def test_a_reward_that_rises_while_the_holdout_falls_is_hacking() -> None:
+    rows = evaluated(run(60, rising), {10: 0.5, 30: 0.45, 60: 0.2})
+    found = judge(rows)
+    assert found.verdict == "hacking the reward"
+    assert "the holdout fell from 50% at step 10 to 20%" in found.evidence
+    assert found.since == 10
+
+
+def test_a_holdout_that_rises_too_is_learning() -> None:
+    rows = evaluated(run(60, rising), {10: 0.2, 30: 0.4, 60: 0.6})
+    assert judge(rows).verdict == "learning"
+
+
+def test_a_reward_that_rises_while_success_falls_is_hacking() -> None:
+    found = judge(run(60, rising, **{"reward/success": lambda step: 0.6 - step / 150}))
+    assert found.verdict == "hacking the reward"
+    assert "success fell from" in found.evidence
+
+
+def test_a_holdout_alone_can_show_learning() -> None:
+    rows = evaluated(run(16, lambda step: 0.3, noise=0.1), {1: 0.2, 16: 0.5})
+    assert judge(rows).evidence == "the holdout rose from 20% to 50%."
+
+
+def test_few_steps_are_too_early() -> None:
+    assert str(judge([])) == "too early to say: 0 steps so far."
+    assert str(judge(run(1, rising))) == "too early to say: 1 step so far."
+    assert judge(run(9, lambda step: 0.3)).verdict == "too early to say"
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (run(60, rising), "It learned: success rose"),
+        (run(60, lambda step: 0.3), "It had stopped learning: reward moved by"),
+        (run(3, rising), "All 3 steps are done; 3 steps so far."),
+    ],
+)
+def test_a_finished_run_says_what_came_of_it(rows: Rows, says: str) -> None:
+    found = judge(rows, status="finished")
+    assert found.verdict == "finished"
+    assert found.evidence.startswith(says)
+
+
+def test_a_finished_run_that_cheated_is_still_told_so() -> None:
+    rows = evaluated(run(60, rising), {10: 0.5, 60: 0.2})
+    assert judge(rows, status="finished").verdict == "hacking the reward"
+
+
+def test_a_falling_loss_is_learning_where_there_is_no_reward() -> None:
+    rows = [{"step": n, "loss_per_token": 3 * math.exp(-n / 10)} for n in range(1, 31)]
+    found = judge(rows)
+    assert found.verdict == "learning"
+    assert found.evidence.startswith("loss fell from ")
+
+
+def test_rewards_of_any_scale_are_judged_alike() -> None:
+    for scale in (1e-4, 1.0, 1e4):
+        rows = [{"step": n, "reward": scale * rising(n)} for n in range(1, 61)]
+        assert judge(rows).verdict == "learning"
+
+
+def test_what_the_recorder_keeps_is_enough_for_the_same_verdict() -> None:
+    rows = evaluated(run(60, rising), {10: 0.5, 60: 0.2})
+    rows = [{**row, "other/metric": 1.0} for row in rows]
+    kept = History.of(rows, [{"event": "checkpoint"}])
+    assert set(kept.rows[0]) <= set(NEEDED)
+    assert (kept.events, kept.last) == ([], rows[-1])
+    assert judge(kept.rows, kept.events) == judge(rows)
+
+
+odd = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.text(max_size=3),
+    st.integers(),
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.lists(st.integers(), max_size=2),
+)
+
+
+@given(
+    rows=st.lists(st.dictionaries(st.sampled_from(NEEDED), odd, max_size=8), max_size=40),
+    events=st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={"event": st.sampled_from(["finding", "stopped"]), "name": odd, "step": odd},
+        ),
+        max_size=4,
+    ),
+    status=st.sampled_from(["running", "finished", "interrupted", "failed"]),
+)
+def test_any_series_gets_a_verdict(rows: Rows, events: Rows, status: str) -> None:
+    found = judge(rows, events, status)
+    assert found.verdict in VERDICTS
+    assert found.since is None or isinstance(found.since, int)
+    assert "nan" not in found.evidence.lower() or any(e.get("text") for e in events)
