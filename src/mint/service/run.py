@@ -280,6 +280,7 @@ class Run:
 
     async def resume(self) -> None:
         """After a restart of the service: replay, so that every promise in the journal is kept."""
+        self._retry_at = float("inf")
         try:
             await self.load()
             self.finish_creation()

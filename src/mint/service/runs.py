@@ -138,11 +138,16 @@ class Runs:
                 self._in_background(run.resume())
         if run.row.user != user:
             raise _unknown(run_id)
-        if run.wants_resuming:
-            self._in_background(run.resume())
+        self.resume_if_due(run_id)
         self._sessions.saw(run.row.session_id, user)
         self._used[run_id] = now()
         return run
+
+    def resume_if_due(self, run_id: str) -> None:
+        """Try once more to restore a run that could not be restored a while ago."""
+        run = self._runs.get(run_id)
+        if run is not None and run.wants_resuming:
+            self._in_background(run.resume())
 
     async def row(self, run_id: str, user: str) -> RunRow:
         """What the store knows of a run; does not open it."""

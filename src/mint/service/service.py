@@ -97,7 +97,7 @@ class Service:
         """
         if (future := self.futures.find(request_id, user)) is not None:
             if future.answer is None and (match := _RUN_REQUEST.fullmatch(request_id)):
-                await self.runs.find(match["id"], user)
+                self.runs.resume_if_due(match["id"])
             return future
         if match := _RUN_REQUEST.fullmatch(request_id):
             run = await self.runs.find(match["id"], user)

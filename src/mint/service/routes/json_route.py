@@ -13,6 +13,7 @@ from ..errors import UserError
 from ..requests import read_json
 from .caller import authenticate, wants_user
 
+_SMALL_BYTES = 64 * 1024
 MAX_JSON_BYTES = 16 * 1024 * 1024
 """The largest JSON body but for training data, which :mod:`mint.service.decoding` reads."""
 
@@ -25,6 +26,8 @@ class JsonRequest(Request):
         if len(body) > MAX_JSON_BYTES:
             raise HTTPException(413, f"The request has more than {MAX_JSON_BYTES} bytes.")
         try:
+            if len(body) < _SMALL_BYTES:
+                return read_json(body)
             return await asyncio.to_thread(read_json, body)
         except UserError as error:
             raise HTTPException(400, str(error)) from error  # FastAPI hides any other exception
