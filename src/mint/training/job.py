@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import yaml
 
@@ -103,7 +103,7 @@ def _check_value(group: str, each: Any, kind: Any, value: Any) -> None:
     try:
         checked(each, kind, value)
     except ConfigError as error:
-        one_text = get_origin(kind) is tuple and isinstance(value, str)
+        one_text = kind == tuple[str, ...] and isinstance(value, str)
         hint = f" Write it as '{group}.{each.name}=[{value}]'" if one_text else ""
         raise ConfigError(f"{group}.{error}{hint}") from None
 
