@@ -188,7 +188,6 @@ def test_what_is_probably_not_meant_is_said() -> None:
         ({"temperature_end": 0.5}, "temperature_end", "temperature_schedule=linear"),
         ({"lr_end": 1e-6}, "lr_end", "lr_schedule=linear"),
         ({"overlong_limit": 0.5}, "overlong_limit", "overlong_buffer"),
-        ({"curriculum": True, "data_order": "shuffled"}, "data_order", "curriculum=false"),
     ],
 )
 def test_a_setting_that_does_nothing_is_said_with_what_gives_it_an_effect(
