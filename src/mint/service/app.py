@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .dashboard import mount_dashboard
 from .errors import ApiError, UserError, log_hint
 from .gauges import Gauges
 from .logs import REQUEST_ID, RequestLog
@@ -42,6 +43,7 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(openai.router, prefix=prefix)
     for routes in (sessions, training, sampling, futures, transfers, weights, rest, tokenizers):
         app.include_router(routes.router, prefix="/api/v1")
+    mount_dashboard(app, service, app.state.gauges)
     app.add_middleware(
         BodyLimit,
         limit=service.settings.max_body_bytes,
