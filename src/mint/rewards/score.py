@@ -57,7 +57,8 @@ Outcome = Score | Failure | None
 def read_score(value: Any) -> Score | None:
     """What a reward function returned, as a score; None means "does not apply".
 
-    Numbers, scores, dataclasses with a ``total`` and mappings with a ``score`` are understood.
+    Numbers, scores, dataclasses with a ``total`` and mappings with a ``score`` are understood; the
+    latter two may also have ``reasons``.
 
     >>> read_score(True), read_score({"score": 0.5, "matches": [True, False]})
     (Score(total=1.0, components={}), Score(total=0.5, components={}))
@@ -69,13 +70,28 @@ def read_score(value: Any) -> Score | None:
     if is_dataclass(value) and isinstance(getattr(value, "total", None), int | float):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
         total = float(parts.pop("total"))
-        return Score(total, {name: float(part) for name, part in parts.items()})
+        reasons = parts.pop("reasons", None)
+        values = {name: _number(part) for name, part in parts.items()}
+        return Score(total, values, _texts(reasons))
     if isinstance(value, Mapping) and isinstance(value.get("score"), int | float):
-        return Score(float(value["score"]))
+        return Score(float(value["score"]), reasons=_texts(value.get("reasons")))
+    return Score(_number(value))
+
+
+def _number(value: Any) -> float:
+    """A number of any library as a float. A string is none, even when it reads like one."""
     try:
-        return Score(float(value))  # numpy scalars and zero-dimensional tensors
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)  # numpy scalars and zero-dimensional tensors
     except (TypeError, ValueError):
+        shown = f"the string {value!r:.80}" if isinstance(value, str) else type(value).__name__
         raise TypeError(
-            f"A reward returned {type(value).__name__}; it must return a number, a Score, "
+            f"A reward returned {shown}; it must return a number, a Score, "
             "or None for 'does not apply'."
         ) from None
+
+
+def _texts(reasons: Any) -> dict[str, str]:
+    given = reasons if isinstance(reasons, Mapping) else {}
+    return {str(name): str(reason) for name, reason in given.items()}

@@ -11,6 +11,7 @@ from dataclasses import Field, asdict, dataclass, fields
 from typing import Any, get_type_hints
 
 from mint.rl.options import ConfigError, checked, closest, option, parsed
+from mint.watch.sinks import SINKS
 
 LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo")
 CLIPPED = ("ppo", "cispo", "gspo")
@@ -31,7 +32,7 @@ SHORT_NAMES = {
 }
 """MinT's names for some settings: read, assigned and passed like the long ones."""
 
-_OF_THE_RUN = ("steps", "run_dir", "checkpoint_every", "keep_every", "service_timeout")
+_OF_THE_RUN = ("steps", "run_dir", "checkpoint_every", "keep_every", "service_timeout", "sinks")
 """Settings that may change when a run is continued."""
 
 
@@ -156,6 +157,7 @@ class RLConfig:
     checkpoint_every: int = option(5, "steps between checkpoints", low=1)
     keep_every: int = option(0, "also keep every so many steps' checkpoint, to bisect", low=0)
     service_timeout: float = option(60.0, "seconds to wait for a service that is gone", above=0)
+    sinks: tuple[str, ...] = option((), "where metrics also go, as in tensorboard", choices=SINKS)
     reward_workers: int = option(0, "threads for slow rewards; 0 scores in this thread", low=0)
 
     # Guard rails

@@ -20,6 +20,9 @@ def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
     kinds = [group.kind(threshold) for group in groups]
     found = {
         "rollouts": float(len(rollouts)),
+        "rollouts/signal": float(
+            sum(len(g.counted) for g, kind in zip(groups, kinds, strict=True) if kind == "signal")
+        ),
         "reward/mean": fmean(rewards) if rewards else 0.0,
         "reward/success": fmean([r >= threshold for r in rewards]) if rewards else 0.0,
         "reward/failures": float(sum(rollout.error is not None for rollout in rollouts)),
@@ -27,6 +30,7 @@ def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
         "groups/signal": float(kinds.count("signal")),
         "groups/all_right": float(kinds.count("all_right")),
         "groups/all_wrong": float(kinds.count("all_wrong")),
+        "groups/all_equal": float(kinds.count("all_equal")),
         "groups/unscored": float(kinds.count("unscored")),
         "length/mean": _mean([rollout.length for rollout in rollouts]),
         "length/max": float(max((rollout.length for rollout in rollouts), default=0)),

@@ -34,7 +34,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         *("eval_every", "eval_samples", "eval_temperature"),
         *("holdout_fraction", "holdout_size", "success_threshold"),
     ),
-    "logging": ("run_dir",),
+    "logging": ("run_dir", "sinks"),
 }
 """Which group each field of RLConfig belongs to."""
 
