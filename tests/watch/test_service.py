@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -12,15 +12,20 @@ from playwright.sync_api import expect, sync_playwright
 
 from benchmarks.watch.generate import generate
 from tests.needs import need_browser
-from tests.service_fixture import LiveService, RawClient
+from tests.service_fixture import LiveService, RawClient, start_service
 
 PATIENCE_MS = 60_000
 
 
-@pytest.fixture
-def service(own_service: Callable[..., LiveService], tmp_path: Path) -> LiveService:
-    generate(tmp_path / "runs" / "mine", steps=3, groups=2, answers=2)
-    return own_service(models=("tiny/llama",), runs=tmp_path / "runs")
+@pytest.fixture(scope="module")
+def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
+    """A service of the local user with a model, and a folder of runs."""
+    folder = tmp_path_factory.mktemp("service")
+    generate(folder / "runs" / "mine", steps=3, groups=2, answers=2)
+    settings = {"models": ("tiny/llama",), "runs": folder / "runs"}
+    service = start_service(folder / "home", tiny_model, **settings)
+    yield service
+    service.stop()
 
 
 def checkpoint(service: LiveService) -> str:
