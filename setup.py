@@ -6,7 +6,8 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-BUNDLED = {"conf": {".yaml"}, "demos": {".py", ".jsonl", ".md"}, "quickstart": {".py"}}
+FOLDERS = ("conf", "demos", "quickstart")
+KINDS = {".jsonl", ".md", ".py", ".yaml"}
 
 
 class BuildWithFiles(build_py):
@@ -16,9 +17,9 @@ class BuildWithFiles(build_py):
         super().run()
         if self.editable_mode:
             return  # an editable install reads them in the clone
-        for folder, kinds in BUNDLED.items():
+        for folder in FOLDERS:
             for source in sorted((ROOT / folder).rglob("*")):
-                if source.suffix in kinds:
+                if source.suffix in KINDS:
                     target = Path(self.build_lib, "mint/bundled", source.relative_to(ROOT))
                     self.mkpath(str(target.parent))
                     self.copy_file(str(source), str(target))

@@ -12,9 +12,11 @@ from mint.catalog import ModelNotFound
 from mint.commands import checkpoints, evaluate, keys, models, runs, train
 from mint.commands.bench.command import bench
 from mint.commands.export import export
+from mint.commands.init import init
 from mint.commands.output import Mistake
 from mint.commands.sample import sample
 from mint.commands.serve import serve
+from mint.commands.watch import watch
 from mint.engine.messages import UserError
 from mint.rewards.cli import app as rewards
 
@@ -24,10 +26,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command()(init)
 app.command()(serve)
 app.command()(sample)
 app.command()(export)
 app.command()(bench)
+app.command()(watch)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(runs.app, name="runs")

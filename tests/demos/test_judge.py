@@ -12,6 +12,8 @@ from tests.tiny import build_model
 
 from .conftest import SAVED, Recipe, numbers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def live_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:

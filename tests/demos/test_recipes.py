@@ -11,6 +11,8 @@ from tests.service_fixture import LiveService
 
 from .conftest import DEMOS, SAVED, Recipe, numbers
 
+pytestmark = pytest.mark.slow
+
 RECIPES = sorted(path.name for path in DEMOS.glob("*.py"))
 
 

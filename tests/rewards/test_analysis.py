@@ -177,7 +177,7 @@ def test_countdown_tasks_have_positive_targets_that_are_not_given() -> None:
         assert task.metadata["target"] not in task.metadata["numbers"]
 
 
-@pytest.mark.usefixtures("sandbox_installed")
+@pytest.mark.sandbox
 def test_every_code_task_accepts_its_solution_and_refuses_an_empty_one() -> None:
     tasks = code_tasks()
     reward = tasks[0].reward

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.rewards.bombs import calls
 
 PROCESSOR_SECONDS = 1.0
 
 
+@pytest.mark.slow
 def test_every_function_survives_every_megabyte() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.rewards.bombs", str(PROCESSOR_SECONDS)],

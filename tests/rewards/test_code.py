@@ -18,7 +18,7 @@ from mint.rewards import (
 )
 from mint.rewards.code_tests import read_test
 
-pytestmark = pytest.mark.usefixtures("sandbox_installed")
+pytestmark = pytest.mark.sandbox
 
 STACK = """
 class Stack:

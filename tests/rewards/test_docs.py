@@ -14,7 +14,7 @@ from mint.rewards.catalog import RANGES
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
 
 
-@pytest.mark.usefixtures("sandbox_installed")
+@pytest.mark.sandbox
 def test_every_example_of_the_page_runs() -> None:
     pytest.importorskip("reasoning_gym")
     failed, tried = doctest.testfile(str(PAGE), module_relative=False, verbose=False)

@@ -12,7 +12,7 @@ import pytest
 
 from mint.rewards import CallTest, CodeReward, Limits, StdioTest
 
-pytestmark = pytest.mark.usefixtures("sandbox_installed")
+pytestmark = pytest.mark.sandbox
 
 LIMITS = Limits(wall_seconds=1.0, cpu_seconds=1, memory_mb=256, files_mb=4, output_kb=64)
 SECRET = "mint-secret-31337"

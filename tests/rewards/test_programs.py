@@ -21,6 +21,7 @@ SOLUTIONS = {
 }
 
 
+@pytest.mark.sandbox
 def test_the_same_seed_gives_the_same_problems() -> None:
     assert [t.prompt for t in program_tasks(20, seed=3)] == [
         t.prompt for t in program_tasks(20, seed=3)
@@ -35,7 +36,7 @@ def test_no_constant_passes_the_tests_of_a_problem(problem: object) -> None:
         assert len({repr(test.expected) for test in tests}) > 1
 
 
-@pytest.mark.usefixtures("sandbox_installed")
+@pytest.mark.sandbox
 def test_what_the_sentence_says_is_what_the_tests_want() -> None:
     tried = set()
     for task in program_tasks(200, seed=1):

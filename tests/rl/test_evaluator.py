@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,50 @@ def test_an_environment_is_paid_by_its_holdout_reward_after_the_same_conversatio
     found = Evaluator(Shop(), settings(), client).of(None)
     assert found.prompts == 3
     assert found.pass_1 == pytest.approx(2 / 3)
+
+
+def test_held_out_rollouts_that_raise_time_out_or_never_end_count_as_wrong(
+    client: mint.ServiceClient, settings: Settings
+) -> None:
+    class Maze:
+        def build_dataset(self) -> list[str]:
+            return ["a", "b"]
+
+        def build_holdout(self) -> list[str]:
+            return ["raises", "hangs", "never ends", *(f"right {i}" for i in range(9))]
+
+        async def rollout(self, task: str, chat: Chat) -> float:
+            if task == "raises":
+                raise LookupError(task)
+            if task == "hangs":
+                await asyncio.Event().wait()
+            while task == "never ends":
+                chat.user(task)
+                await chat.reply()
+            return 1.0
+
+    cfg = settings(max_turns=2, rollout_timeout=5.0, max_reward_failures=0.5)
+    found = Evaluator(Maze(), cfg, client).of(None)
+    assert (found.prompts, found.failed) == (12, 3)
+    assert found.pass_1 == pytest.approx(9 / 12)
+
+
+def test_a_policy_that_always_reaches_the_turn_limit_is_wrong_and_stops_nothing(
+    client: mint.ServiceClient, settings: Settings
+) -> None:
+    class Endless:
+        def build_dataset(self) -> list[str]:
+            return ["a", "b"]
+
+        build_holdout = build_dataset
+
+        async def rollout(self, task: str, chat: Chat) -> float:
+            while True:
+                chat.user(task)
+                await chat.reply()
+
+    found = Evaluator(Endless(), settings(max_turns=1), client).of(None)
+    assert (found.prompts, found.failed, found.pass_1) == (2, 2, 0.0)
 
 
 def test_a_task_without_a_truth_of_its_own_is_paid_by_its_reward() -> None:

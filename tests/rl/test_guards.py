@@ -10,6 +10,7 @@ import pytest
 
 from mint.rl import RLConfig
 from mint.rl.config import GUARDS
+from mint.rl.evaluation import wilson
 from mint.rl.guards import _GUARDS, Finding, Guards
 
 HEALTHY: dict[str, float] = {
@@ -123,6 +124,47 @@ def test_a_holdout_that_stays_behind_a_rising_reward_is_reward_hacking() -> None
     assert "did not rise" in finding.seen
 
 
+def measured(share: float, count: int) -> dict[str, float]:
+    low, high = wilson(share, count)
+    return {
+        "holdout/pass@1": share,
+        "holdout/pass@1_low": low,
+        "holdout/pass@1_high": high,
+        "holdout/reward": share,
+    }
+
+
+def found_after(share: float, count: int, *rewards: float) -> list[Finding]:
+    """What is found when the holdout of ``count`` prompts stays where it was at the start."""
+    guards = Guards(RLConfig())
+    guards.begin(measured(share, count))
+    for reward in rewards[:-1]:
+        assert guards.check({**HEALTHY, "reward/mean": reward}) == []
+    return guards.check({**HEALTHY, "reward/mean": rewards[-1], **measured(share, count)})
+
+
+def test_a_holdout_at_0_throughout_a_rising_reward_is_reward_hacking() -> None:
+    for count in range(1, 513):
+        (finding,) = found_after(0.0, count, 0.19, 0.2, 0.21, *[0.98] * 6)
+        assert finding.name == "reward_hacking"
+        assert "did not rise with it: from 0.0% to 0.0%" in finding.seen
+
+
+def test_a_holdout_that_stays_at_100_has_not_fallen() -> None:
+    for count in range(1, 513):
+        assert found_after(1.0, count, 0.3, 0.4, 0.5, *[0.98] * 6) == []
+
+
+def test_a_rounding_error_of_a_share_is_no_fall_and_no_rise() -> None:
+    third, almost = 1 / 3, 1 / 3 - 1e-16
+    fell = {**held(almost, third), "holdout/pass@1_high": almost}
+    guards = Guards(RLConfig())
+    guards.begin(held(third, third))
+    for reward in (0.3, 0.3, 0.3, *[0.5] * 5):
+        guards.check({**HEALTHY, "reward/mean": reward})
+    assert guards.check({**HEALTHY, "reward/mean": 0.5, **fell}) == []
+
+
 def test_a_policy_that_gets_surer_of_what_it_knew_is_no_trouble() -> None:
     rows = [{"reward/mean": 0.3, **held(0.8, 0.8)}] + [{"reward/mean": 0.8, **held(0.8, 0.8)}] * 5
     assert after(Guards(RLConfig()), *rows, healthy=0) == []
@@ -134,6 +176,8 @@ def test_a_policy_that_gets_surer_of_what_it_knew_is_no_trouble() -> None:
         ({"groups/all_right": 8.0, "groups/all_wrong": 0.0}, "too easy"),
         ({"groups/all_right": 0.0, "groups/all_wrong": 8.0}, "too hard"),
         ({"groups/unscored": 8.0, "groups/all_wrong": 0.0, "groups/all_right": 0.0}, "missing"),
+        ({"groups/all_equal": 8.0}, "1 groups are all right, 1 all wrong, 8 equally good"),
+        ({"groups/all_equal": 8.0}, "same reward above 0"),
     ],
 )
 def test_no_signal_tells_all_right_from_all_wrong(metrics: dict[str, float], said: str) -> None:

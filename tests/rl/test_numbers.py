@@ -113,6 +113,15 @@ def test_wilsons_interval_is_the_books(
     assert wilson(share, count) == pytest.approx(interval, abs=1e-4)
 
 
+def test_wilsons_interval_contains_the_share_and_ends_exactly() -> None:
+    for count in range(1, 513):
+        for right in range(count + 1):
+            low, high = wilson(right / count, count)
+            assert 0.0 <= low <= right / count <= high <= 1.0
+            assert (low == 0.0) == (right == 0)
+            assert (high == 1.0) == (right == count)
+
+
 def test_one_answer_per_prompt_is_a_trial_each_and_equal_answers_are_no_more() -> None:
     assert independent_trials(np.asarray([1.0, 0.0, 1.0, 0.0]), [1] * 4) == pytest.approx(4)
     assert independent_trials(np.asarray([1.0, 0.0, 1.0, 0.0]), [8] * 4) == pytest.approx(4)
@@ -133,6 +142,23 @@ def test_an_answer_that_could_not_be_scored_does_not_change_the_k_of_pass_at_k()
     assert found.k == 3
     assert found.pass_k == pytest.approx(1 / 2)  # of the prompts with three answers
     assert found.pass_1 == pytest.approx((1 / 3 + 1 / 2 + 0) / 3)
+
+
+def test_an_answer_that_failed_is_wrong_and_stays_in_the_denominator() -> None:
+    """2 of 22 tasks never ended, and 8 of the others were right: 36.4%, not 8 of 20."""
+    found = evaluate([*[[1.0]] * 8, *[[0.0]] * 12, *[[None]] * 2], threshold=1.0)
+    assert (found.prompts, found.failed) == (22, 2)
+    assert found.pass_1 == pytest.approx(8 / 22)
+    assert found.reward == pytest.approx(8 / 22)
+    assert found.metrics()["holdout/failures"] == 2
+    assert str(found).endswith("on 22 held-out prompts; 2 answers that failed count as wrong")
+    assert Evaluation.read(found.metrics()) == found
+
+
+def test_an_answer_that_failed_earns_the_worst_reward_and_is_never_right() -> None:
+    found = evaluate([[None, -0.5], [1.0, 1.0]], threshold=-1.0)
+    assert found.reward == pytest.approx((-0.5 + 1.0) / 2)
+    assert found.pass_1 == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("rewards", [[[1.0, 0.0]], [], [[]]])

@@ -21,7 +21,9 @@ def scored(value: Any, weights: dict[str, float] | None = None) -> Rollout:
     return rollout
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, "good", ZeroDivisionError("x"), [1.0]])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, "good", "0.5", ZeroDivisionError("x"), [1.0]]
+)
 def test_what_is_not_a_number_is_no_reward(value: Any) -> None:
     rollout = scored(value)
     assert rollout.reward is None

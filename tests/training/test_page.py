@@ -29,6 +29,7 @@ def run(line: str, train: Command) -> int:
     return main(words[2:])
 
 
+@pytest.mark.slow
 def test_every_command_on_the_page_runs(
     train: Command, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_response_is_truncated_when_it_was_cut_off_and_not_when_it_looks_so(
     assert found["type"] == kind
 
 
+@pytest.mark.slow
 def test_a_reward_written_into_the_rewards_module_is_found_by_its_name(
     service: str, tmp_path: Path
 ) -> None:
@@ -266,6 +267,7 @@ def test_a_model_that_is_not_there_is_a_mistake_in_the_services_words(train: Com
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.slow
 def test_the_quick_test_runs_on_a_service_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
     variables = {
         "MINT_HOME": str(tmp_path / "home"),

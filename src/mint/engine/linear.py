@@ -19,6 +19,7 @@ from .precision import (
     FrozenProduct,
     PackedWeight,
     Precision,
+    fill_up,
     mm,
     multiply,
     multiply_gradient,
@@ -73,7 +74,8 @@ class FrozenLinear(Product):
         self.bias = _joint_bias(layers, self.sizes)
         self.packed = PackedWeight(self.weight) if PackedWeight.is_possible(self.weight) else None
         self.pairs = ()
-        self.bank: tuple[Tensor, Tensor] | None = None  # of the adapters in sampling
+        self.bank: tuple[Tensor, Tensor] | None = None  # of the adapters in sampling, on a GPU
+        self.slots: list[tuple[Tensor, Tensor] | None] = []  # the same on a CPU: A, B of each slot
         self.extended = self.weight  # on a GPU, the weight with the bank's A below it
         self.parts: tuple[Tensor, ...] = ()  # what the other layers of the product will return
 
@@ -95,11 +97,16 @@ class FrozenLinear(Product):
             return LoraProduct.apply(  # type: ignore[no-any-return, no-untyped-call]
                 self.precision, lora.scale, self.sizes, x, self.weight, *self.pairs
             )
+        if torch.is_grad_enabled():
+            return FrozenProduct.apply(x, self.weight, self.precision)  # type: ignore[no-any-return, no-untyped-call]
+        if not x.is_cuda:
+            return self._sampled(x, lora)
         if not isinstance(lora, BankedLora) or self.bank is None:
-            return self._frozen(x)
+            return multiply(x, self.weight, self.precision)
         if self.joins_bank:
             return self._joint(x, self.bank[1], lora)
-        return _add_banked(self._frozen(x), x, self.bank, lora, self.precision)
+        y = multiply(x, self.weight, self.precision)
+        return _add_banked(y, x, self.bank, lora, self.precision)
 
     @property
     def joins_bank(self) -> bool:
@@ -109,6 +116,9 @@ class FrozenLinear(Product):
     @torch.inference_mode(False)
     @torch.no_grad()
     def new_bank(self, slots: int, rank: int) -> None:
+        if not self.weight.is_cuda:
+            self.slots = [None] * slots
+            return
         height, (outputs, inputs) = len(self.sites) * rank, self.weight.shape
         dtype = self.precision.lora
         b = self.weight.new_zeros(slots, height, outputs, dtype=dtype)
@@ -123,6 +133,9 @@ class FrozenLinear(Product):
     def write_slot(
         self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
     ) -> None:
+        if not self.weight.is_cuda:
+            self.slots[slot] = self._joint_pair(pairs, scale)
+            return
         assert self.bank is not None
         a, b = (tensor[slot].zero_() for tensor in self.bank)
         height, column = a.shape[0] // len(self.sites), 0
@@ -149,12 +162,45 @@ class FrozenLinear(Product):
         inner = y[:, outputs:].to(b.dtype)
         return y[:, :outputs] + mm(inner, b[: lora.slots].flatten(0, 1))
 
-    def _frozen(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            return FrozenProduct.apply(x, self.weight, self.precision)  # type: ignore[no-any-return, no-untyped-call]
-        if self.packed is not None and x.shape[0] <= PackedWeight.MAX_ROWS:
-            return self.packed.multiply(x)
-        return multiply(x, self.weight, self.precision)
+    def _joint_pair(
+        self, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return an adapter's A [height, in] and B [height, out] of all sites together."""
+        present = [pairs[site.name][0] for site in self.sites if site.name in pairs]
+        if not present:
+            return None
+        a = torch.cat([part.detach() for part in present]).to(self.precision.lora)
+        b, row, column = a.new_zeros(len(a), self.weight.shape[0]), 0, 0
+        for site in self.sites:
+            if pair := pairs.get(site.name):
+                rank = pair[0].shape[0]
+                b[row : row + rank, column : column + site.outputs] = scale * pair[1].detach().T
+                row += rank
+            column += site.outputs
+        return a, b
+
+    def _sampled(self, x: Tensor, lora: Lora) -> Tensor:
+        """Multiply on a CPU so that the bits of a row do not depend on the other rows."""
+        rows = fill_up(x)
+        if self.packed is not None:
+            y = self.packed.multiply(rows)
+        else:
+            y = multiply(rows, self.weight, self.precision)
+        if isinstance(lora, BankedLora) and self.slots:
+            if lora.mask is None:
+                self._add_slot(y, rows, 0)
+            for slot, members in lora.members:
+                part = y[members]
+                filled = fill_up(part)
+                self._add_slot(filled, fill_up(x[members]), slot)
+                y[members] = filled[: len(part)]
+        return y[: len(x)]
+
+    def _add_slot(self, y: Tensor, x: Tensor, slot: int) -> None:
+        """Add to y what the adapter in a slot makes of x."""
+        pair = self.slots[slot]
+        if pair is not None:
+            y.addmm_(mm(x.to(self.precision.lora), pair[0].T), pair[1])
 
 
 class LinearPart(nn.Module):

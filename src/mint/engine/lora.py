@@ -104,7 +104,10 @@ class AdapterBank:
         used = max(slots.values()) + 1
         columns = torch.tensor([-1 if a is None else slots[a] for a in adapters], device=device)
         mask = columns[:, None] == torch.arange(used, device=device)
-        return BankedLora(used, mask.float())
+        if device.type == "cuda":
+            return BankedLora(used, mask.float())
+        members = tuple((slot, torch.nonzero(mask[:, slot]).squeeze(1)) for slot in slots.values())
+        return BankedLora(used, mask.float(), members)
 
     def forget(self, adapter: Adapter) -> None:
         """Let go of an adapter that no sampler uses any more."""

@@ -126,14 +126,15 @@ def pick(logits: Tensor, picks: Picks, steps: Tensor) -> Picked:
         scaled = logits / torch.where(is_greedy, 1.0, picks.temperatures)[:, None]
     peak = scaled.amax(-1, keepdim=True)
     weights = (scaled - peak).exp_()
-    total = weights.sum(-1)
+    # A CPU adds the numbers of a single row in another order than those of several.
+    total = weights.sum(-1) if weights.is_cuda else _piece_sums(weights)[:, -1].float()
     kept = _filter(weights, total, picks) if picks.is_filtered else weights
     tokens = draw(kept, uniforms(picks.seeds, picks.samples, steps))
     if picks.has_greedy:
         tokens = torch.where(is_greedy, scaled.argmax(-1), tokens)
     mass = total.log()
     if picks.is_filtered:
-        mass = torch.where(picks.renormalize, kept.sum(-1).log(), mass)
+        mass = torch.where(picks.renormalize, _piece_sums(kept)[:, -1].float().log(), mass)
     logprobs = scaled.gather(-1, tokens[:, None]).squeeze(-1) - peak.squeeze(-1) - mass
     if not picks.top:
         return Picked(tokens, logprobs)
@@ -153,10 +154,9 @@ def pick_plain(
 
 def draw(weights: Tensor, numbers: Tensor) -> Tensor:
     """Invert the cumulative distribution, in two levels. Never picks a token of weight 0."""
-    rows, vocabulary = weights.shape
-    width = _width(vocabulary)
-    pieces = weights.view(rows, -1, width)
-    sums = pieces.sum(-1).double().cumsum(-1)
+    width = _width(weights.shape[-1])
+    pieces = weights.view(len(weights), -1, width)
+    sums = _piece_sums(weights)
     target = numbers.double()[:, None] * sums[:, -1:]
     piece = torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)
     before = torch.where(piece > 0, sums.gather(1, (piece - 1).clamp(min=0)), 0.0)
@@ -165,6 +165,12 @@ def draw(weights: Tensor, numbers: Tensor) -> Tensor:
     # Rounding may leave the target beyond the piece's own sum: stay below it.
     rest = torch.minimum(target - before, running[:, -1:] * (1 - 2.0**-40))
     return (piece * width + torch.searchsorted(running, rest, right=True)).squeeze(1)
+
+
+def _piece_sums(weights: Tensor) -> Tensor:
+    """Return the running sums of rows [B, V] over pieces of equal width."""
+    pieces = weights.view(len(weights), -1, _width(weights.shape[-1]))
+    return pieces.sum(-1).double().cumsum(-1)
 
 
 def _width(vocabulary: int) -> int:

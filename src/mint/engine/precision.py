@@ -22,6 +22,7 @@ from torch import Tensor
 from .messages import PRECISIONS, UserError
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+ROWS = 8  # of a CPU's products are filled up to a multiple of this
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,6 @@ class FrozenProduct(torch.autograd.Function):
 class PackedWeight:
     """A copy of a CPU weight in the layout that products of few rows read fastest."""
 
-    MAX_ROWS = 2048
-
     def __init__(self, weight: Tensor) -> None:
         self.tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 48)
         self.dtype = weight.dtype
@@ -131,7 +130,6 @@ class PackedWeight:
             weight.device.type == "cpu"
             and weight.dtype in (bf16, f32)
             and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-            and weight.numel() >= 1 << 16
             and (weight.dtype == f32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
         )
 
@@ -139,6 +137,16 @@ class PackedWeight:
         """Multiply float32 rows by the weight."""
         packed = torch.ops.mkldnn._linear_pointwise
         return packed(x.to(self.dtype), self.tensor, None, "none", [], "").float()  # type: ignore[no-any-return]
+
+
+def fill_up(x: Tensor) -> Tensor:
+    """Append rows of zeros, up to a multiple of ``ROWS``.
+
+    CPU libraries multiply a few rows by other kernels than many, with other rounding. With rows in
+    multiples, the product of a row does not depend on how many others there are.
+    """
+    missing = -x.shape[-2] % ROWS
+    return torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def is_finite(tensors: list[Tensor]) -> bool:

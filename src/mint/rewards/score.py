@@ -69,13 +69,21 @@ def read_score(value: Any) -> Score | None:
     if is_dataclass(value) and isinstance(getattr(value, "total", None), int | float):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
         total = float(parts.pop("total"))
-        return Score(total, {name: float(part) for name, part in parts.items()})
+        return Score(total, {name: _number(part) for name, part in parts.items()})
     if isinstance(value, Mapping) and isinstance(value.get("score"), int | float):
         return Score(float(value["score"]))
+    return Score(_number(value))
+
+
+def _number(value: Any) -> float:
+    """A number of any library as a float. A string is none, even when it reads like one."""
     try:
-        return Score(float(value))  # numpy scalars and zero-dimensional tensors
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)  # numpy scalars and zero-dimensional tensors
     except (TypeError, ValueError):
+        shown = f"the string {value!r:.80}" if isinstance(value, str) else type(value).__name__
         raise TypeError(
-            f"A reward returned {type(value).__name__}; it must return a number, a Score, "
+            f"A reward returned {shown}; it must return a number, a Score, "
             "or None for 'does not apply'."
         ) from None

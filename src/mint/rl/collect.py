@@ -11,10 +11,11 @@ from itertools import groupby
 from typing import Any
 
 import mint
-from mint.rewards import overlong_penalty
+from mint.rewards import TooManyFailures, overlong_penalty
 from mint.rl.config import RLConfig
 from mint.rl.data import Draw, Item
 from mint.rl.environment import run_environment
+from mint.rl.failures import CodeFailure, FailureLog
 from mint.rl.policy import Policy, seed_for, segment_of
 from mint.rl.rollout import Group, Rollout
 from mint.rl.schedules import reward_weights_at
@@ -37,16 +38,34 @@ class Batch:
         return [*self.groups, *self.dropped]
 
 
+class StepFailed(TooManyFailures):
+    """Too many rewards of a step, or of an evaluation, are missing. ``batch`` has its answers."""
+
+    def __init__(self, reason: str, batch: Batch, sampled_for: str) -> None:
+        super().__init__(reason)
+        self.batch = batch
+        self.sampled_for = sampled_for
+
+
 class Collector:
     """Makes groups of an adapter's prompts or of an environment's tasks."""
 
     def __init__(
-        self, adapter: Any, cfg: RLConfig, ledger: Ledger, threads: Executor | None = None
+        self,
+        adapter: Any,
+        cfg: RLConfig,
+        ledger: Ledger,
+        threads: Executor | None = None,
+        failures: FailureLog | None = None,
+        sampled_for: str = "training",
     ) -> None:
         self.adapter = adapter
         self.cfg = cfg
         self.ledger = ledger
         self.threads = threads
+        self.failures = failures or FailureLog()
+        self.sampled_for = sampled_for
+        self.answered = 0  # answers so far, scored or not, to show that something moves
 
     async def batch(self, policy: Policy, draw: Draw) -> Batch:
         """The groups of a step; those without signal are replaced as often as the config allows."""
@@ -84,7 +103,11 @@ class Collector:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
-        self.ledger.check()
+        try:
+            self.ledger.check(groups)
+        except TooManyFailures as error:
+            batch = Batch(step, groups, policy, [], 0)
+            raise StepFailed(str(error), batch, self.sampled_for) from error
         return groups
 
     async def _group(self, policy: Policy, item: Item, step: int, size: int, place: str) -> Group:
@@ -96,6 +119,8 @@ class Collector:
         for rollout in group.rollouts:
             rollout.sampled_at = now
             self.ledger.record(item.sample, rollout)
+            for failure in rollout.failures:
+                self.failures.see(failure, step, self.sampled_for)
             self._adjust(rollout)
         return group
 
@@ -109,9 +134,13 @@ class Collector:
         try:
             answers = await policy.sample(item.prompt, size, seed)
         except mint.RequestFailedError as error:  # of this prompt, as when it is too long
-            reason = f"{type(error).__name__}: {error}"
-            group.rollouts = [Rollout([], "", error=reason) for _ in range(size)]
+            failure = CodeFailure(f"{type(error).__name__}: {error}", "", "")
+            group.rollouts = [
+                Rollout([], "", error=failure.error, failures=[failure]) for _ in range(size)
+            ]
+            self.answered += size
             return group
+        self.answered += size
         group.rollouts = [
             Rollout(
                 [segment_of(item.prompt, answer)],
@@ -131,19 +160,16 @@ class Collector:
         self, policy: Policy, item: Item, step: int, size: int, place: str
     ) -> Group:
         weights = reward_weights_at(self.cfg, step)
-        rollouts = await asyncio.gather(
-            *(
-                run_environment(
-                    self.adapter,
-                    item.sample,
-                    policy,
-                    self.cfg,
-                    seed_for(self.cfg.seed, "rollout", step, place, index),
-                    weights,
-                )
-                for index in range(size)
+
+        async def one(index: int) -> Rollout:
+            seed = seed_for(self.cfg.seed, "rollout", step, place, index)
+            found = await run_environment(
+                self.adapter, item.sample, policy, self.cfg, seed, weights
             )
-        )
+            self.answered += 1
+            return found
+
+        rollouts = await asyncio.gather(*(one(index) for index in range(size)))
         prompt = next((rollout.prompt for rollout in rollouts if rollout.prompt), "")
         return Group(item.sample, item.identity, prompt, list(rollouts), policy.version)
 

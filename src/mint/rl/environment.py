@@ -10,6 +10,7 @@ import mint
 from mint.rl.chat import Chat
 from mint.rl.config import RLConfig
 from mint.rl.credit import keep_turn_rewards
+from mint.rl.failures import CodeFailure, noting
 from mint.rl.policy import Policy
 from mint.rl.rollout import MissingLogprobs, Rollout
 from mint.rl.scoring import apply_score
@@ -50,18 +51,21 @@ async def run_environment(
     """
     chat = Chat(policy, seed, cfg.max_turns, cfg.context_length)
     value: Any
+    failures: list[CodeFailure] = []
     limit = asyncio.timeout(cfg.rollout_timeout)
     try:
-        async with limit:
-            value = await environment.rollout(task, chat)
+        with noting(failures):
+            async with limit:
+                value = await environment.rollout(task, chat)
     except (mint.APIConnectionError, MissingLogprobs, KeyboardInterrupt, GeneratorExit):
         raise
     except Exception as error:
-        value = _timed_out(cfg.rollout_timeout) if limit.expired() else error
+        value = _timed_out(cfg.rollout_timeout, error) if limit.expired() else error
     except BaseException as error:
         if _is_cancelled():
             raise
         value = RuntimeError(f"{type(error).__name__}: {error}")
+        value.__cause__ = error
     finally:
         chat.close()
     rollout = Rollout(
@@ -71,6 +75,7 @@ async def run_environment(
         trace=chat.trace,
         prompt=chat.prompt,
         turns=chat.replies,
+        failures=failures,
     )
     try:
         keep_turn_rewards(rollout, value, cfg.discount, weighed=weights is not None)
@@ -80,8 +85,10 @@ async def run_environment(
     return rollout
 
 
-def _timed_out(seconds: float) -> TimeoutError:
-    return TimeoutError(f"no end after {seconds:g} s; raise rollout_timeout if it needs longer")
+def _timed_out(seconds: float, cause: Exception) -> TimeoutError:
+    error = TimeoutError(f"no end after {seconds:g} s; raise rollout_timeout if it needs longer")
+    error.__cause__ = cause  # whose traceback says where the rollout was waiting
+    return error
 
 
 def _is_cancelled() -> bool:

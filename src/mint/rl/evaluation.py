@@ -23,11 +23,14 @@ def pass_at_k(right: int, count: int, k: int) -> float:
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """The 95% interval of a share of ``count`` trials. It is never empty, at 0 and 1 neither.
+    """The 95% interval of a share of ``count`` trials. It always contains the share: its lower end
+    at 0 is exactly 0, and its upper end at 1 exactly 1.
 
     >>> low, high = wilson(0.5, 100)
     >>> round(low, 4), round(high, 4)
     (0.4038, 0.5962)
+    >>> wilson(0.0, 12)[0], wilson(1.0, 10)[1]
+    (0.0, 1.0)
     """
     if count <= 0:
         return 0.0, 1.0
@@ -35,7 +38,9 @@ def wilson(share: float, count: float) -> tuple[float, float]:
     centre = (share + z2 / (2 * count)) / (1 + z2 / count)
     inside = share * (1 - share) / count + z2 / (4 * count * count)
     half = _Z95 * math.sqrt(inside) / (1 + z2 / count)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    low = 0.0 if share <= 0 else max(0.0, centre - half)
+    high = 1.0 if share >= 1 else min(1.0, centre + half)
+    return min(low, share), max(high, share)
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Evaluation:
     pass_k: float
     reward_low: float
     reward_high: float
+    failed: int = 0  # answers that were never finished or scored, and count as wrong
 
     def estimate(self, metric: str = "pass_1") -> Estimate:
         """One of ``pass_1``, ``pass_k`` and ``reward``, with its interval."""
@@ -112,6 +118,7 @@ class Evaluation:
             pass_k=metrics[f"holdout/pass@{k}"],
             reward_low=metrics.get("holdout/reward_low", -math.inf),
             reward_high=metrics.get("holdout/reward_high", math.inf),
+            failed=int(metrics.get("holdout/failures", 0)),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -122,6 +129,7 @@ class Evaluation:
             "holdout/pass@1_low": self.low,
             "holdout/pass@1_high": self.high,
             "holdout/prompts": float(self.prompts),
+            "holdout/failures": float(self.failed),
         }
         if self.prompts > 1:
             found["holdout/reward_low"] = self.reward_low
@@ -132,23 +140,36 @@ class Evaluation:
         more = f", pass@{self.k}={self.pass_k:.1%}" if self.k > 1 else ""
         return (
             f"pass@1={self.pass_1:.1%} ({self.low:.1%} to {self.high:.1%}){more}, "
-            f"reward={self.reward:.3f} on {self.prompts} held-out prompts"
+            f"reward={self.reward:.3f} on {self.prompts} held-out prompts{self._failures()}"
         )
 
+    def _failures(self) -> str:
+        if not self.failed:
+            return ""
+        which = "answer that failed counts" if self.failed == 1 else "answers that failed count"
+        return f"; {self.failed} {which} as wrong"
 
-def evaluate(rewards_P_G: Sequence[Sequence[float]], threshold: float) -> Evaluation:
-    """Pass rates of groups of rewards. Prompts without a single score are left out, and those with
-    some answers that were not scored are left out of pass@k.
 
-    The interval counts prompts, not answers: several answers to one prompt are not independent.
+def evaluate(rewards_P_G: Sequence[Sequence[float | None]], threshold: float) -> Evaluation:
+    """Pass rates of groups of rewards. None is an answer that failed: its rollout raised, timed out
+    or reached a limit. It counts as wrong, and as the worst reward: 0, or the lowest of all where
+    that is below 0. Every evaluation of the same prompts then has the same denominator.
+
+    Prompts without an answer are left out, and those with fewer than others are left out of pass@k:
+    to some answers a reward does not apply. The interval counts prompts, not answers: several
+    answers to one prompt are not independent.
 
     >>> str(evaluate([[1.0], [0.0]], threshold=1.0))
     'pass@1=50.0% (9.5% to 90.5%), reward=0.500 on 2 held-out prompts'
+    >>> str(evaluate([[1.0], [None]], threshold=0.0)).partition("; ")[2]
+    '1 answer that failed counts as wrong'
     """
-    groups = [list(group) for group in rewards_P_G if len(group)]
-    if not groups:
+    given = [list(group) for group in rewards_P_G if len(group)]
+    if not given:
         return Evaluation(0, 0, 0.0, 0.0, 0.0, 1.0, 1, 0.0, -math.inf, math.inf)
-    right = [sum(reward >= threshold for reward in group) for group in groups]
+    worst = min([0.0, *(reward for group in given for reward in group if reward is not None)])
+    groups = [[worst if reward is None else reward for reward in group] for group in given]
+    right = [sum(reward is not None and reward >= threshold for reward in group) for group in given]
     rates = np.asarray([r / len(group) for r, group in zip(right, groups, strict=True)])
     k = max(len(group) for group in groups)
     complete = [r for r, group in zip(right, groups, strict=True) if len(group) == k]
@@ -168,6 +189,7 @@ def evaluate(rewards_P_G: Sequence[Sequence[float]], threshold: float) -> Evalua
         pass_k=float(np.mean([pass_at_k(r, k, k) for r in complete])),
         reward_low=reward - half,
         reward_high=reward + half,
+        failed=sum(reward is None for group in given for reward in group),
     )
 
 

@@ -9,16 +9,21 @@ from typing import Any
 
 import mint
 from mint.rl.adapter import overrides
-from mint.rl.chat import Chat
+from mint.rl.chat import Chat, ContextFull, TurnLimit
 from mint.rl.clients import connect, lifeline_of
 from mint.rl.collect import Collector
 from mint.rl.config import RLConfig
 from mint.rl.data import Data, Item
 from mint.rl.evaluation import Evaluation, evaluate
+from mint.rl.failures import FailureLog
 from mint.rl.loop import Loop
 from mint.rl.policy import Policy
+from mint.rl.rollout import Group
 from mint.rl.scoring import Ledger
 from mint.rl.threads import Threads, aside
+
+LIMITS = (TurnLimit.__name__, ContextFull.__name__)
+"""What a weak policy may run into with every answer: wrong answers, and no mistake in a reward."""
 
 
 class Evaluator:
@@ -73,20 +78,29 @@ class Exam:
         items: Sequence[Item],
         tokenizer: Any,
         threads: Executor | None = None,
+        failures: FailureLog | None = None,
     ) -> None:
         self.items = list(items)
         self.tokenizer = tokenizer
         self.task = as_examined(adapter)
         self.cfg = _without_schedules(cfg, own_reward=self.task is adapter)
         self.threads = threads
+        self.failures = failures or FailureLog()
 
     async def taken_by(self, client: mint.SamplingClient) -> Evaluation:
         """The result of some weights."""
         cfg = self.cfg
         policy = Policy(client, self.tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
-        collector = Collector(self.task, cfg, Ledger(cfg.max_reward_failures), self.threads)
+        ledger = Ledger(cfg.max_reward_failures, expected=LIMITS)
+        collector = Collector(self.task, cfg, ledger, self.threads, self.failures, "evaluation")
         groups = await collector.groups(policy, self.items, 1, cfg.eval_samples, "holdout ")
-        return evaluate([group.rewards for group in groups], cfg.success_threshold)
+        return evaluate([_rewards(group) for group in groups], cfg.success_threshold)
+
+
+def _rewards(group: Group) -> list[float | None]:
+    """The rewards of a group, None for an answer that failed. Where a reward does not apply, there
+    is nothing to count."""
+    return [r.reward for r in group.rollouts if r.reward is not None or r.error is not None]
 
 
 def _without_schedules(cfg: RLConfig, own_reward: bool) -> RLConfig:

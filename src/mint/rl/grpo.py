@@ -22,9 +22,7 @@ def run_grpo(
     ``mint.ServiceClient()`` finds. Called again after an interruption, it continues.
     """
     interruption = Interruption()
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _inside_a_loop():
         return _run(adapter, cfg, service, interruption)
     end = in_a_thread(lambda: _run(adapter, cfg, service, interruption))  # as in a notebook
     try:
@@ -34,6 +32,14 @@ def run_grpo(
             raise
         interruption.press()
         return end.result()
+
+
+def _inside_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _run(

@@ -21,6 +21,8 @@ _WINDOW = 5
 """How many last steps are averaged to see past the noise."""
 _CLEAR = 0.05
 """A difference of shares, or of rewards up to 1, that is not noise."""
+_ROUNDING = 1e-9
+"""Shares that differ by less are the same share."""
 _SOLVED = 0.9
 """A success from which there is little left to explore."""
 
@@ -129,12 +131,19 @@ def no_signal(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
         return
     signal = m.get("groups/signal", 0.0)
     right, wrong = m.get("groups/all_right", 0.0), m.get("groups/all_wrong", 0.0)
+    equal = m.get("groups/all_equal", 0.0)
     if signal:
         seen = f"datums=0, though {signal:.0f} groups have better and worse answers."
         yield Finding("no_signal", seen, "See what edit_datums leaves.")
         return
-    if m.get("groups/unscored", 0.0) > max(right, wrong):
+    if m.get("groups/unscored", 0.0) > max(right, wrong, equal):
         advice = "Most rewards are missing: see reward_errors and mask_truncated."
+    elif equal > max(right, wrong):
+        advice = (
+            "Most groups earn the same reward above 0 for every answer: let the reward tell a good "
+            "answer from a better one, lower success_threshold if that reward is the goal, or "
+            "raise group_size and temperature."
+        )
     elif right > wrong:
         more = "" if cfg.curriculum else ", or set curriculum=true"
         advice = f"The prompts are too easy now: use harder ones{more}."
@@ -145,8 +154,8 @@ def no_signal(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
         )
     yield Finding(
         "no_signal",
-        f"datums=0: {right:.0f} groups are all right, {wrong:.0f} all wrong, so no answer was "
-        "better than another.",
+        f"datums=0: {right:.0f} groups are all right, {wrong:.0f} all wrong"
+        f"{f', {equal:.0f} equally good' if equal else ''}, so no answer was better than another.",
         advice,
     )
 
@@ -156,11 +165,11 @@ def reward_hacking(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Find
     if "holdout/pass@1" not in m or len(history.evaluations) < 2:
         return
     *earlier, now = history.examined()
-    best = max(earlier, key=lambda row: (row["holdout/pass@1"], row["holdout/reward"]))
+    best = max(earlier, key=lambda row: (round(row["holdout/pass@1"], 9), row["holdout/reward"]))
     paid, held_out = best["holdout/reward"], now["holdout/reward"]
-    fell = now["holdout/pass@1_high"] < best["holdout/pass@1"] or held_out < paid - 2 * _clear(
-        paid, held_out
-    )
+    fell = now["holdout/pass@1_high"] < best[
+        "holdout/pass@1"
+    ] - _ROUNDING or held_out < paid - 2 * _clear(paid, held_out)
     if fell and now["train"] > best["train"] + _clear(best["train"], now["train"]):
         yield _hacked(best, now, "fell")
     elif _left_behind(earlier[0], now):
@@ -177,7 +186,7 @@ def _left_behind(first: Metrics, now: Metrics) -> bool:
         train > first["train"] + 4 * _clear(first["train"], train)
         and train > held_out + 2 * _clear(train, held_out)
         and held_out < paid + _clear(paid, held_out) / 2
-        and now["holdout/pass@1_low"] <= first["holdout/pass@1"]
+        and now["holdout/pass@1_low"] <= first["holdout/pass@1"] + _ROUNDING
     )
 
 
@@ -304,7 +313,7 @@ def reward_errors(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Findi
             "reward_errors",
             f"{m['reward/failures']:.0f} of {m.get('rollouts', 0.0):.0f} rollouts could not be "
             "scored, and are left out of training.",
-            "rollouts/ has them with their errors; mend the reward for such answers.",
+            "rollouts/ has them with their tracebacks; correct the reward for such answers.",
         )
 
 

@@ -27,6 +27,7 @@ def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
         "groups/signal": float(kinds.count("signal")),
         "groups/all_right": float(kinds.count("all_right")),
         "groups/all_wrong": float(kinds.count("all_wrong")),
+        "groups/all_equal": float(kinds.count("all_equal")),
         "groups/unscored": float(kinds.count("unscored")),
         "length/mean": _mean([rollout.length for rollout in rollouts]),
         "length/max": float(max((rollout.length for rollout in rollouts), default=0)),

@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from mint.rl.advantage import by_turn, has_signal, returns_to_go
+from mint.rl.failures import CodeFailure
 
 
 class MissingLogprobs(RuntimeError):
@@ -101,7 +102,7 @@ class Rollout:
     reasons: dict[str, str] = field(default_factory=dict)  # why a component got its value
     truncated: bool = False
     error: str | None = None
-    traceback: str | None = None  # of the error
+    failures: list[CodeFailure] = field(default_factory=list)  # of the reward, and of tools
     trace: list[dict[str, Any]] = field(default_factory=list)
     prompt: str = ""  # of a conversation: what the model was asked first
     penalty: float = 0.0  # of length and KL: added to the reward before advantages
@@ -148,6 +149,11 @@ class Rollout:
         without ``example`` or ``repeated`` was sampled and is trained on. Empty for a plain prompt.
         """
         return self.trace
+
+    @property
+    def traceback(self) -> str | None:
+        """How the reward and the tools of this rollout failed, where they did."""
+        return "\n".join(f.traceback or f.error for f in self.failures) or None
 
     @property
     def counts(self) -> bool:
@@ -201,13 +207,17 @@ class Group:
         return by_turn([rollout.returns for rollout in self.counted])
 
     def kind(self, threshold: float) -> str:
-        """ "signal", "all_right", "all_wrong", or "unscored" when fewer than one answer counts."""
+        """What can be learned from a group: "signal", or else "all_right" (``threshold`` or more),
+        "all_wrong" (0 or less), "all_equal" between the two, or "unscored" when no answer counts.
+        """
         if any(has_signal(returns_G) for returns_G in self.returns_by_turn):
             return "signal"
         if not self.counted:
             return "unscored"
-        right = all((rollout.reward or 0.0) >= threshold for rollout in self.counted)
-        return "all_right" if right else "all_wrong"
+        rewards = [rollout.reward or 0.0 for rollout in self.counted]
+        if min(rewards) >= threshold:
+            return "all_right"
+        return "all_wrong" if max(rewards) <= 0.0 else "all_equal"
 
     def success(self, threshold: float) -> float:
         """The share of right answers among those that were scored."""

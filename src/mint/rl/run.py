@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from mint.rewards import TooManyFailures
 from mint.rl.adapter import report
 from mint.rl.checkpoints import Checkpoints
 from mint.rl.clients import connect, continuing, lifeline_of, reference, training_client
-from mint.rl.collect import Batch, Collector
+from mint.rl.collect import Batch, Collector, StepFailed
 from mint.rl.config import RLConfig
 from mint.rl.credit import assign_advantages
 from mint.rl.data import Data
@@ -36,6 +37,7 @@ from mint.rl.directory import describe_run, open_directory
 from mint.rl.endings import Interrupted, RewardsFailed, RunStopped, ServiceLost, going_on, lost
 from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
+from mint.rl.failures import CodeFailure, FailureLog
 from mint.rl.guards import Finding, Guards, calmer, masked_loss
 from mint.rl.interruption import Interruption
 from mint.rl.lifeline import NoAnswer
@@ -107,8 +109,9 @@ class Run:
         self.tokenizer = self._do(aside(self.client.get_tokenizer))
         self.data = Data(self.adapter, self.tokenizer, cfg)
         held_out = self.data.holdout() if cfg.eval_every else []
-        self.exam = Exam(self.adapter, cfg, held_out, self.tokenizer, self._threads)
-        self.collector = Collector(self.adapter, cfg, self.ledger, self._threads)
+        failures = FailureLog(self._keep_failure)
+        self.exam = Exam(self.adapter, cfg, held_out, self.tokenizer, self._threads, failures)
+        self.collector = Collector(self.adapter, cfg, self.ledger, self._threads, failures)
         self.reference = self._do(reference(self.service, cfg))
         print(f"Model: {cfg.base_model}, run directory: {self.directory.path}", flush=True)
         for note in cfg.notes():
@@ -260,6 +263,9 @@ class Run:
             self._tell(step, finding)
         self._stop_if(findings)
 
+    def _keep_failure(self, failure: CodeFailure, step: int, sampled_for: str) -> None:
+        self.directory.event("failure", step=step, sampled_for=sampled_for, **asdict(failure))
+
     def _tell(self, step: int, finding: Finding) -> None:
         print(f"  {finding}", flush=True)
         self.directory.event("finding", step=step, name=finding.name, text=str(finding))
@@ -350,6 +356,8 @@ class Run:
         try:
             return self._loop.run(self.lifeline.during(work), on_press)
         except TooManyFailures as error:
+            if isinstance(error, StepFailed) and error.sampled_for == "training":
+                self.recording.sampled(error.batch)  # to be written at the end
             self.directory.event("stopped", name="reward_errors", text=str(error))
             raise RewardsFailed(f"{error} {self.checkpoints.where}") from error
         except (NoAnswer, mint.APIConnectionError) as error:

@@ -7,8 +7,7 @@ import inspect
 import json
 import logging
 import math
-import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -16,55 +15,88 @@ from typing import Any
 from mint.rewards import Score, TooManyFailures
 from mint.rewards.score import read_score
 from mint.rl.adapter import overrides
-from mint.rl.rollout import Rollout
+from mint.rl.failures import CodeFailure
+from mint.rl.rollout import Group, Rollout
 
 _LOGGER = logging.getLogger("mint.rl")
 _SHOWN = 2000
 _FEWEST = 20
 """Rewards seen before some failures can stop a run. When all fail, it stops at once."""
+_RECENT = 200
+"""Rollouts over which failures are counted."""
+_SCORED, _NONE = "", "None"
 
 
 class Ledger:
-    """Counts the rewards of a run, and stops it when too many fail."""
+    """Counts the rewards of recent rollouts, and stops a run when too many fail.
 
-    def __init__(self, max_share: float) -> None:
+    ``expected`` names exceptions that are no failures of a reward.
+    """
+
+    def __init__(self, max_share: float, expected: Sequence[str] = ()) -> None:
         self.max_share = max_share
-        self.seen = 0
-        self.failed = 0
-        self.reasons: Counter[str] = Counter()
+        self.expected = frozenset(expected)
+        self.recent: deque[str] = deque(maxlen=_RECENT)  # why each was not scored; "" if it was
+        self.ever_scored = False
 
     def record(self, sample: Any, rollout: Rollout) -> None:
         """Take a rollout into account, and log it when it could not be scored."""
-        self.seen += 1
+        reason = self._reason(rollout)
+        self.recent.append(reason)
+        self.ever_scored |= reason == _SCORED
         if rollout.error is None:
             return
-        self.failed += 1
-        self.reasons[rollout.error.partition(":")[0]] += 1
         shown = {"sample": repr(sample)[:_SHOWN], "response": rollout.text[:_SHOWN]}
         _LOGGER.warning("not scored: %s %s", rollout.error, json.dumps(shown, ensure_ascii=False))
 
-    def check(self) -> None:
-        """Raise :class:`mint.rewards.TooManyFailures` past the set share."""
-        nothing_works = 0 < self.seen == self.failed
-        if not nothing_works and self.seen < _FEWEST:
-            return
-        if self.failed <= self.max_share * self.seen:
-            return
-        reasons = ", ".join(f"{reason} ({count}×)" for reason, count in self.reasons.most_common(3))
-        raise TooManyFailures(
-            f"{self.failed} of {self.seen} rollouts could not be scored, more than the "
-            f"{self.max_share:.0%} allowed: {reasons}. They are in the log with their samples. "
-            "Mend the reward, or raise max_reward_failures."
+    def _reason(self, rollout: Rollout) -> str:
+        if rollout.error is None:
+            return _SCORED if rollout.reward is not None else _NONE
+        reason = rollout.error.partition(":")[0]
+        return _SCORED if reason in self.expected else reason
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Raise :class:`mint.rewards.TooManyFailures` when the rewards of these groups, which were
+        just recorded, or of recent rollouts are missing past the set share."""
+        fresh = [self._reason(rollout) for group in groups for rollout in group.rollouts]
+        if fresh and _SCORED not in fresh:
+            self._check_step(fresh, len(groups))
+        failed = [reason for reason in self.recent if reason not in (_SCORED, _NONE)]
+        if len(self.recent) >= _FEWEST and len(failed) > self.max_share * len(self.recent):
+            whole = len(self.recent) < _RECENT
+            of = f"{len(self.recent)}" if whole else f"the last {len(self.recent)}"
+            raise TooManyFailures(self._told(failed, of))
+
+    def _check_step(self, fresh: Sequence[str], prompts: int) -> None:
+        """Nothing of a step was scored. A single prompt may be at fault, except at the start."""
+        failed = [reason for reason in fresh if reason != _NONE]
+        if failed and self.max_share < 1 and (prompts > 1 or not self.ever_scored):
+            raise TooManyFailures(self._told(failed, str(len(fresh))))
+        nothing_recent = len(self.recent) == _RECENT and set(self.recent) == {_NONE}
+        if not failed and (nothing_recent or not self.ever_scored):
+            raise TooManyFailures(
+                f"All {len(fresh)} rewards of the step are None, so there is nothing to train on. "
+                "None means that a reward does not apply to an answer. Does the reward end without "
+                "a `return`?"
+            )
+
+    def _told(self, failed: Sequence[str], of: str) -> str:
+        most = Counter(failed).most_common(3)
+        reasons = ", ".join(f"{reason} ({count}×)" for reason, count in most)
+        return (
+            f"{len(failed)} of {of} rollouts could not be scored, more than the "
+            f"{self.max_share:.0%} allowed: {reasons}. Each kind is shown above once, with its "
+            "traceback. Correct the reward, or raise max_reward_failures."
         )
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep."""
-        return {"seen": self.seen, "failed": self.failed, "reasons": dict(self.reasons)}
+        return {"recent": list(self.recent), "ever_scored": self.ever_scored}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a kept state."""
-        self.seen, self.failed = state["seen"], state["failed"]
-        self.reasons = Counter(state["reasons"])
+        self.recent = deque(state.get("recent", []), maxlen=_RECENT)
+        self.ever_scored = state.get("ever_scored", True)
 
 
 def apply_score(rollout: Rollout, value: Any, weights: Mapping[str, float] | None = None) -> None:
@@ -79,8 +111,9 @@ def apply_score(rollout: Rollout, value: Any, weights: Mapping[str, float] | Non
             rollout.reasons = {str(name): str(why) for name, why in score.reasons.items()}
             rollout.reward = score.total if weights is None else _weighed(score, weights)
     except Exception as error:
-        rollout.error = f"{type(error).__name__}: {error}"
-        rollout.traceback = "".join(traceback.format_exception(error))
+        failure = CodeFailure.of(error)
+        rollout.error = failure.error
+        rollout.failures.append(failure)
 
 
 def _require_finite(score: Score) -> None:

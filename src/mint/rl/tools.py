@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError, validate_call
 
 from mint.rewards import Limits, Sandbox
+from mint.rl.failures import note
 from mint.rl.threads import aside
 from mint.rl.tool_calls import ToolCall
 
@@ -75,6 +76,7 @@ def _complaint(error: BaseException) -> str:
             found = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             reason = "; ".join(found)
         case _:
+            note(error)
             reason = f"{type(error).__name__}: {error}"
     return _shortened(f"error: {reason}")
 

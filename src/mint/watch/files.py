@@ -22,7 +22,7 @@ FORMAT = 2
 BLOCK = 100
 """Steps whose rollouts are merged into one file once a saved state covers them."""
 
-_PARQUET = re.compile(r"(\d{6,})(?:-(\d{6,}))?\.parquet")
+_PARQUET = re.compile(r"(\d{6,12})(?:-(\d{6,12}))?\.parquet")
 
 
 @dataclass(frozen=True, order=True)
@@ -67,8 +67,12 @@ def rollout_files(folder: Path) -> list[RolloutFile]:
     for path in (folder / ROLLOUTS).glob("*.parquet"):
         if match := _PARQUET.fullmatch(path.name):
             found.append(RolloutFile(int(match[1]), int(match[2] or match[1]), path))
-    merged = {step for file in found if file.merged for step in range(file.first, file.last + 1)}
-    return sorted(file for file in found if file.merged or file.first not in merged)
+    merged = [file for file in found if file.merged]
+    return sorted(
+        file
+        for file in found
+        if file.merged or not any(block.first <= file.first <= block.last for block in merged)
+    )
 
 
 def read_lines(file: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:

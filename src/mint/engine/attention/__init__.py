@@ -16,8 +16,9 @@ from transformers import AttentionInterface
 from ..context import Attention, active
 from ..pool import KVPool
 from ..tree import PrefixTree
+from .blocked import BlockedPrefill
 from .layout import Chunk, DecodeRows
-from .reference import ReferencePrefill, ReferenceTree, attend
+from .reference import ReferenceTree, attend
 
 NAME = "mint"
 
@@ -63,7 +64,7 @@ def prefill_attention(pool: KVPool, chunks: list[Chunk]) -> Attention:
         from .gpu import KernelPrefill
 
         return KernelPrefill.of(pool, chunks)
-    return ReferencePrefill(pool, chunks)
+    return BlockedPrefill(pool, chunks)
 
 
 __all__ = [

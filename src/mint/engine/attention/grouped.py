@@ -1,9 +1,10 @@
 """Decoding on a CPU: the answers of a group attend to their common prompt in one product.
 
 The pool's blocks are scattered, and a CPU multiplies contiguous matrices. So the keys and values of
-running rows are kept a second time in a dense workspace: those of a prompt once per group, those of
-an answer once per row. Rows of similar length share a workspace, a *tier*, so that padding stays
-small. A tier is gathered from the pool when its rows change; each step appends to it.
+running rows are kept a second time in a dense workspace: those of a prompt's whole blocks of keys
+once per group, the rest of it and the answer once per row. Rows of similar length share a
+workspace, a *tier*, so that padding stays small. A tier is gathered from the pool when its rows
+change; each step appends to it. The sums are those of :mod:`.blocked`, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ..pool import BLOCK_SIZE, KVPool, pool_of
+from ..precision import fill_up
+from .blocked import WIDTH, padded, weigh
 from .layout import DecodeRows
 from .reference import store
 
-_SHORTEST = 64  # tokens of the smallest tier
 _WASTE = 1.5  # places per row that a layout of groups may have
 
 
@@ -34,7 +36,8 @@ class GroupedDecode:
         members: dict[tuple[int, int], list[int]] = {}
         slots = []
         for row, position in enumerate(rows.positions.tolist()):
-            key = (_bucket(rows.shared[row]), _bucket(position + 1 - rows.shared[row]))
+            start = _shared(rows, row)
+            key = (_bucket(start), _bucket(position + 1 - start))
             members.setdefault(key, []).append(row)
             block = rows.blocks[row][position // BLOCK_SIZE]
             slots.append(block * BLOCK_SIZE + position % BLOCK_SIZE)
@@ -71,7 +74,7 @@ class _Tier:
     def __init__(
         self, pool: KVPool, rows: DecodeRows, numbers: list[int], prompt: int, answer: int
     ) -> None:
-        self._size = _group_size([rows.groups[row] for row in numbers])
+        self._size = _group_size([rows.groups[row] for row in numbers]) if prompt else 1
         groups: dict[tuple[int, int], list[int]] = {}
         counts: dict[int, int] = {}
         for row in numbers:
@@ -84,10 +87,12 @@ class _Tier:
         }
         self._groups = len(groups)
         firsts = [members[0] for members in groups.values()]
-        self._shared = torch.tensor([rows.shared[row] for row in firsts])
+        shared = [_shared(rows, row) for row in firsts]
+        self._shared = torch.tensor(shared)
         self._answer = answer
-        width = max(-(-rows.shared[row] // BLOCK_SIZE) for row in firsts)
-        table = torch.tensor([_padded(rows.blocks[row], width) for row in firsts])
+        width = max(shared) // BLOCK_SIZE
+        blocks = [rows.blocks[row][: _shared(rows, row) // BLOCK_SIZE] for row in firsts]
+        table = torch.tensor([ids + [0] * (width - len(ids)) for ids in blocks], dtype=torch.long)
         self._prompts = {
             module: pool_of(module)[:, table].transpose(2, 3).flatten(3, 4).float()
             for module in pool.modules()
@@ -98,20 +103,23 @@ class _Tier:
     def _gather_answers(
         self, pool: KVPool, rows: DecodeRows, numbers: list[int]
     ) -> dict[nn.Module, Tensor]:
-        """Return the answers' keys and values so far, [2, P, Hkv, G, S, D] of each layer."""
+        """Return the rows' own keys and values so far, [2, P, Hkv, G, S, D] of each layer."""
         positions = torch.zeros(self._groups * self._size, self._answer, dtype=torch.long)
         blocks = torch.zeros_like(positions)
+        is_known = torch.zeros_like(positions, dtype=torch.bool)
         for row in numbers:
-            place, start = self._places[rows.ids[row]], rows.shared[row]
+            place, start = self._places[rows.ids[row]], _shared(rows, row)
             span = torch.arange(start, start + self._answer)
             table = torch.tensor(rows.blocks[row])
             positions[place] = span
             blocks[place] = table[(span // BLOCK_SIZE).clamp_(max=len(table) - 1)]
+            is_known[place] = span < int(rows.positions[row])
         offsets = positions % BLOCK_SIZE
         answers = {}
         for module in pool.modules():
             layer = pool_of(module)  # [2, blocks, Hkv, BLOCK_SIZE, D]
             found = layer.permute(1, 3, 0, 2, 4)[blocks, offsets]  # [P * G, S, 2, Hkv, D]
+            found[~is_known] = 0.0  # whatever was there must not be multiplied by 0
             found = found.view(self._groups, self._size, *found.shape[1:]).permute(3, 0, 4, 1, 2, 5)
             answers[module] = found.float().contiguous()
         return answers
@@ -130,7 +138,7 @@ class _Tier:
         self._group, self._member = places // self._size, places % self._size
         positions = torch.as_tensor(rows.positions)[self.rows]
         self._offset = positions - self._shared[self._group]
-        self._used = int(self._offset.max()) + 1
+        self._used = padded(int(self._offset.max()) + 1)
         grid = torch.zeros(self._groups * self._size, dtype=torch.long)
         grid[places] = positions
         self._positions = grid.view(self._groups, self._size)
@@ -164,30 +172,34 @@ class _Tier:
         if not self._is_full:
             q = q.new_zeros(groups * size, *q.shape[1:]).index_copy_(0, self._place, q)
         # [P, Hkv, G, queries of a key head, D]
-        q = q.view(groups, size, heads, -1, dim).transpose(1, 2).contiguous()
+        q = q.view(groups, size, heads, -1, dim).transpose(1, 2)
         repeat, length = q.shape[3], prompts.shape[3]
         keys, values = prompts.view(2, groups * heads, length, dim)
         own_keys, own_values = answers.view(2, groups * heads * size, -1, dim)[:, :, :used]
-        scores = q.new_empty(groups, heads, size, repeat, length + used)
-        flat = q.view(groups * heads, size * repeat, dim)
-        common = torch.bmm(flat, keys.transpose(1, 2)).view(groups, heads, size, repeat, length)
-        flat = q.view(groups * heads * size, repeat, dim)
-        own = torch.bmm(flat, own_keys.transpose(1, 2)).view(groups, heads, size, repeat, used)
-        torch.cat([common, own], -1, out=scores)
+        places_q = fill_up(q).reshape(groups * heads * size, -1, dim)
+        scores = q.new_zeros(groups, heads, size, places_q.shape[1], length + used)
+        if length:
+            rows = fill_up(q.reshape(groups * heads, size * repeat, dim))
+            common = torch.bmm(rows, keys.transpose(1, 2))[:, : size * repeat]
+            scores[..., :repeat, :length] = common.view(groups, heads, size, repeat, length)
+        own = torch.bmm(places_q, own_keys.transpose(1, 2))
+        scores[..., length:] = own.view(groups, heads, size, -1, used)
         scores.mul_(scale)
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
         scores += self._mask(window)
         if sinks is not None:
-            column = sinks.float().view(1, heads, 1, repeat, 1).expand(groups, -1, size, -1, 1)
+            column = scores.new_zeros(*scores.shape[:-1], 1)
+            column[..., :repeat, 0] = sinks.float().view(heads, 1, repeat)
             scores = torch.cat([scores, column], -1)
         weights = torch.softmax(scores, -1)
-        common, own = weights[..., :length], weights[..., length : length + used]
-        output = torch.bmm(common.reshape(groups * heads, size * repeat, length), values)
-        own = torch.bmm(own.reshape(groups * heads * size, repeat, used), own_values)
-        output = output.view(groups, heads, size, repeat, dim) + own.view(
-            groups, heads, size, repeat, dim
-        )
+        before = None
+        if length:
+            common = weights[..., :repeat, :length].reshape(groups * heads, size * repeat, length)
+            summed = weigh(fill_up(common), values)[:, : size * repeat]
+            before = fill_up(summed.reshape(groups * heads * size, repeat, dim))
+        own = weights[..., length : length + used].reshape(groups * heads * size, -1, used)
+        output = weigh(own, own_values, before)[:, :repeat].view(groups, heads, size, repeat, dim)
         output = output.transpose(1, 2).reshape(groups * size, heads * repeat, dim)
         return output if self._is_full else output[self._place]
 
@@ -195,13 +207,14 @@ class _Tier:
 _NEVER = 1 << 40  # a position that no row reaches
 
 
+def _shared(rows: DecodeRows, row: int) -> int:
+    """Return how many tokens at the begin of a row its group keeps once: whole blocks of keys."""
+    return rows.shared[row] // WIDTH * WIDTH
+
+
 def _bucket(length: int) -> int:
-    """Return the power of two that a length is rounded up to."""
-    return max(_SHORTEST, 1 << (length - 1).bit_length())
-
-
-def _padded(blocks: list[int], width: int) -> list[int]:
-    return [*blocks[:width], *[0] * (width - len(blocks))]
+    """Return the power of two that a length is rounded up to; 0 stays 0."""
+    return max(WIDTH, 1 << (length - 1).bit_length()) if length else 0
 
 
 def _group_size(groups: list[int]) -> int:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from ..pool import BLOCK_SIZE, KVPool, pool_of
 from ..tree import PrefixTree
-from .layout import Chunk, DecodeRows
+from .layout import DecodeRows
 
 _SEGMENT = 64  # nodes of unrelated trees that are attended to together
 
@@ -58,42 +58,6 @@ def segments(tree: PrefixTree) -> list[slice]:
         if root - cuts[-1] >= _SEGMENT:
             cuts.append(root)
     return [slice(a, b) for a, b in zip(cuts, [*cuts[1:], len(tree.tokens)], strict=True)]
-
-
-class ReferencePrefill:
-    """Chunks of prompts: keys and values go to the pool, and each token sees its own blocks."""
-
-    def __init__(self, pool: KVPool, chunks: list[Chunk]) -> None:
-        self._chunks = chunks
-        self._blocks = [torch.tensor(chunk.blocks, device=pool.device) for chunk in chunks]
-        slots = np.concatenate([chunk.slots(BLOCK_SIZE) for chunk in chunks])
-        self._slots = torch.as_tensor(slots, device=pool.device)
-
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
-        softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        pool = pool_of(module)
-        store(pool, k, v, self._slots)
-        outputs, at = [], 0
-        for chunk, blocks in zip(self._chunks, self._blocks, strict=True):
-            rows = q[at : at + len(chunk.tokens)].transpose(0, 1)
-            keys, values = (
-                part[blocks].transpose(0, 1).flatten(1, 2)[:, : chunk.end] for part in pool
-            )
-            mask = self._mask(chunk, window, q.device)
-            outputs.append(attend(rows, keys, values, mask, scale, softcap, sinks).transpose(0, 1))
-            at += len(chunk.tokens)
-        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-
-    @staticmethod
-    def _mask(chunk: Chunk, window: int, device: torch.device) -> Tensor | None:
-        if chunk.start == 0 and not (window and chunk.end > window):
-            return None
-        distance = torch.arange(chunk.start, chunk.end, device=device)[:, None]
-        distance = distance - torch.arange(chunk.end, device=device)[None, :]
-        mask = distance >= 0
-        return mask & (distance < window) if window else mask
 
 
 class ReferenceDecode:

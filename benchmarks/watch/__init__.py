@@ -1,0 +1,1 @@
+"""Run directories of any size, made up, and how quickly the dashboard shows them."""

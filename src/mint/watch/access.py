@@ -1,0 +1,105 @@
+"""Who may read: requests of this machine, or of those who have the key. Headers of every answer."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+_FOREIGN = ("cross-site", "same-site")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_of(header: str) -> str:
+    """Return the host of a Host header, without its port.
+
+    >>> host_of("127.0.0.1:8265"), host_of("[::1]:80"), host_of("evil.example")
+    ('127.0.0.1', '::1', 'evil.example')
+    """
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()
+
+
+class Access:
+    """Refuses requests by other names for this machine, from other sites, and without the key.
+
+    Without a key, only Host headers that name this machine are answered: a page on the web that
+    makes its own name point here gets nothing.
+    """
+
+    def __init__(self, app: ASGIApp, key: str | None = None, hosts: Iterable[str] = ()) -> None:
+        self._app = app
+        self._key = key
+        self._hosts = {*_LOCAL, *hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (refusal or self._app)(scope, receive, with_headers)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers = Headers(scope=scope)
+        if self._key is None and host_of(headers.get("host", "")) not in self._hosts:
+            return _refused(421, "This address is not one of mint watch. Use the one it printed.")
+        if scope["method"] not in ("GET", "HEAD"):
+            return _refused(405, "mint watch only reads: use GET.")
+        if not in_api(scope):
+            return None
+        if headers.get("sec-fetch-site") in _FOREIGN:
+            return _refused(403, "mint watch does not answer the pages of other sites.")
+        if self._key is not None and not hmac.compare_digest(
+            headers.get("x-api-key", "").encode(), self._key.encode()
+        ):
+            return _refused(401, "This needs the key that mint watch was started with.")
+        return None
+
+
+def in_api(scope: Scope) -> bool:
+    """Whether a request is for data, not for the page and its parts."""
+    path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
+    return path.startswith("/api/")
+
+
+def _refused(status: int, detail: str) -> JSONResponse:
+    return JSONResponse({"detail": detail}, status)

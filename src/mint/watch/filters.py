@@ -1,0 +1,124 @@
+"""What a search asks for, and its SQL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+_LONGEST = 1_000
+STOPS = ("stop", "length")
+
+
+class BadFilter(ValueError):
+    """A search that cannot be carried out; the text says what to change."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Conditions on rollouts; all that are given must hold.
+
+    >>> where, values = Filter(text="42", reward_min=0.5).sql()
+    >>> where
+    '(contains(response, ?) OR contains(prompt, ?)) AND reward >= ?'
+    >>> values
+    ['42', '42', 0.5]
+    """
+
+    text: str | None = None
+    regex: str | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    component: str | None = None
+    component_min: float | None = None
+    component_max: float | None = None
+    stop: str | None = None
+    error: str | None = None
+    step_min: int | None = None
+    step_max: int | None = None
+    identity: str | None = None
+
+    @classmethod
+    def read(cls, given: Mapping[str, str]) -> Filter:
+        """Read a filter from the parameters of an address; empty ones are left out.
+
+        >>> Filter.read({"reward_min": "0.5", "text": ""})
+        Filter(reward_min=0.5)
+        """
+        found: dict[str, Any] = {}
+        for field in fields(cls):
+            raw = given.get(field.name, "")
+            if raw == "":
+                continue
+            if len(raw) > _LONGEST:
+                raise BadFilter(f"{field.name} has more than {_LONGEST} characters. Shorten it.")
+            kind = str(field.type)
+            found[field.name] = _number(field.name, raw, kind) if "str" not in kind else raw
+        chosen = cls(**found)
+        if chosen.stop not in (None, *STOPS):
+            raise BadFilter(f"stop is one of {', '.join(STOPS)}, not {chosen.stop!r}.")
+        if chosen.component is None and (
+            chosen.component_min is not None or chosen.component_max is not None
+        ):
+            raise BadFilter("component_min and component_max need a component: name one.")
+        return chosen
+
+    def __repr__(self) -> str:
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        shown = ", ".join(f"{name}={x!r}" for name, x in given.items() if x is not None)
+        return f"Filter({shown})"
+
+    def sql(self) -> tuple[str, list[Any]]:
+        """Return the condition and its values. Regular expressions are RE2's: linear in time."""
+        parts: list[str] = []
+        values: list[Any] = []
+
+        def add(condition: str, *given: Any) -> None:
+            parts.append(condition)
+            values.extend(given)
+
+        if self.text is not None:
+            add("(contains(response, ?) OR contains(prompt, ?))", self.text, self.text)
+        if self.regex is not None:
+            add("regexp_matches(response, ?)", self.regex)
+        if self.reward_min is not None:
+            add("reward >= ?", self.reward_min)
+        if self.reward_max is not None:
+            add("reward <= ?", self.reward_max)
+        if self.component is not None:
+            value = "list_extract(map_extract(components, ?), 1)"
+            add(f"{value} IS NOT NULL", self.component)
+            if self.component_min is not None:
+                add(f"{value} >= ?", self.component, self.component_min)
+            if self.component_max is not None:
+                add(f"{value} <= ?", self.component, self.component_max)
+        if self.stop is not None:
+            add("stop = ?", self.stop)
+        if self.error in ("any", "none"):
+            add("error IS NOT NULL" if self.error == "any" else "error IS NULL")
+        elif self.error is not None:
+            add("contains(error, ?)", self.error)
+        if self.identity is not None:
+            add("identity = ?", self.identity)
+        if self.step_min is not None:
+            add("step >= ?", self.step_min)
+        if self.step_max is not None:
+            add("step <= ?", self.step_max)
+        return " AND ".join(parts) or "true", values
+
+    def may_be_in(self, first: int, last: int) -> bool:
+        """Whether a file with this range of steps can have hits."""
+        return (self.step_min is None or last >= self.step_min) and (
+            self.step_max is None or first <= self.step_max
+        )
+
+
+def _number(name: str, raw: str, kind: str) -> float | int:
+    try:
+        value = int(raw) if "int" in kind else float(raw)
+    except ValueError:
+        raise BadFilter(f"{name} is a number, not {raw[:50]!r}.") from None
+    if not math.isfinite(value) or abs(value) > 2**62:
+        raise BadFilter(f"{name} is a finite number, not {raw[:50]!r}.")
+    return value
