@@ -120,8 +120,8 @@ class EndpointClient:
             "max_tokens": sampling_params.max_tokens,
             "temperature": sampling_params.temperature,
         }
-        if sampling_params.stop:
-            request["stop"] = sampling_params.stop
+        if texts := _texts(sampling_params.stop):
+            request["stop"] = texts
         seeds = [_seed(sampling_params.seed, index) for index in range(num_samples)]
         return SimpleNamespace(
             sequences=await asyncio.gather(*(self._answer({**request, **seed}) for seed in seeds))
@@ -169,6 +169,12 @@ class EndpointClient:
             f"{self.model} at {self.url} did not answer: {problem}. Check the address, the model's "
             "name (model.base_model=...) and OPENAI_API_KEY."
         )
+
+
+def _texts(stop: Any) -> list[str]:
+    """The stops that are text: tokens mean nothing to an endpoint."""
+    given = [stop] if isinstance(stop, str) else list(stop or [])
+    return [each for each in given if isinstance(each, str)]
 
 
 def _seed(seed: int | None, index: int) -> dict[str, int]:

@@ -91,7 +91,7 @@ class Examiner:
         exam = Exam(self.adapter, self.cfg, items, tokenizer, threads)
         cfg = exam.cfg
         policy = Policy(client, tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
-        collector = Collector(exam.task, cfg, Ledger(1.0), threads)
+        collector = Collector(exam.task, cfg, Ledger(1.0), threads, exam.failures, "evaluation")
         try:
             groups = await collector.groups(policy, exam.items, 1, cfg.eval_samples, f"{name} ")
         finally:

@@ -58,9 +58,7 @@ class SetResult:
     @property
     def evaluation(self) -> Evaluation:
         """pass@1, pass@k and reward with their intervals."""
-        wrong = min(0.0, self.threshold - 1.0)
-        rewards = [[wrong if r is None else r for r in prompt.rewards] for prompt in self.prompts]
-        return evaluate(rewards, self.threshold)
+        return evaluate([prompt.rewards for prompt in self.prompts], self.threshold)
 
     @property
     def samples(self) -> int:
@@ -100,16 +98,20 @@ class SetResult:
 def collect_results(
     name: str, adapter: Any, groups: Sequence[Group], threshold: float
 ) -> SetResult:
-    """Return the result of groups that were sampled for evaluation."""
-    found = [
-        PromptResult(
-            group.identity,
-            category_of(adapter, group.sample),
-            tuple(rollout.reward for rollout in group.rollouts),
-            tuple(_vote(adapter, rollout.text, group.sample) for rollout in group.rollouts),
-        )
-        for group in groups
-    ]
+    """Return the result of groups that were sampled for evaluation. Answers to which the reward
+    does not apply are left out, and so are prompts without any other."""
+    found = []
+    for group in groups:
+        asked = [r for r in group.rollouts if r.reward is not None or r.error is not None]
+        if asked:
+            found.append(
+                PromptResult(
+                    group.identity,
+                    category_of(adapter, group.sample),
+                    tuple(rollout.reward for rollout in asked),
+                    tuple(_vote(adapter, rollout.text, group.sample) for rollout in asked),
+                )
+            )
     return SetResult(name, tuple(found), threshold)
 
 
