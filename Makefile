@@ -1,7 +1,9 @@
 # make install   the environment in .venv, with the `mint` command in it
 # make demo      an RL run that learns, on a real language model, on this machine
 # make test      the tests, without the slow ones
-# make test-slow     the tests that take more than ten seconds each
+# make test-slow     the tests that take more than ten seconds each, with the next two
+# make test-wheel        only: wheel and sdist, tried in an environment without the clone
+# make test-first-hour   only: what a new user does in the first hour, with the wheel
 # make check     what a change must pass: ruff, mypy, the tests, the slow ones
 # make conformance   only the tests with unmodified clients of several versions
 # make snapshots     accept a changed API: write its contract anew
@@ -23,8 +25,8 @@ PYTEST := $(BIN)/python -m pytest
 # Whole files go to a worker, since the tests of a file share a service. Two cores and 24 GiB are enough.
 PARALLEL := -n 3 --dist loadfile
 
-.PHONY: install demo packages test test-slow test-gpu conformance conformance-envs trl-env bench bench-envs \
-  snapshots check lint format clean
+.PHONY: install demo packages test test-slow test-wheel test-first-hour test-gpu conformance \
+  conformance-envs trl-env bench bench-envs snapshots check lint format clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -108,6 +110,12 @@ test: packages $(INSTALLED) $(GYM) $(CLIENTS_INSTALLED)
 test-slow: packages $(INSTALLED) $(GYM) $(CLIENTS_INSTALLED)
 	@echo "Running the slow tests."
 	@$(PYTEST) $(PARALLEL) -m 'slow and not chaos'
+
+test-wheel: $(INSTALLED)
+	@$(PYTEST) tests/wheel
+
+test-first-hour: $(INSTALLED)
+	@$(PYTEST) tests/first_hour
 
 # On a machine with an NVIDIA GPU; needs torch, transformers, triton, safetensors and pytest alone.
 test-gpu:

@@ -47,7 +47,7 @@ def train(run_dir: Path, kill_after: int | None = None) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         print(f"  {line}", end="", flush=True)
-        if line.startswith(f"Step {kill_after}: accuracy"):
+        if line.startswith(f"Step {kill_after}/"):
             process.kill()
             print("  killed", flush=True)
     if process.wait() != 0 and kill_after is None:

@@ -67,9 +67,9 @@ copy /etc/apt/sources.list.d etc/apt/sources.list.d
 copy /etc/apt/apt.conf.d etc/apt/apt.conf.d
 copy /etc/pip.conf etc/pip.conf
 copy "${HOME:-/root}/.config/pip/pip.conf" etc/xdg/pip/pip.conf
-# Folders that they name, such as a local package index, are there inside too.
+# Folders that they name are there inside too; the files of a local index stand beside its "simple".
 mapfile -t shared < <({ cat /etc/pip.conf "${HOME:-/root}/.config/pip/pip.conf" 2> /dev/null || true; env | grep '^PIP_' || true; } |
-  grep -oE '(=|file://| )/[^ ,"]+' | sed -E 's#^(=|file://| )##' | sort -u)
+  grep -oE '(=|file://| )/[^ ,"]+' | sed -E 's#^(=|file://| )##; s#/simple/?$##' | sort -u)
 
 variables=(HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8)
 [ "$user" = root ] || variables[0]=HOME=/home/$user
@@ -107,5 +107,8 @@ mkdir -p old
 pivot_root . old
 cd /mint
 umount -l /old
-exec setpriv --reuid "$user" --regid "$user" --init-groups env -i "${variables[@]}" "${command[@]}" <&3
+# Not exec: this shell is process 1 and collects processes whose parent has ended.
+code=0
+setpriv --reuid "$user" --regid "$user" --init-groups env -i "${variables[@]}" "${command[@]}" <&3 || code=$?
+exit "$code"
 END

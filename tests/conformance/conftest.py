@@ -12,7 +12,12 @@ from tests.service_fixture import LiveService, start_service
 from .environments import CLIENTS, Conversation, converse
 from .proxy import first_answer_of_each_endpoint, proxy_to
 
-collect_ignore = ["bridge.py", "client.py", "recipes.py"]  # scripts for other environments
+collect_ignore = [
+    "bridge.py",
+    "client.py",
+    "recipes.py",
+    "weights.py",
+]  # scripts for other environments
 PUBLIC_NAME = "Qwen/Qwen3-8B"
 SHORT_POLL_S = 0.05
 

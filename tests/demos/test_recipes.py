@@ -65,7 +65,7 @@ def test_distillation_brings_the_student_to_its_teacher(recipe: Recipe) -> None:
 def test_a_killed_run_ends_as_the_one_that_was_left_alone(recipe: Recipe) -> None:
     printed = recipe("resume.py", MINT_RL_BATCH="2", MINT_RL_MAX_TOKENS="4", MINT_RL_STEPS="5")
     whole, killed, again = re.split(r"^(?:Killed after|The same command).*$", printed, flags=re.M)
-    assert "Step 5: accuracy" in whole
+    assert "Step 5/" in whole
     assert "  killed\n" in killed
     assert "Step 5" not in killed
     assert "Continuing after step 2." in again

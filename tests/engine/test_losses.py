@@ -105,7 +105,7 @@ def ours(name: str, rows: list[Row], config: Row, with_weights: bool) -> tuple[f
     if with_weights:
         inputs["weights"] = column("weights")
     settings = {key: torch.tensor(value, dtype=torch.float64) for key, value in config.items()}
-    loss = LOSSES[name].function(lp, inputs, settings, column("datum").long())
+    loss = LOSSES[name].function(lp, inputs, settings, column("datum").long()).sum()
     (gradient,) = torch.autograd.grad(loss, lp)
     return loss.item(), gradient.numpy()
 

@@ -6,6 +6,7 @@ import io
 import tarfile
 
 import numpy as np
+import pytest
 from tinker.proto import response_conv
 
 from tests.service.samples import batch, forward, json_datum
@@ -45,7 +46,9 @@ def test_a_training_step_in_json(raw: RawClient) -> None:
         raw.operate("forward_backward", run, 1, **batch(datum, loss_fn="importance_sampling"))
     )
     output = response_conv.deserialize_forward_backward_output(trained.content)
-    assert output.loss_fn_outputs[0]["logprobs"].shape == [2]
+    [found] = output.loss_fn_outputs
+    assert found["logprobs"].shape == [2]
+    assert sum(found["elementwise_loss"].data) == pytest.approx(output.metrics["loss:sum"])
     assert raw.result(raw.operate("optim_step", run, 2))["metrics"]["grad_norm"] > 0
 
 
@@ -171,11 +174,16 @@ def test_sk_keys_are_exchanged_for_a_token(service: str) -> None:
     assert tampered.post("/create_session", {}).status_code == 401
 
 
-def test_unloading_a_run_keeps_what_it_learned(raw: RawClient) -> None:
+def test_a_client_of_an_unloaded_run_is_told_what_to_do(raw: RawClient) -> None:
     run = raw.run()
     raw.operate("forward_backward", run, 1, **batch())
     raw.result(raw.operate("optim_step", run, 2))
-    before = raw.retrieve(raw.operate("forward", run, 3, **forward())).content
-    unloaded = raw.result(raw.post("/unload_model", {"model_id": run}).json()["request_id"])
-    assert unloaded == {"model_id": run, "type": "unload_model"}
-    assert raw.retrieve(raw.operate("forward", run, 4, **forward())).content == before
+    saved = raw.result(raw.operate("save_weights", run, 3, path="kept"))["path"]
+    for _ in range(2):  # the second is a retry
+        unloaded = raw.result(raw.post("/unload_model", {"model_id": run}).json()["request_id"])
+        assert unloaded == {"model_id": run, "type": "unload_model"}
+    refused = raw.post("/forward", {"model_id": run, "seq_id": 4, **forward()})
+    assert refused.status_code == 404
+    assert "was unloaded with unload_model" in refused.text
+    assert "create_training_client_from_state_with_optimizer()" in refused.text
+    assert raw.post("/weights_info", {"tinker_path": saved}).status_code == 200

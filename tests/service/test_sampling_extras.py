@@ -38,6 +38,16 @@ def test_the_most_likely_tokens_of_each_sampled_one(sampler: tinker.SamplingClie
     assert [row[0][0] for row in rows] == sequence.tokens, "greedy takes the most likely"
 
 
+def test_the_most_likely_tokens_of_the_prompt_come_with_its_own_logprobs(
+    sampler: tinker.SamplingClient,
+) -> None:
+    params = types.SamplingParams(max_tokens=1)
+    answer = sampler.sample(prompt(), 1, params, topk_prompt_logprobs=2).result()
+    assert answer.topk_prompt_logprobs is not None
+    assert answer.prompt_logprobs is not None
+    assert len(answer.prompt_logprobs) == len(answer.topk_prompt_logprobs)
+
+
 def test_only_the_end_of_the_prompt_is_scored(sampler: tinker.SamplingClient) -> None:
     whole = sampler.compute_logprobs(prompt()).result()
     result = sampler.sample(

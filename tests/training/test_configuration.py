@@ -23,6 +23,7 @@ from .conftest import CONF, ROOT
 FILES = sorted(path for path in CONF.glob("*/*.yaml"))
 NEEDED = {  # what a file leaves to the user
     "task/gsm8k": ["task.arguments.task=questions.jsonl"],
+    "task/jsonl": ["task.arguments.file=questions.jsonl"],
     "task/custom": ["task.adapter=mint.rl.adapter:RLAdapter"],
     "experiment/chat": ["task.arguments.judge=some/model"],
 }
@@ -159,9 +160,15 @@ def test_a_task_is_made_of_its_reference_and_arguments() -> None:
     assert adapter.task == "gym:chain_sum"
 
 
-@pytest.mark.parametrize("argument", ["no_such.jsonl", "null", "5"])
-def test_what_a_task_refuses_is_a_mistake_in_its_arguments(argument: str) -> None:
-    with pytest.raises(ConfigError, match=r"task\.arguments: VerifiableMathAdapter refuses them"):
+REFUSED = r"task\.arguments: VerifiableMathAdapter refuses them"
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [("no_such.jsonl", "There is no file"), ("null", REFUSED), ("5", REFUSED)],
+)
+def test_what_a_task_refuses_is_a_mistake_in_its_arguments(argument: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
         adapter_of(composed("task=gsm8k", f"task.arguments.task={argument}").job)
 
 

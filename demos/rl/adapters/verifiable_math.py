@@ -2,14 +2,13 @@
 
     python demos/rl/adapters/verifiable_math.py
 
-The task is MINT_MATH_TASK: `arithmetic` (the default), a JSON-lines file with `question` and
-`answer` in each row, as GSM8K has them, or `gym:NAME` for any task of reasoning-gym. Other settings
-are those of rl_core.py.
+The task is MINT_MATH_TASK: `arithmetic` (the default), a file (JSONL, JSON, CSV, Parquet) with
+`question` and `answer` in each row, as GSM8K has them, or `gym:NAME` for any task of reasoning-gym.
+Other settings are those of rl_core.py. For data with other columns see docs/data.md.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
@@ -17,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from mint.rewards import Task, arithmetic_tasks, as_reward, check_answer, reasoning_gym
+from mint.rl import ConfigError, DataError
+from mint.rl.rows import READERS, Row, read_rows
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rl_core import RLAdapter, RLConfig, run_grpo
 
+ARITHMETIC = "arithmetic"
 EXAMPLE = "Q: What is 4 + 5?\nA: 9\n\n"
 SEED_OF_EXAMPLES = 2**31
 
@@ -35,26 +37,38 @@ class VerifiableMathAdapter(RLAdapter):
     kind = "math"
 
     def __init__(
-        self, task: str = "arithmetic", shots: int = 1, options: dict[str, Any] | None = None
+        self, task: str = ARITHMETIC, shots: int = 1, options: dict[str, Any] | None = None
     ) -> None:
         self.task = task
         self.options = dict(options or {})
         self.name = " ".join(
             [f"{self.kind}-{task}", *(f"{key}={value}" for key, value in self.options.items())]
         )
-        self.fixed = self._read(Path(task)) if task.endswith(".jsonl") else []
+        self._check(shots)
+        drawn = task == ARITHMETIC or task.startswith("gym:")
+        self.fixed = [] if drawn else [_as_task(row) for row in read_rows(task, argument="task")]
         self.shown = self._tasks(shots, SEED_OF_EXAMPLES) if task.startswith("gym:") else []
         self.examples = "".join(
             f"Q: {shown.prompt.strip()}\nA: {shown.metadata['answer']}\n\n" for shown in self.shown
         )
 
-    def _read(self, file: Path) -> list[Task]:
-        rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
-        reward = as_reward(check_answer)
-        return [
-            Task(row["question"], reward, {"answer": row["answer"].split("####")[-1].strip()})
-            for row in rows
-        ]
+    def _check(self, shots: int) -> None:
+        """Refuse what would silently be another task than the one that is meant."""
+        task = self.task
+        if task.startswith("gym:"):
+            return
+        is_file = Path(task).suffix.lower() in READERS or "/" in task or Path(task).exists()
+        if task != ARITHMETIC and not is_file:
+            raise ConfigError(
+                f"There is no task {task!r}. It is {ARITHMETIC}, gym:NAME for a task of "
+                "reasoning-gym, or a file with `question` and `answer` in each row, as in "
+                "task.arguments.task=questions.jsonl."
+            )
+        if self.options or shots != 1:
+            raise ConfigError(
+                f"shots and options are for tasks of reasoning-gym, and the task is {task!r}. "
+                "Leave them out."
+            )
 
     def _tasks(self, count: int, seed: int) -> list[Task]:
         if self.task.startswith("gym:"):
@@ -79,11 +93,21 @@ class VerifiableMathAdapter(RLAdapter):
     def identity(self, sample: Task) -> str:
         return sample.prompt
 
-    def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
-        right = sum(reward >= 1.0 for reward in rewards) / len(rewards) if rewards else 0.0
-        print(f"Step {step}: accuracy={right:.1%}, datums={num_datums}", flush=True)
+
+def _as_task(row: Row) -> Task:
+    """A row of a file, whose answer may be a worked solution that ends in `#### 42`."""
+    question, answer = row.fields.get("question"), row.fields.get("answer")
+    for name, value in {"question": question, "answer": answer}.items():
+        if not isinstance(value, str | int | float) or not str(value).strip():
+            raise DataError(
+                f"{row.place}: the field {name!r} is {value!r}, and it must be text. Its fields "
+                f"are {', '.join(row.fields)}. For data with other columns use task=jsonl, which "
+                "docs/data.md is about."
+            )
+    gold = str(answer).split("####")[-1].strip()
+    return Task(str(question), as_reward(check_answer), {"answer": gold})
 
 
 if __name__ == "__main__":
     cfg = RLConfig.from_env({"MINT_RL_STOP": "\n", **os.environ})
-    run_grpo(VerifiableMathAdapter(os.environ.get("MINT_MATH_TASK", "arithmetic")), cfg)
+    run_grpo(VerifiableMathAdapter(os.environ.get("MINT_MATH_TASK", ARITHMETIC)), cfg)

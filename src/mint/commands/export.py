@@ -61,9 +61,7 @@ def export(
     printed.
     """
     target = to.expanduser()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise Mistake(f"{to} exists and is not an empty folder. Name a new one: --to FOLDER")
-    with _adapter_of(checkpoint, url) as adapter, _draft_of(target) as draft:
+    with new_folder(target) as draft, _adapter_of(checkpoint, url) as adapter:
         if merge:
             _merge(adapter, draft, base, dtype, home)
         else:
@@ -102,8 +100,10 @@ def _complete(folder: Path) -> Path:
 
 
 @contextmanager
-def _draft_of(target: Path) -> Iterator[Path]:
+def new_folder(target: Path) -> Iterator[Path]:
     """A folder beside the target that takes its place when all went well."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise Mistake(f"{target} exists and is not an empty folder. Name a new one: --to FOLDER")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -124,7 +124,7 @@ def _merge(
     folder = _base_folder(adapter, base, home)
     _say(f"merging into {folder}")
     written = merge(folder, adapter, draft, dtype.value if dtype else None)
-    _copy_tokenizer(folder, draft)
+    copy_tokenizer(folder, draft)
     _report(check_merged(folder, adapter, draft), written)
 
 
@@ -144,8 +144,8 @@ def _copy(
         _set_base(draft / ADAPTER_CONFIG, base)
     if ".lm_head." in _tensor_names(adapter):
         _say(
-            "this adapter trains the output layer, which llama.cpp and some versions of vLLM do "
-            "not take where embeddings are tied; --merge gives a model that they load"
+            "this adapter trains the output layer. Where that is tied to the embedding, run it "
+            "beside its base model (vLLM, PEFT); to merge it, use --merge (docs/export.md)"
         )
 
 
@@ -157,7 +157,8 @@ def _base_folder(adapter: Path, base: str | None, home: Path | None) -> Path:
     return Catalog(aliases=settings.aliases, cache=settings.cache).locate(str(name))
 
 
-def _copy_tokenizer(folder: Path, draft: Path) -> None:
+def copy_tokenizer(folder: Path, draft: Path) -> None:
+    """Copy what a model's tokenizer is made from."""
     from mint.catalog import TOKENIZER_FILES
 
     for name in TOKENIZER_FILES:

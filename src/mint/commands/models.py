@@ -47,6 +47,28 @@ def get_model(name: NameArgument, home: HomeOption = None) -> None:
     typer.echo(_catalog(settings_of(home)).locate(name))
 
 
+@app.command("untie")
+def untie_model(
+    name: NameArgument,
+    to: Annotated[Path, typer.Option("--to", help="The folder to make.", file_okay=False)],
+    home: HomeOption = None,
+) -> None:
+    """Write a base model with an output layer of its own, for programs that merge adapters.
+
+    `mint export --merge` does not need it.
+    """
+    from mint.engine.merge import untie
+
+    from .export import copy_tokenizer, new_folder
+
+    source = _catalog(settings_of(home)).locate(name)
+    with new_folder(to.expanduser()) as draft:
+        if not untie(source, draft):
+            raise Mistake(f"The output layer of {name} is not tied to its embedding: {source}")
+        copy_tokenizer(source, draft)
+    typer.echo(str(to))
+
+
 @app.command("add")
 def add_model(
     name: NameArgument,

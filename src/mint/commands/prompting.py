@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import yaml
@@ -14,7 +15,7 @@ from mint.watch.reader import RunReader
 from mint.watch.recorder import CONFIG
 
 _SYSTEM = ("system_prompt", "system")
-_TEMPLATE = ("prompt_template", "template", "prompt")
+_TEMPLATE = ("template", "prompt_template")
 _MARK = re.compile(r"<\|[^|<>]+\|>|<(?:start|end)_of_turn>|\[/?INST\]|<｜[^｜]+｜>")
 
 
@@ -27,6 +28,8 @@ class TrainedPrompt:
     raw: bool = False
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
+    template_settings: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    shots: int = 0  # solved examples in every prompt, which are not repeated
 
     @classmethod
     def read(cls, folder: Path) -> TrainedPrompt:
@@ -36,9 +39,11 @@ class TrainedPrompt:
         return cls(
             system=_first(arguments, _SYSTEM),
             template=_first(arguments, _TEMPLATE),
-            raw=_is_plain(_first_prompt(folder)),
+            raw=not arguments["chat"] if "chat" in arguments else _is_plain(_first_prompt(folder)),
             stop=tuple(each for each in config.get("stop") or () if isinstance(each, str)),
             max_tokens=config.get("max_tokens"),
+            template_settings=dict(arguments.get("chat_template_kwargs") or {}),
+            shots=int(arguments.get("shots") or 0),
         )
 
     def fill(self, text: str) -> str:
@@ -47,16 +52,17 @@ class TrainedPrompt:
         >>> TrainedPrompt(template="Question: {question}\\nAnswer:").fill("2 + 2?")
         'Question: 2 + 2?\\nAnswer:'
         """
-        places = re.findall(r"\{\w+\}", self.template or "")
-        return (
-            self.template.replace(places[0], text) if self.template and len(places) == 1 else text
-        )
+        parts = list(Formatter().parse(self.template or ""))
+        if sum(name is not None for _, name, _, _ in parts) != 1:
+            return text
+        return "".join(before + (text if name is not None else "") for before, name, _, _ in parts)
 
     def describe(self) -> str:
         """Say what is repeated, in a few words; empty when nothing is."""
         parts = ["plain text, no chat template"] if self.raw else []
         parts += [f"system prompt {self.system!r}"] if self.system else []
         parts += [f"template {self.template!r}"] if self.fill("x") != "x" else []
+        parts += [f"without the {self.shots} examples"] if self.shots else []
         parts += [f"stop {', '.join(map(repr, self.stop))}"] if self.stop else []
         parts += [f"at most {self.max_tokens} tokens"] if self.max_tokens else []
         return ", ".join(parts)

@@ -81,6 +81,7 @@ def sample(
         path, body["prompt"] = "/v1/completions", text
     else:
         path, body["messages"] = "/v1/chat/completions", _messages(system or trained.system, text)
+        body["chat_template_kwargs"] = dict(trained.template_settings)
     remote = named.remote
     if as_json:
         print_json(remote.request("POST", path, json=body))

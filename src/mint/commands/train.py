@@ -10,7 +10,7 @@ from mint.commands.endings import tell, text_of, told
 from mint.commands.job_arguments import Arguments, read_arguments
 from mint.commands.output import print_table
 from mint.training.compose import Composed
-from mint.training.job import check_rewards
+from mint.training.job import check_rewards, check_tasks
 from mint.training.sweep import COLUMNS, Sweep
 
 USAGE = """\
@@ -58,6 +58,7 @@ def _train(asked: Arguments) -> int:
 def _sweep(jobs: Sequence[Composed]) -> int:
     """Run every job, whatever becomes of the others, and print one table."""
     sweep, complete = Sweep(jobs), False
+    check_tasks(composed.job for composed in jobs)
     from mint.training.train import train
 
     try:

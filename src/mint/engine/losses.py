@@ -1,4 +1,6 @@
-"""The losses of the protocol: pure functions, summed over tokens, next to their formulas.
+"""The losses of the protocol: pure functions next to their formulas.
+
+A function returns the loss of each token; the loss of a batch is their sum, as the formulas say.
 
 ``lp`` is log p of each target under the policy, ``q`` what the sampler reported, ``A`` the
 advantage and ``r = exp(lp - q)``. All are flat over the tokens of a batch; ``datum`` says which
@@ -30,31 +32,31 @@ class Loss:
 
 def cross_entropy(lp: Tensor, x: Inputs, c: Mapping[str, Tensor], datum: Tensor) -> Tensor:
     """- sum w lp"""
-    return -(x["weights"] * lp).sum()
+    return -x["weights"] * lp
 
 
 def importance_sampling(lp: Tensor, x: Inputs, c: Mapping[str, Tensor], datum: Tensor) -> Tensor:
     """- sum r A"""
     ratio = _log_ratio(lp, x).exp()
-    return -_weighted(ratio * x["advantages"], x).sum()
+    return -_weighted(ratio * x["advantages"], x)
 
 
 def ppo(lp: Tensor, x: Inputs, c: Mapping[str, Tensor], datum: Tensor) -> Tensor:
     """- sum min(r A, clamp(r, low, high) A)"""
-    return -_weighted(_clipped(_log_ratio(lp, x).exp(), x["advantages"], c), x).sum()
+    return -_weighted(_clipped(_log_ratio(lp, x).exp(), x["advantages"], c), x)
 
 
 def cispo(lp: Tensor, x: Inputs, c: Mapping[str, Tensor], datum: Tensor) -> Tensor:
     """- sum stop_gradient(clamp(r, low, high)) lp A"""
     ratio = _clamp(_log_ratio(lp, x).exp(), c).detach()
-    return -_weighted(ratio * lp * x["advantages"], x).sum()
+    return -_weighted(ratio * lp * x["advantages"], x)
 
 
 def dro(lp: Tensor, x: Inputs, c: Mapping[str, Tensor], datum: Tensor) -> Tensor:
     """- sum (lp A - beta/2 (lp - q)^2)"""
     x = x if "weights" in x else {**x, "weights": torch.ones_like(lp)}
     penalty = 0.5 * c["beta"] * _log_ratio(lp, x) ** 2
-    return -_weighted(lp * x["advantages"] - penalty, x).sum()
+    return -_weighted(lp * x["advantages"] - penalty, x)
 
 
 def gspo(lp: Tensor, x: Inputs, c: Mapping[str, Tensor], datum: Tensor) -> Tensor:
@@ -69,7 +71,7 @@ def gspo(lp: Tensor, x: Inputs, c: Mapping[str, Tensor], datum: Tensor) -> Tenso
     length = zeros.index_add(0, datum, inside).clamp(min=1)
     mean = zeros.index_add(0, datum, drift) / length
     ratio = torch.where(_counts(x), mean[datum] + lp - lp.detach(), 0.0).exp()
-    return -_weighted(_clipped(ratio, x["advantages"], c), x).sum()
+    return -_weighted(_clipped(ratio, x["advantages"], c), x)
 
 
 def _counts(x: Inputs) -> Tensor:

@@ -85,6 +85,24 @@ def merge(base: Path, adapter: Path, out: Path, dtype: str | None = None) -> str
     return _name_of(target)
 
 
+def untie(base: Path, out: Path) -> bool:
+    """Write a base model whose output layer has a weight of its own; False when it had one.
+
+    It answers as the model did. Programs that merge an adapter by the names of its layers need such
+    a model where the adapter trains the output layer.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype="auto", quantization_config=dequantization(base)
+    )
+    head = find_head_name(model)
+    shared = model.get_input_embeddings().get_parameter("weight")
+    was_tied = model.get_submodule(head).weight is shared
+    _untie(model, head)
+    _forget_quantization(model)
+    model.save_pretrained(out)
+    return was_tied
+
+
 def convert_adapter(adapter: Path, out: Path, dtype: str) -> None:
     """Write the files of an adapter into an existing folder with tensors of another format."""
     write_tensors_as(adapter, out, DTYPES[dtype])

@@ -96,10 +96,14 @@ class ForwardBackward:
 
 @dataclass(frozen=True)
 class ForwardBackwardResult:
-    """Logprobs per datum, shape [N] or [N, K], and metrics named ``name:reduction``."""
+    """Logprobs per datum, shape [N] or [N, K], and metrics named ``name:reduction``.
+
+    ``losses`` has the shapes of ``logprobs``: what each token adds to the loss.
+    """
 
     logprobs: list[FloatArray]
     metrics: dict[str, float]
+    losses: list[FloatArray] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ class LoraTrainer:
         data, loss = check_request(request, self._model.info)
         settings = loss_settings(request.config, loss, request.loss_fn)
         logprobs: list[FloatArray] = [np.empty(0, np.float32)] * len(data)
+        losses = list(logprobs)
         total = 0.0
         todo = deque([list(range(len(data)))])
         budget = self.budget
@@ -134,22 +135,23 @@ class LoraTrainer:
             [tree] = trees
             batch = make_batch(tree, [data[i] for i in members], self._model.device)
             try:
-                value, lp = self._run_tree(tree, batch, loss, settings, request.forward_only)
+                value, lp, each = self._run_tree(tree, batch, loss, settings, request.forward_only)
             except torch.OutOfMemoryError as error:
                 budget = _smaller(budget, members, len(tree.tokens), error)
                 todo.appendleft(members)
                 continue
             total += value
-            pieces = np.split(lp, _cuts(batch))
-            for member, piece, shape in zip(tree.members, pieces, batch.shapes, strict=True):
-                logprobs[members[member]] = piece.reshape(shape)
+            for flat, found in ((lp, logprobs), (each, losses)):
+                pieces = np.split(flat, _cuts(batch))
+                for member, piece, shape in zip(tree.members, pieces, batch.shapes, strict=True):
+                    found[members[member]] = piece.reshape(shape)
             yield
         if not np.isfinite(total):
             raise UserError(
                 f"The loss is {total}: the policy's and the sampler's logprobs are too far apart. "
                 "Check that `logprobs` are the sampler's, and lower the learning rate."
             )
-        return ForwardBackwardResult(logprobs, {"loss:sum": total})
+        return ForwardBackwardResult(logprobs, {"loss:sum": total}, losses)
 
     def _run_tree(
         self,
@@ -158,14 +160,18 @@ class LoraTrainer:
         loss: Loss,
         settings: dict[str, float],
         forward_only: bool,
-    ) -> tuple[float, FloatArray]:
-        """Add the gradient of one pass, or nothing when it fails; return loss and logprobs."""
+    ) -> tuple[float, FloatArray, FloatArray]:
+        """Add the gradient of one pass, or nothing when it fails.
+
+        Return the loss, and of each token its logprob and its part of the loss.
+        """
         with torch.set_grad_enabled(not forward_only):
             lp = self._logprobs(tree, batch)
-            value = _loss_value(loss, lp, batch, settings)
+            each = _token_losses(loss, lp, batch, settings)
+            value = each.sum()
         if not forward_only:
             add_gradients(value, self.adapter.parameters())
-        return value.item(), lp.detach().cpu().numpy()
+        return value.item(), lp.detach().cpu().numpy(), each.detach().cpu().numpy()
 
     def _logprobs(self, tree: PrefixTree, batch: Batch) -> Tensor:
         model = self._model
@@ -240,7 +246,7 @@ class LoraTrainer:
             )
 
 
-def _loss_value(loss: Loss, lp: Tensor, batch: Batch, settings: dict[str, float]) -> Tensor:
+def _token_losses(loss: Loss, lp: Tensor, batch: Batch, settings: dict[str, float]) -> Tensor:
     config = {key: lp.new_tensor(value) for key, value in settings.items()}
     config |= {key: batch.inputs[key] for key in settings if key in batch.inputs}
     return loss.function(lp, batch.inputs, config, batch.datum)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mint.rl.credit import assign_advantages as assign_advantages
     from mint.rl.credit import per_turn as per_turn
     from mint.rl.curriculum import Curriculum as Curriculum
+    from mint.rl.dataset import DatasetTask as DatasetTask
     from mint.rl.datums import build_datums as build_datums
     from mint.rl.endings import CheckpointGone as CheckpointGone
     from mint.rl.endings import Interrupted as Interrupted
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from mint.rl.rollout import MissingLogprobs as MissingLogprobs
     from mint.rl.rollout import Rollout as Rollout
     from mint.rl.rollout import Segment as Segment
+    from mint.rl.rows import DataError as DataError
     from mint.rl.run import Run as Run
     from mint.rl.split import Split as Split
     from mint.rl.tool_calls import parse_tool_calls as parse_tool_calls
@@ -62,6 +64,7 @@ _NAMES = {
     "config": ["RLConfig"],
     "credit": ["TurnScore", "assign_advantages", "per_turn"],
     "curriculum": ["Curriculum"],
+    "dataset": ["DatasetTask"],
     "datums": ["build_datums"],
     "endings": ["CheckpointGone", "Interrupted", "RewardsFailed", "RunStopped", "ServiceLost"],
     "environment": ["Environment"],
@@ -74,6 +77,7 @@ _NAMES = {
     "rehearsal": ["rehearse"],
     "results": ["SetResult"],
     "rollout": ["Group", "MissingLogprobs", "Rollout", "Segment"],
+    "rows": ["DataError"],
     "run": ["Run"],
     "split": ["Split"],
     "tool_calls": ["parse_tool_calls"],

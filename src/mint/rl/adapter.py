@@ -49,10 +49,8 @@ class RLAdapter(ABC):
         """
         raise NotImplementedError
 
-    def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:
-        """Say how a step went."""
-        right = sum(reward > 0 for reward in rewards) / len(rewards) if rewards else 0.0
-        print(f"Step {step}: accuracy={right:.1%}, datums={num_datums}", flush=True)
+    def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:  # noqa: B027
+        """Print or keep something of your own after the line that a run prints of every step."""
 
     def build_holdout(self) -> list[Any]:
         """Samples for evaluation only. Without them, a share of the dataset is split off."""
@@ -75,11 +73,9 @@ def overrides(adapter: Any, name: str) -> bool:
 
 
 def report(adapter: Any, step: int, rewards: list[float], num_datums: int) -> None:
-    """Let a task say how a step went; an environment may leave it to us."""
+    """Let a task say something of its own about a step, where it has an ``evaluate``."""
     evaluate = getattr(adapter, "evaluate", None)
-    if evaluate is None:
-        RLAdapter.evaluate(adapter, step, rewards, num_datums)
-    else:
+    if evaluate is not None:
         evaluate(step, rewards, num_datums)
 
 

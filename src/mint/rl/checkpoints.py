@@ -20,6 +20,11 @@ class Checkpoint:
     score: tuple[float, float] | None = None  # pass@1 and reward on the holdout, where evaluated
 
 
+def _rank(checkpoint: Checkpoint) -> tuple[float, ...]:
+    """The score without rounding errors: equal shares of prompts are equal."""
+    return tuple(round(value, 9) for value in checkpoint.score or (0.0, 0.0))
+
+
 class Checkpoints:
     """Saves, remembers and prunes. Nothing is deleted before what replaces it is on record."""
 
@@ -48,7 +53,7 @@ class Checkpoints:
     def best(self) -> Checkpoint | None:
         """The one with the highest score on the holdout; of equals, the earliest."""
         scored = [c for c in self.kept if c.score is not None]
-        return max(scored, key=lambda c: (c.score or (0.0, 0.0), -c.step)) if scored else None
+        return max(scored, key=lambda c: (_rank(c), -c.step)) if scored else None
 
     async def save(
         self, client: mint.TrainingClient, step: int, score: tuple[float, float] | None = None

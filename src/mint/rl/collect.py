@@ -70,6 +70,7 @@ class Collector:
     async def batch(self, policy: Policy, draw: Draw) -> Batch:
         """The groups of a step; those without signal are replaced as often as the config allows."""
         cfg, step = self.cfg, draw.step
+        self.answered = 0
         groups = await self.groups(policy, draw.batch(cfg.batch_size), step, cfg.group_size)
         dropped: list[Group] = []
         for round_ in range(1, cfg.max_refills + 1):

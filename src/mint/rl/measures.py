@@ -20,6 +20,9 @@ def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
     kinds = [group.kind(threshold) for group in groups]
     found = {
         "rollouts": float(len(rollouts)),
+        "rollouts/signal": float(
+            sum(len(g.counted) for g, kind in zip(groups, kinds, strict=True) if kind == "signal")
+        ),
         "reward/mean": fmean(rewards) if rewards else 0.0,
         "reward/success": fmean([r >= threshold for r in rewards]) if rewards else 0.0,
         "reward/failures": float(sum(rollout.error is not None for rollout in rollouts)),

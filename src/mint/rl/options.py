@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, field
@@ -81,13 +83,43 @@ def parsed(option: Field[Any], kind: Any, text: str, source: str) -> Any:
         ) from None
 
 
+def unescaped(text: str) -> str:
+    r"""A string from a shell, where ``\n``, ``\t``, ``\r`` and ``\\`` are escapes.
+
+    >>> unescaped(r"\nQ:"), unescaped(r"\\n")
+    ('\nQ:', '\\n')
+    """
+    escapes = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+    return re.sub(r"\\([ntr\\])", lambda found: escapes[found[1]], text)
+
+
+def _texts(text: str) -> tuple[str, ...]:
+    r"""Several strings from one variable: ``a,b``, or as in JSON ``["a", "b"]``, or ``"a"``.
+
+    >>> _texts(r"\n,Q:"), _texts(r'["\n", ","]'), _texts("'Q:'")
+    (('\n', 'Q:'), ('\n', ','), ('Q:',))
+    """
+    if re.fullmatch(r"\[.*\]", text, re.DOTALL):
+        try:
+            listed = json.loads(text, strict=False)
+        except ValueError:
+            return _texts(text[1:-1])
+        if all(isinstance(each, str) for each in listed):
+            return tuple(listed)
+    parts = [part.strip(" ") for part in text.split(",")]  # a new line may be meant
+    bare = [re.sub(r"""^(["'])(.*)\1$""", r"\2", part, flags=re.DOTALL) for part in parts]
+    return tuple(unescaped(part) for part in bare if part)
+
+
 def _from_text(kind: Any, text: str) -> Any:
     if kind is bool:
         if text.lower() not in _TRUE | _FALSE:
             raise ValueError(text)
         return text.lower() in _TRUE
+    if get_origin(kind) is tuple and get_args(kind)[0] is str:
+        return _texts(text)
     if get_origin(kind) is tuple:
-        parts = [part.strip(" ") for part in text.split(",")]  # a new line may be meant
+        parts = [part.strip(" ") for part in text.split(",")]
         return tuple(get_args(kind)[0](part) for part in parts if part)
     if get_origin(kind) in (dict, Mapping):
         pairs = [part.partition("=") for part in text.split(",") if part.strip()]

@@ -43,7 +43,9 @@ from mint.rl.interruption import Interruption
 from mint.rl.lifeline import NoAnswer
 from mint.rl.loop import Loop, unbroken
 from mint.rl.measures import measure
+from mint.rl.outcome import advice, evaluations_in
 from mint.rl.policy import Policy
+from mint.rl.progress import Progress, step_line
 from mint.rl.recording import Recording
 from mint.rl.rollout import Group
 from mint.rl.run_service import write_service
@@ -51,6 +53,7 @@ from mint.rl.schedules import learning_rate_at, temperature_at
 from mint.rl.scoring import Ledger
 from mint.rl.threads import Threads, aside
 from mint.rl.update import train, trained_tokens
+from mint.watch.recorder import METRICS, read_rows
 
 Result = TypeVar("Result")
 
@@ -76,6 +79,7 @@ class Run:
         self.guards = Guards(self.cfg)
         self.ledger = Ledger(self.cfg.max_reward_failures)
         self.checkpoints = Checkpoints(self.cfg.checkpoint_every, self.cfg.keep_every)
+        self.progress = Progress()
         self._numbers: dict[str, float] = {}
         self._ahead: asyncio.Task[Batch] | None = None
         self._refused: Finding | None = None
@@ -147,10 +151,18 @@ class Run:
         """Sample and score the groups of a step."""
         self._since = time.monotonic()
         self._numbers = {}
-        batch = self._do(self._sampled(step))
+        batch = self._do(self.progress.during(self._sampled(step), lambda: self._shown(step)))
         self.recording.sampled(batch)
         self._numbers["time/sample"] = time.monotonic() - self._since
         return batch
+
+    def _shown(self, step: int) -> str:
+        answers = self.cfg.batch_size * self.cfg.group_size
+        seconds = time.monotonic() - self._since
+        return (
+            f"Step {step}/{self.cfg.steps}: sampling, {self.collector.answered} of {answers} "
+            f"answers, {seconds:.0f} s"
+        )
 
     async def _sampled(self, step: int) -> Batch:
         if self._ahead is not None:
@@ -250,6 +262,8 @@ class Run:
         self.recording.write()
         self.directory.metrics({"step": step, **numbers})
         rewards = [reward for group in batch.everything for reward in group.rewards]
+        seconds = time.monotonic() - self._since
+        print(step_line(step, cfg.steps, numbers, seconds), flush=True)
         report(self.adapter, step, rewards, len(datums))
         self._watch(step, numbers)
         self.done, self.final = step, None
@@ -274,8 +288,8 @@ class Run:
         fatal = self.guards.fatal(findings)
         if fatal is not None:
             self.directory.event("stopped", name=fatal.name, text=str(fatal))
-            advice = "To go on regardless, take it out of stop_on."
-            raise RunStopped(f"{fatal} {self.checkpoints.where} {advice}")
+            anyway = "To go on regardless, take it out of stop_on."
+            raise RunStopped(f"{fatal} {self.checkpoints.where} {anyway}")
 
     # ---- evaluation, checkpoints, the end ----
 
@@ -316,19 +330,26 @@ class Run:
         """Save the trained weights for sampling, and return their path."""
         if self.final is None:
             self.final = self._do(self._final())
-        best = self.checkpoints.best
-        if best is not None and best.step != self.done:
-            print(f"Best on the holdout: step {best.step}, {best.path}", flush=True)
+        for line in self._advice():
+            print(line, flush=True)
         print(f"Saved: {self.final}", flush=True)
         folder = self.directory.path
         print(f'Talk to it:  mint sample -m {folder} "..."', flush=True)
         print(f"Take it out: mint export {folder} --to FOLDER --merge", flush=True)
         return self.final
 
+    def _advice(self) -> list[str]:
+        """Whether training helped on the holdout, and which weights to use."""
+        evaluations = evaluations_in(read_rows(self.directory.path / METRICS))
+        paths = {checkpoint.step: checkpoint.path for checkpoint in self.checkpoints.kept}
+        return advice(evaluations, paths, self.cfg.start_from or self.cfg.base_model)
+
     async def _final(self) -> str:
         answer = await unbroken(self.client.save_weights_for_sampler(name="rl-final"))
         self.final = str(answer.path)
-        self.directory.event("finished", step=self.done, path=self.final)
+        self.directory.event(
+            "finished", step=self.done, path=self.final, text=" ".join(self._advice())
+        )
         self._keep_state(finished=True)
         return self.final
 

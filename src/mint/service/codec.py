@@ -277,16 +277,21 @@ def _unsupported_chunk(where: str, kind: str | None) -> UserError:
 def encode_forward_backward(result: ForwardBackwardResult) -> bytes:
     """``ForwardBackwardOutput``: one ArrayRecord per run of datums with equal trailing shape."""
     message = wire.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=result.metrics)
-    for trailing_shape, arrays in groupby(result.logprobs, key=lambda a: a.shape[1:]):
-        _add_record(message, trailing_shape, arrays)
+    done = 0
+    for trailing_shape, group in groupby(result.logprobs, key=lambda a: a.shape[1:]):
+        arrays = list(group)
+        record = message.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(arrays))
+        _fill(record.fields["logprobs"], trailing_shape, arrays)
+        if result.losses:
+            losses = result.losses[done : done + len(arrays)]
+            _fill(record.fields["elementwise_loss"], trailing_shape, losses)
+        done += len(arrays)
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def _add_record(message: Any, trailing: Iterable[int], arrays: Iterable[NDArray[Any]]) -> None:
+def _fill(field: Any, trailing: Iterable[int], arrays: Iterable[NDArray[Any]]) -> None:
     encoded = [np.ascontiguousarray(array, "<f4").tobytes() for array in arrays]
     offsets = np.cumsum([0, *map(len, encoded)], dtype="<i8")
-    record = message.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(encoded))
-    field = record.fields["logprobs"]
     field.data, field.offsets = b"".join(encoded), offsets.tobytes()
     field.dtype = wire.DTYPE_FLOAT32
     field.trailing_shape.extend(trailing)

@@ -333,7 +333,7 @@ class Sample(Request):
             top_p=params.top_p,
             seed=params.seed,
             stop=params.stops(),
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=self.prompt_logprobs or self.topk_prompt_logprobs > 0,
             prompt_logprobs_last_n=self.prompt_logprobs_last_n,
             topk_prompt_logprobs=self.topk_prompt_logprobs,
             topk_sample_logprobs=self.topk_sample_logprobs,

@@ -30,6 +30,7 @@ from .samplers import Samplers
 from .store import RunRow, now
 
 log = logging.getLogger(__name__)
+_UNLOADED = "unloaded"  # a file in the folder of a run that unload_model has ended
 
 
 class Runs:
@@ -165,6 +166,13 @@ class Runs:
                 f"{self._settings.run_kept_s / 86400:.0f} days. Its checkpoints are still there: "
                 "create_training_client_from_state() makes a new run from one.",
             )
+        if (self._folder(run_id) / _UNLOADED).exists():
+            raise ApiError(
+                404,
+                f"The run {run_id} was unloaded with unload_model, so it takes no more operations. "
+                "Its checkpoints are kept (`mint checkpoints list --run` shows them): "
+                "create_training_client_from_state_with_optimizer() makes a new run from one.",
+            )
         try:
             journal = await asyncio.to_thread(Journal, self._folder(run_id))
         except RunIsElsewhere:
@@ -197,6 +205,13 @@ class Runs:
             task = self._releasing[run_id] = asyncio.create_task(run.release())
             task.add_done_callback(lambda _: self._releasing.pop(run_id, None))
             await asyncio.shield(task)
+
+    async def unload(self, run_id: str) -> None:
+        """Release a run for good: what is asked of it later is refused. Its checkpoints stay."""
+        folder = self._folder(run_id)
+        if folder.exists():
+            await asyncio.to_thread((folder / _UNLOADED).touch)
+        await self.release(run_id)
 
     async def release_session(self, session_id: str) -> bool:
         """Release the runs of a silent session; False while one of them has work to do."""

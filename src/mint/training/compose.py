@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -28,8 +28,9 @@ from yaml import YAMLError
 
 from mint.rl.options import ConfigError
 from mint.training.bundled import bundled
-from mint.training.groups import FIELDS, defaults
+from mint.training.groups import FIELDS, defaults, settings
 from mint.training.hints import EXPERIMENT, check_choice, check_key, check_names
+from mint.training.typed_text import read_escapes, readable
 
 CONFIG, PAST = "config", "past_run"
 GROUPS = (*FIELDS, EXPERIMENT)
@@ -110,7 +111,8 @@ Typed = tuple[str, str, bool]
 
 def _jobs_of(overrides: Sequence[str], sweep: bool) -> Iterator[list[Typed]]:
     loader = GlobalHydra.instance().config_loader()
-    parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+    parser = OverridesParser.create(config_loader=loader)
+    parsed = parser.parse_overrides([readable(each, parser) for each in overrides])
     last = {override.key_or_group: override for override in parsed}
     return (list(one) for one in product(*(_values(each, sweep) for each in last.values())))
 
@@ -147,7 +149,7 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
     if not override.is_sweep_override():
         return [(key, override.get_value_element_as_str(), False)]
     if not sweep:
-        as_list = "" if key in GROUPS else f" A list is {key}=[a,b]"
+        as_list = f" A list is {key}=[a,b]" if _takes_list(key) else ""
         raise ConfigError(
             f"{override.input_line} has several values. `mint train --multirun` runs each.{as_list}"
         )
@@ -159,6 +161,12 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
     return [(key, value, True) for value in values]
 
 
+def _takes_list(key: str) -> bool:
+    group, _, name = key.partition(".")
+    _, kind = settings().get(group, {}).get(name, (None, None))
+    return name.startswith("arguments.") or get_origin(kind) is tuple
+
+
 def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
     for key, value, _ in typed:
         _check_typed(primary, key, value)
@@ -168,6 +176,8 @@ def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
     assert isinstance(container, dict)
     job = {str(group): values for group, values in container.items()}
     check_names(job)
+    for key, _, _ in typed:
+        read_escapes(job, key)
     if not job.keys() >= FIELDS.keys():
         raise ConfigError(
             f"{CONFIG}.yaml must have `settings` as the first of its defaults, which gives every "

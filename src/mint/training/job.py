@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import yaml
 
@@ -49,6 +49,8 @@ def adapter_of(job: Job) -> Any:
         kind = with_reward(kind, reward_of(training["reward_function"]), in_threads)
     try:
         return kind(**task["arguments"] or {})
+    except ConfigError:  # its text says all
+        raise
     except (TypeError, ValueError, OSError, AttributeError, LookupError) as error:
         told = f"{type(error).__name__}: {error}"
         raise ConfigError(f"task.arguments: {kind.__name__} refuses them: {told}") from error
@@ -67,6 +69,12 @@ def check(job: Job) -> None:
                 _check_value(group, each, kind, value)
     config_of(job).check()
     _check_task(job)
+
+
+def check_tasks(jobs: Iterable[Job]) -> None:
+    """Raise :class:`ConfigError` when a task of a sweep cannot be made, before any is run."""
+    for job in {str(_what(job)): job for job in jobs}.values():
+        adapter_of(job)
 
 
 def check_rewards(jobs: Iterable[Job]) -> None:
@@ -95,7 +103,7 @@ def _check_value(group: str, each: Any, kind: Any, value: Any) -> None:
     try:
         checked(each, kind, value)
     except ConfigError as error:
-        one_text = get_origin(kind) is tuple and isinstance(value, str)
+        one_text = kind == tuple[str, ...] and isinstance(value, str)
         hint = f" Write it as '{group}.{each.name}=[{value}]'" if one_text else ""
         raise ConfigError(f"{group}.{error}{hint}") from None
 

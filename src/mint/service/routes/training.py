@@ -61,13 +61,13 @@ async def get_info(
 async def unload_model(
     service: TheService, user: User, body: requests.ModelAddress
 ) -> dict[str, str]:
-    run = await service.runs.find(body.model_id, user)
-    await service.runs.release(run.row.id)
-    request_id = f"{run.row.id}:unload"
+    row = await service.runs.row(body.model_id, user)
+    await service.runs.unload(row.id)
+    request_id = f"{row.id}:unload"
     future = service.futures.open(request_id, user)
-    answer = Answer.json({"model_id": run.row.id, "type": "unload_model"})
+    answer = Answer.json({"model_id": row.id, "type": "unload_model"})
     service.futures.finish(future.request_id, answer)
-    return {"request_id": request_id, "model_id": run.row.id}
+    return {"request_id": request_id, "model_id": row.id}
 
 
 async def submit(service: TheService, user: User, request: Request) -> dict[str, str]:
