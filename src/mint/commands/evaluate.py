@@ -53,8 +53,10 @@ def _evaluate(asked: Arguments) -> int:
     checkpoint, against, endpoint = (own.get(name) for name in (CHECKPOINT, AGAINST, ENDPOINT))
     if endpoint and checkpoint:
         raise ConfigError(
-            "endpoint= evaluates a model that is served elsewhere, without checkpoint=."
+            "endpoint= is for a model that is served elsewhere: leave checkpoint= out."
         )
+    if endpoint and against:
+        raise ConfigError("against= is for checkpoints of the service: leave endpoint= out.")
     path = checkpoint_of(checkpoint) if checkpoint else None
     past = _past_job(checkpoint, path) if checkpoint and path else None
     jobs = replace(asked, overrides=typed).jobs(past)
