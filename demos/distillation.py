@@ -32,6 +32,7 @@ import random
 from typing import NamedTuple
 
 import mint
+import mint.watch
 from mint import types
 
 BASE_MODEL = os.environ.get("MINT_BASE_MODEL", "Qwen/Qwen3-0.6B")
@@ -131,6 +132,7 @@ def main() -> None:
     print(f"Teacher: {accuracy(teacher, aided, answers)}", flush=True)
     print(f"Student before: {accuracy(teacher, unaided, answers)}", flush=True)
 
+    record = mint.watch.record("runs/distillation", config={"steps": STEPS})
     for step in range(1, STEPS + 1):
         policy = student.save_weights_and_get_sampling_client(name=f"step-{step}")
         problems_P = random.Random(step).sample(training, BATCH)
@@ -138,8 +140,10 @@ def main() -> None:
         answers_D = [(p, a) for p, group in zip(problems_P, groups_P, strict=True) for a in group]
         kl = train(student, teacher, answers_D)
         student.optim_step(types.AdamParams(learning_rate=LEARNING_RATE)).result()
+        record.step({"loss": kl / len(answers_D)})
         print(f"step {step}: KL per answer={kl / len(answers_D):.3f}", flush=True)
 
+    record.close()
     path = student.save_weights_for_sampler(name="distilled").result().path
     print(f"Student after: {accuracy(service.create_sampling_client(path), unaided, answers)}")
     print(f"Saved: {path}")

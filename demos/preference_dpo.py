@@ -34,6 +34,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 import mint
+import mint.watch
 from mint import types
 
 BASE_MODEL = os.environ.get("MINT_BASE_MODEL", "Qwen/Qwen3-0.6B")
@@ -136,16 +137,19 @@ def main() -> None:
     held_out, training = pairs[: 2 * HELD_OUT], pairs[2 * HELD_OUT :]
     describe("Before", base, prompts[:HELD_OUT])
 
+    record = mint.watch.record("runs/dpo", config={"steps": STEPS})
     for step in range(1, STEPS + 1):
         pairs_N = random.Random(step).sample(training, BATCH)
         loss_fn = partial(dpo_loss, pairs_N)
         metrics = client.forward_backward_custom(datums_of(pairs_N), loss_fn).result().metrics
         client.optim_step(types.AdamParams(learning_rate=LEARNING_RATE)).result()
+        record.step({"loss": metrics["loss:sum"], "margin": metrics["margin"]})
         print(
             f"step {step}: loss={metrics['loss:sum']:.3f} margin={metrics['margin']:.2f}",
             flush=True,
         )
 
+    record.close()
     outputs = client.forward(datums_of(held_out), "cross_entropy").result().loss_fn_outputs
     new = margins(held_out, [output["logprobs"].to_torch() for output in outputs])
     right = (new > 0).float().mean()

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mint
+import mint.watch
 from mint import types
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "rl" / "adapters"))
@@ -104,14 +105,17 @@ def main() -> None:
     held_out = comparisons(questions(held_out=True))[:EVAL]
     print(f"Before: {asyncio.run(accuracy(Judge(BASE_MODEL), held_out))}", flush=True)
 
+    record = mint.watch.record("runs/judge", config={"steps": STEPS})
     for step in range(1, STEPS + 1):
         pairs_N = random.Random(step).sample(training, BATCH)
         datums_D = [datum for pair in pairs_N for datum in datums_of(pair, tokenizer)]
         trained = client.forward_backward(datums_D, "cross_entropy")
         client.optim_step(types.AdamParams(learning_rate=LEARNING_RATE)).result()
         loss = trained.result().metrics["loss:sum"] / len(datums_D)
+        record.step({"loss": loss})
         print(f"step {step}: loss per verdict={loss:.3f}", flush=True)
 
+    record.close()
     path = client.save_weights_for_sampler(name="judge").result().path
     print(f"After: {asyncio.run(accuracy(Judge(path), held_out))}")
     print(f"Saved: {path}")

@@ -24,6 +24,8 @@ Without MINT_BASE_URL it starts a service on this machine. Settings are environm
     MINT_CUSTOM_REWARD_EVAL          0                 held-out questions, asked before and after
     MINT_CUSTOM_REWARD_CURVE         (off)             where to draw the reward curve, an .svg file
 
+What is sampled and measured is recorded in runs/custom-reward: `mint report runs/custom-reward`.
+
 Names end in their dimensions: P prompts of a step, G answers of a group, T tokens of an answer.
 """
 
@@ -45,6 +47,7 @@ from rich.console import Console
 from rich.progress import track
 
 import mint
+import mint.watch
 from mint import types
 from mint.rewards import RewardBreakdown, compute_reward_breakdown
 
@@ -216,6 +219,19 @@ def datum_of(
     )
 
 
+def rollout_of(
+    problem: Problem, answer: str, breakdown: RewardBreakdown, advantage: float
+) -> dict[str, Any]:
+    """One answer to read later."""
+    return {
+        "prompt": problem.question,
+        "response": answer,
+        "reward": breakdown.total,
+        "components": {k: v for k, v in vars(breakdown).items() if k != "total"},
+        "advantage": advantage,
+    }
+
+
 # ---- The record: numbers to read now, and to draw later ----
 
 
@@ -343,6 +359,8 @@ def main() -> None:
         print(f"{when} training, {EVAL} held-out problems: {scores}", flush=True)
         return scores
 
+    settings = {"base_model": BASE_MODEL, "steps": STEPS, "learning_rate": RL_LR}
+    recorded = mint.watch.record("runs/custom-reward", config=settings)
     if EVAL:
         start = training_client.save_weights_and_get_sampling_client(name="before")
         evaluate("Before", 0, start)
@@ -357,6 +375,7 @@ def main() -> None:
         groups_P = ask(sampling_client, prompts_P, GROUP, TEMPERATURE, label)
 
         breakdowns: list[RewardBreakdown] = []
+        rollouts: list[dict[str, Any]] = []
         training_datums: list[types.Datum] = []
         for problem, prompt_tokens, sequences_G in zip(
             problems_P, prompts_P, groups_P, strict=True
@@ -366,6 +385,13 @@ def main() -> None:
             group_rewards = [breakdown.total for breakdown in breakdowns_G]
             mean_reward = sum(group_rewards) / len(group_rewards)
             advantages = [reward - mean_reward for reward in group_rewards]
+            answers_G = [tokenizer.decode(sequence.tokens) for sequence in sequences_G]
+            rollouts += [
+                rollout_of(problem, answer, breakdown, advantage)
+                for answer, breakdown, advantage in zip(
+                    answers_G, breakdowns_G, advantages, strict=True
+                )
+            ]
             if not any(advantages):
                 continue  # all answers are equally good: nothing to prefer
             training_datums += [
@@ -384,16 +410,21 @@ def main() -> None:
         scores = Scores.of(breakdowns)
         seconds = time.monotonic() - started
         record.add("train", step, scores, datums=len(training_datums), seconds=round(seconds, 2))
+        recorded.step(
+            {"reward/success": scores.exact_rate, "datums": len(training_datums)}, rollouts
+        )
         print(f"{label} {scores} datums={len(training_datums)} ({seconds:.1f} s)", flush=True)
 
     if EVAL:
         end = training_client.save_weights_and_get_sampling_client(name="after")
         evaluate("After", STEPS, end)
+    recorded.close()
     record.draw()
 
     with working("Saving"):
         saved = training_client.save_state(name="custom-reward-final").result()
     print(f"Saved: {saved.path}")
+    print(f'Talk to it: mint sample --raw -m {saved.path} "..."')
 
 
 if __name__ == "__main__":

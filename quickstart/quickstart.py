@@ -22,6 +22,8 @@ Without MINT_BASE_URL it starts a service on this machine. Settings are environm
     MINT_RL_MAX_TOKENS    16                length of an answer
     MINT_RL_TEMPERATURE   0.8
 
+What is sampled and measured is recorded in runs/quickstart: `mint report runs/quickstart`.
+
 Names end in their dimensions: P prompts of a step; names with g_ are lists over a prompt's group.
 """
 
@@ -38,6 +40,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 import mint
+import mint.watch
 from mint import types
 
 Setting = TypeVar("Setting", int, float, str)
@@ -109,7 +112,10 @@ def sft_datum(tokenizer: Any, question: str, answer: int) -> types.Datum:
 
 
 def train_supervised(
-    training_client: mint.TrainingClient, tokenizer: Any, rng: random.Random
+    training_client: mint.TrainingClient,
+    tokenizer: Any,
+    rng: random.Random,
+    record: mint.watch.Record,
 ) -> None:
     for step in range(1, SFT_STEPS + 1):
         label = f"sft step {step}/{SFT_STEPS}"
@@ -121,6 +127,7 @@ def train_supervised(
             update = training_client.optim_step(types.AdamParams(learning_rate=SFT_LR))
             loss = result.result().metrics["loss:sum"] / tokens
             update.result()
+        record.step({"sft/loss_per_token": loss})
         print(f"{label} loss_per_token={loss:.3f}", flush=True)
 
 
@@ -128,7 +135,10 @@ def train_supervised(
 
 
 def train_reinforced(
-    training_client: mint.TrainingClient, tokenizer: Any, rng: random.Random
+    training_client: mint.TrainingClient,
+    tokenizer: Any,
+    rng: random.Random,
+    record: mint.watch.Record,
 ) -> None:
     sampling_params = types.SamplingParams(
         max_tokens=RL_MAX_TOKENS, temperature=RL_TEMPERATURE, stop=["\n"]
@@ -152,8 +162,9 @@ def train_reinforced(
             results_P = [future.result() for future in futures_P]
 
         rewards: list[float] = []
+        rollouts: list[dict[str, Any]] = []
         datums: list[types.Datum] = []
-        for (_, gold_answer), prompt_tokens, res in zip(
+        for (question, gold_answer), prompt_tokens, res in zip(
             problems_P, prompts_P, results_P, strict=True
         ):
             g_rewards, g_responses, g_logprobs = [], [], []
@@ -163,6 +174,7 @@ def train_reinforced(
                 g_rewards.append(reward)
                 g_responses.append(list(seq.tokens))
                 g_logprobs.append(logprobs_of(seq))
+                rollouts.append({"prompt": question, "response": txt, "reward": reward})
             rewards += g_rewards
             mean_r = sum(g_rewards) / len(g_rewards)
             advs = [r - mean_r for r in g_rewards]
@@ -190,6 +202,7 @@ def train_reinforced(
                 update.result()
                 step_taken.result()
         accuracy = sum(rewards) / len(rewards)
+        record.step({"reward/success": accuracy, "datums": len(datums)}, rollouts)
         print(f"{label} accuracy={accuracy:.1%} datums={len(datums)}", flush=True)
 
 
@@ -212,11 +225,14 @@ def main() -> None:
             train_unembed=True,
         )
         tokenizer = training_client.get_tokenizer()
-    train_supervised(training_client, tokenizer, rng)
-    train_reinforced(training_client, tokenizer, rng)
+    settings = {"base_model": BASE_MODEL, "steps": SFT_STEPS + RL_STEPS, "learning_rate": RL_LR}
+    with mint.watch.record("runs/quickstart", config=settings) as record:
+        train_supervised(training_client, tokenizer, rng, record)
+        train_reinforced(training_client, tokenizer, rng, record)
     with working("Saving"):
         saved = training_client.save_state(name="quickstart-final").result()
     print(f"Saved: {saved.path}")
+    print(f'Talk to it: mint sample --raw -m {saved.path} "..."')
 
 
 if __name__ == "__main__":

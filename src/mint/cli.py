@@ -14,6 +14,7 @@ from mint.commands.bench.command import bench
 from mint.commands.export import export
 from mint.commands.init import init
 from mint.commands.output import Mistake
+from mint.commands.report import report
 from mint.commands.sample import sample
 from mint.commands.serve import serve
 from mint.commands.watch import watch
@@ -31,6 +32,7 @@ app.command()(serve)
 app.command()(sample)
 app.command()(export)
 app.command()(bench)
+app.command()(report)
 app.command()(watch)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")

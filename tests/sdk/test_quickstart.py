@@ -13,6 +13,8 @@ from types import ModuleType
 import numpy
 import pytest
 
+from mint.watch.reader import open_run
+
 from .conftest import REPOSITORY
 
 STEP = r"avg_reward=[\d.]+ exact_rate=[\d.]+% format_rate=[\d.]+% datums=\d+"
@@ -22,6 +24,12 @@ SMALL = {
     "MINT_CUSTOM_REWARD_GROUP": "8",
     "MINT_CUSTOM_REWARD_MAX_TOKENS": "4",
 }
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts record their runs under runs/ of the current folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 def run(script: str, environment: dict[str, str], **settings: str) -> tuple[str, str, int]:
@@ -51,7 +59,14 @@ def test_custom_reward_prints_every_step_and_where_it_saved(embedded: dict[str, 
     output, errors, code = run("custom_reward.py", embedded, **SMALL)
     assert code == 0, errors
     assert len(re.findall(rf"^step [12]/2 {STEP}", output, re.M)) == 2
-    assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-1])
+    recorded = open_run("runs/custom-reward")
+    assert len(recorded.rollouts(2)) == 16
+    assert set(recorded.rollouts(1)[0]["components"]) == {
+        *("format_reward", "distance_reward", "exact_bonus")
+    }
+    assert recorded.summary()["status"] == "finished"
+    assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-2])
+    assert output.splitlines()[-1].startswith("Talk to it: mint sample --raw -m tinker://")
 
 
 def test_custom_reward_evaluates_held_out_problems_and_draws(
@@ -81,7 +96,9 @@ def test_quickstart_trains_twice_and_says_where_it_saved(embedded: dict[str, str
     assert code == 0, errors
     assert len(re.findall(r"^sft step [12]/2 loss_per_token=[\d.]+$", output, re.M)) == 2
     assert len(re.findall(r"^rl step [12]/2 accuracy=[\d.]+% datums=\d+$", output, re.M)) == 2
-    assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-1])
+    assert [len(open_run("runs/quickstart").rollouts(step)) for step in (2, 3, 4)] == [0, 8, 8]
+    assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-2])
+    assert output.splitlines()[-1].startswith("Talk to it: mint sample --raw -m tinker://")
 
 
 def test_a_bad_setting_is_named(embedded: dict[str, str]) -> None:

@@ -99,6 +99,14 @@ def test_everything_of_a_rollout_comes_back(tmp_path: Path) -> None:
     assert (second["segments"], second["trace"], second["messages"]) == ([], [], None)
 
 
+def test_pieces_that_are_no_text_by_themselves_are_escaped(tmp_path: Path) -> None:
+    segment = {"tokens": [1, 2], "pieces": ["a", "\ud800"], "mask": [True, True]}
+    with RunDirectory(tmp_path) as run:
+        run.rollouts([row(1, segments=[segment])])
+        run.write_config({})
+    assert open_run(tmp_path).rollouts(1)[0]["segments"][0]["pieces"] == ["a", "\\ud800"]
+
+
 def test_lists_of_a_segment_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     wrong = {"tokens": [1, 2], "mask": [True]}
     with RunDirectory(tmp_path) as run, pytest.raises(ValueError, match="tokens 2, mask 1"):

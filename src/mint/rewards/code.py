@@ -97,7 +97,8 @@ class CodeReward(Reward):
         passed = sum(result.passed for result in results)
         share = passed / len(results)
         total = share if self.partial_credit else float(share == 1.0)
-        return Score(total, {"tests": len(results), "passed": passed, "share": share})
+        components = {"tests": len(results), "passed": passed, "share": share}
+        return Score(total, components, {"passed": _reason(results)})
 
     def _tests_for(self, sample: Sample) -> list[CodeTest]:
         tests = self.tests
@@ -132,6 +133,16 @@ class CodeReward(Reward):
         if test.accepts(ran.stdout):
             return TestResult(True)
         return TestResult(False, f"printed {ran.stdout[:200].decode(errors='replace')!r}")
+
+
+def _reason(results: Sequence[TestResult]) -> str:
+    """Say how many tests passed, and why the first that failed did."""
+    failed = [(number, each) for number, each in enumerate(results, 1) if not each.passed]
+    said = f"{len(results) - len(failed)} of {len(results)} tests passed"
+    if not failed:
+        return said
+    number, first = failed[0]
+    return f"{said}; test {number}: {first.error or 'failed'}"
 
 
 class _Session:

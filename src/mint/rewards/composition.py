@@ -39,7 +39,7 @@ class Weighted(Reward):
         if not scores:
             return None
         total = sum(self.weights[name] * score.total for name, score in scores.items())
-        return Score(total, _flat(scores))
+        return Score(total, _flat(scores), _reasons(scores))
 
     def at(self, step: int) -> Reward:
         return Weighted({name: r.at(step) for name, r in self.components.items()}, self.weights)
@@ -117,8 +117,12 @@ class Gated(Reward):
                 return outcome
         if not isinstance(reward, Score) or not isinstance(gate, Score):
             return reward
-        total = reward.total if gate.total >= self.threshold else self.otherwise
-        return Score(total, _flat({"reward": reward, "gate": gate}))
+        is_open = gate.total >= self.threshold
+        total = reward.total if is_open else self.otherwise
+        scores = {"reward": reward, "gate": gate}
+        how = "paid: the gate is at least" if is_open else "not paid: the gate is under"
+        reasons = {**_reasons(scores), "total": f"{how} {self.threshold:g}"}
+        return Score(total, _flat(scores), reasons)
 
     def at(self, step: int) -> Reward:
         return Gated(self.reward.at(step), self.gate.at(step), self.threshold, self.otherwise)
@@ -159,7 +163,10 @@ class Shaped(Reward):
             return base
         addition = max(-self.limit, min(self.limit, shaping.total))
         components = {"base": base.total, **base.components, **shaping.components}
-        return Score(base.total + addition, {**components, "shaping": addition})
+        reasons = {**_reasons({"base": base}, nested=False), **shaping.reasons}
+        if addition != shaping.total:
+            reasons["shaping"] = f"{shaping.total:g}, limited to {self.limit:g} either way"
+        return Score(base.total + addition, {**components, "shaping": addition}, reasons)
 
     def at(self, step: int) -> Reward:
         shaping = self.shaping.at(step)
@@ -190,11 +197,16 @@ class Mapped(Reward):
 
     async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
         return [
-            Score(self.change(outcome.total), {"unchanged": outcome.total, **outcome.components})
-            if isinstance(outcome, Score)
-            else outcome
+            self._changed(outcome) if isinstance(outcome, Score) else outcome
             for outcome in await self.reward.outcomes(samples)
         ]
+
+    def _changed(self, score: Score) -> Score:
+        total = self.change(score.total)
+        reasons = _reasons({"unchanged": score}, nested=False)
+        if total != score.total:
+            reasons["total"] = f"{self.name}: {score.total:g} became {total:g}"
+        return Score(total, {"unchanged": score.total, **score.components}, reasons)
 
     def at(self, step: int) -> Reward:
         return Mapped(self.name, self.reward.at(step), self.change)
@@ -268,3 +280,13 @@ def _flat(scores: Mapping[str, Score]) -> dict[str, float]:
         values[name] = score.total
         values |= {f"{name}/{inner}": value for inner, value in score.components.items()}
     return values
+
+
+def _reasons(scores: Mapping[str, Score], nested: bool = True) -> dict[str, str]:
+    """Every component's reason: that of a total under the component's own name."""
+    reasons: dict[str, str] = {}
+    for name, score in scores.items():
+        for inner, reason in score.reasons.items():
+            place = f"{name}/{inner}" if nested else inner
+            reasons[name if inner == "total" else place] = reason
+    return reasons

@@ -76,7 +76,8 @@ class JudgeReward(Reward):
         values = {c.name: (grades[c.name]["grade"] - low) / (high - low) for c in self.rubric}
         weights = sum(criterion.weight for criterion in self.rubric)
         total = sum(c.weight * values[c.name] for c in self.rubric) / weights
-        return Score(total, values)
+        reasons = {c.name: str(grades[c.name]["reason"]) for c in self.rubric}
+        return Score(total, values, reasons)
 
     def _messages(self, sample: Sample) -> list[dict[str, str]]:
         criteria = "\n".join(f"- {c.name}: {c.question}" for c in self.rubric)

@@ -57,7 +57,8 @@ Outcome = Score | Failure | None
 def read_score(value: Any) -> Score | None:
     """What a reward function returned, as a score; None means "does not apply".
 
-    Numbers, scores, dataclasses with a ``total`` and mappings with a ``score`` are understood.
+    Numbers, scores, dataclasses with a ``total`` and mappings with a ``score`` are understood; the
+    latter two may also have ``reasons``.
 
     >>> read_score(True), read_score({"score": 0.5, "matches": [True, False]})
     (Score(total=1.0, components={}), Score(total=0.5, components={}))
@@ -69,9 +70,11 @@ def read_score(value: Any) -> Score | None:
     if is_dataclass(value) and isinstance(getattr(value, "total", None), int | float):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
         total = float(parts.pop("total"))
-        return Score(total, {name: _number(part) for name, part in parts.items()})
+        reasons = parts.pop("reasons", None)
+        values = {name: _number(part) for name, part in parts.items()}
+        return Score(total, values, _texts(reasons))
     if isinstance(value, Mapping) and isinstance(value.get("score"), int | float):
-        return Score(float(value["score"]))
+        return Score(float(value["score"]), reasons=_texts(value.get("reasons")))
     return Score(_number(value))
 
 
@@ -87,3 +90,8 @@ def _number(value: Any) -> float:
             f"A reward returned {shown}; it must return a number, a Score, "
             "or None for 'does not apply'."
         ) from None
+
+
+def _texts(reasons: Any) -> dict[str, str]:
+    given = reasons if isinstance(reasons, Mapping) else {}
+    return {str(name): str(reason) for name, reason in given.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ def open_directory(cfg: RLConfig, adapter: Any) -> RunDirectory:
     directory = _named(cfg, adapter) if cfg.run_dir else _found(cfg, adapter)
     directory.rewind()
     directory.write_config({"task": own_name(adapter) or task_name(adapter), **cfg.as_dict()})
+    directory.add_sinks(cfg.sinks)
+    if sys.stdout.isatty():
+        directory.show_live()
     return directory
 
 

@@ -52,6 +52,8 @@ from mint.watch.files import (
     step_file,
     sync_folder,
 )
+from mint.watch.sinks import Sinks
+from mint.watch.sinks.opentelemetry_sink import is_configured
 from mint.watch.verdict import History, judge
 
 __all__ = ["CONFIG", "EVENTS", "METRICS", "STATE", "RunDirectory", "RunDirectoryBusy", "read_rows"]
@@ -82,6 +84,7 @@ class RunDirectory:
         self._config: dict[str, Any] | None = None
         self._status = "running"
         self._started: float | None = None
+        self._sinks = Sinks(lambda name, text: self.event("sink_failed", name=name, text=text))
 
     def _locked(self) -> IO[bytes]:
         lock = open(self.path / ".lock", "wb")  # noqa: SIM115 - held until close()
@@ -108,6 +111,7 @@ class RunDirectory:
 
     def close(self) -> None:
         """End writing, and let others in."""
+        self._sinks.close()
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -134,6 +138,7 @@ class RunDirectory:
         self._append(METRICS, [stamped])
         history.add(plain(stamped))
         self.write_summary()
+        self._sinks.log(stamped)
 
     def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the rollouts of a step, or of several."""
@@ -143,7 +148,8 @@ class RunDirectory:
         from mint.watch.schema import table_of
 
         steps: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-        for row in rows:
+        given_rows = list(rows)
+        for row in given_rows:
             steps[int(row.get("step") or 0)].append(row)
         (self.path / ROLLOUTS).mkdir(exist_ok=True)
         for step, given in steps.items():
@@ -156,6 +162,24 @@ class RunDirectory:
             if file.exists():
                 table = pa.concat_tables([pq.read_table(file, use_threads=False), table])
             self._write_tables(file, [table])
+        self._sinks.rollouts(given_rows)
+
+    def add_sinks(self, names: Iterable[str]) -> None:
+        """Also send what is written to other places; see :mod:`mint.watch.sinks`.
+
+        Traces of agents go to OpenTelemetry wherever the program has set it up.
+        """
+        wanted = [*names, *(["opentelemetry"] if is_configured() else [])]
+        self._sinks.add(wanted, self.path, self._config or self.config())
+
+    def show_live(self) -> None:
+        """Draw the run in the terminal after every step."""
+        from mint.watch.terminal import LiveView
+
+        config = self._config or self.config()
+        task = str(config.get("task") or self.path.resolve().name)
+        rows = read_rows(self.path / METRICS)
+        self._sinks.attach("terminal", LiveView(task, config.get("steps"), rows))
 
     def event(self, kind: str, **details: Any) -> None:
         """Add something that happened."""
@@ -300,7 +324,9 @@ class RunDirectory:
 
         new = file.with_name(f".{file.name}.new")
         with open(new, "wb") as opened:
-            with pq.ParquetWriter(opened, schema(), compression="zstd") as writer:
+            with pq.ParquetWriter(
+                opened, schema(), compression="zstd", write_statistics=["step", "reward"]
+            ) as writer:
                 for table in tables:
                     writer.write_table(table)
             opened.flush()

@@ -192,8 +192,7 @@ def _segments(rows: Sequence[Sequence[Row]]) -> pa.Array:
             hidden = mask if field.name != "advantages" else [None] * len(flat)
             fields.append(_lists(lists, _floats(lists, hidden), field.type))
         elif pa.types.is_string(field.type.value_type):
-            pieces = [clean(str(piece)) for each in lists for piece in each or ()]
-            fields.append(_lists(lists, pa.array(pieces, pa.string()), field.type))
+            fields.append(_lists(lists, _strings(lists), field.type))
         else:
             values = [value for each in lists for value in each or ()]
             fields.append(_lists(lists, pa.array(values, field.type.value_type), field.type))
@@ -221,13 +220,21 @@ def _offsets(lengths: Sequence[int]) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), pa.int32())
 
 
+def _strings(lists: Sequence[Any]) -> pa.Array:
+    texts = [text for each in lists for text in each or ()]
+    try:
+        return pa.array(texts, pa.string())
+    except (UnicodeEncodeError, pa.ArrowException):  # a lone surrogate, or no text at all
+        return pa.array([clean(str(text)) for text in texts], pa.string())
+
+
 def _floats(lists: Sequence[Any], masks: Sequence[Any]) -> pa.Array:
     """Numbers of all segments in a row; null where a token was not sampled or is not finite."""
     parts, hidden = [], []
     for each, mask in zip(lists, masks, strict=True):
         if each is None:
             continue
-        values = np.asarray([math.nan if x is None else x for x in each], dtype=np.float32)
+        values = np.asarray(each, dtype=np.float32)  # None becomes NaN
         parts.append(values)
         inside = np.ones(len(values), bool) if mask is None else np.asarray(mask, dtype=bool)
         hidden.append(~inside | ~np.isfinite(values))

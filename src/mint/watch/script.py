@@ -93,12 +93,16 @@ class Record:
 
 
 def record(
-    path: str | Path, config: Mapping[str, Any] | None = None, resume: bool = False
+    path: str | Path,
+    config: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    sinks: Iterable[str] = (),
 ) -> Record:
     """Record a script's run in a new run directory, or go on with one when ``resume``.
 
     When ``path`` holds a run already and ``resume`` is false, the next free name is taken:
     ``runs/x-2``. ``config`` is kept as config.yaml; its ``task`` and ``steps`` are shown.
+    ``sinks`` also sends the metrics elsewhere: ``["tensorboard"]``.
 
     >>> import tempfile
     >>> from mint.watch.reader import open_run
@@ -110,7 +114,9 @@ def record(
     """
     directory = RunDirectory(path) if resume else _free(Path(path))
     given = {"task": directory.path.resolve().name, **(config or {})}
-    return Record(directory, {**directory.config(), **given} if resume else given)
+    found = Record(directory, {**directory.config(), **given} if resume else given)
+    directory.add_sinks(sinks)
+    return found
 
 
 def _free(path: Path) -> RunDirectory:

@@ -23,6 +23,7 @@ from mint.watch.series import (
     median,
     series,
     shift,
+    thinned,
 )
 
 Row = Mapping[str, Any]
@@ -114,7 +115,10 @@ def judge(
     >>> judge(rows[:2]).verdict
     'too early to say'
     """
-    trained = [row for row in rows if any(name in row for name in (*REWARD, *SUCCESS, *LOSS))]
+    names = {*REWARD, *SUCCESS, *LOSS}
+    count = sum(not names.isdisjoint(row) for row in rows)
+    rows = thinned(rows, HOLDOUT)
+    trained = [row for row in rows if not names.isdisjoint(row)]
     found = (
         _not_finite(trained, events)
         or _hacking(rows, trained)
@@ -123,7 +127,7 @@ def judge(
         or _moved(rows, trained)
     )
     if status == "finished" and found.verdict not in (DIVERGING, HACKING):
-        return _finished(found, len(trained))
+        return _finished(found, count)
     return found
 
 
@@ -174,7 +178,8 @@ def _collapsed(trained: Sequence[Row]) -> Verdict | None:
         gain = move.best - move.first
         lost = move.best - move.last
         worse_than_first = move.first - move.last > move.noise
-        if lost > move.noise and (worse_than_first or lost > 0.5 * max(gain, 0.0)):
+        # The best of many windows is high by chance alone: a fall from it must be clearer.
+        if lost > 1.5 * move.noise and (worse_than_first or lost > 0.5 * max(gain, 0.0)):
             evidence = (
                 f"{_said(name)} fell from {_shown(name, move.best)} at step {move.best_step} to "
                 f"{_shown(name, move.last)}{_why(trained)}."
@@ -277,7 +282,7 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
     for names in (SUCCESS, REWARD):
         name, values = first_named(trained, names)
         if _rose(values):
-            return _learning(name, shift(values, _WINDOW), len(values), values)
+            return _learning(name, shift(values, _WINDOW), values)
     held_out = [row for row in rows if _all_numbers(row, (HOLDOUT, LOW, HIGH, "step"))]
     if len(held_out) >= 2:
         first, now = held_out[0], held_out[-1]
@@ -286,7 +291,7 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
             return Verdict(LEARNING, evidence, int(first["step"]), "Let it run.")
     name, values = _goal(trained)
     if name in LOSS and _rose(values):
-        return _learning(name, shift(values, _WINDOW), len(values), values)
+        return _learning(name, shift(values, _WINDOW), values)
     if len(values) < _MANY:
         count = len(trained)
         evidence = f"{count} step{'' if count == 1 else 's'} so far."
@@ -295,14 +300,14 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
     sign = -1.0 if name in LOSS else 1.0
     change = sign * (move.last - move.first)
     evidence = (
-        f"{_said(name)} moved by {change:+.3f} in {len(values)} steps, within its noise of "
+        f"{_said(name)} moved by {change:+.3f} in {_span(values)} steps, within its noise of "
         f"{move.noise:.3f}."
     )
     advice = "Raise the learning rate or group_size, or give the reward more steps on the way."
     return Verdict(STALLED, evidence, values[0][0], advice)
 
 
-def _learning(name: str, move: Shift, count: int, values: Series) -> Verdict:
+def _learning(name: str, move: Shift, values: Series) -> Verdict:
     """A rise; one that ended a while ago still counts until it is lost again."""
     since = next((step for step, value in values if value > move.first + move.noise), values[0][0])
     solved = name in SUCCESS and move.last >= _SOLVED
@@ -310,7 +315,7 @@ def _learning(name: str, move: Shift, count: int, values: Series) -> Verdict:
     verb = "fell" if name in LOSS else "rose"
     evidence = (
         f"{_said(name)} {verb} from {_shown(name, move.first)} to {_shown(name, move.last)} in "
-        f"{count} steps."
+        f"{_span(values)} steps."
     )
     return Verdict(LEARNING, evidence, since, advice)
 
@@ -326,6 +331,11 @@ def _goal(trained: Sequence[Row]) -> tuple[str, Series]:
             return name, values
     name, values = first_named(trained, LOSS)
     return name, [(step, -value) for step, value in values]
+
+
+def _span(values: Series) -> int:
+    """How many steps a series covers."""
+    return max(len(values), values[-1][0] - values[0][0] + 1)
 
 
 def _rose(values: Series) -> bool:

@@ -1,0 +1,200 @@
+"""A report as Markdown, and as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from mint.watch.charts import STYLE, bar_chart, line_chart
+
+Data = Mapping[str, Any]
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_PAGE_STYLE = (
+    ":root{color-scheme:light dark;--a:#1b6ca8;--b:#b4530a;--c:#2e7d4f;--d:#7a4fa3;--soft:#555;"
+    "--line:#bbb;--back:#fff;--text:#1c1c1c;--box:#f4f5f7}"
+    "@media(prefers-color-scheme:dark){:root{--a:#6cb6f0;--b:#f0a35e;--c:#7ccf9a;--d:#c3a0e8;"
+    "--soft:#b5b5b5;--line:#555;--back:#16181c;--text:#ececec;--box:#22252b}}"
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem;"
+    "background:var(--back);color:var(--text)}table{border-collapse:collapse;width:100%}"
+    "th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--line)}"
+    "td.n,th.n{text-align:right}pre{background:var(--box);padding:.6rem;overflow:auto;"
+    "white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate}"
+    ".verdict{background:var(--box);border-left:4px solid var(--a);padding:.6rem 1rem}"
+)
+
+
+def as_markdown(data: Data) -> str:
+    """Write a report as Markdown. What a model wrote is indented, so that it stays text."""
+    lines = [f"# {_title(data)}", "", f"**{_verdict(data)}**", "", _figures(data), ""]
+    lines += ["## Rewards by step", "", *_markdown_table(_STEP_HEAD, _step_rows(data)), ""]
+    if data["component_means"]:
+        lines += ["## Components", "", *_markdown_table(_PART_HEAD, _part_rows(data)), ""]
+    lines += ["## Kinds of response", "", *_markdown_table(_KIND_HEAD, _kind_rows(data)), ""]
+    lines += ["## Common failures", ""]
+    for failure in data["failures"]:
+        lines += [f"### {_cell(failure['type'])}: {failure['count']} ({failure['share']:.0%})", ""]
+        for example in failure["examples"]:
+            lines += [_example_head(example), "", *_indented(_example(example)), ""]
+    for title, name in (("Highest rewards", "highest"), ("Lowest rewards", "lowest")):
+        lines += [f"## {title}", ""]
+        for each in data[name]:
+            shown = f"{each['prompt'][-400:]}\n---\n{each['response'][:1000]}"
+            lines += [f"Reward {each['reward']:.3f}:", "", *_indented(shown), ""]
+    return "\n".join(lines) + "\n"
+
+
+def as_html(data: Data) -> str:
+    """Write a report as one HTML file with its plots inside. All text is escaped."""
+    parts = [
+        f"<h1>{escape(_title(data))}</h1>",
+        f'<p class="verdict"><strong>{escape(_verdict(data))}</strong></p>',
+        f"<p>{escape(_figures(data))}</p>",
+        "<h2>Distribution of rewards</h2>",
+        bar_chart([tuple(each) for each in data["histogram"]]),
+        "<h2>Rewards by step</h2><p>Mean, with the band from the 10th to the 90th percentile.</p>",
+        _reward_chart(data["by_step"]),
+        *(
+            f"<h3>{name}</h3>{line_chart({name: _points(data['by_step'], name)})}"
+            for name in ("skewness", "variance")
+        ),
+        *(
+            f"<h3>{escape(name)}</h3>{line_chart({name: [(x, y) for x, y in points]})}"
+            for name, points in data["curves"].items()
+            if name != "reward/mean"
+        ),
+        _html_table(_STEP_HEAD, _step_rows(data)),
+    ]
+    if data["component_means"]:
+        parts += ["<h2>Components</h2>", _html_table(_PART_HEAD, _part_rows(data))]
+    parts += ["<h2>Kinds of response</h2>", _html_table(_KIND_HEAD, _kind_rows(data))]
+    parts.append("<h2>Common failures</h2>")
+    for failure in data["failures"]:
+        kind = escape(failure["type"])
+        parts.append(f"<h3>{kind}: {failure['count']} ({failure['share']:.0%})</h3>")
+        for example in failure["examples"]:
+            parts.append(f"<p>{escape(_example_head(example))}</p>")
+            parts.append(f"<pre>{escape(_example(example))}</pre>")
+    for title, name in (("Highest rewards", "highest"), ("Lowest rewards", "lowest")):
+        parts.append(f"<h2>{title}</h2>")
+        for each in data[name]:
+            shown = f"{each['prompt'][-400:]}\n---\n{each['response'][:1000]}"
+            parts.append(f"<p>Reward {each['reward']:.3f}</p><pre>{escape(shown)}</pre>")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(_title(data))}</title><style>{_PAGE_STYLE}{STYLE}</style></head><body>"
+        + "\n".join(parts)
+        + "</body></html>\n"
+    )
+
+
+# ---- what both say ----
+
+
+def _title(data: Data) -> str:
+    run = data["run"]
+    return f"Rewards of {run.get('task') or run.get('name') or 'a run'}"
+
+
+def _verdict(data: Data) -> str:
+    found = data.get("verdict") or {}
+    parts = [found.get("verdict"), found.get("evidence"), found.get("advice")]
+    return _cell(" ".join(f"{part}".rstrip(":") for part in parts if part)) or "no verdict"
+
+
+def _figures(data: Data) -> str:
+    read = "" if data["count"] + data["failed"] >= data["rollouts"] else " (evenly spaced steps)"
+    return (
+        f"{data['count']} rewards of {data['rollouts']} rollouts{read}, {data['failed']} not "
+        f"scored; mean {data['mean']:.3f}, standard deviation {data['std']:.3f}, variance "
+        f"{data['variance']:.3f}, skewness {data['skewness']:+.2f}, from {data['minimum']:.3f} to "
+        f"{data['maximum']:.3f}; {data['ties']:.0%} of {data['groups']} groups constant; "
+        f"correlation with length {data['length_correlation']:+.2f}."
+    )
+
+
+_STEP_HEAD = ("step", "rewards", "mean", "std", "variance", "skewness", "10%", "50%", "90%")
+_PART_HEAD = ("component", "mean", "correlation with the total")
+_KIND_HEAD = ("kind", "count", "share", "mean reward")
+_SHOWN_STEPS = 40
+
+
+def _step_rows(data: Data) -> list[list[str]]:
+    rows = data["by_step"]
+    every = max(1, -(-len(rows) // _SHOWN_STEPS))
+    names = ("mean", "std", "variance", "skewness", "q10", "q50", "q90")
+    return [
+        [str(row["step"]), str(row["count"]), *(f"{row[name]:.3f}" for name in names)]
+        for row in rows[::every]
+    ]
+
+
+def _part_rows(data: Data) -> list[list[str]]:
+    related = data["component_correlations"]
+    return [
+        [_cell(name), f"{mean:.3f}", f"{related[name]:+.2f}"]
+        for name, mean in data["component_means"].items()
+    ]
+
+
+def _kind_rows(data: Data) -> list[list[str]]:
+    return [
+        [
+            _cell(each["type"]),
+            str(each["count"]),
+            f"{each['share']:.0%}",
+            "-" if each["mean_reward"] is None else f"{each['mean_reward']:.3f}",
+        ]
+        for each in data["response_types"]
+    ]
+
+
+def _example_head(example: Data) -> str:
+    reward = "not scored" if example["reward"] is None else f"reward {example['reward']:.3f}"
+    answer = "" if example["answer"] is None else f", right: {_cell(str(example['answer']))}"
+    return f"Step {example['step']}, {reward}{answer}"
+
+
+def _example(example: Data) -> str:
+    reasons = [f"{name}: {reason}" for name, reason in example["reasons"].items()]
+    error = [example["error"]] if example["error"] else []
+    ends = [example["prompt"][-400:], "---", example["response"]]
+    return "\n".join([*ends, *(["---"] if reasons or error else []), *reasons, *error])
+
+
+# ---- Markdown and HTML ----
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").replace("<", "‹").replace(">", "›").split())
+
+
+def _indented(text: str) -> list[str]:
+    return [f"    {line}" for line in text.replace("\r", "\n").split("\n")]
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+
+
+def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _points(rows: Sequence[Data], name: str) -> list[tuple[float, float]]:
+    return [(row["step"], row[name]) for row in rows]
+
+
+def _reward_chart(rows: Sequence[Data]) -> str:
+    lines = {"mean": _points(rows, "mean"), "median": _points(rows, "q50")}
+    return line_chart(lines, [(row["step"], row["q10"], row["q90"]) for row in rows])

@@ -1,0 +1,9 @@
+"""Other places where a run's metrics go: TensorBoard, W&B, Trackio, MLflow, OpenTelemetry.
+
+Each is imported when it is switched on. One that fails is switched off, with a warning and an
+event; training goes on.
+"""
+
+from mint.watch.sinks.sink import SINKS, Sink, Sinks, open_sink
+
+__all__ = ["SINKS", "Sink", "Sinks", "open_sink"]

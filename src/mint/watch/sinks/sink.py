@@ -1,0 +1,103 @@
+"""Sinks that are switched on for a run, and what happens when one fails."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+Row = Mapping[str, Any]
+
+SINKS = ("tensorboard", "wandb", "trackio", "mlflow", "opentelemetry")
+_PACKAGES = {"opentelemetry": "opentelemetry-sdk"}
+
+
+class Sink(Protocol):
+    """What takes a run's metrics."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the numbers of a step."""
+
+    def rollouts(self, rows: Sequence[Row]) -> None:
+        """Take the rollouts of a step."""
+
+    def close(self) -> None:
+        """Write what is left, and end."""
+
+
+def open_sink(name: str, path: Path, config: Row) -> Sink:
+    """Open a sink by its name.
+
+    >>> open_sink("tensorbord", Path("run"), {})
+    Traceback (most recent call last):
+    ValueError: 'tensorbord' is no sink. Use one of tensorboard, wandb, trackio, mlflow, opentelemetry.
+    """  # noqa: E501
+    if name not in SINKS:
+        raise ValueError(f"{name!r} is no sink. Use one of {', '.join(SINKS)}.")
+    module = importlib.import_module(f"mint.watch.sinks.{name}_sink")
+    try:
+        sink: Sink = module.open_sink(path, dict(config))
+    except ImportError as error:
+        package = _PACKAGES.get(name, name)
+        raise ImportError(
+            f"The sink {name!r} needs a package that is not installed ({error.name or error}). "
+            f"Type: pip install {package}"
+        ) from error
+    return sink
+
+
+class Sinks:
+    """The sinks of a run. None of them can stop it."""
+
+    def __init__(self, on_failure: Callable[[str, str], None]) -> None:
+        self._on_failure = on_failure
+        self._open: dict[str, Sink] = {}
+
+    def add(self, names: Iterable[str], path: Path, config: Row) -> None:
+        """Switch sinks on."""
+        for name in names:
+            if name not in self._open:
+                self._try(name, lambda name=name: self._opened(name, path, config))  # type: ignore[misc]
+
+    def attach(self, name: str, sink: Sink) -> None:
+        """Switch on a sink that is open already."""
+        self._open[name] = sink
+
+    def _opened(self, name: str, path: Path, config: Row) -> None:
+        self._open[name] = open_sink(name, path, config)
+
+    def log(self, row: Row) -> None:
+        """Pass on the numbers of a step; what is no finite number stays in the run directory."""
+        metrics = {name: float(value) for name, value in row.items() if _is_number(name, value)}
+        for name, sink in list(self._open.items()):
+            self._try(name, lambda sink=sink: sink.log(int(row.get("step") or 0), metrics))  # type: ignore[misc]
+
+    def rollouts(self, rows: Sequence[Row]) -> None:
+        """Pass on the rollouts of a step."""
+        for name, sink in list(self._open.items()):
+            self._try(name, lambda sink=sink: sink.rollouts(rows))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """End all sinks."""
+        for name, sink in list(self._open.items()):
+            self._try(name, sink.close)
+        self._open.clear()
+
+    def _try(self, name: str, work: Callable[[], None]) -> None:
+        """Do something with a sink, and switch it off when it fails."""
+        try:
+            work()
+        except Exception as error:
+            self._open.pop(name, None)
+            said = f"The sink {name!r} is switched off: {type(error).__name__}: {error}"
+            warnings.warn(f"{said} Training goes on.", stacklevel=2)
+            self._on_failure(name, said)
+
+
+def _is_number(name: str, value: Any) -> bool:
+    if name in ("step", "time") or isinstance(value, bool):
+        return False
+    return isinstance(value, int | float) and math.isfinite(value)

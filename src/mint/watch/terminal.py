@@ -1,0 +1,208 @@
+"""The live view of a run in a terminal: how far it is, whether it learns, and what it says."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.file_proxy import FileProxy
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from mint.watch.series import Series, series
+from mint.watch.verdict import DIVERGING, HACKING, LEARNING, STALLED, History, Verdict, judge
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDTH = 32
+_KEPT = 2000
+_SHOWN = 240
+_COLOURS = {LEARNING: "green", STALLED: "yellow", DIVERGING: "red", HACKING: "red"}
+_CURVES = (
+    ("success", "reward/success"),
+    ("reward", "reward/mean"),
+    ("holdout", "holdout/pass@1"),
+    ("length", "length/mean"),
+)
+_TIMES = (("sampling", "time/sample"), ("training", "time/train"))
+
+
+def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+    """Draw a series as a line of blocks.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    if not values:
+        return ""
+    if len(values) > width:
+        edges = [round(i * len(values) / width) for i in range(width + 1)]
+        parts = [values[a:b] for a, b in pairwise(edges)]
+        values = [sum(part) / len(part) for part in parts]
+    low, high = min(values), max(values)
+    if high == low:
+        return _BLOCKS[3] * len(values)
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round(top * (value - low) / (high - low))] for value in values)
+
+
+def duration(seconds: float) -> str:
+    """Say how long something takes.
+
+    >>> duration(42), duration(125), duration(7260)
+    ('42 s', '2 min 5 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+@dataclass
+class View:
+    """What the view shows."""
+
+    task: str
+    steps: int | None = None
+    step: int = 0
+    last: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, Series] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    best: Mapping[str, Any] | None = None
+    worst: Mapping[str, Any] | None = None
+    seconds_a_step: float | None = None
+
+    def render(self) -> RenderableType:
+        """Draw it. What a model wrote is shown as plain text."""
+        parts: list[RenderableType] = [self._progress(), self._figures()]
+        for title, row in (("best", self.best), ("worst", self.worst)):
+            if row is not None:
+                parts.append(_sample(title, row))
+        if self.verdict is not None:
+            parts.append(self._verdict(self.verdict))
+        return Panel(Group(*parts), title=Text(self.task), title_align="left")
+
+    def _progress(self) -> RenderableType:
+        table = Table.grid(padding=(0, 1))
+        said = f"step {self.step}" + (f" of {self.steps}" if self.steps else "")
+        cells: list[RenderableType] = [Text(said)]
+        if self.steps:
+            cells.append(ProgressBar(total=self.steps, completed=self.step, width=30))
+            if self.seconds_a_step is not None and self.step < self.steps:
+                left = duration(self.seconds_a_step * (self.steps - self.step))
+                cells.append(Text(f"{left} left"))
+        table.add_row(*cells)
+        return table
+
+    def _figures(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for label, name in _CURVES:
+            if points := self.curves.get(name):
+                values = [value for _, value in points]
+                share = name in ("reward/success", "holdout/pass@1")
+                shown = f"{values[-1]:.1%}" if share else f"{values[-1]:.3g}"
+                table.add_row(label, shown, Text(sparkline(values), style="cyan"))
+        components = {
+            name.removeprefix("component/"): value
+            for name, value in self.last.items()
+            if name.startswith("component/")
+        }
+        if components:
+            said = ", ".join(f"{name} {value:.3g}" for name, value in components.items())
+            table.add_row("components", "", Text(said))
+        times = [(label, self.last[name]) for label, name in _TIMES if name in self.last]
+        total = sum(seconds for _, seconds in times)
+        if total > 0:
+            said = ", ".join(f"{label} {seconds / total:.0%}" for label, seconds in times)
+            table.add_row("time", f"{total:.1f} s", Text(said))
+        if speed := tokens_a_second(self.last):
+            table.add_row("tokens/s", f"{speed:.0f}", "")
+        return table
+
+    def _verdict(self, verdict: Verdict) -> RenderableType:
+        colour = _COLOURS.get(verdict.verdict, "default")
+        text = Text.assemble((verdict.verdict, f"bold {colour}"), f": {verdict.evidence}")
+        return text.append(f" {verdict.advice}", style="dim") if verdict.advice else text
+
+
+def tokens_a_second(metrics: Mapping[str, float]) -> float | None:
+    """Return the tokens that were sampled in a second.
+
+    >>> tokens_a_second({"rollouts": 32, "length/mean": 100, "time/sample": 4.0})
+    800.0
+    """
+    count, length = metrics.get("rollouts"), metrics.get("length/mean")
+    seconds = metrics.get("time/sample")
+    return count * length / seconds if count and length and seconds else None
+
+
+def _sample(title: str, row: Mapping[str, Any]) -> RenderableType:
+    reward = row.get("reward")
+    head = f"{title} {'-' if reward is None else f'{float(reward):.3g}'} "
+    prompt = _line(str(row.get("prompt") or "")[-_SHOWN:])
+    answer = _line(str(row.get("response") or "")[:_SHOWN])
+    return Text.assemble((head, "bold"), (f"{prompt} ", "dim"), answer, overflow="ellipsis")
+
+
+def _line(text: str) -> str:
+    """A text on one line, without control characters that a terminal would obey."""
+    shown = "".join(each if each.isprintable() else " " for each in text)
+    return " ".join(shown.split())
+
+
+def _hide_terminal() -> None:
+    """While the view is drawn, what is printed goes above it, line by line: others must not
+    think that they could move the cursor."""
+    if isinstance(sys.stdout, FileProxy):
+        sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
+
+
+class LiveView:
+    """Draws the view again after every step. It takes metrics as a sink does."""
+
+    def __init__(
+        self, task: str, steps: int | None, rows: Sequence[Mapping[str, Any]] = (),
+        console: Console | None = None,
+    ) -> None:  # fmt: skip
+        self.view = View(task, steps)
+        self._history = History.of(rows, [])
+        self._all: list[dict[str, Any]] = [dict(row) for row in rows][-_KEPT:]
+        self._times: list[float] = [time.monotonic()]
+        self._live = Live(console=console or Console(file=sys.stdout), auto_refresh=False)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the numbers of a step."""
+        self._history.add({"step": step, **metrics})
+        self._all = [*self._all, {"step": step, **metrics}][-_KEPT:]
+        self._times = [*self._times, time.monotonic()][-11:]
+        view = self.view
+        view.step, view.last = step, metrics
+        view.curves = {name: series(self._all, name) for _, name in _CURVES}
+        view.verdict = judge(self._history.rows, steps=view.steps)
+        if len(self._times) > 1:
+            view.seconds_a_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+        if not self._live.is_started:
+            self._live.start()
+            _hide_terminal()
+        self._live.update(view.render(), refresh=True)
+
+    def rollouts(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the best and the worst sample of a step, for the next drawing."""
+        scored = [row for row in rows if row.get("reward") is not None]
+        if scored:
+            self.view.best = max(scored, key=lambda row: float(row["reward"]))
+            self.view.worst = min(scored, key=lambda row: float(row["reward"]))
+
+    def close(self) -> None:
+        """Leave the last drawing on the screen."""
+        if self._live.is_started:
+            self._live.stop()
