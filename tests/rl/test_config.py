@@ -201,7 +201,6 @@ def test_what_is_probably_not_meant_is_said() -> None:
         ({"mismatch_limit": 0.5}, "mismatch_limit", "temperature=1.0"),
         ({"lr_end": 1e-6}, "lr_end", "lr_schedule=linear"),
         ({"overlong_limit": 0.5}, "overlong_limit", "overlong_buffer"),
-        ({"curriculum": True, "data_order": "shuffled"}, "data_order", "curriculum=false"),
     ],
 )
 def test_a_setting_that_does_nothing_is_said_with_what_gives_it_an_effect(

@@ -148,7 +148,10 @@ class RLConfig:
 
     # Data
     data_order: str = option(
-        "first", "shuffled walks through a fixed dataset", choices=("first", "shuffled")
+        "auto",
+        "first uses the first batch_size samples of every call of build_dataset, shuffled goes "
+        "through all of them; auto is shuffled where every call gives the same samples",
+        choices=("auto", "first", "shuffled"),
     )
     curriculum: bool = option(False, "prefer prompts that are just hard enough")
     holdout_fraction: float = option(0.0, "share of prompts kept for evaluation", low=0, high=0.9)
@@ -310,7 +313,6 @@ class RLConfig:
             ),
             "lr_end": (self.lr_schedule != "constant", "set lr_schedule=linear."),
             "overlong_limit": (self.overlong_buffer > 0, "set overlong_buffer."),
-            "data_order": (not self.curriculum, "the curriculum chooses; set curriculum=false."),
         }
         for name, (has_effect, why) in effects.items():
             if not has_effect and getattr(self, name) != options()[name][0].default:

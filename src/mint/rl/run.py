@@ -88,6 +88,7 @@ class Run:
         self._ahead: asyncio.Task[Batch] | None = None
         self._refused: Finding | None = None
         self._trained = self._calls = 0
+        self._position: dict[str, Any] | None = None
         self._half_done = self._told = False  # a step; Ctrl-C
         self._elapsed = 0.0
         self._loop = Loop(self.interruption)
@@ -124,6 +125,10 @@ class Run:
         print(f"Model: {cfg.base_model}, run directory: {self.directory.path}", flush=True)
         for note in cfg.notes():
             print(f"  {note}", flush=True)
+        order = self.data.decide_order()
+        print(order, flush=True)
+        if not state:
+            self.directory.event("data", order=self.data.order, text=order)
         if state:
             self._load(state)
             if self.done < cfg.steps:
@@ -140,13 +145,13 @@ class Run:
     def _load(self, state: dict[str, Any]) -> None:
         self.done = self._trained = state["step"]
         self.final = state["final"]
-        self._calls = state["calls"]
+        self._calls, self._position = state["calls"], state.get("position")
         self._elapsed = state["elapsed"]
         self.guards.load(state["guards"])
         self.ledger.load(state["ledger"])
         if self.data.curriculum is not None:
             self.data.curriculum.load(state["curriculum"])
-        self.data.replay(self._calls)
+        self.data.resume(self._calls, self._position)
 
     # ---- the steps of a step ----
 
@@ -283,7 +288,7 @@ class Run:
         report(self.adapter, step, rewards, len(datums))
         self._watch(step, numbers)
         self.done, self.final = step, None
-        self._calls, self._half_done = batch.calls, False
+        self._calls, self._position, self._half_done = batch.calls, batch.position, False
         if last or evaluation or self.checkpoints.due(step) or self.interruption.presses:
             self._finish_first(self._saved(evaluation))
 
@@ -334,6 +339,7 @@ class Run:
             "finished": finished,
             "final": self.final,
             "calls": self._calls,
+            "position": self._position,
             "elapsed": self._elapsed + time.monotonic() - self._began,
             "checkpoints": self.checkpoints.state(),
             "guards": self.guards.state(),
