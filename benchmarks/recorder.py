@@ -52,16 +52,17 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--answer", type=int, default=256)
     asked = parser.parse_args()
-    seconds = []
+    seconds, busy = [], []
     with tempfile.TemporaryDirectory() as folder, RunDirectory(folder) as run:
         run.write_config({"task": "benchmark", "steps": asked.steps})
         for step in range(1, asked.steps + 1):
             rows = rollouts(step, asked.rollouts, asked.prompt, asked.answer)
             metrics = {f"metric/{i}": 0.5 for i in range(40)} | {"reward/mean": 0.5}
-            started = time.perf_counter()
+            started, began = time.perf_counter(), time.process_time()
             run.rollouts(rows)
             run.metrics({"step": step, **metrics})
             seconds.append(time.perf_counter() - started)
+            busy.append(time.process_time() - began)
         started = time.perf_counter()
         run.save_state({"step": asked.steps})
         state = time.perf_counter() - started
@@ -72,6 +73,7 @@ def main() -> None:
     cost = statistics.median(seconds)
     sampled = asked.rollouts * asked.answer
     print(f"{asked.rollouts} rollouts of {asked.prompt} + {asked.answer} tokens a step")
+    print(f"recording a step: median CPU time {1000 * statistics.median(busy):.1f} ms")
     print(f"recording a step: median {1000 * cost:.1f} ms, longest {1000 * max(seconds):.1f} ms")
     print(f"saving the state: {1000 * state:.1f} ms; reading a step: {1000 * read:.1f} ms")
     print(f"on disk: {size / asked.steps / 1024:.0f} KiB a step")

@@ -144,7 +144,10 @@ class Catalog:
     def _local_path(self, name: str) -> Path:
         if not self.local_paths:
             raise NotHere("this service has callers on other machines, who use names and not paths")
-        folder = Path(name).expanduser()
+        try:
+            folder = Path(name).expanduser()
+        except RuntimeError as error:  # ~nobody/models
+            raise NotHere(f"{name}: {error}") from error
         if missing := missing_from(folder):
             raise NotHere(f"{folder}: {missing}")
         return folder.resolve()

@@ -176,6 +176,13 @@ def test_what_is_probably_not_meant_is_said() -> None:
     assert "temperature=1.0" in RLConfig(loss_fn="ppo").notes()[0]
     assert RLConfig(loss_fn="ppo", temperature=1.0, substeps=2).notes() == []
     assert "loss_fn=ppo" in RLConfig(substeps=2).notes()[0]
+    sampled = RLConfig(eval_samples=4, eval_temperature=0.8).notes()
+    assert [note.split()[0] for note in sampled] == ["eval_samples", "eval_temperature"]
+    assert "kl_samples=16" in RLConfig(stop_on=("kl_runaway",)).notes()[0]
+    begun = RLConfig(start_from="tinker://a/weights/b", kl_penalty_coef=0.1)
+    assert f"The KL is that to {begun.base_model}, not to start_from" in begun.notes()[0]
+    begun.kl_reference = "start"
+    assert begun.notes() == []
 
 
 @pytest.mark.parametrize(
@@ -186,9 +193,14 @@ def test_what_is_probably_not_meant_is_said() -> None:
         ({"dro_beta": 0.1}, "dro_beta", "loss_fn=dro"),
         ({"kl_reference": "tinker://a/weights/b"}, "kl_reference", "kl_penalty_coef=0.05"),
         ({"temperature_end": 0.5}, "temperature_end", "temperature_schedule=linear"),
+        ({"kl_limit": 0.1}, "kl_limit", "kl_samples=16"),
+        ({"kl_samples": 8, "kl_penalty_coef": 0.1}, "kl_samples", "all are measured"),
+        ({"start_from": "tinker://a/weights/b", "rank": 8}, "rank", "start_from"),
+        ({"start_from": "tinker://a/weights/b", "train_mlp": False}, "train_mlp", "start_from"),
+        ({"holdout_size": 8}, "holdout_size", "eval_every=10"),
+        ({"mismatch_limit": 0.5}, "mismatch_limit", "temperature=1.0"),
         ({"lr_end": 1e-6}, "lr_end", "lr_schedule=linear"),
         ({"overlong_limit": 0.5}, "overlong_limit", "overlong_buffer"),
-        ({"curriculum": True, "data_order": "shuffled"}, "data_order", "curriculum=false"),
     ],
 )
 def test_a_setting_that_does_nothing_is_said_with_what_gives_it_an_effect(

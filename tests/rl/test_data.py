@@ -47,7 +47,7 @@ def batches(data: Data, steps: int, count: int = 3) -> list[list[str]]:
 
 
 def test_a_step_uses_the_first_of_a_larger_dataset_and_all_of_a_smaller() -> None:
-    data = Data(Numbers(fixed=5), TOKENIZER, RLConfig())
+    data = Data(Numbers(fixed=5), TOKENIZER, RLConfig(data_order="first"))
     assert batches(data, 2) == [["0:", "1:", "2:"], ["0:", "1:", "2:"]]
     assert batches(data, 1, count=9) == [["0:", "1:", "2:", "3:", "4:"]]
 
@@ -95,7 +95,7 @@ def test_what_is_held_out_is_never_drawn() -> None:
 def test_the_adapters_own_holdout_is_taken_out_of_its_dataset() -> None:
     data = Data(Numbers(fixed=6, holdout=["1:", "4:"]), TOKENIZER, RLConfig())
     assert [item.sample for item in data.holdout()] == ["1:", "4:"]
-    assert batches(data, 1, count=6) == [["0:", "2:", "3:", "5:"]]
+    assert sorted(batches(data, 1, count=6)[0]) == ["0:", "2:", "3:", "5:"]
 
 
 def test_nothing_but_the_adapters_own_holdout_is_kept_from_training() -> None:
@@ -214,7 +214,7 @@ def test_a_batch_drawn_ahead_is_the_same_whenever_its_lessons_come_in() -> None:
     def drawn(learn_first: bool) -> list[str]:
         data = Data(Numbers(fixed=30), TOKENIZER, cfg)
         assert data.curriculum is not None
-        known = [replace(g, identity=data._item(g.sample).identity) for g in lessons]
+        known = [replace(g, identity=data.item(g.sample).identity) for g in lessons]
         data.curriculum.learn_from(known[:10], 1.0, step=1)
         data.replay(2)
         if learn_first:

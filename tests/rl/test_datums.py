@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mint.rl.datums import build_datums, datum_of, replaced, split, token_weights, unmasked, values
+from mint import types
+from mint.rl.datums import (
+    build_datums,
+    datum_of,
+    replaced,
+    split,
+    token_weights,
+    unmasked,
+    values,
+    with_weights,
+)
 from mint.rl.rollout import Group, MissingLogprobs, Rollout, Segment
 
 
@@ -132,6 +142,31 @@ def test_weight_on_a_prompt_token_is_found_in_an_answer_that_was_changed() -> No
     assert unmasked([longer, shorter], groups) == []
     wrong = [replaced(d, weights=np.ones(len(values(d, "weights")))) for d in (longer, shorter)]
     assert unmasked(wrong, groups) == [0, 1]
+
+
+def test_weight_on_a_prompt_token_is_found_when_another_token_was_changed() -> None:
+    prompt = [1, 2, 3, 4]
+    sampled = Segment.of(prompt, [5, 6, 7], [-0.5] * 3)
+    groups = [group(Rollout([sampled], "text", reward=1.0, advantage=1.0))]
+    (datum,) = build_datums(groups)
+    for place in (0, 1, 5):
+        tokens = [9 if i == place else token for i, token in enumerate([*prompt, 5, 6, 7])]
+        changed = datum_of(Segment.of(tokens[:4], tokens[4:], [-0.5] * 3), advantage=1.0)
+        assert unmasked([changed], groups) == []
+        wrong = replaced(changed, weights=np.ones(6))
+        assert unmasked([datum, wrong], groups) == [1]
+
+
+def test_a_datum_without_weights_has_those_that_the_service_takes() -> None:
+    groups = [group(answered([3, 4], 0.5))]
+    (datum,) = build_datums(groups)
+    inputs = {name: x for name, x in datum.loss_fn_inputs.items() if name != "weights"}
+    bare = types.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)
+    found = with_weights(bare)
+    assert list(values(found, "weights")) == [0.0, 1.0, 1.0]
+    assert unmasked([found], groups) == []
+    everywhere = with_weights(replaced(bare, advantages=np.ones(3)))
+    assert unmasked([everywhere], groups) == [0]
 
 
 def test_an_answer_that_begins_another_prompt_is_no_bug() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -87,7 +88,7 @@ def test_a_demo_runs_to_its_saved_weights(
     if name == "code_execution":
         need_sandbox()
     printed = run_script(DEMOS / "adapters" / f"{name}.py", MINT_RL_MAX_TURNS="2")
-    assert "Step 2: " in printed
+    assert "Step 2/2: reward=" in printed
     assert "Saved: tinker://" in printed
     (directory,) = (tmp_path / "runs").iterdir()
     assert [row["step"] for row in read_rows(directory / METRICS)] == [1, 2]
@@ -100,6 +101,6 @@ def test_an_adapter_written_for_mint_runs_unchanged(
     script = tmp_path / "chat.py"
     script.write_text(MINT_STYLE.format(demos=str(DEMOS)))
     printed = run_script(script)
-    told = [line for line in printed.splitlines() if line.startswith(("Step", "Saved"))]
+    told = [line for line in printed.splitlines() if re.match(r"Step \d: |Saved", line)]
     assert [line.split("=")[0] for line in told[:2]] == ["Step 1: avg_reward", "Step 2: avg_reward"]
     assert told[2].startswith("Saved: tinker://")

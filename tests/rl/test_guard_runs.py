@@ -101,6 +101,10 @@ TROUBLE: dict[str, tuple[Any, dict[str, Any]]] = {
         | {"entropy_floor": 0.5},
     ),
     "kl_runaway": (Letters, {"steps": 3, "kl_penalty_coef": 0.01, "learning_rate": 0.3}),
+    "kl_runaway without a penalty": (
+        Letters,
+        {"steps": 3, "kl_samples": 3, "learning_rate": 0.3},
+    ),
     "mismatch": (Shifted, {"temperature": 1.0, "steps": 1}),
     "component_runaway": (Lopsided, {"steps": 6}),
     "length_runaway": (Rambling, {"steps": 7}),
@@ -118,6 +122,7 @@ def test_trouble_is_told_at_the_step_where_it_begins(
     client: mint.ServiceClient, settings: Settings, tmp_path: Path, capsys: Any, name: str
 ) -> None:
     task, more = TROUBLE[name]
+    name = name.split()[0]
     run_grpo(task(), settings(**more), service=client)
     found = [event for event in read_rows(tmp_path / "run" / EVENTS) if event.get("name") == name]
     assert found

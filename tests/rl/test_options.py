@@ -287,7 +287,7 @@ def test_a_prompt_that_the_service_refuses_never_kills_the_step(
         def build_dataset(self) -> list[str]:
             return ["a" * 5000, *(f"{i}:" for i in range(5))]
 
-    one_step(TooLong(), settings(batch_size=6), client)
+    one_step(TooLong(), settings(batch_size=6, data_order="first"), client)
     assert metrics()[0]["reward/failures"] == 4
     assert metrics()[0]["train/grad_norm"] > 0
     rows = open_run(tmp_path / "run").rollouts()

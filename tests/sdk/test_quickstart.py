@@ -65,7 +65,8 @@ def test_custom_reward_prints_every_step_and_where_it_saved(embedded: dict[str, 
         *("format_reward", "distance_reward", "exact_bonus")
     }
     assert recorded.summary()["status"] == "finished"
-    assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-1])
+    assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-2])
+    assert output.splitlines()[-1].startswith("Talk to it: mint sample --raw -m tinker://")
 
 
 def test_custom_reward_evaluates_held_out_problems_and_draws(
@@ -96,7 +97,8 @@ def test_quickstart_trains_twice_and_says_where_it_saved(embedded: dict[str, str
     assert len(re.findall(r"^sft step [12]/2 loss_per_token=[\d.]+$", output, re.M)) == 2
     assert len(re.findall(r"^rl step [12]/2 accuracy=[\d.]+% datums=\d+$", output, re.M)) == 2
     assert [len(open_run("runs/quickstart").rollouts(step)) for step in (2, 3, 4)] == [0, 8, 8]
-    assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-1])
+    assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-2])
+    assert output.splitlines()[-1].startswith("Talk to it: mint sample --raw -m tinker://")
 
 
 def test_a_bad_setting_is_named(embedded: dict[str, str]) -> None:

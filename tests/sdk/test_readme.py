@@ -23,6 +23,24 @@ def test_the_training_loop_runs_as_written(embedded: dict[str, str], tiny_model:
     assert re.search(r"^Saved: tinker://\S+/weights/final$", done.stdout, re.MULTILINE)
 
 
+def test_the_first_example_of_the_page_on_rl_runs_as_it_stands(
+    embedded: dict[str, str], tiny_model: Path, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/rl.md").read_text()
+    block = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    environment = {**embedded, "MINT_MODELS": f"{MODEL}={tiny_model}"}
+    done = subprocess.run(
+        [sys.executable, "-c", block],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^tinker://\S+$", done.stdout.strip().splitlines()[-1])
+
+
 def test_every_loss_is_named() -> None:
     assert all(f"`{name}`" in README for name in LOSSES)
 

@@ -115,11 +115,15 @@ def test_files_that_are_no_archive(tmp_path: Path) -> None:
 
 def test_a_link_opens_only_as_it_was_made() -> None:
     links = Links(b"secret", 60)
-    link = Link("tinker://a:train:0/weights/x", "1-2", "adapter_config.json", int(time.time()) + 60)
+    link = Link(
+        "tinker://a:train:0/weights/x", "1-2", "adapter_config.json", int(time.time()) + 60, "ada"
+    )
     token = links.token(link)
     assert links.open(token) == link
     payload, _, signature = token.partition(".")
-    other = Links(b"secret", 60).token(Link(link.path, link.version, "optimizer", link.expires))
+    other = Links(b"secret", 60).token(
+        Link(link.path, link.version, "optimizer", link.expires, "ada")
+    )
     for bad in (
         payload,
         f"{payload}.",
@@ -138,6 +142,6 @@ def test_a_link_opens_only_as_it_was_made() -> None:
 
 def test_a_link_ends() -> None:
     links = Links(b"secret", 60)
-    expired = Link("tinker://a:train:0/weights/x", "1", None, int(time.time()) - 1)
+    expired = Link("tinker://a:train:0/weights/x", "1", None, int(time.time()) - 1, "ada")
     with pytest.raises(ApiError, match="expired"):
         links.open(links.token(expired))

@@ -110,7 +110,7 @@ def in_process(settings: Settings, work: Callable[[Any, httpx.AsyncClient], Any]
         service.store.migrate()
         app = create_app(service)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://mint") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             try:
                 return await work(app, client)
             finally:

@@ -24,7 +24,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def users(home: Path, tiny_model: Path) -> Iterator[tuple[LiveService, str, str]]:
     home.mkdir()
     keys = two_users(home)
-    service = start_service(home, tiny_model, link_kept_s=3600.0, session_idle_s=1.0)
+    service = start_service(
+        home, tiny_model, link_kept_s=3600.0, session_idle_s=1.0, expired_kept_s=0.0
+    )
     yield service, *keys
     service.stop()
 

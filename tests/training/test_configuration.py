@@ -25,6 +25,7 @@ NEEDED = {  # what a file leaves to the user
     "task/gsm8k": ["task.arguments.task=questions.jsonl"],
     "task/jsonl": ["task.arguments.file=questions.jsonl"],
     "task/custom": ["task.adapter=mint.rl.adapter:RLAdapter"],
+    "experiment/gsm8k": ["task.arguments.file=questions.jsonl"],
     "experiment/chat": ["task.arguments.judge=some/model"],
 }
 

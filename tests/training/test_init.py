@@ -14,7 +14,7 @@ from tests.service_fixture import MODEL
 
 from .conftest import ROOT
 
-FILES = {"README.md", "conf/experiment/mine.yaml", "data.jsonl", "task.py"}
+FILES = {"README.md", "conf/experiment/mine.yaml", "data.jsonl", "reward.py"}
 SMALL = ("training.steps=1", "training.batch_size=2", "sampling.group_size=2")
 
 
@@ -46,11 +46,11 @@ def test_a_project_of_another_model_names_it(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_over_a_file_that_is_there(tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text("mine")
-    with pytest.raises(Mistake, match=r"task\.py is there already, and nothing was written"):
+    (tmp_path / "reward.py").write_text("mine")
+    with pytest.raises(Mistake, match=r"reward\.py is there already, and nothing was written"):
         init(tmp_path)
-    assert written(tmp_path) == {"task.py"}
-    assert (tmp_path / "task.py").read_text() == "mine"
+    assert written(tmp_path) == {"reward.py"}
+    assert (tmp_path / "reward.py").read_text() == "mine"
 
 
 def test_the_quickstart_scripts_are_those_of_the_repository(

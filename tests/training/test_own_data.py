@@ -10,6 +10,7 @@ import pytest
 
 from mint.commands import train as training
 from mint.watch.reader import open_run
+from tests.service_fixture import MODEL
 
 from .conftest import CONF, ROOT, Command, run_directory
 
@@ -43,6 +44,28 @@ def test_own_data_is_trained_on_with_an_own_reward(train: Command, folder: Path)
         assert row["prompt"].startswith("<|im_start|>system\nBe short.<|im_end|>")
         question = row["prompt"].split("user\n")[1].split("<|im_end|>")[0]
         assert levels[question] <= row["reward"] <= levels[question] + 2
+
+
+def test_the_recipe_for_gsm8k_takes_the_dataset_as_it_is(train: Command, folder: Path) -> None:
+    rows = [
+        {"question": f"What is {n} + 1?", "answer": f"{n}+1=<<{n}+1>>.\n#### {n + 1}"}
+        for n in range(60)
+    ]
+    write(folder / "train.jsonl", rows)
+    ended = train(
+        "+experiment=gsm8k",
+        "task.arguments.file=train.jsonl",
+        f"model.base_model={MODEL}",
+        "training.steps=1",
+        "training.batch_size=2",
+        "sampling.group_size=2",
+        "sampling.max_tokens=4",
+        "evaluation.eval_every=0",
+    )
+    assert ended.code == 0, ended.err
+    found = open_run(run_directory(ended.out)).rollouts()
+    assert len(found) == 4
+    assert all("after ####." in row["prompt"] and "What is" in row["prompt"] for row in found)
 
 
 WRONG: dict[str, tuple[list[str], str]] = {

@@ -73,7 +73,7 @@ def test_a_job_that_fails_has_its_row_and_the_same_command_does_only_what_is_lef
     (folder / "mended").touch()
     again = train(*arguments, "training.steps=1")
     assert again.code == 0
-    assert again.out.count("Step 1: ") == 1
+    assert again.out.count("Step 1/") == 1
     assert Path(again.out.split()[-1]) == results
 
 
@@ -93,7 +93,7 @@ def test_an_interrupted_sweep_shows_where_it_stopped_and_goes_on_there(
     assert again.code == 0
     assert "Continuing after step 1." in again.out
     assert [row.split()[0][-1] for row in rows_of(again.out)] == ["0", "1", "2"]
-    assert again.out.count("Step 1: ") == 1
+    assert again.out.count("Step 1/") == 1
 
 
 def test_a_sweep_is_written_where_it_is_asked_for(train: Command, folder: Path) -> None:

@@ -24,7 +24,7 @@ def init(
         bool, typer.Option("--quickstart", help="Write the quickstart scripts instead.")
     ] = False,
 ) -> None:
-    """Write a small project: a task with a reward, data, settings and a README."""
+    """Write a small project: data, a reward, settings and a README."""
     source = bundled() / "quickstart"
     files = project_files(source / "project", model)
     if quickstart:

@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from .lora import Adapter
 from .memory import describe, plan_memory
 from .messages import (
@@ -21,6 +23,7 @@ from .messages import (
 from .model import BaseModel
 from .peft_files import read_adapter, write_adapter
 from .pool import KVPool
+from .precision import is_finite
 from .runner import make_runner
 from .sampler import Sampler
 from .sequence import Job
@@ -85,6 +88,7 @@ class Engine:
             adapter = read_adapter(Path(folder), self.model.sites)
         if adapter is not None:
             adapter = adapter.frozen_copy(self.model.device)
+            _require_usable(adapter, self.model.precision.lora)
         self._samplers[sampler_id] = adapter
 
     def save_sampler(self, sampler_id: str, folder: str) -> None:
@@ -155,6 +159,16 @@ class Engine:
         _check_sampling_params(request, info.vocab_size)
         _check_scoring_params(request, info.vocab_size)
         return max_tokens
+
+
+def _require_usable(adapter: Adapter, dtype: torch.dtype) -> None:
+    """Refuse weights that would turn into NaN, which rows of other samplers could catch."""
+    if not is_finite([tensor.to(dtype) for tensor in adapter.parameters()]):
+        raise UserError(
+            "The weights of this sampler contain NaN, infinity or numbers too large for "
+            f"{str(dtype).removeprefix('torch.')}, so it was not loaded. Use an earlier "
+            "checkpoint, and train on from there with a lower learning rate."
+        )
 
 
 def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:

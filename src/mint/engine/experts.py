@@ -195,7 +195,8 @@ class ExpertsLinear(Product):
         inner = routes.multiply(rows, a, self.precision)
         if lora.mask is not None:
             parts = inner.view(*inner.shape[:-1], lora.slots, -1)
-            inner = (parts * routes.spread(lora.mask)[..., None]).flatten(-2)
+            is_own = routes.spread(lora.mask)[..., None] != 0
+            inner = torch.where(is_own, parts, 0.0).flatten(-2)
         return routes.multiply(inner, b.mT, self.precision)
 
     def new_bank(self, slots: int, rank: int) -> None:

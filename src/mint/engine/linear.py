@@ -278,7 +278,8 @@ def _add_banked(
     a, b = (tensor[: lora.slots].flatten(0, 1) for tensor in bank)
     inner = mm(x.to(precision.lora), a.T)  # [rows, slots * sites * rank]
     if lora.mask is not None:
-        inner = (inner.view(len(x), lora.slots, -1) * lora.mask[:, :, None]).view(len(x), -1)
+        is_own = lora.mask[:, :, None] != 0  # not a product: 0 * inf would reach the other rows
+        inner = torch.where(is_own, inner.view(len(x), lora.slots, -1), 0.0).view(len(x), -1)
     return y.addmm_(inner.to(precision.lora), b)
 
 

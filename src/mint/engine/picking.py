@@ -164,7 +164,8 @@ def draw(weights: Tensor, numbers: Tensor) -> Tensor:
     running = inside.double().cumsum(-1)
     # Rounding may leave the target beyond the piece's own sum: stay below it.
     rest = torch.minimum(target - before, running[:, -1:] * (1 - 2.0**-40))
-    return (piece * width + torch.searchsorted(running, rest, right=True)).squeeze(1)
+    found = torch.searchsorted(running, rest, right=True).clamp_(max=width - 1)  # NaN has no place
+    return (piece * width + found).squeeze(1)
 
 
 def _piece_sums(weights: Tensor) -> Tensor:

@@ -15,10 +15,15 @@ from torch import Tensor
 
 from .context import Lora
 from .head import Head
-from .messages import FloatArray, SampleRequest, TopkLogprobs
+from .messages import FloatArray, SampleRequest, TopkLogprobs, UserError
 from .picking import Picks, pick
 
 NO_LOGPROB = -99999.0  # fills the cells of top-k rows that have no distribution
+BROKEN_WEIGHTS = (
+    "The model's logprobs are NaN: the weights of this sampler contain NaN or infinity, or numbers "
+    "too large for the model. Sample from an earlier checkpoint, and train on from there with a "
+    "lower learning rate."
+)
 _ALTERNATIVES = 1 << 20  # sample numbers for draws in the prompt, away from those of answers
 
 
@@ -64,8 +69,10 @@ def _logprobs(
     targets = torch.as_tensor(request.prompt[1 + first :], device=rows.device)
     order = torch.arange(len(targets), device=rows.device)
     scored = head.target_logprobs(rows[first:], order, targets, lora)
-    unscored = np.full(1 + first, np.nan, np.float32)
-    return np.concatenate([unscored, scored.cpu().numpy()])
+    values = scored.cpu().numpy()
+    if np.isnan(values).any():
+        raise UserError(BROKEN_WEIGHTS)
+    return np.concatenate([np.full(1 + first, np.nan, np.float32), values])
 
 
 def _topk(rows: Tensor, first: int, k: int, head: Head, lora: Lora) -> TopkLogprobs | None:

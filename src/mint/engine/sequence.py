@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,10 +20,11 @@ from .messages import (
     SampleResult,
     StopReason,
     TopkLogprobs,
+    UserError,
 )
 from .picking import is_filtered, is_penalized
 from .pool import BLOCK_SIZE
-from .scoring import PromptScores, is_wanted
+from .scoring import BROKEN_WEIGHTS, PromptScores, is_wanted
 from .stopping import StopRule
 
 
@@ -88,6 +90,9 @@ class Sequence:
         return np.concatenate([prompt[start:end], np.array(answer, np.int64)])
 
     def append(self, token: int, logprob: float) -> None:
+        """Add a token. Raises UserError when its logprob is NaN: the weights are broken."""
+        if math.isnan(logprob):
+            raise UserError(BROKEN_WEIGHTS)
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if self.job.stop.reached(self.tokens):

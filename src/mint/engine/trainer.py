@@ -35,6 +35,7 @@ from .tree import PrefixTree, pack_evenly
 
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _SMALLEST_BUDGET = 64
+_LARGEST = 1e15  # of a setting of Adam: quotients and products of two still fit a float32
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -97,14 +98,14 @@ class LoraTrainer:
             parameter.grad = None
         try:
             yield
+            for parameter, grad in zip(parameters, before, strict=True):
+                if grad is not None:
+                    parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
             self._require_finite()
         except BaseException:
             for parameter, grad in zip(parameters, before, strict=True):
                 parameter.grad = grad
             raise
-        for parameter, grad in zip(parameters, before, strict=True):
-            if grad is not None:
-                parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
 
     def _run_part(
         self, number: int, operations: list[ForwardBackward]
@@ -183,21 +184,46 @@ class LoraTrainer:
         return lp[batch.unsort]
 
     def _require_finite(self) -> None:
-        if not is_finite([p.grad for p in self.adapter.parameters() if p.grad is not None]):
+        """Raise UserError unless the gradient, and its norm, can be stepped on."""
+        gradients = [p.grad for p in self.adapter.parameters() if p.grad is not None]
+        if gradients and not torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
             raise UserError(
                 "The gradient is not finite, so it was dropped. Check advantages and logprobs for "
                 "extreme values, and lower the learning rate."
             )
 
     def optim_step(self, params: AdamParams) -> dict[str, float]:
-        """One AdamW step on the accumulated gradient, which is then cleared."""
+        """One AdamW step on the accumulated gradient, which is then cleared.
+
+        When it fails, or would make a number NaN or infinite, weights, optimizer and gradient stay
+        as they were.
+        """
         _check_adam(params)
+        parameters = self.adapter.parameters()
+        state, weights = self._optimizer_state(parameters), _copies(parameters)
+        gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
+        try:
+            norm = self._step(params)
+        except BaseException:
+            with torch.no_grad():
+                for parameter, weight in zip(parameters, weights, strict=True):
+                    parameter.copy_(weight)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self._optimizer = _new_optimizer(self.adapter)
+            self._optimizer.state.update(state)
+            raise
+        self._optimizer.zero_grad(set_to_none=True)
+        return {"grad_norm": norm, "learning_rate": params.learning_rate}
+
+    def _step(self, params: AdamParams) -> float:
+        """Clip, step, and check what came out; return the gradient's norm before clipping."""
         parameters = self.adapter.parameters()
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         limit = params.grad_clip_norm if params.grad_clip_norm > 0 else float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
         self._optimizer.param_groups[0].update(
             lr=params.learning_rate,
             betas=(params.beta1, params.beta2),
@@ -205,8 +231,25 @@ class LoraTrainer:
             weight_decay=params.weight_decay,
         )
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return {"grad_norm": float(norm), "learning_rate": params.learning_rate}
+        states = self._optimizer.state.values()
+        moments = [value for state in states for key, value in state.items() if key != "step"]
+        if not np.isfinite(norm) or not is_finite([*parameters, *moments]):
+            raise UserError(
+                "This optim_step would have made weights or optimizer state NaN or infinite, so it "
+                "was not taken: weights, optimizer and gradient are as before. The gradient's norm "
+                f"is {norm:.3g}, the learning rate {params.learning_rate:g}. Step again with a "
+                "lower learning rate or with grad_clip_norm."
+            )
+        return norm
+
+    def _optimizer_state(self, parameters: list[Tensor]) -> dict[Tensor, dict[str, Tensor]]:
+        """Copy what the optimizer knows of each parameter."""
+        states = self._optimizer.state
+        return {
+            parameter: {key: value.clone() for key, value in states[parameter].items()}
+            for parameter in parameters
+            if parameter in states
+        }
 
     def save(self, folder: Path) -> None:
         """Write adapter and optimizer state into an existing folder."""
@@ -268,6 +311,10 @@ def _cuts(batch: Batch) -> list[int]:
     return [int(end) for end in np.cumsum(sizes)[:-1]]
 
 
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
+
+
 def _new_optimizer(adapter: Adapter) -> torch.optim.AdamW:
     parameters = adapter.parameters()
     return torch.optim.AdamW(parameters, fused=parameters[0].is_cuda, foreach=None)
@@ -277,6 +324,8 @@ def _check_adam(params: AdamParams) -> None:
     for name, value in asdict(params).items():
         if not np.isfinite(value) or value < 0:
             raise UserError(f"{name} is {value}, but it must be a finite number, 0 or more.")
+        if value > _LARGEST and name != "grad_clip_norm":
+            raise UserError(f"{name} is {value:g}, but it must be at most {_LARGEST:g}.")
     for name in ("beta1", "beta2"):
         if getattr(params, name) >= 1:
             raise UserError(f"{name} is {getattr(params, name)}, but it must be below 1.")

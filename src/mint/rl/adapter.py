@@ -22,7 +22,8 @@ class RLAdapter(ABC):
 
     @abstractmethod
     def build_dataset(self) -> list[Any]:
-        """The samples to draw from; called for every step, which uses the first ``batch``."""
+        """The samples to draw from, called for every step: the same ones each time, which steps go
+        through in epochs, or new ones, of which a step uses the first ``batch``."""
 
     @abstractmethod
     def make_prompt(self, sample: Any, tokenizer: Any) -> list[int]:

@@ -83,11 +83,13 @@ def continuing(latest: Checkpoint | None) -> Iterator[None]:
 
 
 async def reference(service: mint.ServiceClient, cfg: RLConfig) -> Reference | None:
-    """The model that the policy is to stay near, when the settings want one."""
-    if not cfg.kl_penalty_coef:
+    """The model that the policy is compared with, when the settings want one."""
+    if not cfg.measures_kl:
         return None
-    if cfg.kl_reference == "base":
+    began = cfg.start_from or "base"
+    path = began if cfg.kl_reference == "start" else cfg.kl_reference
+    if path == "base":
         client = await service.create_sampling_client_async(base_model=cfg.base_model)
     else:
-        client = await service.create_sampling_client_async(model_path=cfg.kl_reference)
-    return Reference(client, cfg.kl_penalty_coef)
+        client = await service.create_sampling_client_async(model_path=path)
+    return Reference(client, cfg.kl_penalty_coef, cfg.kl_samples)

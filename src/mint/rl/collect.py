@@ -31,6 +31,7 @@ class Batch:
     policy: Policy
     dropped: list[Group]  # groups without signal that others took the place of
     calls: int  # how often the dataset had been built when the batch was complete
+    position: dict[str, Any] | None = None  # where the run then stood in a fixed dataset
 
     @property
     def everything(self) -> list[Group]:
@@ -84,7 +85,8 @@ class Collector:
             dropped += [*replaced, *(group for group in fresh if not self._has_signal(group))]
             gone = {id(group) for group in replaced}
             groups = [*(group for group in groups if id(group) not in gone), *useful]
-        return Batch(step, groups, policy, dropped, draw.data.calls)
+        data = draw.data
+        return Batch(step, groups, policy, dropped, data.calls, data.position())
 
     def _has_signal(self, group: Group) -> bool:
         return group.kind(self.cfg.success_threshold) == "signal"

@@ -32,8 +32,14 @@ SHORT_NAMES = {
 }
 """MinT's names for some settings: read, assigned and passed like the long ones."""
 
-_OF_THE_RUN = ("steps", "run_dir", "checkpoint_every", "keep_every", "service_timeout", "sinks")
+_OF_THE_RUN = (
+    *("steps", "run_dir", "checkpoint_every", "keep_every", "service_timeout"),
+    *("log_rewards", "save_reward_analysis", "sinks"),
+)
 """Settings that may change when a run is continued."""
+
+_OF_LORA = ("rank", "train_mlp", "train_attn", "train_unembed")
+_OF_EVALUATION = ("eval_samples", "eval_temperature", "holdout_size")
 
 
 @dataclass(init=False)
@@ -101,7 +107,12 @@ class RLConfig:
         1.0, "of the rewards of later turns, where an environment pays turns", low=0, high=1
     )
     kl_penalty_coef: float = option(0.0, "0.01 to 0.1 to stay near a reference", low=0)
-    kl_reference: str = option("base", "what to stay near: base, or a checkpoint's path")
+    kl_reference: str = option(
+        "base", "what to stay near: base, start (where the run began), or a checkpoint's path"
+    )
+    kl_samples: int = option(
+        0, "answers of a step to measure the KL on without a penalty, for kl_runaway", low=0
+    )
     reward_weights: dict[str, float] | None = option(  # noqa: RUF009
         None, "weights of the reward's components, in place of its own total"
     )
@@ -137,7 +148,10 @@ class RLConfig:
 
     # Data
     data_order: str = option(
-        "first", "shuffled walks through a fixed dataset", choices=("first", "shuffled")
+        "auto",
+        "first uses the first batch_size samples of every call of build_dataset, shuffled goes "
+        "through all of them; auto is shuffled where every call gives the same samples",
+        choices=("auto", "first", "shuffled"),
     )
     curriculum: bool = option(False, "prefer prompts that are just hard enough")
     holdout_fraction: float = option(0.0, "share of prompts kept for evaluation", low=0, high=0.9)
@@ -157,6 +171,10 @@ class RLConfig:
     checkpoint_every: int = option(5, "steps between checkpoints", low=1)
     keep_every: int = option(0, "also keep every so many steps' checkpoint, to bisect", low=0)
     service_timeout: float = option(60.0, "seconds to wait for a service that is gone", above=0)
+    log_rewards: bool = option(False, "print the rewards of every batch, and those of the run")
+    save_reward_analysis: bool = option(
+        False, "write at the end what was rewarded and what was not"
+    )
     sinks: tuple[str, ...] = option((), "where metrics also go, as in tensorboard", choices=SINKS)
     reward_workers: int = option(0, "threads for slow rewards; 0 scores in this thread", low=0)
 
@@ -258,23 +276,43 @@ class RLConfig:
                 f"substeps={self.substeps} uses a batch again, and {self.loss_fn} does not hold "
                 "the policy back: set loss_fn=ppo."
             )
+        if "kl_runaway" in self.stop_on and not self.measures_kl:
+            found.append(
+                "kl_runaway in stop_on does nothing: no KL is measured: set kl_penalty_coef=0.05, "
+                "or kl_samples=16."
+            )
+        if self.start_from and self.measures_kl and self.kl_reference == "base":
+            found.append(
+                f"The KL is that to {self.base_model}, not to start_from, where the run begins: "
+                "set kl_reference=start to stay near that."
+            )
         return found
+
+    @property
+    def measures_kl(self) -> bool:
+        """Whether answers are compared with a reference."""
+        return self.kl_penalty_coef > 0 or self.kl_samples > 0
 
     def _idle(self) -> Iterator[tuple[str, str]]:
         """Settings that were changed and have no effect beside the others, and why."""
         clips = f"{self.loss_fn} does not clip: set loss_fn=ppo."
+        measured = "no KL is measured: set kl_penalty_coef=0.05, or kl_samples=16."
         effects = {
             "clip_low_threshold": (self.loss_fn in CLIPPED, clips),
             "clip_high_threshold": (self.loss_fn in CLIPPED, clips),
             "dro_beta": (self.loss_fn == "dro", "set loss_fn=dro."),
-            "kl_reference": (self.kl_penalty_coef > 0, "set kl_penalty_coef=0.05."),
+            "kl_reference": (self.measures_kl, measured),
+            "kl_limit": (self.measures_kl, measured),
+            "kl_samples": (self.kl_penalty_coef == 0, "with kl_penalty_coef all are measured."),
+            **dict.fromkeys(_OF_LORA, (self.start_from is None, "start_from brings its own.")),
+            **dict.fromkeys(_OF_EVALUATION, (self.eval_every > 0, "set eval_every=10.")),
+            "mismatch_limit": (self.temperature == 1.0, "it is checked at temperature=1.0 only."),
             "temperature_end": (
                 self.temperature_schedule != "constant",
                 "set temperature_schedule=linear.",
             ),
             "lr_end": (self.lr_schedule != "constant", "set lr_schedule=linear."),
             "overlong_limit": (self.overlong_buffer > 0, "set overlong_buffer."),
-            "data_order": (not self.curriculum, "the curriculum chooses; set curriculum=false."),
         }
         for name, (has_effect, why) in effects.items():
             if not has_effect and getattr(self, name) != options()[name][0].default:

@@ -89,6 +89,10 @@ class Curriculum:
             return "hopeless"
         return "learning"
 
+    def is_dropped(self, identity: str) -> bool:
+        """Whether a prompt is used only when nothing else is left."""
+        return self.pool(identity) in _DROPPED
+
     def weight(self, identity: str) -> float:
         """How much a prompt is preferred: most at one right answer in two, a little at the ends."""
         progress = self.known.get(identity)
@@ -102,7 +106,7 @@ class Curriculum:
         """
         draw = random.Random(seed)
         keys = [draw.random() ** (1 / self.weight(identity)) for identity in identities]
-        dropped = [self.pool(identity) in _DROPPED for identity in identities]
+        dropped = [self.is_dropped(identity) for identity in identities]
         order = sorted(range(len(identities)), key=lambda i: (dropped[i], -keys[i]))
         return order[:count]
 

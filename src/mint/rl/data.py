@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,14 @@ import numpy as np
 from mint.rl.adapter import identity_of, overrides
 from mint.rl.config import RLConfig
 from mint.rl.curriculum import Curriculum
+from mint.rl.epochs import Epochs
 from mint.rl.options import ConfigError
 from mint.rl.policy import seed_for
 from mint.rl.split import Split
 from mint.tokenizer import plain_tokenizer
 
+_RandomState = tuple[Any, Any]
+"""Of the modules ``random`` and ``numpy.random``."""
 _MOST_CALLS = 20
 """How often a dataset is built in vain before there is too little of it."""
 _USED_UP = 3
@@ -44,7 +47,11 @@ class Data:
         self.tokenizer = plain_tokenizer(tokenizer)
         self.cfg = cfg
         self.curriculum = Curriculum() if cfg.curriculum else None
+        self.epochs: Epochs | None = None
         self.calls = 0
+        self._ahead: list[_Built] = []
+        self._order_known = False
+        self._known: dict[int, tuple[Any, str]] = {}
         self._compared = False
         self._seed("given")
         self.given = self._items(getattr(adapter, "build_holdout", list)())
@@ -58,25 +65,80 @@ class Data:
             random.seed(seed)
             np.random.seed(seed)
 
+    def decide_order(self) -> str:
+        """Decide how a run goes through its dataset, and say it in words.
+
+        With ``data_order=auto`` the first two calls of ``build_dataset`` are compared. They are
+        used afterwards as they are, so that the adapter's random numbers stay what they were.
+        """
+        order = self.cfg.data_order
+        if not self._order_known:
+            self._order_known = True
+            if order == "shuffled" or (order == "auto" and self._is_fixed()):
+                self.epochs = Epochs(self.cfg.seed)
+        if self.epochs is None:
+            why = "" if order == "first" else ": build_dataset gives other samples at every call"
+            used = "the curriculum's choice" if self.curriculum else "the first samples"
+            return f"Data: every step uses {used} of a new call of build_dataset{why}."
+        why = "" if order == "shuffled" else ": build_dataset gives the same samples at every call"
+        how = "as the curriculum prefers" if self.curriculum else "shuffled"
+        return f"Data: steps go through the whole dataset, {how}, in epochs{why}."
+
+    @property
+    def order(self) -> str:
+        """The order in use: ``shuffled`` or ``first``."""
+        return "first" if self.epochs is None else "shuffled"
+
+    def _is_fixed(self) -> bool:
+        """Whether two calls give the same samples, in whatever order."""
+        state = _random_state()
+        self._ahead = [self._build(0), self._build(1)]
+        named = [[(s, self._identity(s)) for s in built.samples] for built in self._ahead]
+        self._known = {id(sample): (sample, name) for sample, name in [*named[0], *named[1]]}
+        _restore(state)
+        first, second = (sorted(name for _, name in each) for each in named)
+        return bool(first) and first == second
+
     def draw(self, step: int) -> Draw:
         """What a step may use. One that is drawn while another trains knows nothing of that one,
         however long its sampling takes."""
+        self.decide_order()
         known = None
         if self.curriculum is not None:
             known = self.curriculum.as_of(step - 1 - self.cfg.max_staleness)
         return Draw(self, step, known)
 
+    def _build(self, call: int) -> _Built:
+        self._seed("data", call)
+        samples = list(self.adapter.build_dataset())
+        return _Built(samples, _random_state())
+
     def build(self) -> list[Any]:
         """One call of the adapter's ``build_dataset``, with random numbers that depend on how many
         calls came before it and on nothing else."""
-        self._seed("data", self.calls)
+        if self._ahead:
+            built = self._ahead.pop(0)
+            _restore(built.random_state)
+        else:
+            built = self._build(self.calls)
         self.calls += 1
-        return list(self.adapter.build_dataset())
+        return built.samples
 
     def replay(self, calls: int) -> None:
         """Bring an adapter with random numbers of its own to where it was after so many calls."""
+        self.decide_order()
         while self.calls < calls:
             self.build()
+
+    def position(self) -> dict[str, Any] | None:
+        """Where the run stands in its dataset, for :meth:`resume`."""
+        return self.epochs.state() if self.epochs is not None else None
+
+    def resume(self, calls: int, position: Mapping[str, Any] | None) -> None:
+        """Continue where an interrupted run stood."""
+        self.replay(calls)
+        if self.epochs is not None and position is not None:
+            self.epochs.load(position)
 
     def stream(self, step: int, curriculum: Curriculum | None) -> Iterator[Item]:
         """The trainable items of one more call, in the order in which a step should try them.
@@ -89,20 +151,33 @@ class Data:
             names = [item.identity for item in items]
             place = seed_for(seed, "curriculum", step, self.calls)
             return iter([items[i] for i in curriculum.choose(names, len(items), place)])
-        if self.cfg.data_order == "shuffled":
-            kept = list(self._trainable(samples)) if self.split.active else samples
-            ordered = shuffled(kept, step, self.cfg.batch_size, seed)
-            return iter(ordered) if self.split.active else self._trainable(ordered)
         return self._trainable(samples)
 
+    def identified(self) -> list[tuple[Any, str]]:
+        """The trainable samples of one more call with their identities; no prompts are made of
+        samples that are known."""
+        found = [(sample, self._identity(sample)) for sample in self.build()]
+        self._known = {id(sample): (sample, name) for sample, name in found}
+        return [(sample, name) for sample, name in found if not self.split.holds_out(name)]
+
+    def _identity(self, sample: Any) -> str:
+        known = self._known.get(id(sample))
+        if known is not None and known[0] is sample:
+            return known[1]
+        own = overrides(self.adapter, "identity") and self.adapter.identity(sample) is not None
+        if hasattr(self.adapter, "make_prompt") and not own:
+            return self.item(sample).identity
+        return identity_of(self.adapter, sample, None)
+
     def _trainable(self, samples: Sequence[Any]) -> Iterator[Item]:
-        items = (self._item(sample) for sample in samples)
+        items = (self.item(sample) for sample in samples)
         return (item for item in items if not self.split.holds_out(item.identity))
 
     def _items(self, samples: Sequence[Any]) -> list[Item]:
-        return [self._item(sample) for sample in samples]
+        return [self.item(sample) for sample in samples]
 
-    def _item(self, sample: Any) -> Item:
+    def item(self, sample: Any) -> Item:
+        """A sample with its prompt."""
         prompt = None
         if hasattr(self.adapter, "make_prompt"):
             prompt = tuple(int(t) for t in self.adapter.make_prompt(sample, self.tokenizer))
@@ -125,6 +200,10 @@ class Data:
                 "that held-out problems could not be told from those that are trained on. Give the "
                 "adapter identity(sample) -> str, which names the problem."
             )
+
+    def items(self, samples: Sequence[Any]) -> list[Item]:
+        """Return samples of a set of their own, with their prompts and identities."""
+        return self._items(samples)
 
     def holdout(self) -> list[Item]:
         """The items to evaluate on: the adapter's own, or those that the split keeps from training.
@@ -155,18 +234,21 @@ class Data:
         return list(found.values())[: self.cfg.holdout_size]
 
 
-def shuffled(items: Sequence[Any], step: int, count: int, seed: int | None) -> list[Any]:
-    """The part of a fixed dataset that a step is to see: every item once before any twice."""
-    if not items:
-        return []
-    epoch, offset = divmod((step - 1) * count, len(items))
+@dataclass(frozen=True)
+class _Built:
+    """The samples of one call, and the random numbers that follow it."""
 
-    def pass_of(number: int) -> list[Any]:
-        order = list(items)
-        random.Random(seed_for(seed or 0, "order", number)).shuffle(order)
-        return order
+    samples: list[Any]
+    random_state: _RandomState
 
-    return [*pass_of(epoch)[offset:], *pass_of(epoch + 1)]
+
+def _random_state() -> _RandomState:
+    return random.getstate(), np.random.get_state()
+
+
+def _restore(state: _RandomState) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
 
 
 class Draw:
@@ -177,14 +259,18 @@ class Draw:
         self.step = step
         self.seen: set[str] = set()
         self._curriculum = curriculum
-        self._queue = data.stream(step, curriculum)
+        self._fixed = data.identified() if data.epochs is not None else []
+        self._queue = iter(()) if data.epochs is not None else data.stream(step, curriculum)
 
     def batch(self, count: int) -> list[Item]:
         """The step's prompts: the first ``count`` items, fewer when the dataset is smaller."""
-        taken = [item for _, item in zip(range(count), self._queue, strict=False)]
-        self.seen.update(item.identity for item in taken)
-        if not taken or (len(taken) < count and self.data.split.active):
-            taken += self.more(count - len(taken))
+        if self.data.epochs is not None:
+            taken = self._next(self.data.epochs, count)
+        else:
+            taken = [item for _, item in zip(range(count), self._queue, strict=False)]
+            self.seen.update(item.identity for item in taken)
+            if not taken or (len(taken) < count and self.data.split.active):
+                taken += self.more(count - len(taken))
         if not taken:
             raise NotEnoughData(
                 "build_dataset gave no sample to train on. Return at least one that is not held "
@@ -194,6 +280,8 @@ class Draw:
 
     def more(self, count: int) -> list[Item]:
         """Other items than before, building the dataset again when it is used up."""
+        if self.data.epochs is not None:
+            return self._next(self.data.epochs, count)
         taken: list[Item] = []
         in_vain = 0
         for _ in range(_MOST_CALLS):
@@ -211,3 +299,9 @@ class Draw:
                 break
             self._queue = self.data.stream(self.step, self._curriculum)
         return taken
+
+    def _next(self, epochs: Epochs, count: int) -> list[Item]:
+        """The next items of a fixed dataset."""
+        names = [name for _, name in self._fixed]
+        chosen = epochs.take(names, count, self.seen, self._curriculum, self.step)
+        return [self.data.item(self._fixed[i][0]) for i in chosen]

@@ -120,6 +120,19 @@ def values(datum: types.Datum, name: str) -> Array:
     return np.asarray(datum.loss_fn_inputs[name].data, dtype=np.float64)
 
 
+def with_weights(datum: types.Datum) -> types.Datum:
+    """A datum with the weights that the service would take it to have when it has none: 1 for
+    every token that was sampled or has an advantage."""
+    given = datum.loss_fn_inputs
+    if "weights" in given:
+        return datum
+    inside = np.zeros(len(given["target_tokens"].data), dtype=bool)
+    for name in ("advantages", "logprobs"):
+        if name in given:
+            inside |= values(datum, name) != 0
+    return replaced(datum, weights=inside.astype(np.float32))
+
+
 def replaced(datum: types.Datum, **inputs: NDArray[np.float32] | Array) -> types.Datum:
     """A datum with some loss inputs replaced or added."""
     new = {name: tensor([float(x) for x in array]) for name, array in inputs.items()}
@@ -154,18 +167,41 @@ def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int
             for kept in (segment.trimmed() for segment in rollout.segments):
                 tokens, sampled = tuple(kept.tokens), np.asarray(kept.sampled, dtype=bool)
                 masks[tokens] = sampled | masks.get(tokens, sampled)  # one may quote another
-    known = sorted(masks)
-    return [i for i, datum in enumerate(datums) if _trains_outside(datum, masks, known)]
+    nearest = _Nearest(masks)
+    return [i for i, datum in enumerate(datums) if _trains_outside(datum, nearest)]
 
 
-def _trains_outside(
-    datum: types.Datum, masks: dict[Tokens, NDArray[np.bool_]], known: list[Tokens]
-) -> bool:
-    """Of an answer that was changed, what it has in common with the nearest one can be told."""
+class _Nearest:
+    """Finds what of a datum's tokens was given, by the answers that it begins or ends like."""
+
+    def __init__(self, masks: dict[Tokens, NDArray[np.bool_]]) -> None:
+        self._forwards = masks
+        self._backwards = {tokens[::-1]: mask[::-1] for tokens, mask in masks.items()}
+        self._sorted = {id(each): sorted(each) for each in (self._forwards, self._backwards)}
+
+    def given(self, tokens: Tokens) -> NDArray[np.bool_]:
+        """Which tokens were given and not sampled, as far as can be told of a changed answer."""
+        if tokens in self._forwards:
+            return ~self._forwards[tokens]
+        from_start = self._common(self._forwards, tokens)
+        from_end = self._common(self._backwards, tokens[::-1])
+        given = np.zeros(len(tokens), dtype=bool)
+        if len(from_end):
+            given[-len(from_end) :] = ~from_end[::-1]
+        given[: len(from_start)] = ~from_start
+        return given
+
+    def _common(self, masks: dict[Tokens, NDArray[np.bool_]], tokens: Tokens) -> NDArray[np.bool_]:
+        """The mask of the nearest answer, as far as it begins like these tokens."""
+        known = self._sorted[id(masks)]
+        place = bisect_left(known, tokens)
+        neighbours = known[max(0, place - 1) : place + 1]
+        nearest = max(neighbours, key=lambda other: in_common(other, tokens), default=())
+        return masks.get(nearest, np.empty(0, bool))[: in_common(nearest, tokens)]
+
+
+def _trains_outside(datum: types.Datum, nearest: _Nearest) -> bool:
+    """Whether a token has a weight that was given."""
     targets = (int(token) for token in datum.loss_fn_inputs["target_tokens"].data)
     tokens = (datum.model_input.to_ints()[0], *targets)
-    place = bisect_left(known, tokens)
-    neighbours = known[max(0, place - 1) : place + 1]
-    nearest = max(neighbours, key=lambda other: in_common(other, tokens), default=())
-    given = ~masks.get(nearest, np.empty(0, bool))[1 : in_common(nearest, tokens)]
-    return bool((values(datum, "weights")[: len(given)][given] != 0).any())
+    return bool((values(datum, "weights")[nearest.given(tokens)[1:]] != 0).any())

@@ -292,7 +292,8 @@ def kl_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]
         yield Finding(
             "kl_runaway",
             f"the KL to the reference is {m['kl/k3']:.2f} per token, over {cfg.kl_limit:g}.",
-            "Raise kl_penalty_coef, lower the learning rate, or go back to an earlier checkpoint.",
+            f"{'Raise' if cfg.kl_penalty_coef else 'Set'} kl_penalty_coef, lower the learning "
+            "rate, or go back to an earlier checkpoint.",
         )
 
 

@@ -43,26 +43,31 @@ class Reference:
     the KL must not count what the temperature did.
     """
 
-    def __init__(self, client: mint.SamplingClient, coefficient: float) -> None:
+    def __init__(self, client: mint.SamplingClient, coefficient: float, samples: int = 0) -> None:
         self.client = client
         self.coefficient = coefficient
+        self.samples = samples  # rollouts to measure when nothing is penalised
 
     async def penalise(
         self, groups: Sequence[Group], policy: mint.SamplingClient | None
     ) -> dict[str, float]:
         """Take ``coefficient * k1`` from the rewards of all groups in which some answer was better
         than another. Returns what to report, of all groups: a policy that has collapsed gives such
-        in which all are alike.
+        in which all are alike. Without a coefficient, only some rollouts are measured.
         """
+        if not self.coefficient:
+            return _figures(await self._measured(groups, policy))
         found = await asyncio.gather(*(self._compare(group, policy) for group in groups))
-        pairs = [pair for of_group in found for pair in of_group]
-        if not pairs:
-            return {}
-        mine, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
-        return {
-            "kl/k1": float(k1(mine, theirs).mean()),
-            "kl/k3": float(k3(mine, theirs).mean()),
-        }
+        return _figures([pair for of_group in found for pair in of_group])
+
+    async def _measured(
+        self, groups: Sequence[Group], policy: mint.SamplingClient | None
+    ) -> list[tuple[Array, Array]]:
+        """Compare some rollouts, evenly spread over the groups, and change none."""
+        rollouts = [r for group in groups for r in group.counted if r.length]
+        apart = max(1, -(-len(rollouts) // self.samples))
+        chosen = rollouts[::apart]
+        return list(await asyncio.gather(*(self._logprobs(r, policy) for r in chosen)))
 
     async def _compare(
         self, group: Group, policy: mint.SamplingClient | None
@@ -85,6 +90,16 @@ class Reference:
         ours = [score(policy, segment) for segment in segments]
         both = await asyncio.gather(*ours, *theirs)
         return np.concatenate(both[: len(ours)]), np.concatenate(both[len(ours) :])
+
+
+def _figures(pairs: Sequence[tuple[Array, Array]]) -> dict[str, float]:
+    if not pairs:
+        return {}
+    mine, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    return {
+        "kl/k1": float(k1(mine, theirs).mean()),
+        "kl/k3": float(k3(mine, theirs).mean()),
+    }
 
 
 async def score(client: mint.SamplingClient, segment: Segment) -> Array:

@@ -32,7 +32,7 @@ def verdict(start: Evaluation, end: Evaluation) -> str:
     >>> after = evaluate([[1.0]] * 20 + [[0.0]] * 20, threshold=1.0)
     >>> print(verdict(before, after))
     Training helped on the holdout: pass@1 0.0% before, 50.0% after, a difference of +50.0 points \
-(95% interval +32.6 to +64.8); reward 0.000 before, 0.500 after.
+(95% interval +32.8 to +64.8); reward 0.000 before, 0.500 after.
     """
     gain = end.estimate().above(start.estimate())
     if gain.low > 0:

@@ -32,7 +32,7 @@ from mint.rl.collect import Batch, Collector, StepFailed
 from mint.rl.config import RLConfig
 from mint.rl.credit import assign_advantages
 from mint.rl.data import Data
-from mint.rl.datums import build_datums, needs_every_answer, unmasked
+from mint.rl.datums import build_datums, needs_every_answer, unmasked, with_weights
 from mint.rl.directory import describe_run, open_directory
 from mint.rl.endings import Interrupted, RewardsFailed, RunStopped, ServiceLost, going_on, lost
 from mint.rl.evaluation import Evaluation
@@ -47,6 +47,8 @@ from mint.rl.outcome import advice, evaluations_in
 from mint.rl.policy import Policy
 from mint.rl.progress import Progress, step_line
 from mint.rl.recording import Recording
+from mint.rl.reward_analysis import Analyst
+from mint.rl.reward_log import RewardLog
 from mint.rl.rollout import Group
 from mint.rl.run_service import write_service
 from mint.rl.schedules import learning_rate_at, temperature_at
@@ -80,10 +82,13 @@ class Run:
         self.ledger = Ledger(self.cfg.max_reward_failures)
         self.checkpoints = Checkpoints(self.cfg.checkpoint_every, self.cfg.keep_every)
         self.progress = Progress()
+        self._monitors: list[Callable[[Batch], None]] = []
+        self._analyst: Analyst | None = None
         self._numbers: dict[str, float] = {}
         self._ahead: asyncio.Task[Batch] | None = None
         self._refused: Finding | None = None
         self._trained = self._calls = 0
+        self._position: dict[str, Any] | None = None
         self._half_done = self._told = False  # a step; Ctrl-C
         self._elapsed = 0.0
         self._loop = Loop(self.interruption)
@@ -120,6 +125,10 @@ class Run:
         print(f"Model: {cfg.base_model}, run directory: {self.directory.path}", flush=True)
         for note in cfg.notes():
             print(f"  {note}", flush=True)
+        order = self.data.decide_order()
+        print(order, flush=True)
+        if not state:
+            self.directory.event("data", order=self.data.order, text=order)
         if state:
             self._load(state)
             if self.done < cfg.steps:
@@ -127,17 +136,22 @@ class Run:
                 self.directory.event("resumed", step=self.done)
         elif cfg.eval_every:
             self._do(self._first_evaluation())
+        if cfg.log_rewards:
+            self._monitors.append(RewardLog(self.directory.path))
+        if cfg.save_reward_analysis:
+            self._analyst = Analyst(self.directory.path)
+            self._monitors.append(self._analyst.see)
 
     def _load(self, state: dict[str, Any]) -> None:
         self.done = self._trained = state["step"]
         self.final = state["final"]
-        self._calls = state["calls"]
+        self._calls, self._position = state["calls"], state.get("position")
         self._elapsed = state["elapsed"]
         self.guards.load(state["guards"])
         self.ledger.load(state["ledger"])
         if self.data.curriculum is not None:
             self.data.curriculum.load(state["curriculum"])
-        self.data.replay(self._calls)
+        self.data.resume(self._calls, self._position)
 
     # ---- the steps of a step ----
 
@@ -207,7 +221,7 @@ class Run:
         """Train on a batch. Ctrl-C waits for its end, so that a step is done or not begun."""
         since = time.monotonic()
         edit = getattr(self.adapter, "edit_datums", list)
-        edited: list[types.Datum] = edit(list(datums))
+        edited = [with_weights(datum) for datum in edit(list(datums))]
         wrong = unmasked(edited, batch.groups)
         self._numbers |= {"datums": float(len(edited)), "datums/unmasked": float(len(wrong))}
         self._stop_if(list(masked_loss(self._numbers, self.guards.history, self.cfg)))
@@ -248,6 +262,13 @@ class Run:
 
     def record(self, batch: Batch, datums: Sequence[types.Datum]) -> None:
         """Write a step down, look for trouble, evaluate and save when it is time."""
+        try:
+            self._record(batch, datums)
+        finally:  # also of a step at which a guard rail ends the run
+            for monitor in self._monitors:
+                monitor(batch)
+
+    def _record(self, batch: Batch, datums: Sequence[types.Datum]) -> None:
         cfg, step = self.cfg, batch.step
         numbers = measure(batch.everything, cfg.success_threshold) | self._numbers
         numbers["groups/refilled"] = float(len(batch.dropped))
@@ -267,7 +288,7 @@ class Run:
         report(self.adapter, step, rewards, len(datums))
         self._watch(step, numbers)
         self.done, self.final = step, None
-        self._calls, self._half_done = batch.calls, False
+        self._calls, self._position, self._half_done = batch.calls, batch.position, False
         if last or evaluation or self.checkpoints.due(step) or self.interruption.presses:
             self._finish_first(self._saved(evaluation))
 
@@ -318,6 +339,7 @@ class Run:
             "finished": finished,
             "final": self.final,
             "calls": self._calls,
+            "position": self._position,
             "elapsed": self._elapsed + time.monotonic() - self._began,
             "checkpoints": self.checkpoints.state(),
             "guards": self.guards.state(),
@@ -410,6 +432,8 @@ class Run:
             elif isinstance(error, ServiceLost):
                 self.directory.event("lost", step=self._saved_step, text=str(error))
             self.recording.end(error, finished=self.final is not None)
+            if self._analyst is not None:
+                self._analyst.write()
         finally:
             self._close()
         if isinstance(error, KeyboardInterrupt) or (error is None and self.interruption.presses):

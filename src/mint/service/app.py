@@ -9,10 +9,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .dashboard import mount_dashboard
-from .errors import ApiError, UserError, log_hint
+from .errors import ApiError, UserError, log_hint, readable_os_error
 from .gauges import Gauges
 from .logs import REQUEST_ID, RequestLog
 from .requests import describe
@@ -29,6 +30,7 @@ from .routes import (
     weights,
 )
 from .service import Service
+from .visitors import Visitors
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +51,17 @@ def create_app(service: Service) -> FastAPI:
         limit=service.settings.max_body_bytes,
         others={"/api/v1/checkpoints/upload": service.settings.max_upload_bytes},
     )
+    app.add_middleware(
+        Visitors,
+        is_loopback=service.settings.is_loopback,
+        allowed_hosts=service.settings.allowed_hosts,
+    )
     app.add_middleware(RequestLog)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(UserError, _user_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(OSError, _disk_error)
+    app.add_exception_handler(OperationalError, _database_error)
     app.add_exception_handler(Exception, _unexpected_error)
     return app
 
@@ -67,6 +76,20 @@ async def _user_error(_: Request, error: Any) -> JSONResponse:
 
 async def _validation_error(_: Request, error: Any) -> JSONResponse:
     return JSONResponse({"detail": describe(error.errors())}, 422)
+
+
+async def _disk_error(request: Request, error: Any) -> JSONResponse:
+    log.error("request %s failed: %s", request.url.path, error)
+    return JSONResponse({"detail": readable_os_error(error, "this request")}, 503)
+
+
+async def _database_error(request: Request, error: Any) -> JSONResponse:
+    log.error("request %s failed in the database: %s", request.url.path, error.orig)
+    text = (
+        f"The service's database does not take this request now: {error.orig}. Its disk may be "
+        "full or read-only. `mint doctor` says what is wrong; then send the request again."
+    )
+    return JSONResponse({"detail": text}, 503)
 
 
 async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:

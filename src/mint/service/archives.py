@@ -9,6 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from .adapters import CONFIG, OPTIMIZER, TENSORS
 from .checkpoints import DESCRIPTION
@@ -19,6 +20,15 @@ _FILES = (TENSORS, CONFIG, OPTIMIZER, DESCRIPTION)
 _MAX_MEMBERS = 1000
 _MAX_DEPTH = 2
 _PIECE = 1 << 20
+_MAX_RATIO, _SPARE_BYTES = 20, 16 * 1024 * 1024
+_MAX_HEADER_BYTES = 64 * 1024
+_EXTENSIONS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 
 
 # ---- packing -------------------------------------------------------------------------------------
@@ -58,12 +68,26 @@ def unpack(archive: Path, folder: Path, limit: int) -> None:
     links, devices, paths that lead outside, and archives that open to more than ``limit`` bytes.
     """
     try:
-        with tarfile.open(archive, "r|*") as packed:
-            _unpack(packed, folder, limit)
+        with tarfile.open(archive, "r|*", tarinfo=_SmallHeader) as packed:
+            _unpack(packed, folder, min(limit, _most_unpacked(archive)))
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UserError(f"The file is not a complete .tar.gz archive: {error}.") from error
+
+
+class _SmallHeader(tarfile.TarInfo):
+    """An entry whose extended headers, which are read into memory, are small."""
+
+    def _proc_member(self, tarfile_: tarfile.TarFile) -> Any:
+        if self.type in _EXTENSIONS and self.size > _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header has {self.size} bytes")
+        return super()._proc_member(tarfile_)  # type: ignore[misc]
+
+
+def _most_unpacked(archive: Path) -> int:
+    """Return what an archive may open to: weights do not compress, so more is a trick."""
+    return _SPARE_BYTES + _MAX_RATIO * archive.stat().st_size
 
 
 def _unpack(packed: tarfile.TarFile, folder: Path, limit: int) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mint.engine.messages import UserError
 
-MAX_SPARSE_CELLS = 1 << 28
+MAX_SPARSE_CELLS = 1 << 23
 
 
 class CellBudget:

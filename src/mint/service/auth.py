@@ -45,6 +45,7 @@ class Auth:
         self.secret = _secret_of(settings.home / "secret")
         self._only_key = _hash_of(settings.api_key) if settings.api_key else None
         self._keys: dict[str, str] = {}
+        self._had_keys = False  # once there was a key, the service is never open to all again
         self._loaded_at = float("-inf")
 
     def check_start(self) -> None:
@@ -69,7 +70,7 @@ class Auth:
                 return LOCAL_USER
             raise _refused()
         keys = await self._active_keys()
-        if not keys and self._settings.is_loopback:
+        if not self._had_keys and self._settings.is_loopback:
             return LOCAL_USER
         user = keys.get(key_hash)
         if user is None:
@@ -86,6 +87,7 @@ class Auth:
     async def _active_keys(self) -> dict[str, str]:
         if time.monotonic() - self._loaded_at > _RELOAD_KEYS_S:
             self._keys = await asyncio.to_thread(self._store.active_keys)
+            self._had_keys = bool(self._keys) or await asyncio.to_thread(self._store.has_keys)
             self._loaded_at = time.monotonic()
         return self._keys
 

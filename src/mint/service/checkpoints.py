@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from sqlalchemy import or_
 from mint.engine.messages import LoraSpec
 
 from .errors import UserError
-from .files import sync, sync_folder
+from .files import FilesDamaged, checksums, sync, sync_folder, verify
 from .store import CheckpointRow, Condition, RunRow, Store, now
 
 TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
@@ -35,10 +36,10 @@ def run_folder_name(run_id: str) -> str:
 
 
 def check_name(name: str) -> str:
-    if not _NAME.fullmatch(name) or name in (".", ".."):
+    if not _NAME.fullmatch(name) or name.startswith("."):
         raise UserError(
             f"{name[:200]!r} cannot be the name of a checkpoint. Use 1 to 128 letters, digits, "
-            "dots, underscores or hyphens, for example 'step-100'."
+            "dots, underscores or hyphens, and no dot at the start, for example 'step-100'."
         )
     return name
 
@@ -124,6 +125,12 @@ class Checkpoints:
             )
         return path, row
 
+    def verified_folder(self, path: CheckpointPath) -> Path:
+        """Return a checkpoint's folder. Raises FilesDamaged unless its files are as saved."""
+        folder = self.folder(path)
+        verify(folder, _checksums_in(folder / DESCRIPTION), f"The checkpoint {path.uri}")
+        return folder
+
     # ---- saving: begin, let the engine write into the draft, then publish or discard -------------
 
     def begin(self, new: NewCheckpoint) -> Path:
@@ -180,9 +187,12 @@ class Checkpoints:
             folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
-    def delete_expired(self) -> None:
+    def delete_expired(self, is_due: Callable[[CheckpointRow], bool] = lambda _: True) -> None:
+        """Delete what has expired and ``is_due``; until then it is hidden, and a clock that was
+        put right brings it back."""
         for row in self._store.expired_checkpoints():
-            self.delete(row)
+            if is_due(row):
+                self.delete(row)
 
 
 def path_of(row: CheckpointRow) -> CheckpointPath:
@@ -211,8 +221,23 @@ def _describe(file: Path, path: CheckpointPath, row: CheckpointRow) -> None:
         "user_metadata": row.user_metadata,
         "created_at": row.created_at.isoformat(),
         "expires_at": row.expires_at.isoformat() if row.expires_at else None,
+        "sha256": checksums(file.parent, but=file.name),
     }
     file.write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _checksums_in(file: Path) -> dict[str, str]:
+    """Return the checksums in a checkpoint's description; older ones have none."""
+    try:
+        found = json.loads(file.read_text()).get("sha256", {})
+    except (ValueError, AttributeError) as error:
+        raise FilesDamaged(
+            f"A checkpoint's {file.name} is damaged, so its other files cannot be checked and were "
+            "not loaded. Use another checkpoint, or put this one back from a backup."
+        ) from error
+    except FileNotFoundError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _swap_in(draft: Path, final: Path) -> None:

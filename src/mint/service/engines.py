@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +21,15 @@ from mint.catalog import Catalog, ModelNotFound
 from mint.engine.messages import EngineOptions
 
 from .engine_process import EngineProcess
-from .errors import EngineDied, UserError
+from .errors import ApiError, EngineDied, UserError
 from .plans import GB, describe_plan
 from .settings import Settings
 
 log = logging.getLogger(__name__)
 _PROCESS_BYTES = GB * 2 // 5
 """What a worker takes besides its weights, until it can be measured."""
+MAX_LOOK_UPS = 32
+"""Names of models that are looked for at once; each may wait for the hub."""
 
 
 @dataclass(eq=False)
@@ -77,6 +80,8 @@ class Engines:
             aliases=settings.aliases, cache=settings.cache, local_paths=settings.is_loopback
         )
         self._folders: dict[str, asyncio.Task[Path]] = {}
+        self._look_ups = ThreadPoolExecutor(4, thread_name_prefix="mint-catalog")
+        self._looking_up = 0
         self._slots: dict[Path, Slot] = {}
         self._changed = asyncio.Condition()
         self._not_yet_loaded = set(settings.models)
@@ -91,7 +96,10 @@ class Engines:
         """The folder of a base model. Raises UserError with every place that was tried."""
         task = self._folders.get(base_model)
         if task is None or (task.done() and not _succeeded(task)):
-            task = asyncio.create_task(asyncio.to_thread(self._catalog.locate, base_model))
+            if self._looking_up >= MAX_LOOK_UPS:
+                raise ApiError(429, "Too many models are being looked for. Try again later.")
+            self._looking_up += 1
+            task = asyncio.create_task(self._look_up(base_model))
             self._folders[base_model] = task
         try:
             return await asyncio.shield(task)
@@ -106,6 +114,14 @@ class Engines:
                 f"There is no model of this name: {base_model[:40]}… has {len(base_model)} "
                 "characters, more than a file's name can. `mint models list` shows what is there."
             ) from error
+
+    async def _look_up(self, base_model: str) -> Path:
+        """Find a model's folder, in threads of their own: the hub may take long to answer."""
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._look_ups, self._catalog.locate, base_model)
+        finally:
+            self._looking_up -= 1
 
     # ---- using ----------------------------------------------------------------------------------
 
@@ -265,6 +281,7 @@ class Engines:
 
     async def stop(self) -> None:
         """End every worker."""
+        self._look_ups.shutdown(wait=False, cancel_futures=True)
         slots = list(self._slots.values())
         for slot in slots:
             if not slot.starting.done():

@@ -1,13 +1,20 @@
-"""Making files durable."""
+"""Making files durable, and knowing them again."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from .errors import UserError
+
+
+class FilesDamaged(UserError):
+    """Files of a snapshot or checkpoint are not those that were written."""
 
 
 def sync(path: Path) -> None:
@@ -24,6 +31,35 @@ def sync_folder(folder: Path) -> None:
     for file in folder.iterdir():
         sync(file)
     sync(folder)
+
+
+def checksums(folder: Path, but: str | None = None) -> dict[str, str]:
+    """Return the SHA-256 of every file of a folder, ``but`` one, by name."""
+    files = (file for file in sorted(folder.iterdir()) if file.is_file() and file.name != but)
+    return {file.name: _sha256(file) for file in files}
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify(folder: Path, wanted: Mapping[str, str], what: str) -> None:
+    """Raise FilesDamaged unless the folder has the files with these checksums.
+
+    Folders of older versions have none, and are taken as they are.
+    """
+    for name, checksum in wanted.items():
+        try:
+            found = _sha256(folder / name)
+        except FileNotFoundError:
+            found = "missing"
+        if found != checksum:
+            raise FilesDamaged(
+                f"{what} is damaged: {name} is {'missing' if found == 'missing' else 'changed'} "
+                "since it was saved. Nothing was loaded, and the files were left as they are. Use "
+                "another checkpoint, or put this one back from a backup, and check the disk."
+            )
 
 
 def link_files(files: Iterable[Path], folder: Path) -> None:

@@ -1,27 +1,39 @@
 """The append-only log of a run's operations since its last snapshot.
 
-A record is a checksum, a length, a JSON header and a body. A record that was torn by a crash is
-recognised by its checksum and cut off. One lock per run folder keeps two services apart.
+Every record has a checksum. What a crash tore at the end of the file is cut off and kept beside it.
+Damage before that is an error, and the file stays as it is: what follows it was acknowledged. One
+lock per run folder keeps two services apart.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
+import logging
 import os
 import shutil
-import struct
 import threading
-import zlib
+import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_FRAME = struct.Struct(">IQI")  # checksum of the rest, length of the rest, length of the header
+from .files import checksums, sync, sync_folder, verify
+from .records import encode, read_record, records_after
+
+log = logging.getLogger(__name__)
+TORN = "journal.torn"
+"""What was cut off the end of the journal when it was last found torn."""
+MAX_TAKEN = 10_000
+"""Operations without a number that are recognised when they are sent again after a snapshot."""
 
 
 class RunIsElsewhere(Exception):
     """Another service holds the lock of this run."""
+
+
+class JournalDamaged(Exception):
+    """A record before the end of a journal is not what was written. Its text says what to do."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class Entry:
     seq_id: int
     kind: str
     content_type: str
-    offset: int
+    start: int
     size: int
 
 
@@ -46,12 +58,22 @@ class Outcome:
     result: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class KeptAnswer:
+    """The answer of an operation from before the snapshot, for a client that has not got it."""
+
+    body: bytes
+    content_type: str
+    is_failure: bool
+
+
 @dataclass
 class Journal:
     """One run's journal, open and locked.
 
     ``snapshot`` names the folder that the journal continues from (None: a fresh adapter), and
-    ``first`` the first number after it.
+    ``first`` the first number after it. ``taken`` are the operations without a number that ran
+    before it. Raises RunIsElsewhere and JournalDamaged.
     """
 
     folder: Path
@@ -59,15 +81,27 @@ class Journal:
     outcomes: list[Outcome] = field(default_factory=list)
     snapshot: str | None = None
     first: int = 1
+    taken: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._lock_file = _locked(self.folder / "lock")
         self._path = self.folder / "journal"
-        self._file = _open(self._path)
+        self._file = -1
         self._unwritten: list[bytes] = []
-        self._size = self._read()
+        self._answers: dict[int, Entry] = {}
+        self._checksums: dict[str, str] = {}
+        try:
+            is_new = not self._path.exists()
+            self._file = _open(self._path)
+            if is_new:
+                sync(self.folder)
+                sync(self.folder.parent)
+            self._size = self._read()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def size(self) -> int:
@@ -101,45 +135,94 @@ class Journal:
             try:
                 self._append(header, b"", durable=False)
             except OSError:
-                self._unwritten.append(_frame(header, b""))
+                self._unwritten.append(encode(header))
                 self._note(header, 0, 0)
 
     def _append(self, header: dict[str, Any], body: bytes, durable: bool) -> None:
-        frame = _frame(header, body)
+        record = encode(header, body)
         start = self._size + sum(map(len, self._unwritten))
         try:
-            _write(self._file, b"".join([*self._unwritten, frame]))
+            _write(self._file, b"".join([*self._unwritten, record]))
             if durable:
                 os.fdatasync(self._file)
         except OSError:
             os.truncate(self._path, self._size)
             raise
         self._unwritten.clear()
-        self._size = start + len(frame)
-        self._note(header, self._size - len(body), len(body))
+        self._size = start + len(record)
+        self._note(header, start, len(body))
 
     # ---- reading --------------------------------------------------------------------------------
 
     def body(self, seq_id: int) -> bytes:
-        """The body of an operation, read from disk."""
+        """Return the body of an operation, read from disk. Raises JournalDamaged."""
         with self._lock:
-            entry = self.entries[seq_id]
-            return os.pread(self._file, entry.size, entry.offset)
+            return self._body(self.entries[seq_id])
+
+    @property
+    def answered(self) -> list[int]:
+        """The numbers of the answers that were kept from before the snapshot."""
+        return list(self._answers)
+
+    def answers(self) -> Mapping[int, KeptAnswer]:
+        """Return the answers that were kept from before the snapshot, by number."""
+        with self._lock:
+            return {
+                number: KeptAnswer(
+                    self._body(entry), entry.content_type, is_failure=entry.kind == "failure"
+                )
+                for number, entry in self._answers.items()
+            }
+
+    def _body(self, entry: Entry) -> bytes:
+        record = read_record(self._file, entry.start, self._size)
+        if record is None:
+            raise self._damaged(entry.start, f"operation {entry.seq_id} is in it")
+        return os.pread(self._file, record.body_size, record.body_start)
 
     def _read(self) -> int:
         """Index every whole record; cut the file after the last one."""
-        at = 0
-        with open(self._path, "rb") as file:
-            while (record := _read_record(file)) is not None:
-                header, header_size, body_size = record
-                self._note(header, at + _FRAME.size + header_size, body_size)
-                at += _FRAME.size + header_size + body_size
-        os.truncate(self._path, at)
+        at, size = 0, os.fstat(self._file).st_size
+        while (record := read_record(self._file, at, size)) is not None:
+            self._note(record.header, at, record.body_size)
+            at = record.end
+        if at < size:
+            self._cut_torn_end(at, size)
         return at
 
-    def _note(self, header: dict[str, Any], offset: int, size: int) -> None:
+    def _cut_torn_end(self, at: int, size: int) -> None:
+        """Cut off what a crash tore. Raises JournalDamaged if acknowledged records follow it.
+
+        Operations are synced before they are acknowledged, their outcomes are not: a power cut may
+        lose one outcome and keep a later one, and the operation then simply runs again. Anything
+        else that is whole behind a broken record shows that the record was damaged later.
+        """
+        for record in records_after(self._file, at, size):
+            done = record.header.get("done")
+            if done is None or not all(number in self.entries for number in done):
+                raise self._damaged(at, "later records are whole")
+        torn = os.pread(self._file, size - at, at)
+        (self.folder / TORN).write_bytes(torn)
+        log.warning(
+            "%s had a torn end of %d bytes, as after a crash. It was cut off and kept in %s.",
+            self._path,
+            len(torn),
+            self.folder / TORN,
+        )
+        os.truncate(self._path, at)
+
+    def _damaged(self, at: int, how: str) -> JournalDamaged:
+        return JournalDamaged(
+            f"The journal of this run is damaged at byte {at} ({how}), so the run is not opened: "
+            f"going on would lose operations that were acknowledged. The file is kept unchanged "
+            f"as runs/{self.folder.name}/{self._path.name} in the home folder. Put back a copy of "
+            "it from a backup, or start a new run from the last checkpoint with "
+            "create_training_client_from_state_with_optimizer(). Check the disk."
+        )
+
+    def _note(self, header: dict[str, Any], start: int, size: int) -> None:
         if "op" in header:
-            entry = Entry(header["seq"], header["op"], header["type"], offset, size)
+            entry = Entry(header["seq"], header["op"], header["type"], start, size)
             self.entries[entry.seq_id] = entry
         elif "done" in header:
             self.outcomes.append(
@@ -151,49 +234,87 @@ class Journal:
                     header.get("result"),
                 )
             )
+        elif "answer" in header:
+            kind = "failure" if header["failed"] else "answer"
+            number = header["answer"]
+            self._answers[number] = Entry(number, kind, header["type"], start, size)
         else:
             self.snapshot, self.first = header["snapshot"], header["first"]
+            self.taken = header.get("taken", [])
+            self._checksums = header.get("sha256", {})
 
     # ---- snapshots ------------------------------------------------------------------------------
 
     def new_snapshot_folder(self, first: int) -> Path:
-        """An empty folder for the state before operation ``first``."""
-        folder = self.folder / f"snapshot-{first:09d}"
-        shutil.rmtree(folder, ignore_errors=True)
+        """Create an empty folder for the state before operation ``first``, beside the others."""
+        folder = self.folder / f"snapshot-{first:09d}-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
         return folder
 
-    def cut(self, snapshot: Path, first: int) -> None:
-        """Continue from ``snapshot``: forget the operations before ``first``, atomically."""
+    def discard_snapshot(self, folder: Path) -> None:
+        """Remove a snapshot that was not finished; never the one in use."""
+        if folder.name != self.snapshot:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def check_snapshot(self) -> None:
+        """Raise FilesDamaged unless the snapshot's files are those that were written."""
+        if self.snapshot_folder is not None:
+            verify(self.snapshot_folder, self._checksums, "The snapshot of this run")
+
+    def cut(
+        self, snapshot: Path, first: int, answers: Mapping[int, KeptAnswer] | None = None
+    ) -> None:
+        """Continue from ``snapshot``: forget the operations before ``first``, atomically.
+
+        ``answers`` are kept for clients that may still ask for them.
+        """
+        sync_folder(snapshot)
         with self._lock:
-            done = {n for outcome in self.outcomes for n in outcome.seq_ids}
-            kept = [e for n, e in self.entries.items() if n >= first or (n < 0 and n not in done)]
-            draft = self.folder / "journal.new"
-            with open(draft, "wb") as file:
-                file.write(_frame({"snapshot": snapshot.name, "first": first}, b""))
-                for entry in kept:
-                    header = {"op": entry.kind, "seq": entry.seq_id, "type": entry.content_type}
-                    body = os.pread(self._file, entry.size, entry.offset)
-                    file.write(_frame(header, body))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, self._path)
-            os.close(self._file)
-            self._file = _open(self._path)
-            self._unwritten.clear()
-            self.entries.clear()
-            self.outcomes.clear()
-            self._size = self._read()
+            done = [n for outcome in self.outcomes for n in outcome.seq_ids]
+            taken = [*self.taken, *(n for n in done if n < 0)][-MAX_TAKEN:]
+            gone = set(done)
+            kept = [e for n, e in self.entries.items() if n >= first or (n < 0 and n not in gone)]
+            header = {"snapshot": snapshot.name, "first": first, "taken": taken}
+            header["sha256"] = checksums(snapshot)
+            self._replace([encode(header), *self._kept_records(kept, answers or {})])
         for old in [*self.folder.glob("snapshot-*"), *self.folder.glob("reference-*")]:
             if old.is_symlink():
                 old.unlink()
             elif old != snapshot:
                 shutil.rmtree(old, ignore_errors=True)
 
+    def _kept_records(
+        self, entries: Iterable[Entry], answers: Mapping[int, KeptAnswer]
+    ) -> Iterable[bytes]:
+        for entry in entries:
+            header = {"op": entry.kind, "seq": entry.seq_id, "type": entry.content_type}
+            yield encode(header, self._body(entry))
+        for number, answer in answers.items():
+            header = {"answer": number, "type": answer.content_type, "failed": answer.is_failure}
+            yield encode(header, answer.body)
+
+    def _replace(self, records: Iterable[bytes]) -> None:
+        draft = self.folder / "journal.new"
+        with open(draft, "wb") as file:
+            for record in records:
+                file.write(record)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, self._path)
+        sync(self.folder)  # before the old snapshot goes: a lost rename would want it back
+        os.close(self._file)
+        self._file = _open(self._path)
+        self._unwritten.clear()
+        self.entries.clear()
+        self.outcomes.clear()
+        self._answers.clear()
+        self._size = self._read()
+
     def close(self) -> None:
         """Close the files and give the lock back."""
         with self._lock:
-            os.close(self._file)
+            if self._file >= 0:
+                os.close(self._file)
             self._file = -1
             self._lock_file.close()
 
@@ -206,27 +327,6 @@ def _write(descriptor: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
-
-
-def _frame(header: dict[str, Any], body: bytes) -> bytes:
-    encoded = json.dumps(header).encode()
-    checksum = zlib.crc32(body, zlib.crc32(encoded))
-    return _FRAME.pack(checksum, len(encoded) + len(body), len(encoded)) + encoded + body
-
-
-def _read_record(file: BinaryIO) -> tuple[dict[str, Any], int, int] | None:
-    frame = file.read(_FRAME.size)
-    if len(frame) < _FRAME.size:
-        return None
-    checksum, length, header_length = _FRAME.unpack(frame)
-    left = os.fstat(file.fileno()).st_size - file.tell()
-    if length > left or header_length > length:
-        return None
-    content = file.read(length)
-    if zlib.crc32(content) != checksum:
-        return None
-    header: dict[str, Any] = json.loads(content[:header_length])
-    return header, header_length, length - header_length
 
 
 def _locked(path: Path) -> BinaryIO:

@@ -25,6 +25,7 @@ class Link:
     version: str
     file: str | None
     expires: int
+    user: str
 
     @property
     def expires_at(self) -> datetime:
@@ -43,9 +44,10 @@ class Links:
         self._secret = secret
         self._kept_s = kept_s
 
-    def make(self, row: CheckpointRow, file: str | None = None) -> Link:
+    def make(self, row: CheckpointRow, user: str, file: str | None = None) -> Link:
+        """A link for what ``user`` may read; it ends when they may no longer."""
         expires = int(time.time() + self._kept_s)
-        return Link(path_of(row).uri, version_of(row), file, expires)
+        return Link(path_of(row).uri, version_of(row), file, expires, user)
 
     def token(self, link: Link) -> str:
         """The link as text for a URL."""

@@ -23,6 +23,8 @@ from .settings import Settings
 
 REQUEST_ID = "x-request-id"
 _ACCEPTABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TOKEN = re.compile(r"(/mint/downloads/)[^/]+")
+_LONGEST_PATH = 500
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 _current_request: ContextVar[str | None] = ContextVar("request_id", default=None)
 _requests_log = logging.getLogger("mint.service.requests")
@@ -104,10 +106,9 @@ def _id_of(scope: Scope) -> str:
 
 
 def _path_of(scope: Scope) -> str:
-    """The path as it was sent, without a signed link's token."""
+    """The path as it was sent, shortened, and without the token of a signed link."""
     path: str = scope.get("raw_path", b"").decode("ascii", "replace")
-    token = scope.get("path_params", {}).get("token")
-    return path.replace(token, "TOKEN") if token else path
+    return _TOKEN.sub(r"\1TOKEN", path)[:_LONGEST_PATH]
 
 
 def _note(scope: Scope, status: int, seconds: float) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mint.engine.messages import ForwardBackward, ForwardBackwardResult
+from mint.engine.messages import ForwardBackwardResult
 
 from . import codec, requests
 from .checkpoints import (
@@ -22,6 +22,7 @@ from .checkpoints import (
     check_name,
     path_of,
 )
+from .decoding import Decoder
 from .engine_process import EngineProcess
 from .errors import UserError
 from .futures import Answer
@@ -53,6 +54,7 @@ class Operations:
     journal: Journal
     checkpoints: Checkpoints
     samplers: Samplers
+    decoder: Decoder
     references: References = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +84,13 @@ class Operations:
     # ---- training -------------------------------------------------------------------------------
 
     async def _forward_backward(self, engine: EngineProcess, seq_ids: Sequence[int]) -> Done:
-        operations = await asyncio.to_thread(lambda: [self._decode(n) for n in seq_ids])
+        bodies = await asyncio.to_thread(lambda: [self.journal.body(n) for n in seq_ids])
+        entries = [self.journal.entries[n] for n in seq_ids]
+        operations = await self.decoder.forward_backward(
+            bodies,
+            [entry.content_type == codec.PROTOBUF for entry in entries],
+            forward_only=entries[0].kind == "forward",
+        )
         results: list[ForwardBackwardResult] = await engine.call(
             "forward_backward", run_id=self.run.id, operations=operations
         )
@@ -91,16 +99,8 @@ class Operations:
         )
         return Done([Answer.protobuf(body) for body in encoded])
 
-    def _decode(self, seq_id: int) -> ForwardBackward:
-        entry = self.journal.entries[seq_id]
-        return codec.decode_forward_backward(
-            self.journal.body(seq_id),
-            is_protobuf=entry.content_type == codec.PROTOBUF,
-            forward_only=entry.kind == "forward",
-        )
-
     async def _reverse_kl(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
-        request = requests.parse(requests.ReverseKl, body)
+        request = await asyncio.to_thread(requests.parse, requests.ReverseKl, body)
         data = await asyncio.to_thread(codec.decode_reverse_kl, request.data)
         reference = await self.references.load(engine, request.reference_model_path, seq_id)
         losses, metrics = await engine.call(
@@ -176,10 +176,11 @@ class Operations:
                 f"{path.uri} was trained from {row.base_model}, and this run trains "
                 f"{self.run.base_model}. Create the run with base_model={row.base_model!r}."
             )
+        folder = await asyncio.to_thread(self.checkpoints.verified_folder, path)
         await engine.call(
             "load_state",
             run_id=self.run.id,
-            folder=str(self.checkpoints.folder(path)),
+            folder=str(folder),
             optimizer=request.optimizer,
         )
         return Done.json({"path": path.uri, "type": "load_weights"})

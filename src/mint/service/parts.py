@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .checkpoints import Checkpoints
+from .decoding import Decoder
 from .engines import Engines
 from .futures import Futures
 from .sessions import Sessions
@@ -22,3 +23,4 @@ class Parts:
     futures: Futures
     engines: Engines
     checkpoints: Checkpoints
+    decoder: Decoder

@@ -76,7 +76,7 @@ class References:
         if not folder.exists():
             draft = folder.with_name(f"reference-draft-{uuid.uuid4().hex}")
             draft.mkdir()
-            files = self._checkpoints.folder(found).glob("adapter_*")
+            files = self._checkpoints.verified_folder(found).glob("adapter_*")
             link_files(files, draft)
             try:
                 draft.rename(folder)

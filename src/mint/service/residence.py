@@ -13,8 +13,8 @@ from .adapters import OPTIMIZER
 from .checkpoints import lora_of
 from .engine_process import EngineProcess
 from .errors import EngineDied
-from .files import link_files, sync_folder
-from .journal import Journal, Outcome
+from .files import link_files
+from .journal import Journal, KeptAnswer, Outcome
 from .operations import Done, Operations
 from .parts import Parts
 from .samplers import Samplers
@@ -23,7 +23,13 @@ from .stream import GRADIENT_KINDS, Gradients
 
 log = logging.getLogger(__name__)
 _ANSWERED_BY_REPLAY = ("forward", "forward_backward")
+_KEPT_ANSWERS, _KEPT_BYTES = 256, 32 * 1024 * 1024
+"""How many answers from before a snapshot are kept with it, and their bytes."""
 _CHANGES_THE_RUN = (*GRADIENT_KINDS, "optim_step", "load_weights")
+
+
+class DiedRestoring(EngineDied):
+    """The worker did not start, or ended while the run was restored: no operation had begun."""
 
 
 class Residence:
@@ -36,7 +42,7 @@ class Residence:
         self._engines = parts.engines
         self._futures = parts.futures
         self._samplers = samplers
-        self._operations = Operations(row, journal, parts.checkpoints, samplers)
+        self._operations = Operations(row, journal, parts.checkpoints, samplers, parts.decoder)
         self._engine: EngineProcess | None = None
         self._work_s = 0.0
         self._is_restoring = False
@@ -71,15 +77,22 @@ class Residence:
 
     @asynccontextmanager
     async def _entered(self) -> AsyncIterator[EngineProcess]:
-        async with self._engines.using(self._row.base_model) as engine:
-            if self._engine is not engine:
-                self._is_restoring = True
-                try:
-                    await self._restore(engine)
-                finally:
-                    self._is_restoring = False
-                self._engine = engine
-            yield engine
+        is_entered = False
+        try:
+            async with self._engines.using(self._row.base_model) as engine:
+                if self._engine is not engine:
+                    self._is_restoring = True
+                    try:
+                        await self._restore(engine)
+                    finally:
+                        self._is_restoring = False
+                    self._engine = engine
+                is_entered = True
+                yield engine
+        except EngineDied as died:
+            if is_entered:
+                raise
+            raise DiedRestoring(str(died)) from died
 
     # ---- restoring ------------------------------------------------------------------------------
 
@@ -87,6 +100,7 @@ class Residence:
         run_id = self._row.id
         await engine.call("create_run", run_id=run_id, lora=lora_of(self._row.lora))
         if (snapshot := self._journal.snapshot_folder) is not None:
+            await asyncio.to_thread(self._journal.check_snapshot)
             await engine.call(
                 "load_state",
                 run_id=run_id,
@@ -126,7 +140,6 @@ class Residence:
         def write() -> None:
             folder = self._journal.new_snapshot_folder(1)
             link_files(files, folder)
-            sync_folder(folder)
             self._journal.cut(folder, 1)
 
         await asyncio.to_thread(write)
@@ -144,20 +157,42 @@ class Residence:
         """Save the run as it is before operation ``first``; on failure the journal goes on."""
         if self._engine is None or not self.gradients.is_clear or not self._journal.outcomes:
             return
+        folder: Path | None = None
         try:
             await self._samplers.keep(self._engine, run_id=self._row.id)
             folder = await asyncio.to_thread(self._journal.new_snapshot_folder, first)
             await self._engine.call("save_state", run_id=self._row.id, folder=str(folder))
-            await asyncio.to_thread(sync_folder, folder)
-            await asyncio.to_thread(self._journal.cut, folder, first)
+            await asyncio.to_thread(self._journal.cut, folder, first, self._kept_answers())
         except (OSError, RuntimeError, EngineDied) as error:
             log.warning("no snapshot of %s was made: %s", self._row.id, error)
+            if folder is not None:
+                await asyncio.to_thread(self._journal.discard_snapshot, folder)
         else:
             self._work_s = 0.0
 
+    def _kept_answers(self) -> dict[int, KeptAnswer]:
+        """Return the newest answers that a client may still ask for, within a bound."""
+        done = [n for outcome in self._journal.outcomes for n in outcome.seq_ids]
+        numbers = [*self._journal.answered, *done]
+        kept: dict[int, KeptAnswer] = {}
+        size = 0
+        for number in reversed(numbers[-_KEPT_ANSWERS:]):
+            future = self._futures.find(f"{self._row.id}:{number}", self._row.user)
+            if future is None or future.answer is None:
+                continue
+            answer = future.answer
+            size += len(answer.body)
+            if size > _KEPT_BYTES:
+                break
+            kept[number] = KeptAnswer(answer.body, answer.content_type, answer.is_failure)
+        return dict(reversed(kept.items()))  # the oldest first
+
     async def leave(self) -> None:
-        """Give the memory in the engine back."""
-        await self._operations.references.drop()
-        if self._engine is not None and self._engine.is_alive:
-            await self._engine.call("drop_run", run_id=self._row.id)
-        self._engine = None
+        """Give the memory in the engine back; a worker that has died holds none."""
+        engine, self._engine = self._engine, None
+        try:
+            await self._operations.references.drop()
+            if engine is not None and engine.is_alive:
+                await engine.call("drop_run", run_id=self._row.id)
+        except EngineDied as died:
+            log.warning("%s left its engine: %s", self._row.id, died)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .engine_process import EngineProcess
 from .errors import ApiError, EngineDied, UserError, log_hint, readable_os_error
@@ -20,13 +21,17 @@ from .futures import Answer, Category
 from .journal import Journal, Outcome
 from .operations import Done
 from .parts import Parts
-from .residence import Residence
+from .residence import DiedRestoring, Residence
 from .samplers import Samplers
 from .store import RunRow
 from .stream import Operation, Stream, unnumbered
 
 log = logging.getLogger(__name__)
 MAX_WAITING = 10_000
+MAX_DEATHS, MAX_FAILED_STARTS = 3, 6
+"""How often a worker may die under one operation, and before the operation began."""
+RETRY_RESTORE_S = 30.0
+T = TypeVar("T")
 
 
 class Run:
@@ -38,12 +43,15 @@ class Run:
         self._settings = parts.settings
         self._futures = parts.futures
         self._residence = Residence(row, journal, parts, samplers)
-        self._stream = Stream(journal.next, (n for o in journal.outcomes for n in o.seq_ids))
+        done = (n for outcome in journal.outcomes for n in outcome.seq_ids)
+        self._stream = Stream(journal.next, [*journal.taken, *done])
         self._turn = asyncio.Lock()
         self._arrived = asyncio.Event()
         self._entering: dict[int, asyncio.Task[None]] = {}
         self._worker: asyncio.Task[None] | None = None
         self._is_released = False
+        self._trouble: str | None = None
+        self._retry_at = 0.0
         self._reopen()
 
     def request_id(self, seq_id: int) -> str:
@@ -69,6 +77,9 @@ class Run:
 
     def _reopen(self) -> None:
         """Promise again what the journal says was promised."""
+        for seq_id, kept in self._journal.answers().items():
+            self._open_future(seq_id)
+            self._finish(seq_id, Answer(kept.body, kept.content_type, kept.is_failure))
         for seq_id, entry in self._journal.entries.items():
             self._open_future(seq_id)
             self._stream.accept(Operation(seq_id, entry.kind, entry.size, is_ready=True))
@@ -142,6 +153,8 @@ class Run:
         """What an unfinished operation of this run waits for, in words."""
         if (gap := self._stream.gap) is not None:
             return f"operation {gap} of this run has not arrived, and the others wait for it"
+        if self._trouble is not None:
+            return f"the run could not be restored yet and is tried again: {self._trouble}"
         return self._residence.why_waiting()
 
     # ---- running --------------------------------------------------------------------------------
@@ -195,21 +208,37 @@ class Run:
             outcome = Outcome(kind, seq_ids, self._unexpected(kind, error), "server")
         await self._close(outcome, done)
         if done is not None:
+            self._trouble = None
             await self._residence.maybe_snapshot(kind, self._stream.next)
 
     async def _perform(self, kind: str, group: list[Operation]) -> Done:
-        """Carry a group out; if the engine dies under it, restore the run and try once more."""
+        """Carry a group out; if the engine dies under it, restore the run and try again."""
         for operation in group:
             if operation.error is not None:
                 raise UserError(operation.error)
         if kind == "optim_step" and (why := self._residence.gradients.why_not_step()) is not None:
             raise UserError(why)
         seq_ids = [operation.seq_id for operation in group]
-        try:
-            return await self._residence.perform(kind, seq_ids)
-        except EngineDied as died:
-            log.warning("%s of %s is tried again: %s", kind, self.row.id, died)
-            return await self._residence.perform(kind, seq_ids)
+        return await self._with_restarts(kind, lambda: self._residence.perform(kind, seq_ids))
+
+    async def _with_restarts(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Do something in the engine; when the worker dies, restore the run and try again.
+
+        An operation under which a worker died too often is the cause of it and fails. A worker that
+        dies while the run is restored, or does not start, has more attempts.
+        """
+        deaths = failed_starts = 0
+        while True:
+            try:
+                return await work()
+            except EngineDied as died:
+                is_start = isinstance(died, DiedRestoring)
+                failed_starts, deaths = failed_starts + is_start, deaths + (not is_start)
+                if deaths >= MAX_DEATHS or failed_starts >= MAX_FAILED_STARTS:
+                    often = f"This happened {deaths + failed_starts} times; it is not tried again."
+                    raise EngineDied(f"{died} {often}") from died
+                log.warning("%s of %s is tried again: %s", what, self.row.id, died)
+                await asyncio.sleep(min(0.05 * 2 ** (deaths + failed_starts), 2.0))
 
     async def _close(self, outcome: Outcome, done: Done | None) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)
@@ -233,7 +262,7 @@ class Run:
     async def load(self) -> None:
         """Bring the run into its engine, if it is not there."""
         async with self._turn:
-            await self._residence.enter()
+            await self._with_restarts("loading", self._residence.enter)
 
     async def begin_from(self, files: Sequence[Path]) -> None:
         """Start a new run from a checkpoint's files; sent again, it changes nothing."""
@@ -251,15 +280,32 @@ class Run:
 
     async def resume(self) -> None:
         """After a restart of the service: replay, so that every promise in the journal is kept."""
+        self._retry_at = float("inf")
         try:
             await self.load()
             self.finish_creation()
+        except EngineDied as died:
+            # What was carried out stays promised: whoever waits for it hears why, and the next
+            # operation, or the next question after a while, restores the run.
+            log.error("%s could not be restored: %s", self.row.id, died)
+            self._trouble = str(died)
+            self._retry_at = time.monotonic() + RETRY_RESTORE_S
         except Exception as error:
-            text = f"The run could not be restored: {error}"
+            text = (
+                f"The run could not be restored: {error} (This operation had been carried out. "
+                "Do not send it again.)"
+            )
             log.exception("%s could not be restored", self.row.id)
             for seq_id in [0, *(n for outcome in self._journal.outcomes for n in outcome.seq_ids)]:
                 self._finish(seq_id, Answer.failure(text, "server"))
+        else:
+            self._trouble = None
         self.wake()
+
+    @property
+    def wants_resuming(self) -> bool:
+        """Whether restoring failed a while ago and may be tried again."""
+        return self._trouble is not None and time.monotonic() >= self._retry_at
 
     def promise_creation(self) -> None:
         """Somebody may still wait to hear that the run was made."""
@@ -289,8 +335,10 @@ class Run:
         if self._worker is not None:
             await self._worker
         async with self._turn:
-            await self._residence.leave()
-            await asyncio.to_thread(self._journal.close)
+            try:
+                await self._residence.leave()
+            finally:
+                await asyncio.to_thread(self._journal.close)
 
 
 def _together(group: list[Operation], text: str) -> str:

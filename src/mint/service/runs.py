@@ -7,7 +7,6 @@ import contextlib
 import logging
 import secrets
 import shutil
-import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -21,7 +20,8 @@ from .checkpoints import run_folder_name
 from .engine_process import EngineProcess
 from .errors import ApiError, EngineDied, UserError, not_found
 from .futures import Answer
-from .journal import Journal, RunIsElsewhere
+from .idleness import Idleness
+from .journal import Journal, JournalDamaged, RunIsElsewhere
 from .operations import check_optimizer_of
 from .parts import Parts
 from .requests import CreateByLoad, CreateModel, check_optimizer
@@ -36,8 +36,9 @@ _UNLOADED = "unloaded"  # a file in the folder of a run that unload_model has en
 class Runs:
     """Creates, finds, and releases runs."""
 
-    def __init__(self, parts: Parts, samplers: Samplers) -> None:
+    def __init__(self, parts: Parts, samplers: Samplers, idleness: Idleness) -> None:
         self._parts = parts
+        self._idleness = idleness
         self._settings = parts.settings
         self._store = parts.store
         self._sessions = parts.sessions
@@ -76,9 +77,10 @@ class Runs:
             lora=found.lora,
             user_metadata=request.user_metadata,
         )
+        folder = await asyncio.to_thread(self._checkpoints.verified_folder, path)
         files = [
             file
-            for file in self._checkpoints.folder(path).iterdir()
+            for file in folder.iterdir()
             if file.name.startswith("adapter_") or (request.optimizer and file.name == OPTIMIZER)
         ]
         return await self._create(user, request.session_id, request.model_seq_id, row, files)
@@ -90,7 +92,11 @@ class Runs:
         run_folder_name(row.id)
         request_id = f"{row.id}:0"
         async with self._creating:
-            if self._futures.find(request_id, user) is None:
+            known = self._futures.find(request_id, user)
+            if known is not None and known.answer is not None and known.answer.is_failure:
+                self._futures.forget(request_id, user)  # it was undone: asked again, it starts anew
+                known = None
+            if known is None:
                 await asyncio.to_thread(self._store.add_once, row, row.id)
                 self._folder(row.id).mkdir(parents=True, exist_ok=True)
                 run = await self._get(row.id, user)
@@ -107,10 +113,11 @@ class Runs:
             is_users = isinstance(error, UserError)
             if not is_users and not isinstance(error, EngineDied):
                 log.exception("%s could not be created", run.row.id)
-            self._futures.finish(
-                request_id, Answer.failure(str(error), "user" if is_users else "server")
-            )
-            await self._undo_creation(run)
+            try:
+                await self._undo_creation(run)  # first: who hears of the failure may ask again
+            finally:
+                failure = Answer.failure(str(error), "user" if is_users else "server")
+                self._futures.finish(request_id, failure)
         else:
             run.finish_creation()
 
@@ -132,9 +139,16 @@ class Runs:
                 self._in_background(run.resume())
         if run.row.user != user:
             raise _unknown(run_id)
+        self.resume_if_due(run_id)
         self._sessions.saw(run.row.session_id, user)
         self._used[run_id] = now()
         return run
+
+    def resume_if_due(self, run_id: str) -> None:
+        """Try once more to restore a run that could not be restored a while ago."""
+        run = self._runs.get(run_id)
+        if run is not None and run.wants_resuming:
+            self._in_background(run.resume())
 
     async def row(self, run_id: str, user: str) -> RunRow:
         """What the store knows of a run; does not open it."""
@@ -181,6 +195,9 @@ class Runs:
                 f"The run {run_id} is in use by another mint service with the same home folder. "
                 "Talk to that service, or end it first.",
             ) from None
+        except JournalDamaged as error:
+            log.error("%s: %s", run_id, error)
+            raise ApiError(400, str(error)) from None
         run = Run(row, journal, self._parts, self._samplers)
         self._runs[run_id] = run
         return run
@@ -229,12 +246,16 @@ class Runs:
 
     def delete_forgotten(self) -> None:
         """Remove the journals and snapshots of runs that nobody has used for long."""
-        cutoff = time.time() - self._settings.run_kept_s
         for folder in (self._settings.home / "runs").glob("*"):
-            if max(file.lstat().st_mtime for file in (folder, *folder.iterdir())) < cutoff:
-                with contextlib.suppress(RunIsElsewhere):
+            changed = max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir()))
+            idle = self._idleness.seconds(f"run {folder.name}", str(changed))
+            if folder.name not in self._open_folders() and idle >= self._settings.run_kept_s:
+                with contextlib.suppress(RunIsElsewhere, JournalDamaged):
                     Journal(folder).close()
                     shutil.rmtree(folder, ignore_errors=True)
+
+    def _open_folders(self) -> set[str]:
+        return {run_folder_name(run_id) for run_id in list(self._runs)}
 
     async def close(self) -> None:
         """Stop every run where it is: the service is ending, and the journals have the rest."""

@@ -14,9 +14,11 @@ from mint.engine.messages import SampledToken, SampleRequest, SampleResult
 
 from . import codec
 from .arrays import Csr
+from .checkpoints import CheckpointPath
 from .engine_process import EngineProcess
 from .errors import ApiError, EngineDied, UserError, not_found
 from .futures import Answer
+from .idleness import Idleness
 from .links import version_of
 from .parts import Parts
 from .requests import CreateSamplingSession, Sample
@@ -190,8 +192,8 @@ class Samplers:
     def _of_session(self, session_id: str) -> list[Sampler]:
         return [s for s in self._samplers.values() if s.row.session_id == session_id]
 
-    def delete_unused(self) -> None:
-        self._shelf.delete_unused(self._settings.run_kept_s)
+    def delete_unused(self, idleness: Idleness) -> None:
+        self._shelf.delete_unused(self._settings.run_kept_s, idleness)
 
     @property
     def waiting(self) -> int:
@@ -322,6 +324,9 @@ class Samplers:
                 folder = await self._checkpoint_folder(row)
                 if row.model_path is not None and folder is None:
                     raise self._lost(row.id)
+                if row.model_path is not None:
+                    path = CheckpointPath.parse(row.model_path)
+                    await asyncio.to_thread(self._checkpoints.verified_folder, path)
                 await engine.call("create_sampler", sampler_id=row.id, folder=folder)
             sampler.engine = engine
         await self._bound(sampler.group)

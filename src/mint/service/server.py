@@ -34,6 +34,7 @@ def serve(settings: Settings) -> None:
     Prints ``mint is ready at http://…`` on standard output once requests are answered, and then
     one line for each model that it loaded.
     """
+    os.umask(0o077)  # what a service writes is for its own user
     logs.configure(settings)
     _raise_file_limit()
     service = Service(settings)

@@ -9,11 +9,13 @@ import re
 
 from .auth import Auth
 from .checkpoints import Checkpoints
+from .decoding import Decoder
 from .engine_process import EngineProcess
 from .engines import Engines
 from .errors import ApiError, not_found
 from .files import delete_leftovers
 from .futures import Future, Futures
+from .idleness import Idleness
 from .links import Links
 from .openai.tokenizer import Tokenizers
 from .parts import Parts
@@ -21,7 +23,7 @@ from .runs import Runs
 from .samplers import Samplers
 from .sessions import Sessions
 from .settings import Settings
-from .store import Store
+from .store import CheckpointRow, Store
 from .transfers import INTERPOLATION, Transfers
 
 log = logging.getLogger(__name__)
@@ -41,21 +43,32 @@ class Service:
         self.futures = Futures(settings.result_kept_s)
         self.engines = Engines(settings)
         self.checkpoints = Checkpoints(settings.home, self.store)
+        self.decoder = Decoder(settings.max_body_bytes)
         parts = Parts(
-            settings, self.store, self.sessions, self.futures, self.engines, self.checkpoints
+            settings,
+            self.store,
+            self.sessions,
+            self.futures,
+            self.engines,
+            self.checkpoints,
+            self.decoder,
         )
         self.samplers = Samplers(parts)
-        self.runs = Runs(parts, self.samplers)
+        self.idleness = Idleness(settings.home / "idle.json")
+        self.runs = Runs(parts, self.samplers, self.idleness)
         self.transfers = Transfers(parts)
         self.links = Links(self.auth.secret, settings.link_kept_s)
         self.engines.before_unload = self._save_what_is_in
         self.tokenizers = Tokenizers()
         self.is_ready = False
-        self._housekeeping: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin housekeeping. Requests can be answered from now on."""
-        self._housekeeping = asyncio.create_task(self._keep_house())
+        self._tasks = [
+            asyncio.create_task(self._keep_house()),
+            asyncio.create_task(self._watch_engines()),
+        ]
 
     async def preload(self) -> None:
         """Load the models that were asked for; then the service is ready."""
@@ -66,11 +79,12 @@ class Service:
 
     async def stop(self) -> None:
         """End the workers and give everything back."""
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
+        for task in self._tasks:
+            task.cancel()
         self.futures.close()
         await self.runs.close()
         await self.engines.stop()
+        self.decoder.close()
         await self.sessions.save_last_seen()
         self.store.close()
 
@@ -82,6 +96,8 @@ class Service:
         Raises ApiError 410 when its result is gone and 404 when there never was one.
         """
         if (future := self.futures.find(request_id, user)) is not None:
+            if future.answer is None and (match := _RUN_REQUEST.fullmatch(request_id)):
+                self.runs.resume_if_due(match["id"])
             return future
         if match := _RUN_REQUEST.fullmatch(request_id):
             run = await self.runs.find(match["id"], user)
@@ -100,7 +116,11 @@ class Service:
 
     @property
     def _round_s(self) -> float:
-        limits = (self.settings.session_idle_s, self.settings.model_idle_s)
+        limits = (
+            self.settings.session_idle_s,
+            self.settings.model_idle_s,
+            self.settings.stuck_after_s,
+        )
         return max(min(HOUSEKEEPING_S, *(limit / 2 for limit in limits)), 0.05)
 
     async def _keep_house(self) -> None:
@@ -112,6 +132,22 @@ class Service:
                 await self.tidy()
             except Exception:
                 log.exception("housekeeping failed and will be tried again")
+
+    def _is_over(self, row: CheckpointRow) -> bool:
+        """Whether a checkpoint has been expired for so long that no clock can be to blame."""
+        mark = f"{row.id} {row.expires_at}"
+        return self.idleness.seconds(f"expired {row.id}", mark) >= self.settings.expired_kept_s
+
+    def _is_there(self, key: str) -> bool:
+        kind, _, name = key.partition(" ")
+        folder = {"run": "runs", "sampler": "samplers"}.get(kind)
+        return folder is None or (self.settings.home / folder / name).exists()
+
+    async def _watch_engines(self) -> None:
+        """End stuck engines. Apart from all other housekeeping, which may wait for one of them."""
+        while True:
+            await asyncio.sleep(self._round_s)
+            self.engines.end_stuck()
 
     async def _save_what_is_in(self, engine: EngineProcess) -> None:
         """An engine is about to be unloaded: what it holds must come back as it is."""
@@ -126,7 +162,6 @@ class Service:
         await self.sessions.save_last_seen()
         await self.runs.save_last_used()
         self.futures.forget_old()
-        self.engines.end_stuck()
         await self.engines.unload_idle()
         for session_id in self.sessions.idle(self.settings.session_idle_s):
             if self.samplers.is_sampling(session_id):
@@ -135,9 +170,10 @@ class Service:
                 await self.samplers.release_session(session_id)
                 self.sessions.forget(session_id)
                 log.info("released session %s", session_id)
-        await asyncio.to_thread(self.checkpoints.delete_expired)
+        await asyncio.to_thread(self.checkpoints.delete_expired, self._is_over)
         await asyncio.to_thread(self.runs.delete_forgotten)
-        await asyncio.to_thread(self.samplers.delete_unused)
+        await asyncio.to_thread(self.samplers.delete_unused, self.idleness)
+        await asyncio.to_thread(self.idleness.save, self._is_there)
 
 
 def _gone(request_id: str) -> ApiError:

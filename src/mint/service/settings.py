@@ -39,6 +39,9 @@ class Settings(BaseModel):
     """Folder of the database, the journals, the checkpoints and the logs."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on. 127.0.0.1 serves this machine only."""
+    allowed_hosts: tuple[str, ...] = ()
+    """More names by which a service on this machine may be asked, such as that of a proxy before
+    it, and hosts of web pages that may talk to it."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """0 takes a free port; the ready line names it."""
     models: tuple[str, ...] = ()
@@ -72,6 +75,8 @@ class Settings(BaseModel):
     """How long an operation waits for an earlier one that never arrives."""
     run_kept_s: Seconds = 7 * 24 * 3600.0
     """How long the journal and snapshot of an unused run stay on disk. Checkpoints always stay."""
+    expired_kept_s: Seconds = 3600.0
+    """How long an expired checkpoint is only hidden before it is deleted: a clock may jump."""
     load_limit_s: Seconds = 1800.0
     """How long a base model may take to load."""
     stuck_after_s: Seconds = 3600.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import time
 import uuid
 from pathlib import Path
 
 from .engine_process import EngineProcess
+from .idleness import Idleness
 from .store import SamplerRow
 
 
@@ -43,12 +43,12 @@ class Shelf:
         """Note that a sampler was used."""
         os.utime(folder)
 
-    def delete_unused(self, kept_s: float) -> None:
+    def delete_unused(self, kept_s: float, idleness: Idleness) -> None:
         """Remove the samplers that nobody has used for so long."""
-        cutoff = time.time() - kept_s
         for group in self._root.glob("*"):
             for folder in group.iterdir():
-                if folder.stat().st_mtime < cutoff:
+                name = f"sampler {group.name}/{folder.name}"
+                if idleness.seconds(name, str(folder.stat().st_mtime_ns)) >= kept_s:
                     shutil.rmtree(folder, ignore_errors=True)
             if not any(group.iterdir()):
                 group.rmdir()

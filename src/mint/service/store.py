@@ -136,7 +136,7 @@ class Store:
     """Short transactions over one database that several services may share."""
 
     def __init__(self, url: str, home: Path) -> None:
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
         if url.startswith("sqlite"):
             event.listen(self._engine, "connect", _prepare_sqlite)
@@ -286,6 +286,11 @@ class Store:
             keys = session.scalars(select(ApiKey).where(ApiKey.revoked_at.is_(None)))
             return {key.hash: key.user for key in keys}
 
+    def has_keys(self) -> bool:
+        """Whether a key was ever made, revoked ones included."""
+        with self._transaction() as session:
+            return session.scalar(select(ApiKey.hash).limit(1)) is not None
+
     def all_keys(self) -> Sequence[ApiKey]:
         """Every key that was ever made, the oldest first."""
         with self._transaction() as session:
@@ -340,5 +345,5 @@ def _checkpoint(run_id: str, kind: str, name: str) -> Select[CheckpointRow]:
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
     connection.execute("pragma journal_mode=wal")
-    connection.execute("pragma synchronous=normal")
+    connection.execute("pragma synchronous=full")
     connection.execute("pragma busy_timeout=30000")

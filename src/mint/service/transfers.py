@@ -28,6 +28,7 @@ from .checkpoints import (
     CheckpointPath,
     NewCheckpoint,
     check_name,
+    path_of,
     run_folder_name,
 )
 from .errors import UserError, readable_os_error
@@ -87,7 +88,7 @@ class Transfers:
         return await asyncio.to_thread(write)
 
     def _link(self, source: CheckpointRow, draft: Path) -> None:
-        files = self._checkpoints.folder_of(source).iterdir()
+        files = self._checkpoints.verified_folder(path_of(source)).iterdir()
         link_files((file for file in files if file.name != DESCRIPTION), draft)
 
     def _add_holder(self, run: RunRow, project_id: str | None = None) -> None:
@@ -232,7 +233,8 @@ class Transfers:
         new = NewCheckpoint(path, number, overwrite=False, ttl_seconds=None, user_metadata={})
 
         def fill(draft: Path) -> None:
-            adapters = [AdapterFiles.read(self._checkpoints.folder_of(row)) for row in sources]
+            folders = [self._checkpoints.verified_folder(path_of(row)) for row in sources]
+            adapters = [AdapterFiles.read(folder) for folder in folders]
             spec = mix(adapters, request.coefficients, draft, run.base_model)
             run.lora = asdict(spec)
 

@@ -13,7 +13,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "model": ("base_model", "rank", "train_mlp", "train_attn", "train_unembed", "start_from"),
     "algorithm": (
         *("loss_fn", "clip_low_threshold", "clip_high_threshold", "dro_beta"),
-        *("advantage", "aggregation", "discount", "kl_penalty_coef", "kl_reference"),
+        *("advantage", "aggregation", "discount", "kl_penalty_coef", "kl_reference", "kl_samples"),
         *("substeps", "mini_batches", "max_staleness", "truncated_importance"),
         *("mask_truncated", "overlong_buffer", "overlong_limit"),
     ),
@@ -26,6 +26,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "training": (
         *("steps", "batch_size", "seed", "learning_rate", "lr_schedule", "lr_end", "warmup_steps"),
         *("betas", "eps", "weight_decay", "grad_clip_norm", "data_order", "curriculum"),
+        *("log_rewards", "save_reward_analysis"),
         *("reward_weights", "reward_weights_end", "reward_workers", "max_reward_failures"),
         *("checkpoint_every", "keep_every", "service_timeout", "stop_on", "truncation_limit"),
         *("entropy_floor", "kl_limit", "repetition_limit", "length_growth", "mismatch_limit"),
@@ -58,10 +59,6 @@ class TrainingSettings:
         None,
         "in place of the task's own reward: a name of `mint rewards list`, a function of "
         "src/agent_tunix/rewards.py, file.py:function or package.module:function",
-    )
-    log_rewards: bool = option(False, "print the rewards of every batch, and those of the run")
-    save_reward_analysis: bool = option(
-        False, "write at the end what was rewarded and what was not"
     )
 
 

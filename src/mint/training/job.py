@@ -13,10 +13,10 @@ import yaml
 
 from mint.rl.config import RLConfig
 from mint.rl.directory import RUNS, task_name
+from mint.rl.metadata import as_sample
 from mint.rl.options import ConfigError, checked
 from mint.training.groups import FIELDS, OPEN, WEIGHTS, settings
 from mint.training.reward import (
-    as_sample,
     environment_refused,
     missing_from,
     reward_of,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mint.rl import Run
-from mint.training.analysis import Analyst
 from mint.training.compose import Composed
 from mint.training.job import adapter_of, config_of, run_directory, write_job
 from mint.training.monitor import monitors_of
@@ -20,19 +19,14 @@ def train(composed: Composed) -> str:
     with Run(adapter, cfg) as run:
         folder = run.directory.path
         write_job(folder, job)
-        analyst = Analyst(folder) if job["training"]["save_reward_analysis"] else None
-        monitors = [*monitors_of(job, folder), *([analyst.see] if analyst else [])]
-        try:
-            for step in run:
-                batch = run.sample(step)
-                datums = run.train(batch, run.prefer(batch))
-                try:
-                    run.record(batch, datums)
-                finally:  # also of a step at which a guard rail ends the run
-                    for monitor in monitors:
-                        monitor(batch)
-            run.finish()
-        finally:
-            if analyst:
-                analyst.write()
+        monitors = monitors_of(job)
+        for step in run:
+            batch = run.sample(step)
+            datums = run.train(batch, run.prefer(batch))
+            try:
+                run.record(batch, datums)
+            finally:  # also of a step at which a guard rail ends the run
+                for monitor in monitors:
+                    monitor(batch)
+        run.finish()
     return str(folder)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from ..errors import UserError
-from ..requests import Request, Temperature, TopK, TopP
+from ..requests import MAX_SAMPLES, Request, Temperature, TopK, TopP
 
 MAX_TOP_LOGPROBS = 20
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
@@ -108,6 +108,11 @@ class Completion(Inference):
             raise ValueError("prompt is empty; it needs at least one token")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens is 0, which makes sense only with echo=true")
+        if len(self.prompts()) * self.n > MAX_SAMPLES:
+            raise ValueError(
+                f"prompt has {len(self.prompts())} prompts and n is {self.n}: more than "
+                f"{MAX_SAMPLES} completions; send fewer at once"
+            )
         if self.echo and self.stream:
             raise ValueError("echo is not supported together with stream")
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
 
 from ..service import Service
 
@@ -24,13 +25,23 @@ TheService = Annotated[Service, Depends(_service)]
 Key = Annotated[str | None, Depends(_key)]
 
 
-async def _user(request: Request, service: TheService, key: Key) -> str:
-    user = await service.auth.user_of(key)
+async def authenticate(request: Request) -> str:
+    """Return who is asking. Raises ApiError 401."""
+    user = await _service(request).auth.user_of(_key(request))
     request.state.user = user
     return user
 
 
+async def _user(request: Request) -> str:
+    return await authenticate(request)
+
+
 User = Annotated[str, Depends(_user)]
+
+
+def wants_user(dependant: Dependant) -> bool:
+    """Whether a route needs to know who is asking, itself or through what it depends on."""
+    return any(d.call is _user or wants_user(d) for d in dependant.dependencies)
 
 
 def is_same_machine(request: Request) -> bool:

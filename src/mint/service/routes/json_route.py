@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,20 +11,30 @@ from fastapi.routing import APIRoute
 
 from ..errors import UserError
 from ..requests import read_json
+from .caller import authenticate, wants_user
+
+_SMALL_BYTES = 64 * 1024
+MAX_JSON_BYTES = 16 * 1024 * 1024
+"""The largest JSON body but for training data, which :mod:`mint.service.decoding` reads."""
 
 
 class JsonRequest(Request):
     """A request that reads its JSON with :func:`mint.service.requests.read_json`."""
 
     async def json(self) -> Any:
+        body = await self.body()
+        if len(body) > MAX_JSON_BYTES:
+            raise HTTPException(413, f"The request has more than {MAX_JSON_BYTES} bytes.")
         try:
-            return read_json(await self.body())
+            if len(body) < _SMALL_BYTES:
+                return read_json(body)
+            return await asyncio.to_thread(read_json, body)
         except UserError as error:
             raise HTTPException(400, str(error)) from error  # FastAPI hides any other exception
 
 
 class JsonRoute(APIRoute):
-    """A route that refuses bodies with text that is no Unicode.
+    """A route that looks at the key before the body, and refuses text that is no Unicode.
 
     Python's own parser lets half a surrogate pair through, which then cannot be encoded: not for
     the tokenizer, not for the database, and not in the answer that complains about it.
@@ -31,8 +42,11 @@ class JsonRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        needs_key = wants_user(self.dependant)
 
         async def handle_json(request: Request) -> Response:
+            if needs_key:
+                await authenticate(request)
             return await handle(JsonRequest(request.scope, request.receive))
 
         return handle_json

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from .. import codec, requests
-from ..bodies import BadBody, is_creation, open_body, read_address
+from ..bodies import BadBody
 from ..errors import ApiError
 from ..futures import Answer
 from .caller import TheService, User, is_same_machine
@@ -79,18 +79,17 @@ async def submit(service: TheService, user: User, request: Request) -> dict[str,
     kind = request.url.path.rsplit("/", 1)[-1]
     content_type = request.headers.get("content-type", codec.JSON).partition(";")[0].strip()
     body, error = await request.body(), None
+    is_protobuf, decoder = content_type == codec.PROTOBUF, service.decoder
     try:
-        body = open_body(
-            body, request.headers.get("content-encoding"), service.settings.max_body_bytes
-        )
+        body = await decoder.open(body, request.headers.get("content-encoding"), is_protobuf)
     except BadBody as bad:
         body, error = bad.readable, str(bad)
-    if kind == "load_weights" and error is None and is_creation(body):
+    if kind == "load_weights" and error is None and await decoder.is_creation(body):
         request_id = await service.runs.create_by_load(
             user, requests.parse(requests.CreateByLoad, body)
         )
         return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
-    address = read_address(body, is_protobuf=content_type == codec.PROTOBUF)
+    address = await decoder.address(body, is_protobuf)
     if address is None:
         raise ApiError(
             400,

@@ -43,21 +43,21 @@ Readable = Annotated[CheckpointRow, Depends(_readable)]
 
 
 @router.get(f"{ONE}/archive", status_code=302)
-async def archive(service: TheService, request: Request, row: Readable) -> Response:
+async def archive(service: TheService, user: User, request: Request, row: Readable) -> Response:
     """Where the checkpoint can be fetched as one ``.tar.gz``, for a while and without a key."""
-    link = service.links.make(row)
+    link = service.links.make(row, user)
     url = _url_of(service, request, link, f"{row.name}.tar.gz")
     return RedirectResponse(url, 302, {"Expires": format_datetime(link.expires_at, usegmt=True)})
 
 
 @router.get(f"{ONE}/external_weights_urls")
 async def external_weights_urls(
-    service: TheService, request: Request, row: Readable
+    service: TheService, user: User, request: Request, row: Readable
 ) -> dict[str, Any]:
     """Where each file of a checkpoint can be fetched."""
     folder = service.checkpoints.folder_of(row)
     names = await asyncio.to_thread(lambda: sorted(file.name for file in folder.iterdir()))
-    links = {name: service.links.make(row, name) for name in names}
+    links = {name: service.links.make(row, user, name) for name in names}
     return {
         "urls": {name: _url_of(service, request, link, name) for name, link in links.items()},
         "expires": min(link.expires_at for link in links.values()).isoformat(),
@@ -73,9 +73,11 @@ async def download(service: TheService, token: str, name: str) -> Response:
     """What a signed link stands for. The link is the key; the name is for people."""
     link = service.links.open(token)
     path = path_in(link)
-    row = await asyncio.to_thread(service.store.checkpoint, path.run_id, path.kind, path.name)
+    row = await asyncio.to_thread(service.checkpoints.find, path, link.user)
     if row is None or version_of(row) != link.version:
-        raise ApiError(404, f"{path.uri} was deleted or overwritten. Ask for a new link.")
+        raise ApiError(
+            404, f"{path.uri} was deleted, overwritten or made private. Ask for a new link."
+        )
     folder = service.checkpoints.folder(path)
     if link.file is None:
         return StreamingResponse(pack(folder), media_type="application/gzip")

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from mint.rl.collect import Batch
-from mint.training.kinds import kinds_of
-from mint.training.report import ANALYSIS, RIGHT_ANSWERS, write_report
-from mint.training.reward import ANSWERS, as_sample
+from mint.rl.kinds import kinds_of
+from mint.rl.metadata import ANSWERS, as_sample
+from mint.rl.report import ANALYSIS, RIGHT_ANSWERS, write_report
 from mint.watch.files import read_rows
 
 __all__ = ["ANALYSIS", "RIGHT_ANSWERS", "Analyst", "kinds_of"]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mint.rewards import Analysis, Sample, Score, Scored, analyse
-from mint.training.kinds import kinds_of, response_kind
-from mint.training.report_page import as_html, as_markdown
+from mint.rl.kinds import kinds_of, response_kind
+from mint.rl.report_page import as_html, as_markdown
 from mint.watch.files import read_rows
 from mint.watch.reader import RunReader
 

@@ -1,0 +1,64 @@
+"""For how long things on disk have been idle, by a clock that no one can set.
+
+Only time in which a service ran counts, measured by the monotonic clock and added up in a file. A
+wall clock that jumps, or a machine that was off for a month, therefore deletes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_SAVE_EVERY_S = 60.0
+
+
+class Idleness:
+    """Notes since when each thing has looked the same.
+
+    >>> import tempfile
+    >>> seconds = [0.0]
+    >>> idle = Idleness(Path(tempfile.mkdtemp()) / "idle.json", lambda: seconds[0])
+    >>> idle.seconds("run", mark="1"); seconds[0] = 5.0; idle.seconds("run", mark="1")
+    0.0
+    5.0
+    >>> idle.seconds("run", mark="2")
+    0.0
+    """
+
+    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file = file
+        self._clock = clock
+        self._started = self._saved_at = clock()
+        self._before = 0.0  # what services before this one ran
+        self._since: dict[str, tuple[str, float]] = {}
+        try:
+            found = json.loads(file.read_text())
+            self._before = float(found["seconds"])
+            self._since = {k: (str(m), float(s)) for k, (m, s) in found["since"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass  # the first start, or a damaged file: everything is young again
+
+    @property
+    def now(self) -> float:
+        """Seconds that services ran on this home folder."""
+        return self._before + self._clock() - self._started
+
+    def seconds(self, key: str, mark: str) -> float:
+        """Return for how long ``key`` has had the same ``mark``."""
+        known = self._since.get(key)
+        if known is None or known[0] != mark:
+            known = self._since[key] = (mark, self.now)
+        return self.now - known[1]
+
+    def save(self, kept: Callable[[str], bool], at_once: bool = False) -> None:
+        """Write the notes of what is still there, at most once a minute."""
+        if not at_once and self._clock() - self._saved_at < _SAVE_EVERY_S:
+            return
+        self._saved_at = self._clock()
+        self._since = {key: note for key, note in self._since.items() if kept(key)}
+        draft = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        draft.write_text(json.dumps({"seconds": self.now, "since": self._since}))
+        os.replace(draft, self._file)

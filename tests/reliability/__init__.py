@@ -1,0 +1,1 @@
+"""Attacks on the promises of docs/reliability.md, each as a test."""

@@ -1,0 +1,159 @@
+"""Kills at named points: what was acknowledged happens exactly once, and the answer comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mint.service.journal import Journal
+from tests.reliability.conftest import Faults
+from tests.service.samples import batch, json_datum
+from tests.service_fixture import MODEL, LiveService, RawClient, start_service
+
+Start = Callable[..., LiveService]
+STEP = {"adam_params": {"learning_rate": 0.01}}
+GRADIENT = "mint.engine.engine:Engine.forward_backward_steps"
+
+
+def saved(raw: RawClient, run: str, home: Path, seq_id: int) -> bytes:
+    """The adapter of a run as its files have it."""
+    result = raw.result(raw.operate("save_weights", run, seq_id, path=f"at-{seq_id}"))
+    name = result["path"].split("/")[-1]
+    folder = home / "checkpoints" / run.replace(":", "_") / "weights" / name
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+def steps(raw: RawClient, run: str, count: int) -> list[str]:
+    """Submit training steps without waiting; returns their request ids."""
+    ids = []
+    for step in range(count):
+        data = batch(json_datum([5, 6, 7 + step]))
+        ids.append(raw.operate("forward_backward", run, 2 * step + 1, **data))
+        ids.append(raw.operate("optim_step", run, 2 * step + 2, **STEP))
+    return ids
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The adapter after three steps that nothing disturbed."""
+    service = start_service(tmp_path_factory.mktemp("quiet"), tiny_model)
+    try:
+        raw = RawClient(service.base_url)
+        run = raw.run()
+        steps(raw, run, 3)
+        return saved(raw, run, service.home, 7)
+    finally:
+        service.stop()
+
+
+def no_failures(raw: RawClient, request_ids: list[str]) -> None:
+    for request_id in request_ids:
+        answer = raw.retrieve(request_id)
+        assert answer.status_code == 200, answer.text
+        assert b'"error"' not in answer.content, answer.text
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_again_and_again_loses_no_step(
+    own_service: Start, faults: Faults, undisturbed: bytes
+) -> None:
+    """It dies while the run is made, under an operation, while it is replayed and released."""
+    faults.at("mint.engine.engine:Engine.create_run", 1)
+    faults.at(GRADIENT, 2)
+    faults.at("mint.engine.engine:Engine.optim_step", 2, "kill after")
+    faults.at("mint.engine.engine:Engine.drop_run", 1)
+    service = own_service()
+    raw = RawClient(service.base_url)
+    run = raw.run()
+    no_failures(raw, steps(raw, run, 3))
+    assert saved(raw, run, service.home, 7) == undisturbed
+    assert raw.post("/unload_model", {"model_id": run}).status_code == 200
+    faults.require_all()
+    Journal(service.home / "runs" / run.replace(":", "_")).close()  # the lock was given back
+
+
+@pytest.mark.slow
+def test_an_applied_gradient_is_not_reported_as_failed_after_a_restart(
+    own_service: Start, faults: Faults, undisturbed: bytes
+) -> None:
+    """The service dies with the answers, and then workers die during the replay."""
+    service = own_service()
+    raw = RawClient(service.base_url)
+    run = raw.run()
+    ids = steps(raw, run, 3)
+    raw.result(ids[-1])
+    service.kill()
+    faults.at(GRADIENT, 1)
+    faults.at(GRADIENT, 2)
+    service = own_service(service.port)
+    raw = RawClient(service.base_url)
+    no_failures(raw, ids)
+    assert saved(raw, run, service.home, 7) == undisturbed
+    faults.require_all()
+
+
+@pytest.mark.slow
+def test_a_service_killed_at_every_kind_of_write_goes_on(
+    own_service: Start, faults: Faults, undisturbed: bytes
+) -> None:
+    """Before and after an outcome, in a snapshot, and when a checkpoint gets its name."""
+    faults.at("mint.service.journal:Journal.append_outcome", 2, "kill")
+    faults.at("mint.service.journal:Journal._replace", 1, "kill after")
+    faults.at("mint.service.journal:Journal.cut", 1, "kill after")
+    faults.at("mint.service.checkpoints:Checkpoints.publish", 1, "kill after")
+    service = own_service(snapshot_after_bytes=0)
+    run = RawClient(service.base_url).run()
+
+    def train_and_save(client: RawClient) -> bytes:
+        no_failures(client, steps(client, run, 3))
+        return saved(client, run, service.home, 7)
+
+    for _ in range(len(faults.planned) + 1):
+        try:
+            final = train_and_save(RawClient(service.base_url))
+            break
+        except httpx.TransportError:
+            service.process.wait(60)
+            service = own_service(service.port, snapshot_after_bytes=0)
+    assert final == undisturbed
+    faults.require_all()
+
+
+@pytest.mark.slow
+def test_an_operation_that_kills_every_worker_fails_alone(
+    own_service: Start, faults: Faults
+) -> None:
+    for _ in range(3):
+        faults.at("mint.engine.engine:Engine.save_adapter", 1)
+    raw = RawClient(own_service().base_url)
+    run = raw.run()
+    result = raw.result(raw.operate("save_weights_for_sampler", run, 1, path="poison"))
+    assert "3 times" in result["error"]
+    assert result["category"] == "server"
+    assert "metrics" in raw.result(raw.operate("optim_step", run, 2, **STEP))
+    faults.require_all()
+
+
+def test_a_failed_creation_is_tried_anew_when_asked_again(raw: RawClient) -> None:
+    body = {"session_id": raw.session(), "model_seq_id": 0, "base_model": MODEL}
+    first = raw.post("/create_model", {**body, "lora_config": {"rank": 5000}}).json()["request_id"]
+    assert "rank is 5000" in raw.result(first)["error"]
+    again = raw.post("/create_model", {**body, "lora_config": {"rank": 4}}).json()["request_id"]
+    assert raw.result(again)["model_id"] == again.removesuffix(":0")
+
+
+@pytest.mark.slow
+def test_a_hung_worker_is_ended_and_its_runs_go_on(own_service: Start, faults: Faults) -> None:
+    """Housekeeping waits for the hung worker at the same time, to release a silent session."""
+    faults.at("mint.engine.engine:Engine.drop_run", 1, "stop")
+    service = own_service(stuck_after_s=15.0, session_idle_s=0.2)
+    raw = RawClient(service.base_url)
+    run = raw.run()
+    [worker] = service.worker_pids()
+    while service.worker_pids() == [worker]:
+        raw.http.get("/healthz")
+    assert "metrics" in raw.result(raw.operate("optim_step", run, 1, **STEP))
+    faults.require_all()

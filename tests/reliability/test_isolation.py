@@ -1,0 +1,223 @@
+"""Every route × every object × a foreign key: unknown, and the object is as before.
+
+The routes come from the application itself: one that is in none of the tables below fails a test.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mint.service.auth import create_key
+from mint.service.checkpoints import CheckpointPath, NewCheckpoint
+from mint.service.store import RunRow, SamplerRow, SessionRow, Store
+from tests.reliability.local import Local, with_service
+
+SESSION = "5e551011-0000-0000-0000-000000000000"
+RUN, SAMPLER = f"{SESSION}:train:0", f"{SESSION}:sample:0"
+PATH = f"tinker://{RUN}/sampler_weights/a"
+OPERATION = {"model_id": RUN, "seq_id": 1}
+PROMPT = {"chunks": [{"tokens": [1]}]}
+CHECKPOINT = f"/api/v1/training_runs/{RUN}/checkpoints/sampler_weights/a"
+NEW_RUN = {"session_id": SESSION, "model_seq_id": 5}
+
+PUBLIC = {
+    ("get", "/healthz"),
+    ("get", "/readyz"),
+    ("get", "/metrics"),  # with a key beyond loopback
+    ("get", "/api/v1/healthz"),
+    ("get", "/api/v1/mint/downloads/{token}/{name}"),  # the signed link is the key
+}
+OF_NO_OBJECT = {
+    ("post", "/api/v1/client/config"),
+    ("post", "/api/v1/client/dynamic_config"),
+    ("post", "/api/v1/auth/token"),
+    ("get", "/api/v1/auth/apikey/me"),
+    ("delete", "/api/v1/auth/apikey/me"),
+    ("post", "/api/v1/create_session"),
+    ("post", "/api/v1/telemetry"),
+    ("get", "/api/v1/get_server_capabilities"),
+    ("post", "/api/v1/create_custom_loss"),
+    ("post", "/api/v1/checkpoints/upload"),
+    ("get", "/api/v1/mint/tokenizers/{name}"),
+}
+LISTS = {
+    ("get", "/v1/models"): None,
+    ("get", "/oai/api/v1/models"): None,
+    ("get", "/api/v1/checkpoints"): None,
+    ("get", "/api/v1/training_runs"): None,
+    ("get", "/api/v1/sessions"): None,
+    ("post", "/api/v1/sessions/search"): {},
+}
+"""Routes that list the caller's own objects, with their bodies: nothing foreign may be in them."""
+Example = tuple[str, Any]
+OF_OBJECTS: dict[tuple[str, str], Example] = {
+    ("post", "/api/v1/session_heartbeat"): ("", {"session_id": SESSION}),
+    ("post", "/api/v1/sessions/{session_id}/finish"): (
+        f"/api/v1/sessions/{SESSION}/finish",
+        {"reason": {"type": "success"}},
+    ),
+    ("get", "/api/v1/sessions/{session_id}"): (f"/api/v1/sessions/{SESSION}", None),
+    ("put", "/api/v1/sessions/{session_id}/project"): (
+        f"/api/v1/sessions/{SESSION}/project",
+        {"project_id": "p"},
+    ),
+    ("get", "/api/v1/sessions/{session_id}/trace_export"): (
+        f"/api/v1/sessions/{SESSION}/trace_export",
+        None,
+    ),
+    ("post", "/api/v1/create_model"): (
+        "",
+        {**NEW_RUN, "base_model": "m", "lora_config": {"rank": 4}},
+    ),
+    ("post", "/api/v1/get_info"): ("", {"model_id": RUN}),
+    ("post", "/api/v1/unload_model"): ("", {"model_id": RUN}),
+    ("post", "/api/v1/forward_backward"): ("", OPERATION),
+    ("post", "/api/v1/forward"): ("", OPERATION),
+    ("post", "/api/v1/optim_step"): ("", OPERATION),
+    ("post", "/api/v1/save_weights"): ("", {**OPERATION, "path": "x"}),
+    ("post", "/api/v1/save_weights_for_sampler"): ("", {**OPERATION, "path": "x"}),
+    ("post", "/api/v1/save_weights_external"): ("", {**OPERATION, "path": "x"}),
+    ("post", "/api/v1/load_weights"): ("", {**OPERATION, "path": PATH}),
+    ("post", "/api/v1/mint/forward_backward_reverse_kl"): ("", OPERATION),
+    ("post", "/api/v1/create_sampling_session"): (
+        "",
+        {"session_id": SESSION, "sampling_session_seq_id": 3, "model_path": PATH},
+    ),
+    ("post", "/api/v1/asample"): ("", {"sampling_session_id": SAMPLER, "prompt": PROMPT}),
+    ("post", "/api/v1/join_sampling_session"): ("", {"sampling_session_id": SAMPLER}),
+    ("get", "/api/v1/samplers/{sampler_id}"): (f"/api/v1/samplers/{SAMPLER}", None),
+    ("post", "/api/v1/retrieve_future"): ("", {"request_id": f"{RUN}:1"}),
+    ("post", "/api/v1/retrieve_futures"): ("", {"target": {"sampling_session_id": SAMPLER}}),
+    ("post", "/api/v1/cancel_future"): ("", {"request_id": f"{SAMPLER}:1"}),
+    ("get", "/api/v1/training_runs/{run_id}"): (f"/api/v1/training_runs/{RUN}", None),
+    ("get", "/api/v1/training_runs/{run_id}/checkpoints"): (
+        f"/api/v1/training_runs/{RUN}/checkpoints",
+        None,
+    ),
+    ("delete", "/api/v1/training_runs/{run_id}/checkpoints/{checkpoint_id}"): (CHECKPOINT, None),
+    ("put", "/api/v1/training_runs/{run_id}/checkpoints/{checkpoint_id}/ttl"): (
+        f"{CHECKPOINT}/ttl",
+        {"ttl_seconds": 7200},
+    ),
+    ("get", "/v1/models/{name}"): (f"/v1/models/{PATH}", None),
+    ("get", "/oai/api/v1/models/{name}"): (f"/oai/api/v1/models/{PATH}", None),
+    ("post", "/api/v1/weights_info"): ("", {"tinker_path": PATH}),
+    ("post", "/api/v1/copy_weights"): ("", {"source_path": PATH, "destination_project_id": "p"}),
+    ("post", "/api/v1/mint/checkpoints/interpolate"): (
+        "",
+        {"source_paths": [PATH], "coefficients": [1.0]},
+    ),
+}
+for _prefix in ("/v1", "/oai/api/v1"):
+    OF_OBJECTS["post", f"{_prefix}/completions"] = ("", {"model": PATH, "prompt": "a"})
+    _chat = {"model": PATH, "messages": [{"role": "user", "content": "a"}]}
+    OF_OBJECTS["post", f"{_prefix}/chat/completions"] = ("", _chat)
+for _method, _end in (
+    ("get", "archive"),
+    ("get", "external_weights_urls"),
+    ("post", "publish"),
+    ("delete", "publish"),
+):
+    _route = f"/api/v1/training_runs/{{run_id}}/checkpoints/{{checkpoint_id}}/{_end}"
+    OF_OBJECTS[_method, _route] = (f"{CHECKPOINT}/{_end}", None)
+
+
+def routes(local: Local) -> set[tuple[str, str]]:
+    transport: Any = local.http._transport
+    paths: dict[str, dict[str, Any]] = transport.app.openapi()["paths"]
+    return {(method, path) for path, methods in paths.items() for method in methods}
+
+
+async def ask(
+    local: Local, method: str, path: str, body: Any, headers: dict[str, str]
+) -> httpx.Response:
+    options: dict[str, Any] = {} if body is None else {"json": body}
+    return await local.http.request(method.upper(), path, headers=headers, **options)
+
+
+def fill(local: Local) -> dict[str, str]:
+    """One of each object of ada's; returns the headers of eve, who has nothing."""
+    store = local.service.store
+    create_key(store, "ada", "ada")
+    key = create_key(store, "eve", "eve")
+    lora = {"rank": 4, "seed": 1, "train_attn": True, "train_mlp": True, "train_unembed": True}
+    run = RunRow(id=RUN, session_id=SESSION, user="ada", base_model="m", lora=lora)
+    store.add(SessionRow(id=SESSION, user="ada"))
+    store.add_once(run, RUN)
+    store.add(SamplerRow(id=SAMPLER, session_id=SESSION, user="ada", base_model="m"))
+    (local.service.settings.home / "runs" / RUN.replace(":", "_")).mkdir(parents=True)
+    new = NewCheckpoint(CheckpointPath.parse(PATH), 1, False, None, {})
+    draft = local.service.checkpoints.begin(new)
+    (draft / "adapter_config.json").write_text("{}")
+    local.service.checkpoints.publish(new, draft, run)
+    return {"X-API-Key": key}
+
+
+def content(store: Store, home: Path) -> str:
+    """Everything that the service keeps of ada's, but for when it was seen."""
+    with store._engine.connect() as connection:
+        rows = [
+            dict(row)
+            for table in ("sessions", "runs", "samplers", "checkpoints", "api_keys")
+            for row in connection.exec_driver_sql(f"select * from {table}").mappings()
+        ]
+    files = {str(p): p.read_bytes().hex() for p in home.glob("checkpoints/**/*") if p.is_file()}
+    return json.dumps([rows, files], default=str, sort_keys=True)
+
+
+def test_no_route_is_forgotten(tmp_path: Path) -> None:
+    async def work(local: Local) -> set[tuple[str, str]]:
+        return routes(local)
+
+    known = PUBLIC | OF_NO_OBJECT | LISTS.keys() | OF_OBJECTS.keys()
+    assert with_service(tmp_path, work) == known
+
+
+def test_without_a_good_key_only_public_routes_answer(tmp_path: Path) -> None:
+    async def work(local: Local) -> None:
+        fill(local)
+        for method, route in sorted(routes(local) - PUBLIC):
+            path, body = OF_OBJECTS.get((method, route), (route, LISTS.get((method, route), {})))
+            for headers in ({}, {"X-API-Key": "tml-guess"}, {"Authorization": "Bearer eyJ.a.b"}):
+                answer = await ask(local, method, path or route, body, headers)
+                assert answer.status_code == 401, (method, route, answer.text)
+
+    with_service(tmp_path, work)
+
+
+def test_every_object_is_unknown_to_a_foreign_key(tmp_path: Path) -> None:
+    async def work(local: Local) -> None:
+        headers = fill(local)
+        before = content(local.service.store, tmp_path)
+        for (method, route), (path, body) in OF_OBJECTS.items():
+            answer = await ask(local, method, path or route, body, headers)
+            assert answer.status_code in (400, 404), (method, route, answer.text)
+            assert "There is no" in answer.text, (method, route, answer.text)
+            assert content(local.service.store, tmp_path) == before, (method, route)
+        for (method, route), body in LISTS.items():
+            answer = await ask(local, method, route, body, headers)
+            assert answer.status_code == 200, (method, route, answer.text)
+            assert SESSION not in answer.text, (method, route)
+
+    with_service(tmp_path, work)
+
+
+@pytest.mark.parametrize("is_public", [True, False])
+def test_a_link_ends_when_the_checkpoint_is_private_again(tmp_path: Path, is_public: bool) -> None:
+    async def work(local: Local) -> int:
+        headers = fill(local)
+        path = CheckpointPath.parse(PATH)
+        row = local.service.checkpoints.owned(path, "ada")
+        assert row is not None
+        local.service.checkpoints.share(row, is_public=True)
+        archive = await local.http.get(f"{CHECKPOINT}/archive", headers=headers)
+        assert archive.status_code == 302
+        local.service.checkpoints.share(row, is_public=is_public)
+        return (await local.http.get(archive.headers["location"])).status_code
+
+    assert with_service(tmp_path, work) == (200 if is_public else 404)

@@ -1,0 +1,340 @@
+"""Requests that are meant to hurt: refused early, cheaply and with a text."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import logging
+import os
+import stat
+import tarfile
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import zstandard
+
+from mint.catalog import Catalog, ModelNotFound
+from mint.service.archives import unpack
+from mint.service.auth import create_key
+from mint.service.bodies import BadBody
+from mint.service.checkpoints import check_name
+from mint.service.codec import decode_forward_backward
+from mint.service.decoding import LARGE, Decoder
+from mint.service.engines import MAX_LOOK_UPS
+from mint.service.errors import ApiError, UserError
+from mint.service.idleness import Idleness
+from mint.service.logs import _path_of
+from mint.service.store import Store
+from tests.reliability.local import Local, with_service
+from tests.service.samples import batch, json_datum
+
+FOREIGN = {"X-API-Key": "tml-guess"}
+
+
+# ---- bodies --------------------------------------------------------------------------------------
+
+
+class Unread:
+    """A body that notices when it is read."""
+
+    def __init__(self) -> None:
+        self.was_read = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        self.was_read = True
+        yield b"[" * 100
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/api/v1/forward_backward", "/api/v1/asample", "/api/v1/create_session", "/v1/completions"],
+)
+def test_the_key_is_checked_before_the_body_is_read(tmp_path: Path, path: str) -> None:
+    async def work(local: Local) -> tuple[int, bool]:
+        create_key(local.service.store, "laptop", "ada")
+        body = Unread()
+        answer = await local.http.post(path, content=body, headers=FOREIGN)
+        return answer.status_code, body.was_read
+
+    assert with_service(tmp_path, work) == (401, False)
+
+
+def test_a_small_body_that_opens_to_a_huge_one_is_refused() -> None:
+    bomb = zstandard.ZstdCompressor().compress(bytes(64 << 20))
+    assert len(bomb) < 10_000
+
+    async def work() -> None:
+        decoder = Decoder(max_body_bytes=1 << 30, budget=12 << 20)
+        with pytest.raises(BadBody, match="opens to more than 1048576 bytes"):
+            await decoder.open(bomb, "zstd", is_protobuf=False)
+        with pytest.raises(ApiError, match="more than"):
+            await decoder.open(bytes(2 << 20), None, is_protobuf=False)
+
+    asyncio.run(work())
+
+
+def test_large_json_is_parsed_in_another_process_and_means_the_same() -> None:
+    datums = [json_datum() for _ in range(20_000)]
+    body = json.dumps({"model_id": "a:train:0", "seq_id": 3, **batch(*datums)}).encode()
+    assert len(body) > LARGE
+
+    async def work() -> None:
+        decoder = Decoder(max_body_bytes=1 << 30)
+        try:
+            address = await decoder.address(body, is_protobuf=False)
+            assert address is not None
+            assert (address.run_id, address.seq_id) == ("a:train:0", 3)
+            [decoded] = await decoder.forward_backward([body], [False], forward_only=False)
+            assert len(decoded.data) == len(datums)
+            with pytest.raises(UserError, match="not valid JSON"):
+                await decoder.forward_backward([body[:-1]], [False], forward_only=False)
+        finally:
+            decoder.close()
+
+    asyncio.run(work())
+
+
+def test_a_few_bytes_cannot_name_a_huge_matrix() -> None:
+    targets = {
+        "data": [1],
+        "dtype": "int64",
+        "shape": [4, 1 << 23],
+        "sparse_crow_indices": [0, 1, 1, 1, 1],
+        "sparse_col_indices": [0],
+    }
+    datum = {**json_datum(), "loss_fn_inputs": {"target_tokens": targets}}
+    with pytest.raises(UserError, match="too large when written out"):
+        decode_forward_backward(json.dumps(batch(datum)).encode(), False, False)
+
+
+def test_many_prompts_times_many_samples_are_refused(tmp_path: Path) -> None:
+    async def work(local: Local) -> httpx.Response:
+        body = {"model": "tiny", "prompt": ["a"] * 2000, "n": 128}
+        return await local.http.post("/v1/completions", json=body)
+
+    answer = with_service(tmp_path, work)
+    assert answer.status_code == 400
+    assert "send fewer at once" in answer.json()["error"]["message"]
+
+
+# ---- archives ------------------------------------------------------------------------------------
+
+
+def archive(folder: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    packed = io.BytesIO()
+    for info, content in members:
+        info.size = info.size or len(content)
+        packed.write(info.tobuf(tarfile.GNU_FORMAT) + content)
+        packed.write(b"\0" * (-len(content) % 512))
+    packed.write(b"\0" * 1024)
+    file = folder / "archive"
+    file.write_bytes(gzip.compress(packed.getvalue()))
+    return file
+
+
+def test_a_small_archive_cannot_become_a_large_adapter(tmp_path: Path) -> None:
+    zeros = bytes(48 << 20)
+    file = archive(tmp_path, (tarfile.TarInfo("adapter_model.safetensors"), zeros))
+    assert file.stat().st_size < 1 << 20
+    (tmp_path / "unpacked").mkdir()
+    with pytest.raises(UserError, match="opens to more than"):
+        unpack(file, tmp_path / "unpacked", limit=1 << 40)
+    assert not list((tmp_path / "unpacked").iterdir())
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_a_header_cannot_fill_the_memory(tmp_path: Path, kind: bytes) -> None:
+    info = tarfile.TarInfo("long")
+    info.type = kind
+    info.size = 1 << 33  # read at once, if it were believed
+    (tmp_path / "unpacked").mkdir()
+    with pytest.raises(UserError, match="header has 8589934592 bytes"):
+        unpack(archive(tmp_path, (info, b"x" * 512)), tmp_path / "unpacked", limit=1 << 40)
+
+
+# ---- web pages -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "evil.example:8000"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:9999"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
+def test_a_web_page_cannot_drive_a_loopback_service(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
+    async def work(local: Local) -> list[httpx.Response]:
+        form = {"file": ("archive", b"x")}
+        return [
+            await local.post("/create_session", {"tags": []}, headers=headers),
+            await local.http.get("/healthz", headers=headers),
+            await local.http.post("/api/v1/checkpoints/upload", files=form, headers=headers),
+        ]
+
+    for answer in with_service(tmp_path, work):
+        assert answer.status_code == 403, answer.text
+        assert "allowed_hosts" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:5", "gpu"])
+def test_this_machine_and_allowed_names_are_served(tmp_path: Path, host: str) -> None:
+    async def work(local: Local) -> str:
+        own = {"Host": host, "Origin": f"http://{host}"}
+        return await local.session(headers=own)
+
+    assert with_service(tmp_path, work, allowed_hosts=("gpu",))
+
+
+def test_beyond_loopback_any_name_is_served(tmp_path: Path) -> None:
+    async def work(local: Local) -> str:
+        key = create_key(local.service.store, "laptop", "ada")
+        return await local.session(headers={"Host": "gpu.example", "X-API-Key": key})
+
+    assert with_service(tmp_path, work, host="0.0.0.0")
+
+
+# ---- keys, names, clocks -------------------------------------------------------------------------
+
+
+def test_revoking_the_last_key_does_not_open_the_service(tmp_path: Path) -> None:
+    async def work(local: Local) -> tuple[int, int]:
+        key = create_key(local.service.store, "laptop", "ada")
+        local.service.store.revoke_key("laptop")
+        first = await local.post("/create_session", {}, headers={"X-API-Key": key})
+        return first.status_code, (await local.post("/create_session", {})).status_code
+
+    assert with_service(tmp_path, work) == (401, 401)
+
+
+@pytest.mark.parametrize("name", [".draft-x", ".hidden", ".draft-" + "0" * 32])
+def test_no_checkpoint_has_the_name_of_a_draft(name: str) -> None:
+    with pytest.raises(UserError, match="no dot at the start"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["~nouser/x", "~nouser", "x" * 5000, "a\0b", "\ud800"])
+def test_a_strange_model_name_is_a_clear_error(tmp_path: Path, name: str) -> None:
+    async def work(local: Local) -> httpx.Response:
+        body = {"session_id": await local.session(), "sampling_session_seq_id": 0}
+        content = json.dumps({**body, "base_model": name})
+        return await local.post("/create_sampling_session", content=content)
+
+    answer = with_service(tmp_path, work)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["detail"]
+
+
+def test_a_full_disk_says_so_when_a_session_is_made(tmp_path: Path) -> None:
+    async def work(local: Local) -> httpx.Response:
+        with local.service.store._engine.connect() as connection:
+            connection.exec_driver_sql("pragma max_page_count=1")
+        pages = local.service.store._engine.pool
+        assert pages is not None
+        huge = {"tags": ["x" * 4_000_000], "user_metadata": {}}
+        return await local.post("/create_session", huge)
+
+    answer = with_service(tmp_path, work)
+    assert answer.status_code == 503
+    assert "full" in answer.json()["detail"]
+
+
+def test_a_clock_that_jumps_deletes_nothing(tmp_path: Path) -> None:
+    """Idle time is the time in which a service ran, across restarts."""
+    now = [100.0]
+    idle = Idleness(tmp_path / "idle.json", lambda: now[0])
+    assert idle.seconds("run a", "same") == 0
+    now[0] += 50
+    idle.save(lambda _: True, at_once=True)
+    now[0] += 8 * 86400  # the machine was off, or its clock was set
+    idle = Idleness(tmp_path / "idle.json", lambda: now[0])
+    assert idle.seconds("run a", "same") == 50
+    now[0] += 10
+    assert idle.seconds("run a", "same") == 60
+    assert idle.seconds("run a", "changed") == 0
+    (tmp_path / "idle.json").write_text("{")
+    assert Idleness(tmp_path / "idle.json", lambda: 1.0).seconds("run a", "same") == 0
+
+
+def test_old_files_are_kept_by_a_service_that_just_started(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a_train_0"
+    folder.mkdir(parents=True)
+    (folder / "journal").touch()
+    for path in (folder / "journal", folder):
+        os.utime(path, (0, 0))
+
+    async def work(local: Local) -> bool:
+        await local.service.tidy()
+        return folder.exists()
+
+    assert with_service(tmp_path, work)
+
+
+def test_the_files_of_a_service_are_private(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    Store(f"sqlite:///{home / 'mint.db'}", home)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_a_signed_link_does_not_reach_the_log() -> None:
+    for path in (b"/api/v1/mint/downloads/SECRET.SIGN/x.tar.gz", b"/api/v1/mint/downloads/SECRET"):
+        assert "SECRET" not in _path_of({"raw_path": path})
+
+
+def test_bodies_do_not_reach_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(local: Local) -> None:
+        for path in ("/create_session", "/asample", "/create_model", "/optim_step"):
+            await local.post(
+                path, {"tags": "PRIVATE", "prompt": "PRIVATE", "base_model": ["PRIVATE"]}
+            )
+
+    with caplog.at_level(logging.DEBUG):
+        with_service(tmp_path, work)
+    assert "PRIVATE" not in caplog.text
+
+
+# ---- look-ups ------------------------------------------------------------------------------------
+
+
+def test_models_that_are_looked_for_delay_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub does not answer: hundreds of unknown names wait, and sessions are made meanwhile."""
+    answers = threading.Event()
+
+    def never(self: Catalog, name: str) -> Path:
+        answers.wait(60)
+        raise ModelNotFound(f"no {name}")
+
+    monkeypatch.setattr(Catalog, "locate", never)
+
+    async def work(local: Local) -> list[int]:
+        session = await local.session()
+        body = {"session_id": session, "sampling_session_seq_id": 0}
+        asked = [
+            asyncio.create_task(
+                local.post("/create_sampling_session", {**body, "base_model": f"a/{n}"})
+            )
+            for n in range(300)
+        ]
+        while local.service.engines._looking_up < MAX_LOOK_UPS:
+            await asyncio.sleep(0)
+        for _ in range(5):
+            await local.session()
+        assert local.service.engines._looking_up == MAX_LOOK_UPS
+        answers.set()
+        return [answer.status_code for answer in await asyncio.gather(*asked)]
+
+    codes = with_service(tmp_path, work)
+    assert set(codes) == {400, 429}
+    assert codes.count(429) == 300 - MAX_LOOK_UPS
