@@ -87,7 +87,7 @@ async def _database_error(request: Request, error: Any) -> JSONResponse:
     log.error("request %s failed in the database: %s", request.url.path, error.orig)
     text = (
         f"The service's database does not take this request now: {error.orig}. Its disk may be "
-        "full or read-only. `mint doctor` says what is wrong; then send the request again."
+        "full or read-only: make room or fix its permissions, then send the request again."
     )
     return JSONResponse({"detail": text}, 503)
 
