@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "mint.commands": ANYTHING,
     "mint.engine": ("mint.engine",),
     "mint.service": ("mint.service", "mint.engine.messages", "mint.catalog", "mint.home"),
+    "mint.service.dashboard": ("mint.service", "mint.watch"),
     "mint.rewards": ("mint.rewards",),
     "mint.rl": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK),
     "mint.training": ("mint.training", "mint.rl", "mint.watch", "mint.rewards", "mint", *SDK),

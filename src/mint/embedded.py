@@ -110,7 +110,8 @@ def _start(home: Path) -> EmbeddedService:
     except BaseException:
         _end(process)
         raise
-    print(f"mint: embedded service at {url} (log: {log})", file=sys.stderr, flush=True)
+    line = f"mint: embedded service at {url} (dashboard: {url}/watch, log: {log})"
+    print(line, file=sys.stderr, flush=True)
     return EmbeddedService(url, key, log, process, parent=os.getpid(), home=home)
 
 

@@ -200,3 +200,47 @@ def test_files_and_settings_can_be_changed_for_the_evaluation_of_a_run(
     job = yaml.safe_load(evaluated(*asked).out)
     assert job["task"]["adapter"] == "letters.py:Letters"
     assert (job["evaluation"]["eval_samples"], job["sampling"]["max_tokens"]) == (8, 2)
+
+
+def test_two_checkpoints_are_compared_on_the_same_prompts(
+    train: Command, evaluated: Command
+) -> None:
+    assert train(*TASK, *FEW, "training.steps=1", "logging.run_dir=run").code == 0
+    ended = evaluated("checkpoint=run", "against=base")
+    assert ended.code == 0, ended.err
+    assert re.search(
+        r"^holdout, against tiny/llama: pass@1 .* on the same 4 prompts: .* \(exact McNemar test\)",
+        ended.out,
+        re.MULTILINE,
+    )
+
+
+def test_a_model_behind_an_endpoint_is_evaluated(
+    evaluated: Command, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "tml-training")
+    asked = (f"endpoint={service}/oai/api/v1", "model.base_model=tiny/llama")
+    ended = evaluated(*TASK, *FEW, *asked, "evaluation=pass_at_k", "evaluation.eval_samples=3")
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith(f"tiny/llama at {service}/oai/api/v1 on 4 held-out prompts\n")
+    assert re.findall(r"^(\S+) +\d", ended.out, re.MULTILINE) == [
+        *("pass@1", "pass@2", "pass@3", "majority@3", "reward")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["set=nothing"], "set=nothing: the task has no such set. It has holdout."),
+        (["endpoint=http://x", "checkpoint=run"], "leave checkpoint= out"),
+        (["endpoint=http://x", "against=base"], "leave endpoint= out"),
+        (["agains=base"], "Did you mean 'against'?"),
+    ],
+)
+def test_a_mistake_in_what_to_evaluate_is_one_message(
+    typed: list[str], told: str, evaluated: Command
+) -> None:
+    ended = evaluated(*TASK, *typed)
+    assert ended.code == 2
+    assert told in ended.err
+    assert "Traceback" not in ended.err

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.watch.generate import generate
 from mint.watch.filters import BadFilter, Filter
 from mint.watch.library import Library, RunPlace, UnknownRun
-from mint.watch.query import QueryFailed, Rollouts, _confine
+from mint.watch.query import FilesMerged, QueryFailed, Rollouts, _confine
 
 
 def place_of(path: Path) -> RunPlace:
@@ -224,3 +224,17 @@ def test_a_connection_reads_its_own_files_only(first: RunPlace, tmp_path: Path) 
         with pytest.raises(duckdb.Error):
             connection.execute(statement)
     assert connection.execute(f"SELECT count(*) FROM '{first.rollout_files()[0].path}'").fetchone()
+
+
+def test_files_that_are_merged_while_they_are_read_are_found_again(tmp_path: Path) -> None:
+    run = generate(tmp_path / "r", steps=3, groups=1, answers=2)
+    rollouts = Rollouts(place_of(tmp_path))
+    listed = rollouts.files()
+    parts = [pq.read_table(file.path) for file in listed]
+    pq.write_table(pa.concat_tables(parts), run / "rollouts" / "000000-000099.parquet")
+    for file in listed:
+        file.path.unlink()
+    with pytest.raises(FilesMerged):
+        rollouts._ask_files(listed, "SELECT step FROM {}", [])
+    assert [len(rollouts.of_step(step)) for step in (1, 2, 3)] == [2, 2, 2]
+    assert len(rollouts.search(Filter()).rows) == 6

@@ -50,12 +50,13 @@ def _exit_code(error: Exception) -> int | None:
     from mint.rewards.gym import GymUnavailable
     from mint.rl import CheckpointGone, RunStopped, ServiceLost
     from mint.rl.data import NotEnoughData
+    from mint.rl.endpoint import EndpointFailed
     from mint.rl.lifeline import NoAnswer
     from mint.watch.recorder import RunDirectoryBusy
 
     mistakes = (ModelNotFound, CheckpointGone, NotEnoughData, RunDirectoryBusy)
     missing = (GymUnavailable, SandboxUnavailable, mint.NotFoundError, mint.BadRequestError)
-    lost = (ServiceLost, NoAnswer, EmbeddedServiceError, mint.TinkerError)
+    lost = (ServiceLost, NoAnswer, EndpointFailed, EmbeddedServiceError, mint.TinkerError)
     if isinstance(error, mistakes + missing):
         return MISTAKE
     if isinstance(error, mint.RequestFailedError) and error.category == "user":

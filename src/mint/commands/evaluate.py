@@ -5,29 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mint.commands.endings import told
 from mint.commands.job_arguments import Arguments, read_arguments
-from mint.commands.output import print_table
+from mint.commands.results import print_comparison, print_result
 from mint.rl.options import ConfigError, closest
 from mint.training.evaluate import checkpoint_of
 from mint.training.job import JOB, adapter_of, check_rewards, config_of, read_job
 
-if TYPE_CHECKING:
-    from mint.rl.evaluation import Evaluation
-
-CHECKPOINT = "checkpoint"
+CHECKPOINT, AGAINST, SET, ENDPOINT = OWN = ("checkpoint", "against", "set", "endpoint")
+BASE = "base"
 USAGE = """\
-usage: {program} [--cfg job] [--config-dir FOLDER] [checkpoint=PATH] [OVERRIDE ...]
+usage: {program} [--cfg job] [--config-dir FOLDER] [checkpoint=PATH] [against=PATH] [set=NAME]
+       [endpoint=URL] [OVERRIDE ...]
 
-Evaluate a checkpoint on the prompts that training never sees: pass@1, pass@k and the reward, with
-95% intervals. PATH is a tinker:// path, or a run directory for its best checkpoint, with the
-settings of its run. Without it, the base model is evaluated.
+Evaluate a checkpoint on the prompts that training never sees: pass@1, pass@k, a majority vote and
+the reward, with 95% intervals, and by category where the task has categories. PATH is a tinker://
+path, or a run directory for its best checkpoint, with the settings of its run. Without it, the base
+model is evaluated. against=PATH compares with another checkpoint, against=base with the base model,
+on the same prompts with a paired test. set=NAME takes one of the task's sets: holdout, or one of
+its build_eval_sets(). endpoint=URL evaluates the model model.base_model of an OpenAI-compatible
+server, whose key is in OPENAI_API_KEY.
 
   {program} model=smollm2 task=arithmetic
-  {program} checkpoint=runs/math-arithmetic-1a2b3c4d
+  {program} checkpoint=runs/math-arithmetic-1a2b3c4d against=base
   {program} checkpoint=tinker://.../weights/step-000040 evaluation=pass_at_k
+  {program} task=gsm8k endpoint=http://127.0.0.1:8000/v1 model.base_model=my-model
 
   -c, --cfg job        print the settings and do nothing
   --config-dir FOLDER  files of your own for the groups; default: conf, in the current folder
@@ -41,21 +45,41 @@ def main(arguments: Sequence[str], program: str = "mint eval") -> int:
 
 
 def _evaluate(asked: Arguments) -> int:
-    typed = [each for each in asked.overrides if _key(each) != CHECKPOINT]
-    named = [each.partition("=")[2] for each in asked.overrides if _key(each) == CHECKPOINT]
+    typed = [each for each in asked.overrides if _key(each) not in OWN]
+    own = {_key(e): e.partition("=")[2] for e in asked.overrides if _key(e) in OWN}
     for each in typed:
-        if hint := closest(_key(each), [CHECKPOINT]):
+        if hint := closest(_key(each), OWN):
             raise ConfigError(f"There is no {each}.{hint}")
-    path = checkpoint_of(named[-1]) if named else None
-    jobs = replace(asked, overrides=typed).jobs(_past_job(named[-1], path) if path else None)
+    checkpoint, against, endpoint = (own.get(name) for name in (CHECKPOINT, AGAINST, ENDPOINT))
+    if endpoint and checkpoint:
+        raise ConfigError(
+            "endpoint= is for a model that is served elsewhere: leave checkpoint= out."
+        )
+    if endpoint and against:
+        raise ConfigError("against= is for checkpoints of the service: leave endpoint= out.")
+    path = checkpoint_of(checkpoint) if checkpoint else None
+    past = _past_job(checkpoint, path) if checkpoint and path else None
+    jobs = replace(asked, overrides=typed).jobs(past)
     if jobs is None:
         return 0
+    other = None if against in (None, BASE) else checkpoint_of(str(against))
     check_rewards(composed.job for composed in jobs)
     import mint
-    from mint.rl.evaluator import Evaluator
+    from mint.rl.examination import Examiner
 
     cfg, adapter = config_of(jobs[0].job), adapter_of(jobs[0].job)
-    _print(path or cfg.base_model, Evaluator(adapter, cfg, mint.ServiceClient()).of(path))
+    examiner = Examiner(adapter, cfg, [own[SET]] if SET in own else [])
+    if endpoint:
+        what, found = (
+            f"{cfg.base_model} at {endpoint}",
+            examiner.of_endpoint(endpoint, cfg.base_model),
+        )
+    else:
+        what, found = path or cfg.base_model, examiner.of(mint.ServiceClient(), path)
+    for result in found.values():
+        print_result(what, result)
+    if against:
+        print_comparison(other or cfg.base_model, examiner.of(mint.ServiceClient(), other), found)
     return 0
 
 
@@ -69,18 +93,6 @@ def _past_job(checkpoint: str, path: str) -> dict[str, Any] | None:
             f"of the evaluation: mint eval checkpoint={path} task=custom task.adapter=..."
         )
     return read_job(Path(checkpoint))
-
-
-def _print(what: str, found: Evaluation) -> None:
-    print(f"{what} on {found.prompts} held-out prompts")
-    names = {"pass_1": "pass@1", "pass_k": f"pass@{found.k}", "reward": "reward"}
-    wanted = [metric for metric in names if metric != "pass_k" or found.k > 1]
-    rows = [(names[metric], found.estimate(metric)) for metric in wanted]
-    print_table(
-        ["METRIC", "VALUE", "95% INTERVAL"],
-        ([name, f"{e.value:.3f}", f"{e.low:.3f} to {e.high:.3f}"] for name, e in rows),
-        "Nothing was evaluated.",
-    )
 
 
 def _key(override: str) -> str:

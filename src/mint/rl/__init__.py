@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from mint.rl.chat import ContextFull as ContextFull
     from mint.rl.chat import Reply as Reply
     from mint.rl.chat import TurnLimit as TurnLimit
+    from mint.rl.comparison import Comparison as Comparison
+    from mint.rl.comparison import compare as compare
     from mint.rl.config import RLConfig as RLConfig
     from mint.rl.credit import TurnScore as TurnScore
     from mint.rl.credit import assign_advantages as assign_advantages
@@ -33,10 +35,12 @@ if TYPE_CHECKING:
     from mint.rl.evaluation import Evaluation as Evaluation
     from mint.rl.evaluation import evaluate as evaluate
     from mint.rl.evaluator import Evaluator as Evaluator
+    from mint.rl.examination import Examiner as Examiner
     from mint.rl.grpo import run_grpo as run_grpo
     from mint.rl.guards import Guards as Guards
     from mint.rl.options import ConfigError as ConfigError
     from mint.rl.rehearsal import rehearse as rehearse
+    from mint.rl.results import SetResult as SetResult
     from mint.rl.rollout import Group as Group
     from mint.rl.rollout import MissingLogprobs as MissingLogprobs
     from mint.rl.rollout import Rollout as Rollout
@@ -56,6 +60,7 @@ _NAMES = {
     "adapter": ["RLAdapter"],
     "advantage": ["advantages"],
     "chat": ["Chat", "ContextFull", "Reply", "TurnLimit"],
+    "comparison": ["Comparison", "compare"],
     "config": ["RLConfig"],
     "credit": ["TurnScore", "assign_advantages", "per_turn"],
     "curriculum": ["Curriculum"],
@@ -65,10 +70,12 @@ _NAMES = {
     "environment": ["Environment"],
     "evaluation": ["Evaluation", "evaluate"],
     "evaluator": ["Evaluator"],
+    "examination": ["Examiner"],
     "grpo": ["run_grpo"],
     "guards": ["Guards"],
     "options": ["ConfigError"],
     "rehearsal": ["rehearse"],
+    "results": ["SetResult"],
     "rollout": ["Group", "MissingLogprobs", "Rollout", "Segment"],
     "rows": ["DataError"],
     "run": ["Run"],

@@ -201,6 +201,10 @@ class Data:
                 "adapter identity(sample) -> str, which names the problem."
             )
 
+    def items(self, samples: Sequence[Any]) -> list[Item]:
+        """Return samples of a set of their own, with their prompts and identities."""
+        return self._items(samples)
+
     def holdout(self) -> list[Item]:
         """The items to evaluate on: the adapter's own, or those that the split keeps from training.
 

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import OperationalError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .dashboard import mount_dashboard
 from .errors import ApiError, UserError, log_hint, readable_os_error
 from .gauges import Gauges
 from .logs import REQUEST_ID, RequestLog
@@ -44,6 +45,7 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(openai.router, prefix=prefix)
     for routes in (sessions, training, sampling, futures, transfers, weights, rest, tokenizers):
         app.include_router(routes.router, prefix="/api/v1")
+    mount_dashboard(app, service, app.state.gauges)
     app.add_middleware(
         BodyLimit,
         limit=service.settings.max_body_bytes,
@@ -85,7 +87,7 @@ async def _database_error(request: Request, error: Any) -> JSONResponse:
     log.error("request %s failed in the database: %s", request.url.path, error.orig)
     text = (
         f"The service's database does not take this request now: {error.orig}. Its disk may be "
-        "full or read-only. `mint doctor` says what is wrong; then send the request again."
+        "full or read-only: make room or fix its permissions, then send the request again."
     )
     return JSONResponse({"detail": text}, 503)
 

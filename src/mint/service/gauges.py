@@ -40,6 +40,14 @@ class Gauges:
         now.register(_Families(list(self._families())))
         return generate_latest(metrics.REGISTRY) + generate_latest(now)
 
+    async def memory(self) -> dict[EngineProcess, dict[str, float]]:
+        """Return what each loaded engine holds, as far as it has answered."""
+        await self._ask_engines()
+        return {
+            engine: {**found, "process_bytes": float(engine.resident_bytes)}
+            for engine, found in self._memory.items()
+        }
+
     async def _ask_engines(self) -> None:
         engines = self._service.engines.loaded()
         self._memory = {e: m for e, m in self._memory.items() if e in engines}

@@ -119,6 +119,13 @@ def _note(scope: Scope, status: int, seconds: float) -> None:
     user = scope.get("state", {}).get("user")
     fields = {"method": scope["method"], "path": path, "status": status, "user": user}
     fields["ms"] = round(seconds * 1000, 1)
-    _requests_log.info(
-        "%s %s %d %.0f ms", scope["method"], path, status, fields["ms"], extra={"request": fields}
+    level = logging.DEBUG if path.startswith("/watch/") else logging.INFO  # it asks every second
+    _requests_log.log(
+        level,
+        "%s %s %d %.0f ms",
+        scope["method"],
+        path,
+        status,
+        fields["ms"],
+        extra={"request": fields},
     )

@@ -54,6 +54,8 @@ class Settings(BaseModel):
     """When set, the service ends when this parent process is gone."""
     database_url: str | None = Field(default=None, repr=False)
     """Default: SQLite in ``home``. PostgreSQL: ``postgresql+psycopg://user@host/mint``."""
+    runs: Path = Path("runs")
+    """Folder of the run directories that ``/watch`` shows, to the local user on this machine."""
     cache: Path | None = None
     """Folder of converted models, passed to the catalog."""
     precision: Literal["auto", "exact", "half", "bfloat16"] = "auto"

@@ -55,13 +55,16 @@ class Access:
     """Refuses requests by other names for this machine, from other sites, and without the key.
 
     Without a key, only Host headers that name this machine are answered: a page on the web that
-    makes its own name point here gets nothing.
+    makes its own name point here gets nothing. With a key, or with ``hosts=None`` for an
+    application that asks for keys itself, every name will do.
     """
 
-    def __init__(self, app: ASGIApp, key: str | None = None, hosts: Iterable[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, key: str | None = None, hosts: Iterable[str] | None = ()
+    ) -> None:
         self._app = app
         self._key = key
-        self._hosts = {*_LOCAL, *hosts}
+        self._hosts = None if hosts is None else {*_LOCAL, *hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,7 +83,8 @@ class Access:
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
-        if self._key is None and host_of(headers.get("host", "")) not in self._hosts:
+        names = None if self._key is not None else self._hosts
+        if names is not None and host_of(headers.get("host", "")) not in names:
             return _refused(421, "This address is not one of mint watch. Use the one it printed.")
         if scope["method"] not in ("GET", "HEAD"):
             return _refused(405, "mint watch only reads: use GET.")

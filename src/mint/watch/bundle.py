@@ -114,7 +114,7 @@ def spread(steps: Sequence[int]) -> Iterator[int]:
     if steps:
         yield from (step for step in dict.fromkeys((steps[-1], steps[0])))
         seen = {0, len(steps) - 1}
-    ranges = [(0, len(steps) - 1)]
+    ranges = [(0, len(steps) - 1)] if steps else []
     while ranges:
         low, high = ranges.pop(0)
         middle = (low + high) // 2

@@ -10,15 +10,17 @@ from typing import Any
 
 import yaml
 
-from .curves import Rows, spark, step_of
+from .curves import Rows, columns, spark, step_of
 from .files import CONFIG, EVENTS, METRICS, SUMMARY
 from .library import RunPlace
+from .query import Rollouts
 from .reader import RunReader
 from .tail import Tail, number
 from .verdict import NEEDED, judge
 
 _MOST_BYTES = 1024 * 1024
-_MOST_RUNS_KEPT = 64
+_MOST_ROWS_KEPT = 100_000
+_MOST_OVERVIEWS = 2_000
 _SPARKS = ("reward/success", "reward/mean", "holdout/pass@1")
 _TEXT = 2_000
 _ENDS = {
@@ -35,7 +37,28 @@ class RunTables:
     def __init__(self, path: Path) -> None:
         self.metrics = Tail(path / METRICS)
         self.events = Tail(path / EVENTS)
+        self._curves: tuple[tuple[int, int, int], dict[str, Any]] | None = None
+        self._components: tuple[Path, list[str]] | None = None
         self._judged: tuple[tuple[int, int], dict[str, Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.metrics.rows) + len(self.events.rows)
+
+    def curves(self, points: int) -> dict[str, Any]:
+        """Return all metrics as columns; computed anew only when there are more."""
+        key = (self.metrics.generation, len(self.metrics.rows), points)
+        if self._curves is None or self._curves[0] != key:
+            self._curves = key, columns(self.metrics.rows, points)
+        return self._curves[1]
+
+    def components(self, rollouts: Rollouts) -> list[str]:
+        """Return the names of the reward's components, asked once for each newest file."""
+        files = rollouts.files()
+        if not files:
+            return []
+        if self._components is None or self._components[0] != files[-1].path:
+            self._components = files[-1].path, rollouts.component_names()
+        return self._components[1]
 
     def judged(self, place: RunPlace, config: Mapping[str, Any]) -> dict[str, Any]:
         """Make up the summary of a run that wrote none; anew only when it has grown."""
@@ -51,16 +74,43 @@ class Tables:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, RunTables] = OrderedDict()
+        self._overviews: dict[str, tuple[object, dict[str, Any]]] = {}
 
     def of(self, place: RunPlace) -> RunTables:
         """Return a run's tables, read as far as they are written now."""
-        found = self._kept.pop(place.id, None) or RunTables(place.path)
+        found = self._kept.pop(place.id, None)
+        if found is None:
+            found = RunTables(place.path)
         self._kept[place.id] = found
-        while len(self._kept) > _MOST_RUNS_KEPT:
-            self._kept.popitem(last=False)
         found.metrics.refresh()
         found.events.refresh()
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _MOST_ROWS_KEPT:
+            self._kept.popitem(last=False)
         return found
+
+    def overview(self, place: RunPlace) -> dict[str, Any]:
+        """Describe a run; a run that does not go on is read again only when a file changed."""
+        now = _signature(place.path)
+        before, found = self._overviews.get(place.id, (None, {}))
+        if before != now or found.get("status") == "running":
+            found = overview(place, self.of(place))
+            if len(self._overviews) >= _MOST_OVERVIEWS:
+                self._overviews.clear()
+            self._overviews[place.id] = (now, found)
+        return found
+
+
+def _signature(folder: Path) -> object:
+    """What changes when a run writes its small files."""
+    found = []
+    for name in (CONFIG, EVENTS, METRICS, SUMMARY):
+        try:
+            status = (folder / name).lstat()
+        except OSError:
+            found.append((0, 0))
+        else:
+            found.append((status.st_mtime_ns, status.st_size))
+    return found
 
 
 def _summarise(place: RunPlace, rows: Rows, events: Rows, config: Mapping[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,10 +68,16 @@ _ABSENT_IN_1 = """
 Place = tuple[int, int, int]
 """The step, group and index of a rollout."""
 _HIGH = 2**31 - 1
+_TRIES = 3
+Choice = Callable[[list[RolloutFile]], list[RolloutFile]]
 
 
 class QueryFailed(RuntimeError):
     """A file could not be read, or the question took too long; the text says which."""
+
+
+class FilesMerged(QueryFailed):
+    """A file is gone since it was listed: the run has merged it with others."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +114,12 @@ class Rollouts:
     def of_step(self, step: int) -> list[dict[str, Any]]:
         """Return the rollouts of a step in brief."""
         sql = f'SELECT {_BRIEF} FROM {{}} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
-        files = [file for file in self.files() if file.first <= step <= file.last]
-        return [_brief(row) for row in self._ask(files, sql, [step, MOST_ROLLOUTS])]
+        return [_brief(row) for row in self._ask(_of(step), sql, [step, MOST_ROLLOUTS])]
 
     def sample(self, step: int, group: int, index: int) -> dict[str, Any] | None:
         """Return everything about one rollout."""
         sql = 'SELECT * FROM {} WHERE step = ? AND "group" = ? AND "index" = ? LIMIT 1'
-        files = [file for file in self.files() if file.first <= step <= file.last]
-        rows = self._ask(files, sql, [step, group, index])
+        rows = self._ask(_of(step), sql, [step, group, index])
         return _whole(rows[0]) if rows else None
 
     def of_prompt(self, identity: str, limit: int = 2_000) -> list[dict[str, Any]]:
@@ -123,7 +127,7 @@ class Rollouts:
         sql = (
             f'SELECT {_BRIEF} FROM {{}} WHERE identity = ? ORDER BY step, "group", "index" LIMIT ?'
         )
-        return [_brief(row) for row in self._ask(self.files(), sql, [identity, limit])]
+        return [_brief(row) for row in self._ask(list, sql, [identity, limit])]
 
     def prompts(self, limit: int = 500) -> list[dict[str, Any]]:
         """List the prompts that came up in the most steps, of the last files."""
@@ -132,7 +136,7 @@ class Rollouts:
                 min(step) AS first, max(step) AS last, avg(reward) AS reward
             FROM {} GROUP BY identity ORDER BY steps DESC, last DESC, identity LIMIT ?
         """
-        return self._ask(self.files()[-64:], sql, [limit])
+        return self._ask(lambda files: files[-64:], sql, [limit])
 
     def search(self, wanted: Filter, after: Place | None = None, limit: int = MOST_HITS) -> Hits:
         """Search file after file until there are enough hits or the turn is over.
@@ -154,9 +158,12 @@ class Rollouts:
         at, several = 0, 1
         while at < len(files):
             here = files[at : at + several]
-            rows += [
-                _brief(row) for row in self._ask(here, sql, [*values, *place, limit - len(rows)])
-            ]
+            try:
+                found = self._ask_files(here, sql, [*values, *place, limit - len(rows)])
+            except FilesMerged:  # the next turn finds their rollouts in the merged file
+                before = (here[0].first - 1, _HIGH, _HIGH)
+                return Hits(rows, max(place, before), _share(all_files, here[0]))
+            rows += [_brief(row) for row in found]
             if len(rows) >= limit:
                 last = rows[-1]
                 place = (last["step"], last["group"], last["index"])
@@ -187,11 +194,20 @@ class Rollouts:
     def component_names(self) -> list[str]:
         """Return the names of the reward's components, as the last file has them."""
         sql = "SELECT DISTINCT unnest(map_keys(components)) AS name FROM {} ORDER BY name LIMIT 100"
-        return [row["name"] for row in self._ask(self.files()[-1:], sql, [])]
+        return [row["name"] for row in self._ask(lambda files: files[-1:], sql, [])]
 
     # ---- DuckDB ----
 
-    def _ask(
+    def _ask(self, choose: Choice, sql: str, values: list[Any]) -> list[dict[str, Any]]:
+        """Ask some of the files there are; again when the run has merged them meanwhile."""
+        for _ in range(_TRIES):
+            try:
+                return self._ask_files(choose(self.files()), sql, values)
+            except FilesMerged:
+                continue
+        raise QueryFailed("The files of this run are changing too quickly. Try again.")
+
+    def _ask_files(
         self, files: Sequence[RolloutFile], sql: str, values: list[Any]
     ) -> list[dict[str, Any]]:
         if not files:
@@ -226,6 +242,8 @@ class Rollouts:
                 f"The question took more than {_PATIENCE_S:.0f} s. Ask for fewer steps."
             ) from None
         except duckdb.Error as error:
+            if not all(file.path.exists() for file in files):
+                raise FilesMerged("The run has merged files that were being read.") from error
             raise QueryFailed(f"A file of this run cannot be read: {error}") from error
         finally:
             watch.cancel()
@@ -242,6 +260,10 @@ def _confine(connection: Any, paths: Sequence[Path]) -> None:
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
+
+
+def _of(step: int) -> Choice:
+    return lambda files: [file for file in files if file.first <= step <= file.last]
 
 
 def _share(files: Sequence[RolloutFile], reached: RolloutFile) -> float:

@@ -72,8 +72,16 @@ class PlainJson(JSONResponse):
         return text.encode(errors="replace")
 
 
-def create_app(watch: Watch, key: str | None = None, hosts: Iterable[str] = ()) -> Starlette:
-    """Put the dashboard together."""
+class Refused(Exception):
+    """A request that the service behind the dashboard refuses."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+def create_app(watch: Watch, key: str | None = None, hosts: Iterable[str] | None = ()) -> Starlette:
+    """Put the dashboard together. ``key`` and ``hosts`` are those of :class:`Access`."""
     app = Starlette(
         routes=[
             Route("/", _page),
@@ -91,11 +99,12 @@ def create_app(watch: Watch, key: str | None = None, hosts: Iterable[str] = ()) 
             Route("/api/runs/{run}/search", _search),
             Route("/api/runs/{run}/export", _export),
         ],
-        middleware=[Middleware(Access, key=key, hosts=tuple(hosts))],
+        middleware=[Middleware(Access, key=key, hosts=hosts)],
         exception_handlers={
             UnknownRun: _error(404),
             BadFilter: _error(400),
             QueryFailed: _error(422),
+            Refused: _error(403),
         },
     )
     app.state.watch = watch
@@ -106,7 +115,7 @@ def create_app(watch: Watch, key: str | None = None, hosts: Iterable[str] = ()) 
 def _error(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def answer(_: Request, error: Exception) -> Response:
         text = str(error.args[0]) if error.args else "The request could not be answered."
-        return JSONResponse({"detail": text}, status)
+        return JSONResponse({"detail": text}, getattr(error, "status", status))
 
     return answer
 
@@ -161,7 +170,7 @@ async def _runs(request: Request) -> Response:
 
 def list_runs(library: Library, tables: Tables) -> list[dict[str, Any]]:
     """Describe all runs, the one that was written to last first."""
-    found = [overview(place, tables.of(place)) for place in library.runs()]
+    found = [tables.overview(place) for place in library.runs()]
     return sorted(found, key=lambda run: (-(run["updated"] or 0.0), run["name"]))
 
 
@@ -174,13 +183,13 @@ async def _run(request: Request) -> Response:
 def describe(place: RunPlace, tables: Tables) -> dict[str, Any]:
     """Describe one run with its settings."""
     settings, text = read_config(place)
-    rollouts = Rollouts(place)
+    rollouts, known = Rollouts(place), tables.of(place)
     return {
-        **overview(place, tables.of(place)),
+        **overview(place, known),
         "config": flat(settings),
         "config_text": text,
         "rollouts": rollouts.steps(),
-        "components": rollouts.component_names(),
+        "components": known.components(rollouts),
     }
 
 
@@ -198,14 +207,18 @@ def metrics_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> 
     A cursor is ``generation:rows``; when the table was cut since (a resumed run), the answer is
     the whole table with ``reset``.
     """
-    table = tables.of(place).metrics
+    known_tables = tables.of(place)
+    table = known_tables.metrics
     generation, _, count = given.get("cursor", "").partition(":")
     first, last = _integer(given, "from"), _integer(given, "to")
     points = max(10, min(_integer(given, "points") or MOST_POINTS, MOST_POINTS))
     known = int(count) if count.isdigit() and len(count) < 12 else 0
     is_increment = generation == str(table.generation) and known <= len(table.rows)
-    rows = table.rows[known:] if is_increment else table.rows
-    found = columns(between(rows, first, last), points)
+    if first is None and last is None and (not is_increment or known == 0):
+        found = known_tables.curves(points)
+    else:
+        rows = table.rows[known:] if is_increment else table.rows
+        found = columns(between(rows, first, last), points)
     cursor = f"{table.generation}:{len(table.rows)}"
     return {**found, "cursor": cursor, "reset": not is_increment, "total": len(table.rows)}
 

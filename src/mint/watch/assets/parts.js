@@ -1,6 +1,6 @@
 // What all views are made of: templates, small components, numbers and texts.
 import { h, Fragment } from "./vendor/preact.js";
-import { useEffect, useRef, useState } from "./vendor/hooks.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
 
 export const html = htm.bind(h);
@@ -80,7 +80,7 @@ export function Text({ text, label, limit = SHOWN_AT_ONCE }) {
 const VERDICTS = [
   [/hack/i, "bad", "!"],
   [/diverg|fail|collapse/i, "bad", "!"],
-  [/stall|stuck|no signal|interrupt/i, "warn", "…"],
+  [/stall|stuck|no signal|interrupt/i, "warn", "="],
   [/learn/i, "good", "↗"],
   [/finish/i, "done", "✓"],
 ];
@@ -92,7 +92,8 @@ export function verdictKind(words) {
 
 export function Verdict({ run, long }) {
   const verdict = run.verdict || {};
-  const words = verdict.verdict || (run.status === "unknown" ? "no verdict yet" : run.status);
+  const said = verdict.verdict || (run.status === "unknown" ? "no verdict yet" : run.status);
+  const words = said.charAt(0).toUpperCase() + said.slice(1);
   const { kind, sign } = verdictKind(words);
   return html`<div class="verdict ${kind}">
     <p class="words"><span class="sign" aria-hidden="true">${sign}</span> ${words}</p>
@@ -174,10 +175,16 @@ export function Empty({ children }) {
   return html`<div class="empty">${children}</div>`;
 }
 
-// A heading that takes the focus when a view opens, so that a screen reader reads it first.
+// A heading that takes the focus when another view opens, so that a screen reader reads it first.
+// The first view leaves the focus where the browser put it.
+let isFirstView = true;
+
 export function Title({ children, sub }) {
   const element = useRef(null);
-  useEffect(() => element.current?.focus({ preventScroll: true }), []);
+  useEffect(() => {
+    if (!isFirstView) element.current?.focus({ preventScroll: true });
+    isFirstView = false;
+  }, []);
   return html`<div class="title"><h1 tabindex="-1" ref=${element}>${children}</h1>${sub && html`<div class="sub">${sub}</div>`}</div>`;
 }
 
@@ -199,7 +206,7 @@ export function useLoaded(load, keys) {
 export function useKeys(actions) {
   const latest = useRef(actions);
   latest.current = actions;
-  useEffect(() => {
+  useLayoutEffect(() => {
     const listen = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
       const action = latest.current[event.key];

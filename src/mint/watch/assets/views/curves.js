@@ -15,7 +15,7 @@ const CHARTS = [
   { title: "Truncation", help: "share of answers cut off", lines: [["length/truncated", "truncated"]] },
   { title: "Entropy", help: "nats per token", lines: [["policy/entropy", "entropy"]] },
   { title: "KL to the reference", help: "nats per token", pick: /^kl\// },
-  { title: "Sampler and trainer", help: "difference of logprobs", pick: /^mismatch\// },
+  { title: "Sampler and trainer", help: "difference of logprobs", pick: /^mismatch\/(mean|max|k3)$/ },
   { title: "Clipped tokens", help: "share", pick: /clip/ },
   { title: "Gradient norm", lines: [["train/grad_norm", "norm"]] },
   { title: "Staleness", help: "steps between sampling and training", lines: [["policy/staleness", "staleness"]] },

@@ -18,6 +18,7 @@ export function Prompts({ run }) {
 
 export function Prompt({ run, identity }) {
   const { value, error } = useLoaded(() => get(`runs/${run.id}/prompt`, { identity }), [run.id, identity]);
+  const [shown, setShown] = useState(20);
   const rows = value?.rollouts || [];
   const steps = useMemo(() => byStep(rows), [value]);
   const numbers = useMemo(() => [...steps.keys()], [steps]);
@@ -26,6 +27,7 @@ export function Prompt({ run, identity }) {
   if (!value) return html`<${Loading} what="Reading the prompt's answers" />`;
   if (!rows.length) return html`<${Empty}><p>This prompt has no answers in this run.</p><//>`;
   const range = rewardRange(rows);
+  const late = numbers.slice(-shown);
   return html`
     <p><a href=${address("run", run.id, "prompts")}>← All prompts</a></p>
     <${Text} text=${rows[0].prompt} limit=${2000} label="The prompt" />
@@ -33,7 +35,8 @@ export function Prompt({ run, identity }) {
     ${numbers.length > 1 && html`<div class="charts wide"><${Chart} title="Reward of this prompt" x=${numbers} series=${series} onPick=${(step) => go("run", run.id, "step", step)} /></div>`}
     ${rows.length > 1 && html`<${Between} run=${run} steps=${steps} numbers=${numbers} />`}
     <h2>Answers in time</h2>
-    <ol class="timeline">${numbers.slice(-100).map((n) => html`<li key=${n}><a class="at" href=${address("run", run.id, "step", n)}>step ${n}</a>
+    ${late.length < numbers.length && html`<button onClick=${() => setShown(shown + 100)}>Show earlier steps</button>`}
+    <ol class="timeline">${late.map((n) => html`<li key=${n}><a class="at" href=${address("run", run.id, "step", n)}>step ${n}</a>
       <div class="answers">${steps.get(n).map((row) => html`<article class="card small" key=${row.index}>
         <header><${RewardChip} row=${row} range=${range} /> <a href=${address("run", run.id, "sample", row.step, row.group, row.index)} aria-label="Answer ${row.index + 1} of step ${n}">open</a></header>
         <${Text} text=${row.response + (row.cut ? " …" : "")} /></article>`)}</div></li>`)}</ol>`;

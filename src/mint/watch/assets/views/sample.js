@@ -9,23 +9,24 @@ export function Sample({ run, step, group, index }) {
   useKeys({ j: () => move(index + 1), k: () => move(index - 1) });
   if (error) return html`<${Problem} error=${error} /><p><a href=${address("run", run.id, "step", step)}>Back to step ${step}</a></p>`;
   if (!row) return html`<${Loading} what="Reading the sample" />`;
+  const isOld = row.step !== step || row.group !== group || row.index !== index;
   return html`
     <div class="toolbar">
       <a class="button" href=${address("run", run.id, "step", step, "group", group)}>← Step ${step}, group ${group + 1}</a>
-      <button onClick=${() => move(index - 1)} disabled=${index === 0} aria-label="Answer before">k</button>
-      <button onClick=${() => move(index + 1)} aria-label="Answer after">j</button>
+      <button onClick=${() => move(index - 1)} disabled=${index === 0} aria-label="Answer before" title="Answer before (k)">‹</button>
+      <button onClick=${() => move(index + 1)} aria-label="Answer after" title="Answer after (j)">›</button>
       <a class="button" href=${address("run", run.id, "prompt", row.identity)}>This prompt over the steps</a>
       <span class="spacer"></span>
       <${CopyButton} text=${() => JSON.stringify(row, null, 2)}>Copy as JSON<//>
       <${CopyButton} text=${() => testCase(row)}>Copy as test case<//>
       <${CopyButton} text=${() => command(row, run)}>Copy as command<//>
     </div>
-    <div class="sample">
+    <div class=${isOld ? "stale" : ""} inert=${isOld}><div class="sample">
       <section aria-labelledby="talk-title"><h2 id="talk-title">Conversation</h2><${Conversation} row=${row} /></section>
       <section aria-labelledby="reward-title"><h2 id="reward-title">Reward</h2><${Reward} row=${row} /></section>
     </div>
     <${Tokens} segments=${row.segments} />
-    ${Array.isArray(row.trace) && row.trace.length > 0 && html`<details class="trace"><summary>Trace (${row.trace.length})</summary><${Text} text=${JSON.stringify(row.trace, null, 2)} /></details>`}`;
+    ${Array.isArray(row.trace) && row.trace.length > 0 && html`<details class="trace"><summary>Trace (${row.trace.length})</summary><${Text} text=${JSON.stringify(row.trace, null, 2)} /></details>`}</div>`;
 }
 
 export function messagesOf(row) {

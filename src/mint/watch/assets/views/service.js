@@ -67,6 +67,7 @@ function Playground({ value, model }) {
   const [busy, setBusy] = useState(0);
   const [text, setText] = useState("");
   const [temperature, setTemperature] = useState(0.7);
+  const [longest, setLongest] = useState(128);
   const section = useRef(null);
   useEffect(() => { setTalks({ left: [], right: [] }); if (model) section.current?.scrollIntoView({ block: "nearest" }); }, [model]);
 
@@ -75,7 +76,7 @@ function Playground({ value, model }) {
     const put = (content, error) => setTalks((old) => ({ ...old, [side]: [...history, { role: "assistant", content, error }] }));
     put("");
     try {
-      const body = JSON.stringify({ model: name, messages: history.map(({ role, content }) => ({ role, content })), temperature, max_tokens: 256, stream: true });
+      const body = JSON.stringify({ model: name, messages: history.map(({ role, content }) => ({ role, content })), temperature, max_tokens: longest, stream: true });
       const answer = await request("../v1/chat/completions", { method: "POST", headers: { "content-type": "application/json" }, body });
       let said = "";
       for await (const event of eventsOf(answer)) {
@@ -106,6 +107,7 @@ function Playground({ value, model }) {
       <label>Checkpoint <select value=${chosen?.path || ""} onChange=${(e) => go("service", e.target.value)}><option value="">choose one</option>${samplers.map((c) => html`<option value=${c.path}>${c.path}</option>`)}</select></label>
       <label>beside <select value=${beside} onChange=${(e) => setBase(e.target.value)}>${[...new Set([beside, ...names])].filter(Boolean).map((name) => html`<option>${name}</option>`)}</select></label>
       <label>Temperature <input type="number" min="0" max="2" step="0.1" value=${temperature} onInput=${(e) => setTemperature(Number(e.target.value))} /></label>
+      <label>Longest answer <input type="number" min="1" max="4096" value=${longest} onInput=${(e) => setLongest(Number(e.target.value) || 1)} /></label>
     </div>
     ${!names.length && !chosen ? html`<${Empty}><p>No model is loaded. Start the service with --model, or run a script.</p><//>` : html`
       <div class="talks">${chosen && html`<${Talk} name=${chosen.path} label="checkpoint" messages=${talks.left} />`}<${Talk} name=${beside} label="base model" messages=${talks.right} /></div>

@@ -54,11 +54,11 @@ export function Step({ run, step, group }) {
     ${error && html`<${Problem} error=${error} />`}
     ${busy && !value && html`<${Loading} what="Reading the step" />`}
     ${value && !rows.length && html`<${Empty}><p>Step ${step} has no rollouts on disk. They are written at the end of a step.</p><//>`}
-    ${rows.length > 0 && html`
+    ${rows.length > 0 && html`<div class=${value.step === step ? "" : "stale"} inert=${value.step !== step}>
       <p class="lead">${count(rows.length, "answer")} to ${count(groups.length, "prompt")}${silent ? html`; <strong>${silent} of ${groups.length} groups give no signal</strong>, because all of their answers earned the same` : ", every group gives signal"}.</p>
       <${Histogram} rows=${rows} range=${range} bar=${bar} onBar=${setBar} />
       <${HeatMap} run=${run} groups=${shown} range=${range} bar=${bar} opened=${opened} />
-      ${opened && html`<${SideBySide} run=${run} group=${opened} range=${range} />`}`}`;
+      ${opened && html`<${SideBySide} run=${run} group=${opened} range=${range} />`}</div>`}`;
 }
 
 function Histogram({ rows, range, bar, onBar }) {

@@ -1,0 +1,191 @@
+"""A model behind an OpenAI-compatible endpoint, to evaluate: it answers as a sampler would.
+
+Such a model has no tokens for us. Here the bytes of a conversation take their place, with control
+characters around the messages, and logprobs are unknown (NaN): what it says can be scored, and
+never trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+
+from mint import types
+
+_BEGIN, _MORE, _CONTENT, _END = "\x02", "\x1e", "\x1f", "\x03"
+_MARKS = re.compile(f"[{_BEGIN}{_MORE}{_CONTENT}{_END}]")
+_MESSAGE = re.compile(
+    f"{_BEGIN}([^{_MORE}{_CONTENT}]*){_MORE}([^{_CONTENT}]*){_CONTENT}([^{_END}]*)", re.DOTALL
+)
+_RETRIED = frozenset([408, 409, 425, 429, 500, 502, 503, 504])
+_TOOLS = "tools"
+
+
+class EndpointFailed(RuntimeError):
+    """The endpoint gave no usable answer."""
+
+
+class EndpointTokenizer:
+    """Turns messages into bytes that :class:`EndpointClient` turns into messages again.
+
+    >>> tokenizer = EndpointTokenizer()
+    >>> tokens = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
+    >>> read_request(tokenizer.decode(tokens))["messages"]
+    [{'role': 'user', 'content': 'Hi'}]
+    """
+
+    eos_token_id = 256
+    all_special_ids = (256,)
+    chat_template = "messages of an endpoint"
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return bytes(token for token in tokens if token < 256).decode(errors="replace")
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tokenize: bool = True,
+        add_generation_prompt: bool = True,
+        tools: Any = None,
+        **_: Any,
+    ) -> Any:
+        """Write messages one after the other; a reply goes where the last one is left open."""
+        parts = [_written(_TOOLS, {}, json.dumps(tools))] if tools else []
+        for message in messages:
+            more = {k: v for k, v in message.items() if k not in ("role", "content")}
+            parts.append(_written(message["role"], more, str(message.get("content") or "")))
+        text = "".join(parts)
+        text += f"{_BEGIN}assistant{_MORE}{{}}{_CONTENT}" if add_generation_prompt else ""
+        return self.encode(text) if tokenize else text
+
+
+def _written(role: str, more: Mapping[str, Any], content: str) -> str:
+    return f"{_BEGIN}{role}{_MORE}{json.dumps(more)}{_CONTENT}{_MARKS.sub('', content)}{_END}"
+
+
+def read_request(prompt: str) -> dict[str, Any]:
+    """Return what to ask an endpoint for: messages and tools, or the continuation of a text."""
+    found = _MESSAGE.findall(prompt)
+    if not found:
+        return {"prompt": prompt}
+    messages = [{"role": role, "content": said, **json.loads(more)} for role, more, said in found]
+    tools = [json.loads(m["content"]) for m in messages if m["role"] == _TOOLS]
+    spoken = [m for m in messages[:-1] if m["role"] != _TOOLS]  # the last is still to be said
+    return {"messages": spoken, **({"tools": tools[0]} if tools else {})}
+
+
+class EndpointClient:
+    """Samples from a model behind ``url``, which ends before ``/chat/completions``."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        api_key: str | None = None,
+        parallel: int = 16,
+        timeout: float = 120.0,
+        retries: int = 4,
+        retry_wait: float = 0.5,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.model = model
+        self.timeout, self.retries, self.retry_wait = timeout, retries, retry_wait
+        key = api_key or os.environ.get("OPENAI_API_KEY")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._places = asyncio.Semaphore(parallel)
+        self._tokenizer = EndpointTokenizer()
+
+    def get_tokenizer(self) -> EndpointTokenizer:
+        """Return what turns messages into this client's prompts."""
+        return self._tokenizer
+
+    async def sample_async(
+        self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
+    ) -> Any:
+        """Return ``num_samples`` answers, each asked for by itself: many servers give only one."""
+        request = read_request(self._tokenizer.decode(prompt.to_ints()))
+        request |= {
+            "model": self.model,
+            "max_tokens": sampling_params.max_tokens,
+            "temperature": sampling_params.temperature,
+        }
+        if texts := _texts(sampling_params.stop):
+            request["stop"] = texts
+        seeds = [_seed(sampling_params.seed, index) for index in range(num_samples)]
+        return SimpleNamespace(
+            sequences=await asyncio.gather(*(self._answer({**request, **seed}) for seed in seeds))
+        )
+
+    async def _answer(self, request: Mapping[str, Any]) -> Any:
+        path = "completions" if "prompt" in request else "chat/completions"
+        async with self._places, httpx.AsyncClient(timeout=self.timeout) as client:
+            reply = await self._posted(client, path, request)
+        try:
+            (choice, *_) = reply.json()["choices"]
+            text = choice["text"] if "prompt" in request else _said(choice["message"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EndpointFailed(
+                f"{self.url} answered something that is no completion: {reply.text[:200]}"
+            ) from error
+        cut = choice.get("finish_reason") == "length"
+        tokens = self._tokenizer.encode(_MARKS.sub("", text)) + ([] if cut else [256])
+        return SimpleNamespace(
+            tokens=tokens,
+            logprobs=[math.nan] * len(tokens),
+            stop_reason="length" if cut else "stop",
+        )
+
+    async def _posted(
+        self, client: httpx.AsyncClient, path: str, request: Mapping[str, Any]
+    ) -> httpx.Response:
+        problem = ""
+        for attempt in range(self.retries + 1):
+            try:
+                reply = await client.post(
+                    f"{self.url}/{path}", json=dict(request), headers=self._headers
+                )
+            except httpx.HTTPError as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if reply.status_code < 300:
+                    return reply
+                problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
+                if reply.status_code not in _RETRIED:
+                    break
+            if attempt < self.retries:
+                await asyncio.sleep(min(30.0, self.retry_wait * 2**attempt))
+        raise EndpointFailed(
+            f"{self.model} at {self.url} did not answer: {problem}. Check the address, the model's "
+            "name (model.base_model=...) and OPENAI_API_KEY."
+        )
+
+
+def _texts(stop: Any) -> list[str]:
+    """The stops that are text: tokens mean nothing to an endpoint."""
+    given = [stop] if isinstance(stop, str) else list(stop or [])
+    return [each for each in given if isinstance(each, str)]
+
+
+def _seed(seed: int | None, index: int) -> dict[str, int]:
+    return {} if seed is None else {"seed": (seed + index) % 2**31}
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """The text of a message; calls that the server has read are written out again."""
+    calls = [
+        json.dumps({"name": call["function"]["name"], "arguments": call["function"]["arguments"]})
+        for call in message.get("tool_calls") or []
+    ]
+    written = "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+    return str(message.get("content") or "") + written

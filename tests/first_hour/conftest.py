@@ -1,0 +1,5 @@
+"""The fixture of these tests."""
+
+from tests.installed import installed
+
+__all__ = ["installed"]
