@@ -43,6 +43,7 @@ def test_a_running_service_is_measured_and_the_machine_is_not(service: str) -> N
     assert report["recommendation"]["answers"] == 2
 
 
+@pytest.mark.slow
 def test_without_a_service_one_is_started_and_the_machine_is_measured(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -107,6 +107,21 @@ def test_other_adapters_change_nothing(base: BaseModel) -> None:
     assert_equal(alone, results[1])
 
 
+def test_prompts_are_scored_with_their_own_adapter_in_any_slot(base: BaseModel) -> None:
+    asked = request(PROMPTS[1], 1, max_tokens=1, prompt_logprobs=True)
+    engine = with_adapters(base, 3, 20, 1)
+    names = ["s0", "s1", "s2", "base"]
+    for ticket, name in enumerate(names):
+        engine.sample(ticket, name, asked)
+    results = {}
+    while not engine.sampling.is_idle:
+        results |= {job.ticket: job.result() for job in engine.sampling.step()}
+    fresh = [sample(with_adapters(base, 3, 20, 1), name, asked)[0] for name in names]
+    for ticket, alone in enumerate(fresh):
+        np.testing.assert_array_equal(results[ticket].prompt_logprobs, alone.prompt_logprobs)
+    assert not np.allclose(fresh[0].prompt_logprobs[1:], fresh[1].prompt_logprobs[1:], atol=1e-3)
+
+
 def test_filters_and_penalties_of_others_change_nothing(base: BaseModel) -> None:
     plain = request(PROMPTS[1], 3, topk_sample_logprobs=4)
     others = [

@@ -81,6 +81,7 @@ def client_of(service: LiveService) -> mint.ServiceClient:
     return mint.ServiceClient(base_url=service.base_url, api_key="tml-rl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["samples", "operations"])
 def test_a_service_killed_in_the_middle_of_a_step_costs_that_step_and_no_more(
     own_service: Start, settings: Settings, tmp_path: Path, capsys: Any, kind: str
@@ -105,6 +106,7 @@ def test_a_service_killed_in_the_middle_of_a_step_costs_that_step_and_no_more(
         assert row == pytest.approx(wanted, rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_service_that_comes_back_in_time_costs_nothing(
     own_service: Start, settings: Settings, tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_service_that_comes_back_in_time_costs_nothing(
     assert [row["step"] for row in read_rows(tmp_path / "run" / METRICS)] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_the_end_of_the_embedded_service_ends_the_run_at_once(
     tiny_model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

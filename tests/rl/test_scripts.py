@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mint.watch.recorder import METRICS, read_rows
 from tests.service_fixture import MODEL
 
@@ -48,6 +50,7 @@ run_grpo(Task(), RLConfig(base_model="{MODEL}", steps=1000, batch_size=2, max_to
 """
 
 
+@pytest.mark.slow
 def test_a_script_ends_ctrl_c_in_one_line_and_the_same_command_goes_on_after_anything(
     service: str, tmp_path: Path
 ) -> None:
@@ -96,6 +99,7 @@ def test_a_script_ends_ctrl_c_in_one_line_and_the_same_command_goes_on_after_any
     assert [row["step"] for row in read_rows(directory / METRICS)] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_ctrl_c_from_outside_ends_a_script_wherever_it_is(service: str, tmp_path: Path) -> None:
     script = tmp_path / "task.py"
     script.write_text(OUTSIDE)

@@ -79,6 +79,7 @@ def test_the_service_ends_when_its_script_is_killed(
     assert ends(service)
 
 
+@pytest.mark.slow
 def test_two_scripts_at_once_have_a_service_each(embedded: dict[str, str]) -> None:
     train = f"""
 import mint

@@ -69,6 +69,7 @@ def test_custom_reward_prints_every_step_and_where_it_saved(embedded: dict[str, 
     assert output.splitlines()[-1].startswith("Talk to it: mint sample --raw -m tinker://")
 
 
+@pytest.mark.slow
 def test_custom_reward_evaluates_held_out_problems_and_draws(
     embedded: dict[str, str], tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_custom_reward_evaluates_held_out_problems_and_draws(
     assert [row["kind"] for row in rows] == ["eval", "train", "train", "eval"]
 
 
+@pytest.mark.slow
 def test_quickstart_trains_twice_and_says_where_it_saved(embedded: dict[str, str]) -> None:
     settings = {"MINT_SFT_STEPS": "2", "MINT_RL_STEPS": "2", "MINT_RL_BATCH": "2"}
     output, errors, code = run("quickstart.py", embedded, **settings, MINT_RL_MAX_TOKENS="4")

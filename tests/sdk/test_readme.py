@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mint.engine.losses import LOSSES
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -23,6 +25,7 @@ def test_the_training_loop_runs_as_written(embedded: dict[str, str], tiny_model:
     assert re.search(r"^Saved: tinker://\S+/weights/final$", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_first_example_of_the_page_on_rl_runs_as_it_stands(
     embedded: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:

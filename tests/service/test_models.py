@@ -33,6 +33,7 @@ def sampler_of(raw: RawClient, model: str, session: str, number: int) -> str:
     return str(raw.post("/create_sampling_session", body).json()["sampling_session_id"])
 
 
+@pytest.mark.slow
 def test_models_take_turns_in_a_small_memory_and_runs_come_back_as_they_were(
     own_service: Callable[..., LiveService], tiny_model: Path, other_model: Path
 ) -> None:
@@ -79,6 +80,7 @@ def arguments_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
 
 
+@pytest.mark.slow
 def test_an_engine_is_told_its_precision_and_its_memory(
     own_service: Callable[..., LiveService],
 ) -> None:
@@ -89,6 +91,7 @@ def test_an_engine_is_told_its_precision_and_its_memory(
     assert arguments_of(worker)[-4:] == told
 
 
+@pytest.mark.slow
 def test_preloaded_models_share_the_memory(
     own_service: Callable[..., LiveService], tiny_model: Path, other_model: Path
 ) -> None:
@@ -101,6 +104,7 @@ def test_preloaded_models_share_the_memory(
     assert sum(shares) <= 3
 
 
+@pytest.mark.slow
 def test_a_model_loaded_later_gets_what_the_first_leaves(
     own_service: Callable[..., LiveService], tiny_model: Path, other_model: Path
 ) -> None:
@@ -118,6 +122,7 @@ DECIDED = r"{} on \S.*: precision exact \(.+\), [\d,]+ KV tokens \(\d+\.\d GB\),
 DECIDED += r"[\d,]+ training tokens a pass"
 
 
+@pytest.mark.slow
 def test_the_service_says_what_its_engines_decided(
     own_service: Callable[..., LiveService], tiny_model: Path, other_model: Path
 ) -> None:
@@ -166,6 +171,7 @@ def test_a_model_that_never_fits_is_refused(own_service: Callable[..., LiveServi
     assert failure["category"] == "user"
 
 
+@pytest.mark.slow
 def test_an_idle_model_is_unloaded_and_its_run_goes_on(
     own_service: Callable[..., LiveService],
 ) -> None:

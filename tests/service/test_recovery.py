@@ -102,6 +102,7 @@ def test_the_unmodified_client_does_not_notice_a_restart(own_service: Start) -> 
     assert len(set(losses)) == 4
 
 
+@pytest.mark.slow
 def test_failures_stay_failures_after_a_restart(own_service: Start) -> None:
     service = own_service()
     raw = RawClient(service.base_url)
@@ -115,6 +116,7 @@ def test_failures_stay_failures_after_a_restart(own_service: Start) -> None:
     assert raw.result(f"{run}:0") == {"model_id": run, "type": "create_model"}
 
 
+@pytest.mark.slow
 def test_an_ephemeral_sampler_survives_a_killed_engine(own_service: Start) -> None:
     service = own_service()
     raw = RawClient(service.base_url)
@@ -141,6 +143,7 @@ def test_an_ephemeral_sampler_survives_a_killed_engine(own_service: Start) -> No
     assert sample(1) == before
 
 
+@pytest.mark.slow
 def test_a_sampler_lost_with_its_engine_says_so(own_service: Start) -> None:
     service = own_service(snapshot_after_bytes=0, samplers_kept_per_run=0)
     raw = RawClient(service.base_url)
@@ -156,6 +159,7 @@ def test_a_sampler_lost_with_its_engine_says_so(own_service: Start) -> None:
     assert "no longer kept" in failure["error"]
 
 
+@pytest.mark.slow
 def test_two_services_share_a_home_but_not_a_run(own_service: Start) -> None:
     one, other = RawClient(own_service().base_url), RawClient(own_service().base_url)
     run = one.run()
@@ -211,6 +215,7 @@ def test_a_number_that_never_comes_is_given_up(own_service: Start) -> None:
     train(raw, run, 4)
 
 
+@pytest.mark.slow
 def test_old_results_are_gone_and_unknown_ones_never_were(own_service: Start) -> None:
     first = own_service()
     run = RawClient(first.base_url).run()
@@ -245,6 +250,7 @@ def logprobs_of(raw: RawClient, sampler: str, seq_id: int) -> bytes:
     return raw.retrieve(raw.post("/asample", body).json()["request_id"]).content
 
 
+@pytest.mark.slow
 def test_samplers_that_leave_memory_come_back_from_disk_unchanged(own_service: Start) -> None:
     service = own_service(samplers_per_run=1, samplers_kept_per_run=2, snapshot_after_bytes=0)
     raw = RawClient(service.base_url)
@@ -264,6 +270,7 @@ def test_samplers_that_leave_memory_come_back_from_disk_unchanged(own_service: S
     assert b"no longer kept" in logprobs_of(raw, samplers[0], 2)
 
 
+@pytest.mark.slow
 def test_a_sampler_is_never_made_twice_with_other_weights(own_service: Start) -> None:
     raw = RawClient(own_service(samplers_per_run=1).base_url)
     run = raw.run()

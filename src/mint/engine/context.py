@@ -52,12 +52,13 @@ class BankedLora:
     """Adapters in the slots of a bank, chosen row by row.
 
     ``mask`` [rows, slots] has a 1 where a row uses a slot; None means that all rows use slot 0.
-    ``members`` are the same on a CPU: the slots in use, each with the numbers of its rows.
+    ``members`` are the same on a CPU: the slots in use, each with the numbers of its rows, or None
+    for all rows.
     """
 
     slots: int
     mask: Tensor | None
-    members: tuple[tuple[int, Tensor], ...] = ()
+    members: tuple[tuple[int, Tensor | None], ...] = ()
 
 
 Lora = NoLora | TrainedLora | BankedLora

@@ -190,6 +190,9 @@ class FrozenLinear(Product):
             if lora.mask is None:
                 self._add_slot(y, rows, 0)
             for slot, members in lora.members:
+                if members is None:
+                    self._add_slot(y, rows, slot)
+                    continue
                 part = y[members]
                 filled = fill_up(part)
                 self._add_slot(filled, fill_up(x[members]), slot)

@@ -106,7 +106,11 @@ class AdapterBank:
         mask = columns[:, None] == torch.arange(used, device=device)
         if device.type == "cuda":
             return BankedLora(used, mask.float())
-        members = tuple((slot, torch.nonzero(mask[:, slot]).squeeze(1)) for slot in slots.values())
+        members: tuple[tuple[int, Tensor | None], ...]
+        if len(slots) == 1 and None not in adapters:  # of all rows, however many there are
+            members = tuple((slot, None) for slot in slots.values())
+        else:
+            members = tuple((s, torch.nonzero(mask[:, s]).squeeze(1)) for s in slots.values())
         return BankedLora(used, mask.float(), members)
 
     def forget(self, adapter: Adapter) -> None:
