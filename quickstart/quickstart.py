@@ -232,7 +232,7 @@ def main() -> None:
     with working("Saving"):
         saved = training_client.save_state(name="quickstart-final").result()
     print(f"Saved: {saved.path}")
-    print(f'Talk to it: mint sample --raw -m {saved.path} "..."')
+    print(f'Sample from it: mint sample --raw -m {saved.path} "..."')
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def test_a_killed_run_ends_as_the_one_that_was_left_alone(recipe: Recipe) -> Non
     assert "Step 5/" in whole
     assert "  killed\n" in killed
     assert "Step 5" not in killed
-    assert "Continuing after step 2." in again
+    assert "Resuming after step 2." in again
     assert "metrics.jsonl: [1, 2, 3, 4, 5]" in again
     assert "Rollouts with the same prompt: 40 of 40" in again
     assert "Rollouts with the same response: 40 of 40" in again

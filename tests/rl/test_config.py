@@ -94,9 +94,9 @@ def test_the_environment_can_say_none_and_a_new_line() -> None:
         ({"tempreature": 1.0}, "Did you mean 'temperature'"),
         ({"group_size": 1}, "must be 2 or more"),
         ({"learning_rate": float("nan")}, "finite"),
-        ({"steps": 1.5}, "a whole number"),
+        ({"steps": 1.5}, "an integer"),
         ({"curriculum": 1}, "true or false"),
-        ({"rank": None}, "a whole number"),
+        ({"rank": None}, "an integer"),
         ({"betas": (0.9,)}, "2 values"),
         ({"temperature": 0.0}, "answers of a group would be equal"),
         ({"mini_batches": 9}, "mini_batches"),
@@ -122,7 +122,7 @@ def test_a_mistake_fails_where_it_is_typed_and_says_what_would_be_right(
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("MINT_RL_STEPS", "three", "is not a whole number"),
+        ("MINT_RL_STEPS", "three", "is not an integer"),
         ("MINT_RL_STEPS", "0", "must be 1 or more"),
         ("MINT_RL_CURRICULUM", "perhaps", "is not true or false"),
     ],

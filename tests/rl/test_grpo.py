@@ -51,7 +51,7 @@ def test_in_a_notebook_ctrl_c_saves_and_the_same_cell_goes_on(
     loop = asyncio.new_event_loop()  # without asyncio's own handling of Ctrl-C, as a notebook's
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(cell(Pressed()))
-    assert "goes on after step" in capsys.readouterr().out
+    assert "resumes after step" in capsys.readouterr().out
     assert loop.run_until_complete(cell(Letters())).startswith("tinker://")
     assert [row["step"] for row in metrics()] == [1, 2, 3]
     loop.close()

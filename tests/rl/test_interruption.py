@@ -136,7 +136,7 @@ def test_ctrl_c_while_a_step_trains_ends_that_step_first(
         run_grpo(finger, settings(**SHORT), service=client)
     lines = capsys.readouterr().out.splitlines()
     assert lines.count("Interrupted: ending this step. Ctrl-C again leaves at once.") == 1
-    assert lines[-1] == "Interrupted. The same command goes on after step 2."
+    assert lines[-1] == "Interrupted. The same command resumes after step 2."
 
 
 def test_ctrl_c_while_a_step_trains_gives_it_up_when_pressed_again(
@@ -146,7 +146,7 @@ def test_ctrl_c_while_a_step_trains_gives_it_up_when_pressed_again(
     with finger.watching(), pytest.raises(Interrupted):
         run_grpo(finger, settings(**{**SHORT, "checkpoint_every": 1}), service=client)
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "Interrupted. The same command goes on after step 1."
+        "Interrupted. The same command resumes after step 1."
     )
 
 

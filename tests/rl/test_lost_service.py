@@ -88,7 +88,7 @@ def test_a_service_killed_in_the_middle_of_a_step_costs_that_step_and_no_more(
 ) -> None:
     first = own_service()
     cfg = settings(steps=4, checkpoint_every=1, service_timeout=0.5)
-    with pytest.raises(ServiceLost, match=r"after step 2 is lost.*goes on after step 2"):
+    with pytest.raises(ServiceLost, match=r"after step 2 is lost.*resumes after step 2"):
         run_grpo(Struck(first, kind), cfg, service=client_of(first))
     assert "does not answer. Waiting up to 0.5 s" in capsys.readouterr().out
     assert read_rows(tmp_path / "run" / EVENTS)[-1]["event"] == "lost"

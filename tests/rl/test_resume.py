@@ -81,10 +81,10 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     if how == "ctrl-c":
         assert isinstance(ended.value, Interrupted)
         assert ended.value.code == 130
-        assert "The same command goes on after step" in said
+        assert "The same command resumes after step" in said
 
     run_grpo(Letters(), broken, service=client)
-    assert "Continuing after step" in capsys.readouterr().out
+    assert "Resuming after step" in capsys.readouterr().out
     resumed, expected = comparable(tmp_path / "broken"), comparable(tmp_path / "whole")
     assert [row["step"] for row in resumed] == [0, 1, 2, 3, 4, 5]
     for row, wanted in zip(resumed, expected, strict=True):

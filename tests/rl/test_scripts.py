@@ -79,13 +79,13 @@ def test_a_script_ends_ctrl_c_in_one_line_and_the_same_command_goes_on_after_any
     stopped = run(AT="1", SIGNAL="SIGINT")
     assert stopped.returncode == 130
     assert stopped.stdout.splitlines()[-1] == (
-        "Interrupted. The same command goes on after step 1."
+        "Interrupted. The same command resumes after step 1."
     )
     assert "Traceback" not in stopped.stderr
 
     killed = run(AT="3", SIGNAL="SIGKILL")
     assert killed.returncode == -9
-    assert "Continuing after step 1." in killed.stdout
+    assert "Resuming after step 1." in killed.stdout
 
     lost = run(MINT_BASE_URL="http://127.0.0.1:9", MINT_RL_SERVICE_TIMEOUT="0.2")
     assert lost.returncode == 1
@@ -94,7 +94,7 @@ def test_a_script_ends_ctrl_c_in_one_line_and_the_same_command_goes_on_after_any
 
     finished = run()
     assert finished.returncode == 0, finished.stderr
-    assert "Continuing after step 2." in finished.stdout
+    assert "Resuming after step 2." in finished.stdout
     (directory,) = (tmp_path / "runs").iterdir()
     assert [row["step"] for row in read_rows(directory / METRICS)] == [1, 2, 3, 4, 5]
 
@@ -124,7 +124,7 @@ def test_ctrl_c_from_outside_ends_a_script_wherever_it_is(service: str, tmp_path
         return [*before, *out.splitlines()]
 
     assert interrupted("making a prompt", 1)[-1] == "Interrupted. The same command begins again."
-    goes_on = "Interrupted. The same command goes on after step "
+    goes_on = "Interrupted. The same command resumes after step "
     assert interrupted("done with 2", 1)[-1].startswith(goes_on)
     assert interrupted("done with 4", 2)[-1].startswith(goes_on)
     (directory,) = (tmp_path / "runs").iterdir()

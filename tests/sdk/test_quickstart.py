@@ -66,7 +66,7 @@ def test_custom_reward_prints_every_step_and_where_it_saved(embedded: dict[str, 
     }
     assert recorded.summary()["status"] == "finished"
     assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-2])
-    assert output.splitlines()[-1].startswith("Talk to it: mint sample --raw -m tinker://")
+    assert output.splitlines()[-1].startswith("Sample from it: mint sample --raw -m tinker://")
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_quickstart_trains_twice_and_says_where_it_saved(embedded: dict[str, str
     assert len(re.findall(r"^rl step [12]/2 accuracy=[\d.]+% datums=\d+$", output, re.M)) == 2
     assert [len(open_run("runs/quickstart").rollouts(step)) for step in (2, 3, 4)] == [0, 8, 8]
     assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-2])
-    assert output.splitlines()[-1].startswith("Talk to it: mint sample --raw -m tinker://")
+    assert output.splitlines()[-1].startswith("Sample from it: mint sample --raw -m tinker://")
 
 
 def test_a_bad_setting_is_named(embedded: dict[str, str]) -> None:

@@ -91,7 +91,7 @@ def test_an_interrupted_sweep_shows_where_it_stopped_and_goes_on_there(
 
     again = train(*arguments)
     assert again.code == 0
-    assert "Continuing after step 1." in again.out
+    assert "Resuming after step 1." in again.out
     assert [row.split()[0][-1] for row in rows_of(again.out)] == ["0", "1", "2"]
     assert again.out.count("Step 1/") == 1
 

@@ -216,12 +216,12 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(train: Command, folde
     arguments += ["training.save_reward_analysis=true", "training.log_rewards=true"]
     ended = train(*arguments)
     assert ended.code == 130
-    assert "The same command goes on after step 2." in ended.out
+    assert "The same command resumes after step 2." in ended.out
     assert "Traceback" not in ended.err
 
     ended = train(*arguments)
     assert ended.code == 0
-    assert "Continuing after step 2." in ended.out
+    assert "Resuming after step 2." in ended.out
     assert "rewards of the run: 32 answers" in ended.out
     written = run_directory(ended.out)
     assert [row["step"] for row in read_rows(written / METRICS)] == [1, 2, 3, 4]

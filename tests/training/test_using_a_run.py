@@ -49,7 +49,7 @@ def test_a_run_directory_is_asked_as_it_was_trained_and_exported(
     train: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = train(*TASK, "logging.run_dir=run", "model.rank=2", 'sampling.stop=["~~"]')
-    assert "Talk to it:  mint sample -m run" in ended.out
+    assert "Sample from it: mint sample -m run" in ended.out
     assert "mint export run --to FOLDER --merge" in ended.out
 
     monkeypatch.delenv("MINT_BASE_URL")  # the run directory knows its service

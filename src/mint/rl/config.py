@@ -163,7 +163,7 @@ class RLConfig:
 
     # Agents
     max_turns: int = option(8, "replies of the model in one rollout", low=1)
-    rollout_timeout: float = option(300.0, "seconds until a rollout is given up", above=0)
+    rollout_timeout: float = option(300.0, "seconds until a rollout is aborted", above=0)
     context_length: int | None = option(None, "tokens of a conversation, at most", low=2)
 
     # The run

@@ -50,6 +50,6 @@ def going_on(step: int) -> str:
     """What becomes of a run that was saved after a step.
 
     >>> going_on(12), going_on(0)
-    ('The same command goes on after step 12.', 'The same command begins again.')
+    ('The same command resumes after step 12.', 'The same command begins again.')
     """
-    return f"The same command {f'goes on after step {step}' if step else 'begins again'}."
+    return f"The same command {f'resumes after step {step}' if step else 'begins again'}."

@@ -165,7 +165,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _named(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     plain = _plain(kind)
     if get_origin(plain) is tuple:
         return "a list of " + names[get_args(plain)[0]].removeprefix("a ") + "s"

@@ -1,4 +1,4 @@
-"""What sampling brings home: rollouts in groups, token by token as they were sampled."""
+"""Rollouts in groups, token by token as they were sampled."""
 
 from __future__ import annotations
 

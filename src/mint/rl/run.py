@@ -132,7 +132,7 @@ class Run:
         if state:
             self._load(state)
             if self.done < cfg.steps:
-                print(f"Continuing after step {self.done}.", flush=True)
+                print(f"Resuming after step {self.done}.", flush=True)
                 self.directory.event("resumed", step=self.done)
         elif cfg.eval_every:
             self._do(self._first_evaluation())
@@ -356,8 +356,8 @@ class Run:
             print(line, flush=True)
         print(f"Saved: {self.final}", flush=True)
         folder = self.directory.path
-        print(f'Talk to it:  mint sample -m {folder} "..."', flush=True)
-        print(f"Take it out: mint export {folder} --to FOLDER --merge", flush=True)
+        print(f'Sample from it: mint sample -m {folder} "..."', flush=True)
+        print(f"Export it:      mint export {folder} --to FOLDER --merge", flush=True)
         return self.final
 
     def _advice(self) -> list[str]:

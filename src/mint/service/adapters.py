@@ -170,7 +170,7 @@ def _read_config(file: Path) -> dict[str, Any]:
     if config.get("peft_type") != "LORA":
         raise UserError(f"{CONFIG}: peft_type must be LORA, not {config.get('peft_type')!r:.50}.")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
-        raise UserError(f"{CONFIG}: r must be a whole number from 1 to {MAX_RANK}.")
+        raise UserError(f"{CONFIG}: r must be an integer from 1 to {MAX_RANK}.")
     if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
         raise UserError(f"{CONFIG}: lora_alpha must be a positive number.")
     if not isinstance(config.get("base_model_name_or_path"), str):
@@ -212,4 +212,4 @@ def _kind(layer: str) -> str:
 def _require_finite(tensors: Tensors, name: str, least: float = -math.inf) -> None:
     values = tensors[name]
     if not np.isfinite(values).all() or (values < least).any():
-        raise UserError(f"{tensors.file.name}: {name} has a number that it cannot have.")
+        raise UserError(f"{tensors.file.name}: {name} contains NaN or infinity.")

@@ -79,7 +79,7 @@ class EngineProcess:
         except TimeoutError:
             await engine.stop()
             raise EngineDied(
-                f"Loading {name} took more than {limit_s:.0f} s and was given up. "
+                f"Loading {name} took more than {limit_s:.0f} s and was aborted. "
                 f"The engine's log is {log_file}."
             ) from None
         except BaseException:

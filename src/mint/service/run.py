@@ -125,7 +125,7 @@ class Run:
 
     def _refuse_if_released(self) -> None:
         if self._is_released:
-            raise ApiError(503, "The run is being put away. Send the request again.")
+            raise ApiError(503, "The run is being unloaded; retry.")
 
     async def _enter(self, operation: Operation, content_type: str, body: bytes) -> None:
         try:
@@ -183,7 +183,7 @@ class Run:
             gap = self._stream.gap
             await self.abandon(
                 f"operation {gap} of this run did not arrive within "
-                f"{self._settings.gap_limit_s:.0f} s, so this one was given up. Send it again."
+                f"{self._settings.gap_limit_s:.0f} s, so this one was aborted. Send it again."
             )
 
     async def abandon(self, why: str) -> None:

@@ -197,7 +197,7 @@ class Samplers:
 
     @property
     def waiting(self) -> int:
-        """How many samples are in work."""
+        """Return how many samples are in progress."""
         return len(self._tasks)
 
     # ---- using ----------------------------------------------------------------------------------
@@ -234,13 +234,13 @@ class Samplers:
         return request_id, [f"{request_id}:{i}" for i in range(request.num_samples)]
 
     def cancel(self, request_id: str) -> bool:
-        """Stop a sample that is in work; whoever waits for it is told."""
+        """Cancel a sample in progress; whoever waits for it gets an error."""
         task = self._sampling.get(request_id)
         return task is not None and task.cancel()
 
     def _refuse_if_full(self) -> None:
         if len(self._tasks) >= self._settings.max_outstanding_samples:
-            raise ApiError(429, "Too many samples are in work. The client tries again.")
+            raise ApiError(429, "Too many samples are in progress; retry.")
 
     async def sample(
         self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None = None

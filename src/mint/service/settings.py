@@ -90,14 +90,14 @@ class Settings(BaseModel):
     samplers_kept_per_run: NonNegativeInt = 16
     """Ephemeral samplers of one run kept on disk, for when they leave the memory of the engine."""
     model_idle_s: Seconds = 1800.0
-    """A base model that nobody uses for this long is unloaded; those in ``models`` stay."""
+    """A base model that is idle for this long is unloaded; those in ``models`` stay."""
     memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """What all loaded base models may take, of the GPU's memory on a GPU and of the machine's on a
     CPU; the least recently used makes room for another."""
     link_kept_s: Seconds = 3600.0
     """How long a signed download link works."""
     max_outstanding_samples: NonNegativeInt = 20_000
-    """Samples in work at once; further ones are told to try again."""
+    """Samples in progress at once; further requests get 429, and clients retry."""
     max_body_bytes: NonNegativeInt = 1024 * 1024 * 1024
     """The largest request that is read."""
     max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024

@@ -88,7 +88,7 @@ def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
 
 def _whole(number: Any) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise ValueError("a size must be a whole number")
+        raise ValueError("a size must be an integer")
     return number
 
 

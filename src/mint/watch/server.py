@@ -259,7 +259,7 @@ def _integer(given: Mapping[str, str], name: str) -> int | None:
     try:
         return max(-(2**62), min(int(raw[:20]), 2**62))
     except ValueError:
-        raise BadFilter(f"{name} is a whole number, not {raw[:50]!r}.") from None
+        raise BadFilter(f"{name} must be an integer, not {raw[:50]!r}.") from None
 
 
 # ---- rollouts ----
