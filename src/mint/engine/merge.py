@@ -144,12 +144,11 @@ def check_adapter(base: Path, adapter: Path, copy: Path, *, peft: bool | None = 
             # PEFT warns that a tied output layer must not be merged, which is not done here, and
             # about Conv1D layers, which it treats correctly.
             warnings.simplefilter("ignore", UserWarning)
-            model = PeftModel.from_pretrained(model, copy).eval()
+            adapted = PeftModel.from_pretrained(model, copy).eval()
         by = f"PEFT {version('peft')}"
-    else:
-        _merge_all(model, copy, torch.float32)
-        by = "transformers"
-    return reference.compare(_logprobs_of_model(model, reference.texts), by)
+        return reference.compare(_logprobs_of_model(adapted, reference.texts), by)
+    _merge_all(model, copy, torch.float32)
+    return reference.compare(_logprobs_of_model(model, reference.texts), "transformers")
 
 
 # ---- merging -------------------------------------------------------------------------------------
@@ -244,10 +243,10 @@ def _logprobs_of_trainer(trainer: LoraTrainer, texts: Sequence[IntArray]) -> np.
 
 
 @torch.inference_mode()
-def _logprobs_of_model(model: PreTrainedModel, texts: Sequence[IntArray]) -> np.ndarray:
+def _logprobs_of_model(model: nn.Module, texts: Sequence[IntArray]) -> np.ndarray:
     """Return the logprobs of every token but the first of each text, concatenated."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(device)  # type: ignore[arg-type]
+    model.to(device)
     parts: list[Tensor] = []
     for text in texts:
         tokens = torch.as_tensor(text, device=device)
