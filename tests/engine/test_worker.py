@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mint.engine.engine import Engine
 from mint.engine.messages import (
     AdamParams,
     Call,
@@ -24,6 +25,8 @@ from mint.engine.messages import (
     Reply,
     SampleRequest,
 )
+from mint.engine.model import BaseModel
+from mint.engine.training_turns import Operation, TrainingTurns
 from tests.engine.conftest import ids
 
 
@@ -120,6 +123,58 @@ def test_samples_go_on_while_an_operation_trains_in_several_passes(client: Clien
     while not (replies[-1].id == 3 and replies[-1].is_final):
         replies.append(client.receive())
     assert 4 in {reply.id for reply in replies}, "training in several passes let no sample advance"
+
+
+def test_a_small_operation_does_not_wait_for_a_large_one_of_another_run(client: Client) -> None:
+    client.receive()
+    rng = np.random.default_rng(0)
+    data = [Datum(t[:-1], {"target_tokens": t[1:]}) for t in rng.integers(0, 250, (200, 200))]
+    for number, (run, tenant) in enumerate({"large": "crowd", "small": "ada"}.items()):
+        client.send(number, "create_run", run_id=run, lora=LoraSpec(rank=2), tenant=tenant)
+        client.receive()
+    large = [ForwardBackward(data, "cross_entropy")]
+    small = [ForwardBackward(data[:1], "cross_entropy")]
+    client.send(3, "forward_backward", run_id="large", operations=large)
+    client.send(4, "optim_step", run_id="large", params=AdamParams())
+    client.send(5, "forward_backward", run_id="small", operations=small)
+    client.send(6, "optim_step", run_id="small", params=AdamParams())
+    client.send(7, "create_sampler", sampler_id="s")
+    order = [client.receive() for _ in range(5)]
+    assert not any(reply.error for reply in order)
+    ids_in_order = [reply.id for reply in order]
+    assert ids_in_order[-2:] == [3, 4], "the large one was done first, or out of order"
+    assert [i for i in ids_in_order if i in (5, 6)] == [5, 6]
+
+
+def test_training_in_turns_gives_the_same_gradients(base: BaseModel) -> None:
+    rng = np.random.default_rng(0)
+    data = [Datum(t[:-1], {"target_tokens": t[1:]}) for t in rng.integers(0, 250, (44, 200))]
+    operations = [ForwardBackward(data, "cross_entropy")]
+    alone, together = Engine(base), Engine(base)
+    for engine in (alone, together):
+        for run in ("one", "other"):
+            engine.create_run(run, LoraSpec(rank=2, seed=1))
+    for run in ("one", "other"):
+        alone.forward_backward(run, operations)
+    turns = TrainingTurns()
+    for run in ("one", "other"):
+        call = Call(0, "forward_backward", {})
+        turns.add("", Operation(call, run, together.forward_backward_steps(run, operations)))
+    while turns:
+        operation = turns.next()
+        try:
+            next(operation.steps)
+        except StopIteration:
+            turns.remove(operation)
+    for run in ("one", "other"):
+        for mine, theirs in zip(
+            alone._runs[run].adapter.parameters(),
+            together._runs[run].adapter.parameters(),
+            strict=True,
+        ):
+            assert (mine.grad is None) == (theirs.grad is None)
+            if mine.grad is not None and theirs.grad is not None:
+                np.testing.assert_array_equal(mine.grad.numpy(), theirs.grad.numpy())
 
 
 def test_a_folder_without_a_model_is_reported_as_the_first_reply(tmp_path: Path) -> None:

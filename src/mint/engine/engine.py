@@ -40,6 +40,7 @@ class Engine:
     def __init__(self, model: BaseModel, memory_gb: float | None = None) -> None:
         self.model = model
         self._runs: dict[str, LoraTrainer] = {}
+        self._tenants: dict[str, str] = {}  # of runs
         self._samplers: dict[str, Adapter | None] = {}
         self.budget = plan_memory(model, memory_gb)
         pool = KVPool(model.kv_shapes, self.budget.blocks, model.precision.keys, model.device)
@@ -51,8 +52,14 @@ class Engine:
         """What the service needs to know, with what this engine decided."""
         return replace(self.model.info, plan=describe(self.model, self.budget))
 
-    def create_run(self, run_id: str, lora: LoraSpec) -> None:
+    def create_run(self, run_id: str, lora: LoraSpec, tenant: str = "") -> None:
+        """Create a run with a fresh adapter; tenants take turns in training."""
         self._runs[run_id] = LoraTrainer(self.model, lora, self.budget.train_tokens)
+        self._tenants[run_id] = tenant
+
+    def tenant_of(self, run_id: str) -> str:
+        """Return whose run this is."""
+        return self._tenants[run_id]
 
     def forward_backward(
         self, run_id: str, operations: list[ForwardBackward]
@@ -116,6 +123,7 @@ class Engine:
 
     def drop_run(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
+        self._tenants.pop(run_id, None)
 
     def drop_sampler(self, sampler_id: str) -> None:
         adapter = self._samplers.pop(sampler_id, None)

@@ -17,10 +17,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Generator
-from typing import Any
 
-from .messages import Call, EngineOptions, Reply, UserError
+from .messages import Call, EngineOptions, ForwardBackward, Reply, UserError
 
 _LENGTH = struct.Struct(">Q")
 
@@ -50,16 +48,20 @@ class Channel:
 
 
 class Worker:
-    """Runs calls in order; between them, all running samples advance together."""
+    """Runs calls; between them, all running samples advance together.
+
+    The calls of a run are run in order. Training is done pass by pass: see :mod:`.training_turns`.
+    """
 
     def __init__(self, channel: Channel, name: str, folder: str, options: EngineOptions) -> None:
         from .engine import Engine
         from .model import BaseModel
+        from .training_turns import TrainingTurns
 
         self._channel = channel
         self._inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._calls: deque[Call] = deque()
-        self._training: tuple[Call, Generator[None, None, Any]] | None = None
+        self._training = TrainingTurns()
         self._pass_s = 0.0  # what the last training pass took
         model = BaseModel.load(name, folder, precision=options.precision)
         self._engine = Engine(model, options.memory_gb)
@@ -70,15 +72,23 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
         while True:
             self._take_in()
-            if self._training is not None:
+            if self._training:
                 self._train()
-            elif self._calls:
-                self._handle(self._calls.popleft())
+            if (call := self._next_call()) is not None:
+                self._handle(call)
             self._sample()
+
+    def _next_call(self) -> Call | None:
+        """Take the first call that need not wait for a training operation of its run."""
+        for index, call in enumerate(self._calls):
+            if not self._training.has(call.arguments.get("run_id")):
+                del self._calls[index]
+                return call
+        return None
 
     def _sample(self) -> None:
         """Let samples advance by one token; beside training, for as long as a pass of it took."""
-        until = time.monotonic() + (self._pass_s if self._training is not None else 0.0)
+        until = time.monotonic() + (self._pass_s if self._training else 0.0)
         while not self._engine.sampling.is_idle:
             self._advance()
             self._take_in()
@@ -86,18 +96,17 @@ class Worker:
                 break
 
     def _train(self) -> None:
-        """Run one pass of the operation in progress."""
-        assert self._training is not None
-        call, steps = self._training
+        """Run one pass of the operation whose turn it is."""
+        operation = self._training.next()
         start = time.monotonic()
         try:
-            next(steps)
+            next(operation.steps)
         except StopIteration as end:
-            self._training = None
-            self._channel.send(Reply(call.id, end.value))
+            self._training.remove(operation)
+            self._channel.send(Reply(operation.call.id, end.value))
         except Exception as error:
-            self._training = None
-            self._channel.send(_failure(call.id, error))
+            self._training.remove(operation)
+            self._channel.send(_failure(operation.call.id, error))
         self._pass_s = time.monotonic() - start
 
     def _read(self) -> None:
@@ -113,7 +122,7 @@ class Worker:
         Samples start at once, so that neither they nor the other calls starve: a step of the loop
         is one call and one token. (A sampler is used only after its creation was answered.)
         """
-        is_busy = self._training is not None or not self._engine.sampling.is_idle
+        is_busy = bool(self._training) or not self._engine.sampling.is_idle
         wait = not self._calls and not is_busy
         while wait or not self._inbox.empty():
             call = self._inbox.get()
@@ -129,7 +138,7 @@ class Worker:
                 self._engine.sample(call.id, **call.arguments)
                 return
             if call.method == "forward_backward":
-                self._training = (call, self._engine.forward_backward_steps(**call.arguments))
+                self._begin_training(call, **call.arguments)
                 return
             if call.method == "cancel_sample":
                 self._cancel(**call.arguments)
@@ -140,6 +149,12 @@ class Worker:
             self._channel.send(_failure(call.id, error))
         else:
             self._channel.send(Reply(call.id, value))
+
+    def _begin_training(self, call: Call, run_id: str, operations: list[ForwardBackward]) -> None:
+        from .training_turns import Operation
+
+        steps = self._engine.forward_backward_steps(run_id, operations)
+        self._training.add(self._engine.tenant_of(run_id), Operation(call, run_id, steps))
 
     def _cancel(self, call_id: int) -> None:
         if self._engine.sampling.cancel(call_id):

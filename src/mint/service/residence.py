@@ -98,7 +98,8 @@ class Residence:
 
     async def _restore(self, engine: EngineProcess) -> None:
         run_id = self._row.id
-        await engine.call("create_run", run_id=run_id, lora=lora_of(self._row.lora))
+        lora, tenant = lora_of(self._row.lora), self._row.user
+        await engine.call("create_run", run_id=run_id, lora=lora, tenant=tenant)
         if (snapshot := self._journal.snapshot_folder) is not None:
             await asyncio.to_thread(self._journal.check_snapshot)
             await engine.call(
