@@ -143,8 +143,9 @@ def main() -> None:
         record.step({"loss": kl / len(answers_D)})
         print(f"step {step}: KL per answer={kl / len(answers_D):.3f}", flush=True)
 
-    record.close()
     path = student.save_weights_for_sampler(name="distilled").result().path
+    record.event("checkpoint", path=path)
+    record.close()
     print(f"Student after: {accuracy(service.create_sampling_client(path), unaided, answers)}")
     print(f"Saved: {path}")
 

@@ -149,7 +149,6 @@ def main() -> None:
             flush=True,
         )
 
-    record.close()
     outputs = client.forward(datums_of(held_out), "cross_entropy").result().loss_fn_outputs
     new = margins(held_out, [output["logprobs"].to_torch() for output in outputs])
     right = (new > 0).float().mean()
@@ -157,6 +156,8 @@ def main() -> None:
         f"{len(held_out)} held-out pairs: margin={new.mean():.2f} accuracy={right:.1%}", flush=True
     )
     path = client.save_weights_for_sampler(name="dpo").result().path
+    record.event("checkpoint", path=path)
+    record.close()
     describe("After", service.create_sampling_client(path), prompts[:HELD_OUT])
     print(f"Saved: {path}")
 

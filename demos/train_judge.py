@@ -115,8 +115,9 @@ def main() -> None:
         record.step({"loss": loss})
         print(f"step {step}: loss per verdict={loss:.3f}", flush=True)
 
-    record.close()
     path = client.save_weights_for_sampler(name="judge").result().path
+    record.event("checkpoint", path=path)
+    record.close()
     print(f"After: {asyncio.run(accuracy(Judge(path), held_out))}")
     print(f"Saved: {path}")
 

@@ -359,7 +359,13 @@ def main() -> None:
         print(f"{when} training, {EVAL} held-out problems: {scores}", flush=True)
         return scores
 
-    settings = {"base_model": BASE_MODEL, "steps": STEPS, "learning_rate": RL_LR}
+    settings = {
+        "base_model": BASE_MODEL,
+        "steps": STEPS,
+        "learning_rate": RL_LR,
+        "max_tokens": MAX_TOKENS,
+        "stop": ["\n"],
+    }
     recorded = mint.watch.record("runs/custom-reward", config=settings)
     if EVAL:
         start = training_client.save_weights_and_get_sampling_client(name="before")
@@ -418,13 +424,14 @@ def main() -> None:
     if EVAL:
         end = training_client.save_weights_and_get_sampling_client(name="after")
         evaluate("After", STEPS, end)
-    recorded.close()
     record.draw()
 
     with working("Saving"):
         saved = training_client.save_state(name="custom-reward-final").result()
+    recorded.event("checkpoint", path=saved.path)
+    recorded.close()
     print(f"Saved: {saved.path}")
-    print(f'Sample from it: mint sample --raw -m {saved.path} "..."')
+    print(f'Sample from it: mint sample -m {recorded.path} "Q: What is 12 + 7? A:"')
 
 
 if __name__ == "__main__":

@@ -225,14 +225,21 @@ def main() -> None:
             train_unembed=True,
         )
         tokenizer = training_client.get_tokenizer()
-    settings = {"base_model": BASE_MODEL, "steps": SFT_STEPS + RL_STEPS, "learning_rate": RL_LR}
+    settings = {
+        "base_model": BASE_MODEL,
+        "steps": SFT_STEPS + RL_STEPS,
+        "learning_rate": RL_LR,
+        "max_tokens": RL_MAX_TOKENS,
+        "stop": ["\n"],
+    }
     with mint.watch.record("runs/quickstart", config=settings) as record:
         train_supervised(training_client, tokenizer, rng, record)
         train_reinforced(training_client, tokenizer, rng, record)
-    with working("Saving"):
-        saved = training_client.save_state(name="quickstart-final").result()
+        with working("Saving"):
+            saved = training_client.save_state(name="quickstart-final").result()
+        record.event("checkpoint", path=saved.path)
     print(f"Saved: {saved.path}")
-    print(f'Sample from it: mint sample --raw -m {saved.path} "..."')
+    print(f'Sample from it: mint sample -m {record.path} "Q: What is 12 + 7? A:"')
 
 
 if __name__ == "__main__":

@@ -121,17 +121,18 @@ class Catalog:
         packaged = [package.model for package in WEIGHTS_PACKAGES if package.gguf()]
         return [*self.aliases, *(name for name in packaged if name not in self.aliases)]
 
-    def locate(self, name: str) -> Path:
+    def locate(self, name: str, *, download: bool = True) -> Path:
         """The folder with the model's config, weights and tokenizer.
 
-        Raises :class:`ModelNotFound`. May convert a package's weights (once) or download.
+        Raises :class:`ModelNotFound`. May convert a package's weights (once), and download them
+        from the hub unless ``download`` is False.
         """
         places: list[tuple[str, Callable[[str], Path]]] = [
             ("local path", self._local_path),
             ("aliases", self._alias),
             ("Hugging Face cache", self._hub_cache),
             ("weights packages", self._package),
-            ("Hugging Face hub", self._hub),
+            *([("Hugging Face hub", self._hub)] if download else []),
         ]
         tried = []
         for place, look in places:

@@ -122,6 +122,20 @@ def test_compiled_layers_agree_too(precision: str, tmp_path: Path) -> None:
     )
 
 
+def test_compiled_layers_run_forward_only(tmp_path: Path) -> None:
+    engine = trained_engine(load("qwen3", tmp_path))
+    tokens = ids("Q: 1 + 1?\nA: 2")
+    data = [Datum(tokens[:-1], {"target_tokens": tokens[1:]})]
+    results = [
+        engine.forward_backward(
+            "run", [ForwardBackward(data, "cross_entropy", forward_only=forward_only)]
+        )[0]
+        for forward_only in (True, False)
+    ]
+    one, other = (result.logprobs[0] for result in results)
+    np.testing.assert_allclose(one, other, atol=1e-2)
+
+
 def test_rows_of_any_company_get_the_same_tokens(tmp_path: Path) -> None:
     """Graphs of several sizes, rows that come and go, and special requests among them."""
     engine = trained_engine(load("qwen3", tmp_path, "exact"))

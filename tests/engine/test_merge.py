@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,33 @@ def test_an_adapter_in_16_bits_is_compared_with_the_original(tmp_path: Path) -> 
     (tmp_path / "copy").mkdir()
     convert_adapter(adapter, tmp_path / "copy", "float16")
     assert 0 < check_adapter(base, adapter, tmp_path / "copy").largest < 0.1
+
+
+@pytest.mark.parametrize("peft", [True, False])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "qwen3_moe"])
+def test_an_exported_adapter_is_run_by_another_program(
+    family: str, peft: bool, tmp_path: Path
+) -> None:
+    base = build_model(tmp_path / family, family)
+    adapter = make_adapter(base, tmp_path / "adapter")
+    check = check_adapter(base, adapter, adapter, peft=peft)
+    assert check.largest <= 1e-3
+    assert check.moved > 0.1
+    assert check.by.startswith("PEFT" if peft else "transformers")
+    check.require("float32")
+
+
+@pytest.mark.parametrize("peft", [True, False])
+def test_an_exported_adapter_that_answers_otherwise_is_an_error(peft: bool, tmp_path: Path) -> None:
+    base = build_model(tmp_path / "llama", "llama")
+    adapter = make_adapter(base, tmp_path / "adapter")
+    copy = tmp_path / "copy"
+    shutil.copytree(adapter, copy)
+    config = json.loads((copy / "adapter_config.json").read_text())
+    (copy / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 1}))
+    check = check_adapter(base, adapter, copy, peft=peft)
+    with pytest.raises(UserError, match=f"{check.by}, does not answer as the adapter does"):
+        check.require("float32")
 
 
 def test_a_merge_that_moves_the_embedding_too_is_an_error(

@@ -212,6 +212,21 @@ def test_forward_only_computes_the_same_and_leaves_no_gradient(base: BaseModel) 
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_compiled_layer_runs_without_gradients(base: BaseModel) -> None:
+    """As on a GPU, traced by torch.compile but not lowered: one layer with one A and one B."""
+    run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
+    randomise(run.adapter)
+    lora = run.adapter.train_on(base.products)
+    name, product = next((n, p) for n, p in base.products.items() if n.endswith("o_proj"))
+    x = torch.randn(3, product.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(product.product, backend="eager")  # type: ignore[operator]
+    with torch.no_grad():
+        found = compiled(x, lora)
+    wanted = product.product(x, lora)  # type: ignore[operator]
+    assert wanted.requires_grad, name
+    torch.testing.assert_close(found, wanted.detach())
+
+
 def test_one_bad_operation_voids_the_gradients_of_its_companions_only(base: BaseModel) -> None:
     run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
     run.forward_backward([ForwardBackward(group(1), "importance_sampling")])

@@ -8,6 +8,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -283,15 +284,29 @@ def test_a_name_for_a_folder_stays_until_it_is_removed(command: Command, tiny_mo
 
 def test_keys_are_made_listed_and_revoked(command: Command) -> None:
     assert command("keys", "list", "--json").json == []
-    key = command("keys", "create", "--name", "laptop", "--user", "ada", "--prefix", "sk-").out
+    key = command("keys", "create", "laptop", "--user", "ada", "--prefix", "sk-").out
     assert key.startswith("sk-")
     again = command("keys", "create", "--name", "laptop")
     assert (again.code, "laptop" in again.err) == (2, True)
     (listed,) = command("keys", "list", "--json").json
     assert (listed["name"], listed["user"], listed["revoked_at"]) == ("laptop", "ada", None)
+    assert (listed["scope"], listed["expires_at"], listed["last_used_at"]) == ("train", None, None)
     assert key.strip() not in command("keys", "list").out
     assert "last one" in command("keys", "revoke", "laptop").out
     assert command("keys", "list", "--json").json[0]["revoked_at"] is not None
+
+
+def test_a_key_has_a_scope_and_may_expire(command: Command) -> None:
+    assert command("keys", "create", "app", "--scope", "sample", "--expires", "30d").code == 0
+    (listed,) = command("keys", "list", "--json").json
+    expires, created = (datetime.fromisoformat(listed[f"{x}_at"]) for x in ("expires", "created"))
+    assert listed["scope"] == "sample"
+    assert (expires - created).days in (29, 30)
+    assert "sample" in command("keys", "list").out
+    for wrong in ("soon", "99999999999d"):
+        assert command("keys", "create", "other", "--expires", wrong).code == 2
+    assert command("keys", "create", "other", "--scope", "root").code == 2
+    assert len(command("keys", "list", "--json").json) == 1
 
 
 def test_rewards_are_a_command_too(command: Command) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import ModuleType
 import numpy
 import pytest
 
+from mint.training.evaluate import saved_checkpoint
 from mint.watch.reader import open_run
 
 from .conftest import REPOSITORY
@@ -66,7 +68,16 @@ def test_custom_reward_prints_every_step_and_where_it_saved(embedded: dict[str, 
     }
     assert recorded.summary()["status"] == "finished"
     assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-2])
-    assert output.splitlines()[-1].startswith("Sample from it: mint sample --raw -m tinker://")
+    asked = subprocess.run(
+        [sys.executable, "-m", "mint.cli", *shlex.split(output.splitlines()[-1])[4:], "--json"],
+        env=embedded,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert "plain text, no chat template, stop '\\n', at most 4 tokens" in asked.stderr
+    assert json.loads(asked.stdout)["model"] == output.splitlines()[-2].removeprefix("Saved: ")
 
 
 @pytest.mark.slow
@@ -100,7 +111,8 @@ def test_quickstart_trains_twice_and_says_where_it_saved(embedded: dict[str, str
     assert len(re.findall(r"^rl step [12]/2 accuracy=[\d.]+% datums=\d+$", output, re.M)) == 2
     assert [len(open_run("runs/quickstart").rollouts(step)) for step in (2, 3, 4)] == [0, 8, 8]
     assert re.fullmatch(r"Saved: tinker://\S+/weights/\S+", output.splitlines()[-2])
-    assert output.splitlines()[-1].startswith("Sample from it: mint sample --raw -m tinker://")
+    assert output.splitlines()[-1].startswith("Sample from it: mint sample -m runs/quickstart")
+    assert saved_checkpoint(Path("runs/quickstart")) == output.splitlines()[-2].split()[1]
 
 
 def test_a_bad_setting_is_named(embedded: dict[str, str]) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from mint.service.auth import Auth, create_key
 from mint.service.errors import ApiError
+from mint.service.scopes import Caller, Scope
 from mint.service.settings import Settings
-from mint.service.store import Store
+from mint.service.store import Store, now
 
 
 @pytest.fixture
@@ -110,3 +113,56 @@ def test_a_forged_or_expired_token_is_refused(
 def test_the_signing_secret_is_private(store: Store, tmp_path: Path) -> None:
     auth(store, tmp_path)
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+# ---- scopes and expiry ---------------------------------------------------------------------------
+
+
+def test_a_key_made_before_scopes_keeps_all_rights(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'mint.db'}", tmp_path)
+    store.migrate("0002")
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql(
+            "insert into api_keys (hash, name, user, created_at) values (?, 'old', 'ada', ?)",
+            (hashlib.sha256(b"secret").hexdigest(), "2026-01-01 00:00:00"),
+        )
+    store.migrate()
+    caller = asyncio.run(auth(store, tmp_path).caller("tml-secret"))
+    assert caller == Caller("ada", "old", Scope.ADMIN)
+
+
+def test_an_expired_key_is_refused_with_the_reason(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = create_key(store, "laptop", "ada", expires_at=now() + timedelta(days=30))
+    service = auth(store, tmp_path)
+    token = asyncio.run(service.token_for(key))
+    assert user(service, key) == user(service, token) == "ada"
+    monkeypatch.setattr("mint.service.auth.now", lambda: now() + timedelta(days=31))
+    assert "'laptop' expired on" in refused(service, key)
+    assert "'laptop' expired on" in refused(service, token)
+
+
+def test_beyond_loopback_an_expired_key_does_not_count(store: Store, tmp_path: Path) -> None:
+    create_key(store, "laptop", "ada", expires_at=now() - timedelta(seconds=1))
+    with pytest.raises(SystemExit, match="mint keys create"):
+        auth(store, tmp_path, host="0.0.0.0").check_start()
+
+
+def test_a_revoked_key_is_refused_with_the_reason(store: Store, tmp_path: Path) -> None:
+    key = create_key(store, "laptop", "ada")
+    store.revoke_key("laptop")
+    assert "'laptop' was revoked" in refused(auth(store, tmp_path), key)
+
+
+def test_the_last_use_of_a_key_is_kept(store: Store, tmp_path: Path) -> None:
+    key = create_key(store, "laptop", "ada")
+    create_key(store, "desk", "ada")
+    service = auth(store, tmp_path)
+
+    async def use() -> None:
+        await service.caller(key)
+        await service.save_last_used()
+
+    asyncio.run(use())
+    assert [k.last_used_at is not None for k in store.all_keys()] == [True, False]

@@ -68,7 +68,7 @@ def test_a_run_directory_is_asked_as_it_was_trained_and_exported(
     merged = command("export", "run", "--to", "merged", "--merge", "--dtype", "bfloat16")
     assert merged.code == 0, merged.err
     assert merged.out == "merged\n"
-    assert re.search(r"checked in bfloat16: logprobs of \d+ tokens differ .* at most", merged.err)
+    assert re.search(r"checked in bfloat16 with transformers: logprobs of \d+ tokens", merged.err)
     model = AutoModelForCausalLM.from_pretrained(folder / "merged")
     assert model.dtype == torch.bfloat16
     assert AutoTokenizer.from_pretrained(folder / "merged").chat_template
@@ -78,6 +78,14 @@ def test_a_run_directory_is_asked_as_it_was_trained_and_exported(
     config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["r"]) == (MODEL, 2)
     assert "output layer" in adapter.err
+    figure = re.search(r"checked in float32 with PEFT .* at most (\S+) \(the adapter", adapter.err)
+    assert figure is not None, adapter.err
+    assert float(figure[1]) <= 1e-3
+    unknown = command("export", "adapter", "--to", "elsewhere", "--base", "no/such-model")
+    assert unknown.code == 0, unknown.err
+    assert "not checked: no/such-model is not on this machine" in unknown.err
+    unchecked = command("export", "adapter", "--to", "unchecked", "--no-check")
+    assert (unchecked.code, "checked" in unchecked.err) == (0, False)
     again = command("export", "adapter", "--to", "again", "--merge")  # a PEFT folder, no service
     assert again.code == 0, again.err
     assert "checked in float32" in again.err

@@ -52,20 +52,27 @@ def export(
     base: Annotated[
         str | None, typer.Option(help="The base model. Default: the one it was trained on.")
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Load what was written and compare its logprobs with the adapter's.",
+        ),
+    ] = True,
     home: HomeOption = None,
     url: UrlOption = None,
 ) -> None:
     """Write an adapter in PEFT format, or with --merge a whole model that any engine loads.
 
-    The logprobs of a few texts are compared with the adapter's, and the largest difference is
-    printed.
+    The result is loaded by PEFT or transformers, its logprobs of a few texts are compared with
+    those of the adapter in mint's engine, and the largest difference is printed.
     """
     target = to.expanduser()
     with new_folder(target) as draft, _adapter_of(checkpoint, url) as adapter:
         if merge:
-            _merge(adapter, draft, base, dtype, home)
+            _merge(adapter, draft, base, dtype, home, check)
         else:
-            _copy(adapter, draft, base, dtype, home)
+            _copy(adapter, draft, base, dtype, home, check)
     typer.echo(str(to))
 
 
@@ -117,7 +124,12 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def _merge(
-    adapter: Path, draft: Path, base: str | None, dtype: Dtype | None, home: Path | None
+    adapter: Path,
+    draft: Path,
+    base: str | None,
+    dtype: Dtype | None,
+    home: Path | None,
+    check: bool,
 ) -> None:
     from mint.engine.merge import check_merged, merge
 
@@ -125,23 +137,29 @@ def _merge(
     _say(f"merging into {folder}")
     written = merge(folder, adapter, draft, dtype.value if dtype else None)
     copy_tokenizer(folder, draft)
-    _report(check_merged(folder, adapter, draft), written)
+    if check:
+        _report(check_merged(folder, adapter, draft), written)
 
 
 def _copy(
-    adapter: Path, draft: Path, base: str | None, dtype: Dtype | None, home: Path | None
+    adapter: Path,
+    draft: Path,
+    base: str | None,
+    dtype: Dtype | None,
+    home: Path | None,
+    check: bool,
 ) -> None:
     if dtype is None:
         for name in ADAPTER_FILES:
             shutil.copyfile(adapter / name, draft / name)
-        _say("the adapter's files are copied as they are")
     else:
-        from mint.engine.merge import check_adapter, convert_adapter
+        from mint.engine.merge import convert_adapter
 
         convert_adapter(adapter, draft, dtype.value)
-        _report(check_adapter(_base_folder(adapter, base, home), adapter, draft), dtype.value)
     if base is not None:
         _set_base(draft / ADAPTER_CONFIG, base)
+    if check:
+        _check_adapter(adapter, draft, base, dtype, home)
     if ".lm_head." in _tensor_names(adapter):
         _say(
             "this adapter trains the output layer. Where that is tied to the embedding, run it "
@@ -149,12 +167,39 @@ def _copy(
         )
 
 
-def _base_folder(adapter: Path, base: str | None, home: Path | None) -> Path:
+def _check_adapter(
+    adapter: Path, draft: Path, base: str | None, dtype: Dtype | None, home: Path | None
+) -> None:
+    """Compare logprobs where the base model is on this machine; elsewhere say what is missing."""
+    from mint.catalog import ModelNotFound
+    from mint.engine.merge import check_adapter
+
+    try:
+        folder = _base_folder(adapter, base, home, download=False)
+    except ModelNotFound:
+        name = _base_name(adapter, base)
+        _say(
+            f"not checked: {name} is not on this machine. To check the adapter, run "
+            f"`mint models get {name}` (or name a folder: --base FOLDER) and export again"
+        )
+        return
+    _report(check_adapter(folder, adapter, draft), dtype.value if dtype else "float32")
+
+
+def _base_folder(
+    adapter: Path, base: str | None, home: Path | None, *, download: bool = True
+) -> Path:
     from mint.catalog import Catalog
 
     settings = settings_of(home)
-    name = base or json.loads((adapter / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
-    return Catalog(aliases=settings.aliases, cache=settings.cache).locate(str(name))
+    catalog = Catalog(aliases=settings.aliases, cache=settings.cache)
+    return catalog.locate(_base_name(adapter, base), download=download)
+
+
+def _base_name(adapter: Path, base: str | None) -> str:
+    return base or str(
+        json.loads((adapter / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+    )
 
 
 def copy_tokenizer(folder: Path, draft: Path) -> None:
@@ -180,8 +225,9 @@ def _tensor_names(adapter: Path) -> str:
 def _report(check: Check, dtype: str) -> None:
     check.require(dtype)
     _say(
-        f"checked in {dtype}: logprobs of {check.tokens} tokens differ from the adapter's by at "
-        f"most {check.largest:.2g} (the adapter itself moves them by up to {check.moved:.2g})"
+        f"checked in {dtype} with {check.by}: logprobs of {check.tokens} tokens differ from the "
+        f"adapter's by at most {check.largest:.2g} (the adapter itself changes them by up to "
+        f"{check.moved:.2g})"
     )
 
 

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from .durations import seconds_of
 from .options import HomeOption, settings_of
 from .output import JsonOption, Mistake, print_json, print_table, when
 
 if TYPE_CHECKING:
     from mint.service.store import Store
 
+_TIMES = ("created", "expires", "last_used", "revoked")
 app = typer.Typer(help="The API keys of a service.", no_args_is_help=True)
 
 
 @app.command("create")
 def create_key(
-    name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
+    name: Annotated[str, typer.Argument(help="What the key is for.")] = "default",
     user: Annotated[str, typer.Option(help="Whose runs and checkpoints it reaches.")] = "local",
     prefix: Annotated[
         Literal["tml-", "sk-"], typer.Option(help="sk- is for MinT's own client.")
     ] = "tml-",
+    scope: Annotated[
+        Literal["read", "sample", "train", "admin"],
+        typer.Option(help="What it may do; each scope includes those before it."),
+    ] = "train",
+    expires: Annotated[
+        str, typer.Option(help="How long it is accepted: 30d, 12h, or never.")
+    ] = "never",
+    named: Annotated[str | None, typer.Option("--name", hidden=True)] = None,
     home: HomeOption = None,
 ) -> None:
     """Make a key and print it. It is shown this once.
@@ -30,11 +41,21 @@ def create_key(
     From then on, the service of this home folder asks every caller for a key.
     """
     from mint.service.auth import create_key as create
+    from mint.service.scopes import Scope
 
+    name = named or name
+    expires_at = None if expires == "never" else _from_now(seconds_of(expires))
     store = _store(home)
     if any(key.name == name for key in store.all_keys()):
-        raise Mistake(f"There is, or was, a key named {name!r}. Choose another: --name NAME")
-    typer.echo(create(store, name, user, prefix))
+        raise Mistake(f"There is, or was, a key named {name!r}. Choose another name.")
+    typer.echo(create(store, name, user, prefix, Scope.parse(scope), expires_at))
+
+
+def _from_now(seconds: int) -> datetime:
+    try:
+        return datetime.now(UTC) + timedelta(seconds=seconds)
+    except OverflowError as error:
+        raise Mistake("This is longer than dates go. Write never for a key that stays.") from error
 
 
 @app.command("list")
@@ -44,8 +65,11 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
         {
             "name": key.name,
             "user": key.user,
-            "created_at": key.created_at.isoformat(),
-            "revoked_at": key.revoked_at.isoformat() if key.revoked_at else None,
+            "scope": key.scope,
+            "created_at": _iso(key.created_at),
+            "expires_at": _iso(key.expires_at),
+            "last_used_at": _iso(key.last_used_at),
+            "revoked_at": _iso(key.revoked_at),
         }
         for key in _store(home).all_keys()
     ]
@@ -53,13 +77,11 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
         print_json(rows)
     else:
         print_table(
-            ["NAME", "USER", "CREATED", "REVOKED"],
+            ["NAME", "USER", "SCOPE", "CREATED", "EXPIRES", "LAST USED", "REVOKED"],
             (
                 [
-                    str(row["name"]),
-                    str(row["user"]),
-                    when(row["created_at"]),
-                    when(row["revoked_at"]),
+                    *(str(row[field]) for field in ("name", "user", "scope")),
+                    *(when(row[f"{field}_at"]) for field in _TIMES),
                 ]
                 for row in rows
             ),
@@ -75,11 +97,15 @@ def revoke_key(
     """End a key. A running service refuses it within seconds."""
     store = _store(home)
     if not store.revoke_key(name):
-        names = ", ".join(key.name for key in store.all_keys() if key.revoked_at is None) or "none"
+        names = ", ".join(key.name for key in store.active_keys()) or "none"
         raise Mistake(f"There is no key {name!r} in force. The keys in force are: {names}.")
     typer.echo(f"The key {name} is revoked.")
     if not store.active_keys():
-        typer.echo("It was the last one: on this machine, every caller is accepted again.")
+        typer.echo("It was the last one: the service accepts nobody until another key is made.")
+
+
+def _iso(time: datetime | None) -> str | None:
+    return time.isoformat() if time else None
 
 
 def _store(home: Path | None) -> Store:

@@ -53,14 +53,16 @@ def find(text: str, url: str | None) -> Named:
 
 def is_run_directory(folder: Path) -> bool:
     """Whether a training run wrote this folder."""
+    from mint.training.evaluate import saved_checkpoint
     from mint.watch.recorder import CONFIG, STATE
 
     if not (folder / CONFIG).is_file():
         return (folder / STATE).is_file()
-    if not (folder / STATE).is_file():
+    if saved_checkpoint(folder) is None:
         raise Mistake(
-            f"{folder} has no checkpoint yet: its run was not saved. Continue the run, or let it "
-            "save more often: training.checkpoint_every=10"
+            f"{folder} has no checkpoint yet. Run the same command again to resume the run, and "
+            "save more often: training.checkpoint_every=10. If a script of your own recorded it, "
+            "use the tinker:// path that the script saved; `mint checkpoints list` shows all paths."
         )
     return True
 

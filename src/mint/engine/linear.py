@@ -94,6 +94,8 @@ class FrozenLinear(Product):
     def product(self, x: Tensor, lora: Lora) -> Tensor:
         """Multiply float32 rows [N, in] by the weight and the adapters, without a bias."""
         if isinstance(lora, TrainedLora) and self.pairs:
+            if not torch.is_grad_enabled():
+                return lora_product(self.precision, lora.scale, x, self.weight, self.pairs)[0]
             return LoraProduct.apply(  # type: ignore[no-any-return, no-untyped-call]
                 self.precision, lora.scale, self.sizes, x, self.weight, *self.pairs
             )
@@ -223,20 +225,35 @@ class LinearPart(nn.Module):
         return part
 
 
+def lora_product(
+    precision: Precision, scale: Tensor, x: Tensor, weight: Tensor, pairs: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Multiply by a frozen weight and one adapter; return also what the backward pass needs.
+
+    That is x in the adapter's format, and the scaled product of x and A.
+    """
+    low = x.to(precision.lora)
+    a, b = _joint_pairs(pairs, precision.lora)
+    inner = (mm(low, a.T) * scale).to(precision.lora)  # [N, sites * rank]
+    return multiply(x, weight, precision) + mm(inner, b), low, inner
+
+
 class LoraProduct(torch.autograd.Function):
-    """The product with a frozen weight and one adapter, differentiable in x, A and B."""
+    """The same product, differentiable in x, A and B.
+
+    It is used with gradients only: without them, torch.compile leaves out ``ctx`` when the number
+    of arguments happens to equal that of ``forward``'s parameters (torch 2.11).
+    """
 
     @staticmethod
     def forward(
         ctx: Any, precision: Precision, scale: Tensor, sizes: list[int], x: Tensor, weight: Tensor,
         *pairs: Tensor,
     ) -> Tensor:  # fmt: skip
-        low = x.to(precision.lora)
-        a, b = _joint_pairs(pairs, precision.lora)
-        inner = (mm(low, a.T) * scale).to(precision.lora)  # [N, sites * rank]
+        y, low, inner = lora_product(precision, scale, x, weight, pairs)
         ctx.precision, ctx.sizes = precision, sizes
         ctx.save_for_backward(scale, low, inner, weight, *pairs)
-        return multiply(x, weight, precision) + mm(inner, b)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,4 +1,4 @@
-"""An adapter merged into its base model, and the proof that the result answers as the adapter did.
+"""Merge an adapter into its base model, and compare the logprobs of an export with the adapter's.
 
 The base model is loaded once, in the format of its files, and changed in place, a layer at a time
 and in float32. A merged layer of a tied output layer would change the embedding as well: where an
@@ -8,8 +8,11 @@ adapter trains the output layer of such a model, the two are made separate first
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -48,17 +51,18 @@ class Check:
     tokens: int
     largest: float  # difference between export and adapter
     moved: float  # the largest difference between adapter and base model
+    by: str = "transformers"  # the program that ran the exported files
 
     def require(self, dtype: str) -> None:
         """Raise UserError when the difference is more than rounding explains."""
         limit = LARGEST_DIFFERENCE[dtype]
         if not self.largest <= limit:
             raise UserError(
-                "The exported model does not answer as the adapter does: logprobs of "
-                f"{self.tokens} tokens differ by up to {self.largest:.3g}, and {limit:g} is the "
-                f"most that {dtype} explains. Nothing was written. Try --dtype "
+                f"The exported model, run by {self.by}, does not answer as the adapter does: "
+                f"logprobs of {self.tokens} tokens differ by up to {self.largest:.3g}, and "
+                f"{limit:g} is the most that {dtype} explains. Nothing was written. Try --dtype "
                 "float32; if that differs too, the adapter belongs to another base model or this "
-                "is a defect of mint."
+                "is a bug in mint."
             )
 
 
@@ -67,11 +71,25 @@ def merge(base: Path, adapter: Path, out: Path, dtype: str | None = None) -> str
 
     ``dtype`` is one of :data:`DTYPES`; without it, the weights keep the format of the base model.
     """
+    model = _load(base)
+    target = DTYPES[dtype] if dtype else model.dtype
+    _merge_all(model, adapter, target)
+    model.to(target)  # type: ignore[arg-type]
+    _forget_quantization(model)
+    model.save_pretrained(out)
+    return _name_of(target)
+
+
+def _load(base: Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(
-        base, dtype="auto", quantization_config=dequantization(base)
+        base, dtype=dtype, quantization_config=dequantization(base)
     )
     model.requires_grad_(False)
-    target = DTYPES[dtype] if dtype else model.dtype
+    return model
+
+
+def _merge_all(model: PreTrainedModel, adapter: Path, target: torch.dtype) -> None:
+    """Add the adapter in a folder to the weights of a model, in place."""
     head = find_head_name(model)
     sites = {site.name: site for site in find_sites(model, head)}
     found = read_adapter(adapter, list(sites.values()))
@@ -79,10 +97,6 @@ def merge(base: Path, adapter: Path, out: Path, dtype: str | None = None) -> str
         _untie(model, head)
     for name in found.pairs:
         _merge_site(model, sites[name], found, target)
-    model.to(target)  # type: ignore[arg-type]
-    _forget_quantization(model)
-    model.save_pretrained(out)
-    return _name_of(target)
 
 
 def untie(base: Path, out: Path) -> bool:
@@ -91,9 +105,7 @@ def untie(base: Path, out: Path) -> bool:
     It answers as the model did. Programs that merge an adapter by the names of its layers need such
     a model where the adapter trains the output layer.
     """
-    model = AutoModelForCausalLM.from_pretrained(
-        base, dtype="auto", quantization_config=dequantization(base)
-    )
+    model = _load(base)
     head = find_head_name(model)
     shared = model.get_input_embeddings().get_parameter("weight")
     was_tied = model.get_submodule(head).weight is shared
@@ -112,14 +124,31 @@ def check_merged(base: Path, adapter: Path, merged: Path) -> Check:
     """Compare a merged model, as transformers runs it, with the adapter, as the engine runs it."""
     reference = _Reference.compute(base, adapter)
     gc.collect()
-    return reference.compare(_logprobs_of_model(merged, reference.texts))
+    model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+    return reference.compare(_logprobs_of_model(model, reference.texts), "transformers")
 
 
-def check_adapter(base: Path, adapter: Path, copy: Path) -> Check:
-    """Compare an adapter with a copy in another format."""
+def check_adapter(base: Path, adapter: Path, copy: Path, *, peft: bool | None = None) -> Check:
+    """Compare an exported adapter with the original, as the engine runs it.
+
+    The exported files are run by PEFT where it is installed (``peft`` sets this), and elsewhere by
+    transformers, after they were added to the weights.
+    """
     reference = _Reference.compute(base, adapter)
     gc.collect()
-    return reference.compare(_Reference.compute(base, copy).logprobs)
+    model = _load(base, torch.float32)
+    if find_spec("peft") is not None if peft is None else peft:
+        from peft import PeftModel
+
+        with warnings.catch_warnings():
+            # PEFT warns that a tied output layer must not be merged, which is not done here, and
+            # about Conv1D layers, which it treats correctly.
+            warnings.simplefilter("ignore", UserWarning)
+            adapted = PeftModel.from_pretrained(model, copy).eval()
+        by = f"PEFT {version('peft')}"
+        return reference.compare(_logprobs_of_model(adapted, reference.texts), by)
+    _merge_all(model, copy, torch.float32)
+    return reference.compare(_logprobs_of_model(model, reference.texts), "transformers")
 
 
 # ---- merging -------------------------------------------------------------------------------------
@@ -195,9 +224,9 @@ class _Reference:
         after = _logprobs_of_trainer(trainer, texts)
         return cls(texts, after, float(np.abs(after - before).max()))
 
-    def compare(self, logprobs: np.ndarray) -> Check:
+    def compare(self, logprobs: np.ndarray, by: str) -> Check:
         difference = float(np.abs(self.logprobs - logprobs).max())
-        return Check(len(logprobs), difference, self.moved)
+        return Check(len(logprobs), difference, self.moved, by)
 
 
 def _encode(base: Path, context_length: int) -> list[IntArray]:
@@ -214,11 +243,10 @@ def _logprobs_of_trainer(trainer: LoraTrainer, texts: Sequence[IntArray]) -> np.
 
 
 @torch.inference_mode()
-def _logprobs_of_model(folder: Path, texts: Sequence[IntArray]) -> np.ndarray:
-    """Return what transformers computes in float32 from the files of a folder."""
+def _logprobs_of_model(model: nn.Module, texts: Sequence[IntArray]) -> np.ndarray:
+    """Return the logprobs of every token but the first of each text, concatenated."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.to(device)  # type: ignore[arg-type]
+    model.to(device)
     parts: list[Tensor] = []
     for text in texts:
         tokens = torch.as_tensor(text, device=device)

@@ -163,8 +163,8 @@ def _probe(model: BaseModel) -> tuple[dict[nn.Module, tuple[int, int]], float]:
     ]
     count = min(_PROBE_TOKENS, model.info.context_length)
     ids = torch.arange(count) * 7919 % model.info.vocab_size
-    hidden = model.hidden(ids, torch.arange(count), probe, NoLora())
-    probe.note(hidden)
+    with torch.compiler.set_stance("force_eager"):  # the hooks would be compiled, layer by layer
+        probe.note(model.hidden(ids, torch.arange(count), probe, NoLora()))
     for hook in hooks:
         hook.remove()
     return probe.shapes, float(probe.largest)

@@ -17,31 +17,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 import mint
 from mint import types
-from mint.rewards import TooManyFailures
 from mint.rl.adapter import report
 from mint.rl.checkpoints import Checkpoints
 from mint.rl.clients import connect, continuing, lifeline_of, reference, training_client
-from mint.rl.collect import Batch, Collector, StepFailed
+from mint.rl.collect import Batch, Collector
 from mint.rl.config import RLConfig
 from mint.rl.credit import assign_advantages
 from mint.rl.data import Data
-from mint.rl.datums import build_datums, needs_every_answer, unmasked, with_weights
+from mint.rl.datums import build_datums, unmasked, with_weights
 from mint.rl.directory import describe_run, open_directory
-from mint.rl.endings import Interrupted, RewardsFailed, RunStopped, ServiceLost, going_on, lost
+from mint.rl.endings import Interrupted, ServiceLost, going_on
 from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
-from mint.rl.failures import CodeFailure, FailureLog
+from mint.rl.failures import FailureLog
+from mint.rl.findings import Findings
 from mint.rl.guards import Finding, Guards, calmer, masked_loss
 from mint.rl.interruption import Interruption
-from mint.rl.lifeline import NoAnswer
-from mint.rl.loop import Loop, unbroken
+from mint.rl.loop import unbroken
 from mint.rl.measures import measure
 from mint.rl.outcome import advice, evaluations_in
 from mint.rl.policy import Policy
@@ -55,6 +53,7 @@ from mint.rl.schedules import learning_rate_at, temperature_at
 from mint.rl.scoring import Ledger
 from mint.rl.threads import Threads, aside
 from mint.rl.update import train, trained_tokens
+from mint.rl.waiting import Waiting
 from mint.watch.recorder import METRICS, read_rows
 
 Result = TypeVar("Result")
@@ -89,9 +88,10 @@ class Run:
         self._refused: Finding | None = None
         self._trained = self._calls = 0
         self._position: dict[str, Any] | None = None
-        self._half_done = self._told = False  # a step; Ctrl-C
+        self._half_done = False
         self._elapsed = 0.0
-        self._loop = Loop(self.interruption)
+        self._findings = Findings(self.guards, self.directory, self.checkpoints)
+        self._waiting = Waiting(self.interruption, self.directory, self.checkpoints, self.recording)
         workers = self.cfg.reward_workers
         self._threads = Threads(workers) if workers else None
         try:
@@ -108,20 +108,20 @@ class Run:
         self.checkpoints.load(state["checkpoints"] if state else [])
         latest = self.checkpoints.latest
         self.service = service or mint.ServiceClient()
-        self.lifeline = lifeline_of(self.service, cfg)
-        self._do(self.lifeline.reach())
-        self._do(connect(self.service))
-        write_service(self.directory.path, self.lifeline.url)
+        self._waiting.lifeline = lifeline = lifeline_of(self.service, cfg)
+        self._waiting.do(lifeline.reach())
+        self._waiting.do(connect(self.service))
+        write_service(self.directory.path, lifeline.url)
         about = describe_run(self.adapter, self.directory.path)
         with continuing(latest):
-            self.client = self._do(training_client(self.service, cfg, latest, about))
-        self.tokenizer = self._do(aside(self.client.get_tokenizer))
+            self.client = self._waiting.do(training_client(self.service, cfg, latest, about))
+        self.tokenizer = self._waiting.do(aside(self.client.get_tokenizer))
         self.data = Data(self.adapter, self.tokenizer, cfg)
         held_out = self.data.holdout() if cfg.eval_every else []
-        failures = FailureLog(self._keep_failure)
+        failures = FailureLog(self._findings.keep_failure)
         self.exam = Exam(self.adapter, cfg, held_out, self.tokenizer, self._threads, failures)
         self.collector = Collector(self.adapter, cfg, self.ledger, self._threads, failures)
-        self.reference = self._do(reference(self.service, cfg))
+        self.reference = self._waiting.do(reference(self.service, cfg))
         print(f"Model: {cfg.base_model}, run directory: {self.directory.path}", flush=True)
         for note in cfg.notes():
             print(f"  {note}", flush=True)
@@ -135,7 +135,7 @@ class Run:
                 print(f"Resuming after step {self.done}.", flush=True)
                 self.directory.event("resumed", step=self.done)
         elif cfg.eval_every:
-            self._do(self._first_evaluation())
+            self._waiting.do(self._first_evaluation())
         if cfg.log_rewards:
             self._monitors.append(RewardLog(self.directory.path))
         if cfg.save_reward_analysis:
@@ -165,7 +165,8 @@ class Run:
         """Sample and score the groups of a step."""
         self._since = time.monotonic()
         self._numbers = {}
-        batch = self._do(self.progress.during(self._sampled(step), lambda: self._shown(step)))
+        sampled = self.progress.during(self._sampled(step), lambda: self._shown(step))
+        batch = self._waiting.do(sampled)
         self.recording.sampled(batch)
         self._numbers["time/sample"] = time.monotonic() - self._since
         return batch
@@ -205,17 +206,17 @@ class Run:
         """Take the KL to the reference from the rewards, when the config asks for it."""
         if self.reference is not None:
             policy = None if batch.policy.temperature == 1.0 else batch.policy.client
-            self._numbers |= self._do(self.reference.penalise(batch.groups, policy))
+            self._numbers |= self._waiting.do(self.reference.penalise(batch.groups, policy))
 
     def prefer(self, batch: Batch) -> list[types.Datum]:
         """From rewards to what is trained on."""
         cfg = self.cfg
         self.penalise(batch)
-        groups = self.useful(batch)
+        groups = batch.groups if cfg.compares_batch else self.useful(batch)
         assign_advantages(groups, cfg.advantage)
-        if needs_every_answer(cfg.loss_fn):
-            groups = batch.groups
-        return build_datums(groups, cfg.token_weights, cfg.max_tokens, cfg.loss_fn)
+        every = cfg.trains_every_answer
+        groups = batch.groups if every else groups
+        return build_datums(groups, cfg.token_weights, cfg.max_tokens, cfg.loss_fn, every)
 
     def train(self, batch: Batch, datums: Sequence[types.Datum]) -> list[types.Datum]:
         """Train on a batch. Ctrl-C waits for its end, so that a step is done or not begun."""
@@ -224,15 +225,15 @@ class Run:
         edited = [with_weights(datum) for datum in edit(list(datums))]
         wrong = unmasked(edited, batch.groups)
         self._numbers |= {"datums": float(len(edited)), "datums/unmasked": float(len(wrong))}
-        self._stop_if(list(masked_loss(self._numbers, self.guards.history, self.cfg)))
+        self._findings.stop_if(list(masked_loss(self._numbers, self.guards.history, self.cfg)))
         self.interruption.check()
         self._half_done = True
-        self._numbers |= self._finish_first(self._trained_on(batch, edited))
+        self._numbers |= self._waiting.finish_first(self._trained_on(batch, edited))
         self._numbers["time/train"] = time.monotonic() - since
         if self._refused is not None:
             refused, self._refused = self._refused, None
-            self._tell(batch.step, refused)
-            self._stop_if([refused])
+            self._findings.report(batch.step, refused)
+            self._findings.stop_if([refused])
         self._trained = batch.step
         return edited
 
@@ -251,7 +252,7 @@ class Run:
         if not datums:
             return found
         try:
-            update = await train(self.client, datums, cfg, rate)
+            update = await train(self.client, datums, cfg, rate, self.reference)
             self.recording.trained(datums, update.logprobs_D_T)
             return found | update.metrics
         except mint.RequestFailedError as error:
@@ -277,7 +278,7 @@ class Run:
         last = step == cfg.steps
         evaluation = None
         if cfg.eval_every and (last or step % cfg.eval_every == 0):
-            evaluation = self._finish_first(self._evaluated(step))
+            evaluation = self._waiting.finish_first(self._evaluated(step))
             numbers |= evaluation.metrics()
         numbers["time/total"] = self._elapsed + time.monotonic() - self._began
         self.recording.write()
@@ -286,31 +287,11 @@ class Run:
         seconds = time.monotonic() - self._since
         print(step_line(step, cfg.steps, numbers, seconds), flush=True)
         report(self.adapter, step, rewards, len(datums))
-        self._watch(step, numbers)
+        self._findings.check(step, numbers)
         self.done, self.final = step, None
         self._calls, self._position, self._half_done = batch.calls, batch.position, False
         if last or evaluation or self.checkpoints.due(step) or self.interruption.presses:
-            self._finish_first(self._saved(evaluation))
-
-    def _watch(self, step: int, numbers: dict[str, float]) -> None:
-        findings = self.guards.check(numbers)
-        for finding in self.guards.news(findings):
-            self._tell(step, finding)
-        self._stop_if(findings)
-
-    def _keep_failure(self, failure: CodeFailure, step: int, sampled_for: str) -> None:
-        self.directory.event("failure", step=step, sampled_for=sampled_for, **asdict(failure))
-
-    def _tell(self, step: int, finding: Finding) -> None:
-        print(f"  {finding}", flush=True)
-        self.directory.event("finding", step=step, name=finding.name, text=str(finding))
-
-    def _stop_if(self, findings: list[Finding]) -> None:
-        fatal = self.guards.fatal(findings)
-        if fatal is not None:
-            self.directory.event("stopped", name=fatal.name, text=str(fatal))
-            anyway = "To go on regardless, take it out of stop_on."
-            raise RunStopped(f"{fatal} {self.checkpoints.where} {anyway}")
+            self._waiting.finish_first(self._saved(evaluation))
 
     # ---- evaluation, checkpoints, the end ----
 
@@ -351,7 +332,7 @@ class Run:
     def finish(self) -> str:
         """Save the trained weights for sampling, and return their path."""
         if self.final is None:
-            self.final = self._do(self._final())
+            self.final = self._waiting.do(self._final())
         for line in self._advice():
             print(line, flush=True)
         print(f"Saved: {self.final}", flush=True)
@@ -375,42 +356,6 @@ class Run:
         self._keep_state(finished=True)
         return self.final
 
-    # ---- waiting for the service, and Ctrl-C meanwhile ----
-
-    def _do(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of work that Ctrl-C cancels."""
-        if self.interruption.presses:
-            work.close()
-        self.interruption.check()
-        return self._run(work)
-
-    def _finish_first(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of work that Ctrl-C waits for, so that a step is done or not begun."""
-        return self._run(work, self._tell_of_waiting)
-
-    def _tell_of_waiting(self) -> None:
-        if not self._told:
-            self._told = True
-            print("Interrupted: ending this step. Ctrl-C again leaves at once.", flush=True)
-
-    def _run(
-        self, work: Coroutine[Any, Any, Result], on_press: Callable[[], None] | None = None
-    ) -> Result:
-        try:
-            return self._loop.run(self.lifeline.during(work), on_press)
-        except TooManyFailures as error:
-            if isinstance(error, StepFailed) and error.sampled_for == "training":
-                self.recording.sampled(error.batch)  # to be written at the end
-            self.directory.event("stopped", name="reward_errors", text=str(error))
-            raise RewardsFailed(f"{error} {self.checkpoints.where}") from error
-        except (NoAnswer, mint.APIConnectionError) as error:
-            raise lost(error, self.lifeline.url, self._saved_step) from error
-
-    @property
-    def _saved_step(self) -> int:
-        """The step after which the same command would go on."""
-        return int((self.directory.state() or {"step": 0})["step"])
-
     def __enter__(self) -> Run:
         return self
 
@@ -425,37 +370,36 @@ class Run:
     def _end(self, error: BaseException | None) -> None:
         """Leave nothing behind. Ctrl-C becomes an end that says how to go on."""
         self.interruption.ignore()
-        self._told = True
+        self._waiting.reported = True
         try:
             if isinstance(error, KeyboardInterrupt):
                 self._leave()
             elif isinstance(error, ServiceLost):
-                self.directory.event("lost", step=self._saved_step, text=str(error))
+                self.directory.event("lost", step=self._waiting.saved_step, text=str(error))
             self.recording.end(error, finished=self.final is not None)
             if self._analyst is not None:
                 self._analyst.write()
         finally:
             self._close()
         if isinstance(error, KeyboardInterrupt) or (error is None and self.interruption.presses):
-            end = (
-                f"The run has finished: {self.final}" if self.final else going_on(self._saved_step)
-            )
+            done = f"The run has finished: {self.final}"
+            end = done if self.final else going_on(self._waiting.saved_step)
             print(f"Interrupted. {end}", flush=True)
             raise Interrupted from None
 
     def _leave(self) -> None:
         """After Ctrl-C: keep what was done, unless it is pressed again meanwhile."""
-        if self.done != self._saved_step and not self._half_done:
+        if self.done > self._waiting.saved_step and not self._half_done:
             save = asyncio.wait_for(self._saved(), self.cfg.service_timeout)
             with (
                 contextlib.suppress(KeyboardInterrupt, ServiceLost, TimeoutError),
                 self.interruption.heard(),
             ):
-                self._run(save, on_press=lambda: None)
-        self.directory.event("interrupted", step=self._saved_step)
+                self._waiting.run(save, on_press=lambda: None)
+        self.directory.event("interrupted", step=self._waiting.saved_step)
 
     def _close(self) -> None:
-        self._loop.close()
+        self._waiting.close()
         if self._threads is not None:
             self._threads.shutdown()
         self.directory.close()

@@ -33,6 +33,14 @@ from .service import Service
 from .visitors import Visitors
 
 log = logging.getLogger(__name__)
+_TINKER = (sessions, training, sampling, futures, transfers, weights, rest, tokenizers)
+ROUTERS = (
+    ("", health.router),
+    ("/v1", openai.router),
+    ("/oai/api/v1", openai.router),
+    *(("/api/v1", routes.router) for routes in _TINKER),
+)
+"""Every router of the application, after the prefix of its paths."""
 
 
 def create_app(service: Service) -> FastAPI:
@@ -40,11 +48,8 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="mint", docs_url=None, redoc_url=None)
     app.state.service = service
     app.state.gauges = Gauges(service)
-    app.include_router(health.router)
-    for prefix in ("/v1", "/oai/api/v1"):
-        app.include_router(openai.router, prefix=prefix)
-    for routes in (sessions, training, sampling, futures, transfers, weights, rest, tokenizers):
-        app.include_router(routes.router, prefix="/api/v1")
+    for prefix, router in ROUTERS:
+        app.include_router(router, prefix=prefix)
     mount_dashboard(app, service, app.state.gauges)
     app.add_middleware(
         BodyLimit,

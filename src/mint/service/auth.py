@@ -10,25 +10,35 @@ import json
 import os
 import secrets
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from .errors import ApiError
+from .scopes import Caller, Scope
 from .settings import Settings
-from .store import ApiKey, Store
+from .store import ApiKey, Store, now
 
 LOCAL_USER = "local"
 TOKEN_LIFE_S = 3600
 _RELOAD_KEYS_S = 2.0
 
 
-def create_key(store: Store, name: str, user: str, prefix: str = "tml-") -> str:
+def create_key(
+    store: Store,
+    name: str,
+    user: str,
+    prefix: str = "tml-",
+    scope: Scope = Scope.TRAIN,
+    expires_at: datetime | None = None,
+) -> str:
     """Make a key and return it; only its hash is kept, so it can be shown this once.
 
     ``tml-`` keys suit every client; MinT's own client also takes ``sk-`` keys.
     """
     key = f"{prefix}{secrets.token_urlsafe(24)}"
-    store.add(ApiKey(hash=_hash_of(key), name=name, user=user))
+    row = ApiKey(hash=_hash_of(key), name=name, user=user, scope=scope.label, expires_at=expires_at)
+    store.add(row)
     return key
 
 
@@ -37,15 +47,15 @@ def _hash_of(key: str) -> str:
 
 
 class Auth:
-    """Turns the ``X-API-Key`` header into a user, or refuses with 401."""
+    """Turns the ``X-API-Key`` header into a caller, or refuses with 401."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings = settings
         self._store = store
         self.secret = _secret_of(settings.home / "secret")
         self._only_key = _hash_of(settings.api_key) if settings.api_key else None
-        self._keys: dict[str, str] = {}
-        self._had_keys = False  # once there was a key, the service is never open to all again
+        self._keys: dict[str, ApiKey] = {}  # with one, even revoked, the service is not open to all
+        self._used: dict[str, datetime] = {}
         self._loaded_at = float("-inf")
 
     def check_start(self) -> None:
@@ -59,44 +69,61 @@ class Auth:
             "or serve this machine only:  mint serve --host 127.0.0.1"
         )
 
-    async def user_of(self, presented: str | None) -> str:
-        """The user of a key or token.
+    async def caller(self, presented: str | None) -> Caller:
+        """Return who presents a key or token, and note its use.
 
         Raises ApiError 401 with what to do when it is not accepted.
         """
-        key_hash = self._hash_in(presented) if _is_token(presented) else _hash_of(presented or "")
+        key_hash = self._hash_of(presented)
         if self._only_key is not None:
             if hmac.compare_digest(key_hash, self._only_key):
-                return LOCAL_USER
+                return Caller(LOCAL_USER, LOCAL_USER)
             raise _refused()
-        keys = await self._active_keys()
-        if not self._had_keys and self._settings.is_loopback:
-            return LOCAL_USER
-        user = keys.get(key_hash)
-        if user is None:
+        keys = await self._all_keys()
+        if not keys and self._settings.is_loopback:
+            return Caller(LOCAL_USER, LOCAL_USER)
+        if (key := keys.get(key_hash)) is None:
             raise _refused()
-        return user
+        if key.revoked_at is not None:
+            raise _refused(f"The API key {key.name!r} was revoked.")
+        when = now()
+        if key.expires_at is not None and key.expires_at <= when:
+            expired = f"{key.expires_at:%Y-%m-%d %H:%M} UTC"
+            raise _refused(f"The API key {key.name!r} expired on {expired}.")
+        self._used[key_hash] = when
+        return Caller(key.user, key.name, Scope.parse(key.scope))
+
+    async def user_of(self, presented: str | None) -> str:
+        """Return the user of a key or token. Raises ApiError 401."""
+        return (await self.caller(presented)).user
 
     async def key_of(self, presented: str | None) -> ApiKey | None:
-        """What the store knows of an accepted key; None when it is not one of its own."""
-        await self.user_of(presented)
-        key_hash = self._hash_in(presented) if _is_token(presented) else _hash_of(presented or "")
-        keys = await asyncio.to_thread(self._store.all_keys)
-        return next((key for key in keys if key.hash == key_hash), None)
+        """Return what the store has on an accepted key; None when it is not one of its own."""
+        await self.caller(presented)
+        return self._keys.get(self._hash_of(presented))
 
-    async def _active_keys(self) -> dict[str, str]:
+    def _hash_of(self, presented: str | None) -> str:
+        return self._hash_in(presented) if _is_token(presented) else _hash_of(presented or "")
+
+    async def _all_keys(self) -> dict[str, ApiKey]:
         if time.monotonic() - self._loaded_at > _RELOAD_KEYS_S:
-            self._keys = await asyncio.to_thread(self._store.active_keys)
-            self._had_keys = bool(self._keys) or await asyncio.to_thread(self._store.has_keys)
+            keys = await asyncio.to_thread(self._store.all_keys)
+            self._keys = {key.hash: key for key in keys}
             self._loaded_at = time.monotonic()
         return self._keys
+
+    async def save_last_used(self) -> None:
+        """Write to the store when keys were last used."""
+        used, self._used = self._used, {}
+        if used:
+            await asyncio.to_thread(self._store.touch_keys, used)
 
     # ---- tokens -------------------------------------------------------------------------------
 
     async def token_for(self, presented: str | None) -> str:
         """A signed token that stands for the presented key for an hour."""
         user = await self.user_of(presented)
-        key_hash = self._hash_in(presented) if _is_token(presented) else _hash_of(presented or "")
+        key_hash = self._hash_of(presented)
         issued = int(time.time())
         claims = {
             "sub": user,
@@ -121,11 +148,11 @@ class Auth:
         return _base64(hmac.digest(self.secret, signed.encode(), "sha256"))
 
 
-def _refused() -> ApiError:
+def _refused(why: str = "The API key is not accepted by this service.") -> ApiError:
     return ApiError(
         401,
-        "The API key is not accepted by this service. Pass a key that was made with "
-        "`mint keys create`, as api_key= or in MINT_API_KEY (TINKER_API_KEY).",
+        f"{why} Pass a key that was made with `mint keys create`, as api_key= or in MINT_API_KEY "
+        "(TINKER_API_KEY).",
     )
 
 

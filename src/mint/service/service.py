@@ -86,6 +86,7 @@ class Service:
         await self.engines.stop()
         self.decoder.close()
         await self.sessions.save_last_seen()
+        await self.auth.save_last_used()
         self.store.close()
 
     # ---- futures --------------------------------------------------------------------------------
@@ -160,6 +161,7 @@ class Service:
     async def tidy(self) -> None:
         """Save heartbeats, reap silent sessions, forget old results, delete what has expired."""
         await self.sessions.save_last_seen()
+        await self.auth.save_last_used()
         await self.runs.save_last_used()
         self.futures.forget_old()
         await self.engines.unload_idle()

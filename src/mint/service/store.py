@@ -28,6 +28,7 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
+    or_,
     select,
     text,
     update,
@@ -64,7 +65,10 @@ class ApiKey(Table):
     hash: Mapped[str] = mapped_column(String(64), primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     user: Mapped[str]
+    scope: Mapped[str] = mapped_column(default="admin")
     created_at: Mapped[datetime] = mapped_column(default=now)
+    expires_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
 
 
@@ -143,7 +147,7 @@ class Store:
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         self._home = home
 
-    def migrate(self) -> None:
+    def migrate(self, version: str = "head") -> None:
         """Bring the tables to the newest version; several services may start at once."""
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
@@ -155,7 +159,7 @@ class Store:
                         text("select pg_advisory_xact_lock(:n)"), {"n": _MIGRATION_LOCK}
                     )
                 config.attributes["connection"] = connection
-                command.upgrade(config, "head")
+                command.upgrade(config, version)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -280,16 +284,19 @@ class Store:
 
     # ---- keys -------------------------------------------------------------------------------
 
-    def active_keys(self) -> dict[str, str]:
-        """Hash of each key in force, and whose it is."""
+    def active_keys(self) -> list[ApiKey]:
+        """Return the keys in force: neither revoked nor expired."""
+        in_force = ApiKey.revoked_at.is_(None)
+        in_time = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
         with self._transaction() as session:
-            keys = session.scalars(select(ApiKey).where(ApiKey.revoked_at.is_(None)))
-            return {key.hash: key.user for key in keys}
+            return list(session.scalars(select(ApiKey).where(in_force, in_time)))
 
-    def has_keys(self) -> bool:
-        """Whether a key was ever made, revoked ones included."""
+    def touch_keys(self, used: dict[str, datetime]) -> None:
+        """Note when keys, by their hashes, were last used."""
         with self._transaction() as session:
-            return session.scalar(select(ApiKey.hash).limit(1)) is not None
+            for key_hash, when in used.items():
+                changed = update(ApiKey).where(ApiKey.hash == key_hash)
+                session.execute(changed.values(last_used_at=when))
 
     def all_keys(self) -> Sequence[ApiKey]:
         """Every key that was ever made, the oldest first."""

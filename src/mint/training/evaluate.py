@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mint.rl.checkpoints import Checkpoints
 from mint.rl.options import ConfigError
-from mint.watch.recorder import STATE
+from mint.watch.recorder import EVENTS, STATE, read_rows
 
 SCHEMES = ("tinker://", "mint://")
 
@@ -19,14 +19,27 @@ def checkpoint_of(text: str) -> str:
     """
     if text.startswith(SCHEMES):
         return text
-    state = Path(text) / STATE
-    if not state.is_file():
+    path = saved_checkpoint(Path(text))
+    if path is None:
         raise ConfigError(
             f"checkpoint={text} is neither a run directory with a checkpoint nor a path. Paths "
             "begin with tinker:// and are listed by `mint checkpoints list`."
         )
-    checkpoints = Checkpoints(every=1)
-    checkpoints.load(json.loads(state.read_text())["checkpoints"])
-    found = checkpoints.best or checkpoints.latest
-    assert found is not None  # the state is kept when a checkpoint is saved, and not before
-    return found.path
+    return path
+
+
+def saved_checkpoint(folder: Path) -> str | None:
+    """Return the path of a run directory's best checkpoint, or else of its latest.
+
+    None if there is none. A script that records its own run reports a checkpoint as an event:
+    ``record.event("checkpoint", path=...)``.
+    """
+    state = folder / STATE
+    if state.is_file():
+        checkpoints = Checkpoints(every=1)
+        checkpoints.load(json.loads(state.read_text())["checkpoints"])
+        found = checkpoints.best or checkpoints.latest
+        assert found is not None  # the state is kept when a checkpoint is saved, and not before
+        return found.path
+    saved = [row for row in read_rows(folder / EVENTS) if row.get("event") == "checkpoint"]
+    return next((str(row["path"]) for row in reversed(saved) if row.get("path")), None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 
+from ..scopes import Caller, Scope
 from ..service import Service
 
 
@@ -25,23 +27,38 @@ TheService = Annotated[Service, Depends(_service)]
 Key = Annotated[str | None, Depends(_key)]
 
 
-async def authenticate(request: Request) -> str:
-    """Return who is asking. Raises ApiError 401."""
-    user = await _service(request).auth.user_of(_key(request))
-    request.state.user = user
+async def authenticate(request: Request, needed: Scope) -> Caller:
+    """Return who is asking, once for each request. Raises ApiError 401, or 403 for a scope."""
+    caller: Caller | None = getattr(request.state, "caller", None)
+    if caller is None:
+        caller = await _service(request).auth.caller(_key(request))
+        request.state.caller, request.state.user = caller, caller.user
+    caller.require(needed)
+    return caller
+
+
+def _needs(scope: Scope) -> Callable[[Request], Awaitable[str]]:
+    async def user(request: Request) -> str:
+        return (await authenticate(request, scope)).user
+
+    _SCOPES[user] = scope
     return user
 
 
-async def _user(request: Request) -> str:
-    return await authenticate(request)
+_SCOPES: dict[Any, Scope] = {}
+
+# A route declares the scope it needs by the parameter that takes the user's name.
+ReadUser = Annotated[str, Depends(_needs(Scope.READ))]
+SampleUser = Annotated[str, Depends(_needs(Scope.SAMPLE))]
+TrainUser = Annotated[str, Depends(_needs(Scope.TRAIN))]
+AdminUser = Annotated[str, Depends(_needs(Scope.ADMIN))]
 
 
-User = Annotated[str, Depends(_user)]
-
-
-def wants_user(dependant: Dependant) -> bool:
-    """Whether a route needs to know who is asking, itself or through what it depends on."""
-    return any(d.call is _user or wants_user(d) for d in dependant.dependencies)
+def scope_of(dependant: Dependant) -> Scope | None:
+    """Return the largest scope that a route and its dependencies need; None: no key is needed."""
+    inner = [scope for d in dependant.dependencies if (scope := scope_of(d)) is not None]
+    own = _SCOPES.get(dependant.call)
+    return max([*inner, *([own] if own is not None else [])], default=None)
 
 
 def is_same_machine(request: Request) -> bool:

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from .. import requests
 from ..futures import Future
-from .caller import TheService, User
+from .caller import SampleUser, TheService
 from .json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -19,7 +19,7 @@ _CLONE_BLOCK = 10**9
 
 @router.post("/retrieve_future")
 async def retrieve_future(
-    service: TheService, user: User, body: requests.RetrieveFuture
+    service: TheService, user: SampleUser, body: requests.RetrieveFuture
 ) -> Response:
     """Wait for a result; 408 says it is not there yet and the client should ask again."""
     future = await service.future(body.request_id, user)
@@ -39,7 +39,7 @@ async def retrieve_future(
 
 @router.post("/retrieve_futures")
 async def retrieve_futures(
-    service: TheService, user: User, body: requests.RetrieveFutures
+    service: TheService, user: SampleUser, body: requests.RetrieveFutures
 ) -> dict[str, Any]:
     """Wait for any sample of a sampling session; tells which are done since the cursor."""
     target = body.target
@@ -76,7 +76,7 @@ def _completion(future: Future) -> dict[str, Any]:
 
 @router.post("/cancel_future")
 async def cancel_future(
-    service: TheService, user: User, body: requests.RetrieveFuture
+    service: TheService, user: SampleUser, body: requests.RetrieveFuture
 ) -> dict[str, Any]:
     """Stop a sample that nobody waits for any more. Training operations run to their end."""
     future = await service.future(body.request_id, user)

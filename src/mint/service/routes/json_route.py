@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 
 from ..errors import UserError
 from ..requests import read_json
-from .caller import authenticate, wants_user
+from .caller import authenticate, scope_of
 
 _SMALL_BYTES = 64 * 1024
 MAX_JSON_BYTES = 16 * 1024 * 1024
@@ -42,11 +42,11 @@ class JsonRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        needs_key = wants_user(self.dependant)
+        scope = scope_of(self.dependant)
 
         async def handle_json(request: Request) -> Response:
-            if needs_key:
-                await authenticate(request)
+            if scope is not None:
+                await authenticate(request, scope)
             return await handle(JsonRequest(request.scope, request.receive))
 
         return handle_json

@@ -20,7 +20,7 @@ from ..openai.inference import Job, Piece, pieces, prepare
 from ..openai.requests import ChatCompletion, Completion
 from ..requests import describe
 from ..store import CheckpointRow
-from .caller import TheService, User
+from .caller import ReadUser, SampleUser, TheService
 from .json_route import JsonRoute
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ def _error(error: Exception, request: Request) -> tuple[int, dict[str, Any]]:
     match error:
         case ApiError(status=401):
             status, text, code = 401, error.detail, "invalid_api_key"
+        case ApiError(status=403):
+            status, text, code = 403, error.detail, "insufficient_scope"
         case ApiError(status=404):
             status, text, code, param = 404, error.detail, "model_not_found", "model"
         case ApiError():
@@ -80,7 +82,7 @@ def _error(error: Exception, request: Request) -> tuple[int, dict[str, Any]]:
 
 
 @router.get("/models")
-async def list_models(service: TheService, user: User) -> dict[str, Any]:
+async def list_models(service: TheService, user: ReadUser) -> dict[str, Any]:
     """The base models of this service, and the sampler checkpoints of this key."""
     of_samplers = CheckpointRow.kind == SAMPLER
     rows, _ = await asyncio.to_thread(
@@ -94,7 +96,7 @@ async def list_models(service: TheService, user: User) -> dict[str, Any]:
 
 
 @router.get("/models/{name:path}")
-async def get_model(service: TheService, user: User, name: str) -> dict[str, Any]:
+async def get_model(service: TheService, user: ReadUser, name: str) -> dict[str, Any]:
     try:
         sampler = await service.samplers.named(user, name)
     except UserError as error:
@@ -111,7 +113,7 @@ def _model(name: str, owner: str, created: int = 0) -> dict[str, Any]:
 
 @router.post("/completions")
 async def completions(
-    service: TheService, user: User, body: Completion, request: Request
+    service: TheService, user: SampleUser, body: Completion, request: Request
 ) -> Response:
     job = await prepare(service, user, body)
     form = CompletionForm(body.model, job.tokenizer, body.logprobs is not None)
@@ -120,7 +122,7 @@ async def completions(
 
 @router.post("/chat/completions")
 async def chat_completions(
-    service: TheService, user: User, body: ChatCompletion, request: Request
+    service: TheService, user: SampleUser, body: ChatCompletion, request: Request
 ) -> Response:
     job = await prepare(service, user, body)
     form = ChatForm(body.model, job.tokenizer, body.logprobs)

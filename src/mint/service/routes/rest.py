@@ -13,7 +13,7 @@ from ..checkpoints import SAMPLER, TRAINING, unexpired
 from ..errors import not_found
 from ..search import NO_PROJECT, SessionSearch, search
 from ..store import CheckpointRow, Condition, RunRow, SamplerRow, SessionRow
-from .caller import TheService, User
+from .caller import ReadUser, TheService, TrainUser
 from .json_route import JsonRoute
 from .weights import EVERYTHING, Limit, Offset, describe_checkpoint
 
@@ -27,7 +27,7 @@ Scope = Literal["owned", "accessible"]
 @router.get("/training_runs")
 async def list_runs(
     service: TheService,
-    user: User,
+    user: ReadUser,
     limit: Limit = 20,
     offset: Offset = 0,
     access_scope: Scope = "owned",
@@ -51,7 +51,7 @@ async def list_runs(
 
 @router.get("/training_runs/{run_id}")
 async def get_run(
-    service: TheService, user: User, run_id: str, access_scope: Scope = "owned"
+    service: TheService, user: ReadUser, run_id: str, access_scope: Scope = "owned"
 ) -> dict[str, Any]:
     if access_scope == "accessible":
         row = await asyncio.to_thread(service.store.readable_run, run_id, user)
@@ -95,7 +95,7 @@ async def _newest(
 @router.get("/sessions")
 async def list_sessions(
     service: TheService,
-    user: User,
+    user: ReadUser,
     limit: Limit = 20,
     offset: Offset = 0,
     access_scope: Scope = "owned",
@@ -105,7 +105,9 @@ async def list_sessions(
 
 
 @router.post("/sessions/search")
-async def search_sessions(service: TheService, user: User, body: SessionSearch) -> dict[str, Any]:
+async def search_sessions(
+    service: TheService, user: ReadUser, body: SessionSearch
+) -> dict[str, Any]:
     return await asyncio.to_thread(
         search, service.store, user, body, service.settings.session_idle_s
     )
@@ -113,7 +115,7 @@ async def search_sessions(service: TheService, user: User, body: SessionSearch) 
 
 @router.get("/sessions/{session_id}")
 async def get_session(
-    service: TheService, user: User, session_id: str, access_scope: Scope = "owned"
+    service: TheService, user: ReadUser, session_id: str, access_scope: Scope = "owned"
 ) -> dict[str, Any]:
     row = await _session(service, user, session_id)
     runs, _ = await asyncio.to_thread(
@@ -132,7 +134,7 @@ async def get_session(
 
 @router.put("/sessions/{session_id}/project")
 async def set_project(
-    service: TheService, user: User, session_id: str, body: requests.SessionProject
+    service: TheService, user: TrainUser, session_id: str, body: requests.SessionProject
 ) -> dict[str, str]:
     await _session(service, user, session_id)
     await asyncio.to_thread(service.store.set_project, session_id, body.project_id)
@@ -140,7 +142,7 @@ async def set_project(
 
 
 @router.get("/sessions/{session_id}/trace_export")
-async def export_trace(service: TheService, user: User, session_id: str) -> dict[str, str]:
+async def export_trace(service: TheService, user: ReadUser, session_id: str) -> dict[str, str]:
     await _session(service, user, session_id)
     return {
         "status": "failed",

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from .. import requests
-from .caller import TheService, User
+from .caller import ReadUser, SampleUser, TheService
 from .json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -15,21 +15,21 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/create_sampling_session")
 async def create_sampling_session(
-    service: TheService, user: User, body: requests.CreateSamplingSession
+    service: TheService, user: SampleUser, body: requests.CreateSamplingSession
 ) -> dict[str, str]:
     sampler_id = await service.samplers.create(user, body)
     return {"sampling_session_id": sampler_id, "type": "create_sampling_session"}
 
 
 @router.post("/asample")
-async def asample(service: TheService, user: User, body: requests.Sample) -> dict[str, Any]:
+async def asample(service: TheService, user: SampleUser, body: requests.Sample) -> dict[str, Any]:
     request_id, sequence_ids = await service.samplers.submit(user, body)
     return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
 
 
 @router.post("/join_sampling_session")
 async def join_sampling_session(
-    service: TheService, user: User, body: requests.JoinSamplingSession
+    service: TheService, user: SampleUser, body: requests.JoinSamplingSession
 ) -> dict[str, Any]:
     """A number of its own for a copy of a sampling client."""
     counter = await service.samplers.join(body.sampling_session_id, user)
@@ -37,6 +37,6 @@ async def join_sampling_session(
 
 
 @router.get("/samplers/{sampler_id}")
-async def get_sampler(service: TheService, user: User, sampler_id: str) -> dict[str, Any]:
+async def get_sampler(service: TheService, user: ReadUser, sampler_id: str) -> dict[str, Any]:
     row = (await service.samplers.find(sampler_id, user)).row
     return {"sampler_id": row.id, "base_model": row.base_model, "model_path": row.model_path}

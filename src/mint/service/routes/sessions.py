@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 
 from .. import requests
 from ..errors import ApiError
-from .caller import Key, TheService, User, is_same_machine
+from .caller import Key, ReadUser, TheService, is_same_machine
 from .json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -22,7 +22,7 @@ async def healthz() -> dict[str, str]:
 
 
 @router.post("/client/config")
-async def client_config(request: Request, _: User, key: Key) -> dict[str, Any]:
+async def client_config(request: Request, _: ReadUser, key: Key) -> dict[str, Any]:
     """Feature flags. MinT's ``sk-`` keys work only by way of a token, so it is on for them.
 
     Bodies are compressed where they cross a network. ``sample_use_retrieve_futures`` stays off: a
@@ -50,17 +50,17 @@ def _always_follows_redirects(request: Request) -> bool:
 
 
 @router.post("/client/dynamic_config")
-async def dynamic_config(_: User) -> dict[str, Any]:
+async def dynamic_config(_: ReadUser) -> dict[str, Any]:
     return {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
 
 
 @router.post("/auth/token")
-async def token(service: TheService, key: Key) -> dict[str, str]:
+async def token(service: TheService, _: ReadUser, key: Key) -> dict[str, str]:
     return {"jwt": await service.auth.token_for(key)}
 
 
 @router.get("/auth/apikey/me")
-async def get_key(service: TheService, user: User, key: Key) -> dict[str, Any]:
+async def get_key(service: TheService, user: ReadUser, key: Key) -> dict[str, Any]:
     """What is known of the presented key."""
     found = await service.auth.key_of(key)
     number, name = (0, user) if found is None else (int(found.hash[:12], 16), found.name)
@@ -73,7 +73,7 @@ async def get_key(service: TheService, user: User, key: Key) -> dict[str, Any]:
 
 
 @router.delete("/auth/apikey/me")
-async def delete_key(service: TheService, _: User, key: Key) -> dict[str, str]:
+async def delete_key(service: TheService, _: ReadUser, key: Key) -> dict[str, str]:
     """Revoke the presented key."""
     found = await service.auth.key_of(key)
     if found is None:
@@ -84,33 +84,35 @@ async def delete_key(service: TheService, _: User, key: Key) -> dict[str, str]:
 
 @router.post("/create_session")
 async def create_session(
-    service: TheService, user: User, body: requests.CreateSession
+    service: TheService, user: ReadUser, body: requests.CreateSession
 ) -> dict[str, str]:
     return {"session_id": await service.sessions.create(user, body), "type": "create_session"}
 
 
 @router.post("/session_heartbeat")
-async def heartbeat(service: TheService, user: User, body: requests.Heartbeat) -> dict[str, str]:
+async def heartbeat(
+    service: TheService, user: ReadUser, body: requests.Heartbeat
+) -> dict[str, str]:
     await service.sessions.require(body.session_id, user)
     return {"type": "session_heartbeat"}
 
 
 @router.post("/sessions/{session_id}/finish")
 async def finish(
-    service: TheService, user: User, session_id: str, body: requests.FinishSession
+    service: TheService, user: ReadUser, session_id: str, body: requests.FinishSession
 ) -> dict[str, str]:
     await service.sessions.finish(session_id, user, body.reason.type, body.detail)
     return {"session_id": session_id}
 
 
 @router.post("/telemetry")
-async def telemetry(_: User) -> dict[str, str]:
+async def telemetry(_: ReadUser) -> dict[str, str]:
     """Accepted and dropped: its bodies may hold keys, and nobody reads them here."""
     return {"status": "accepted"}
 
 
 @router.get("/get_server_capabilities")
-async def capabilities(service: TheService, _: User) -> dict[str, Any]:
+async def capabilities(service: TheService, _: ReadUser) -> dict[str, Any]:
     models = []
     for name in service.engines.names():
         model: dict[str, Any] = {"model_name": name, "trainable": True, "sampleable": True}

@@ -12,13 +12,13 @@ from fastapi import APIRouter, Response
 from mint.catalog import TOKENIZER_FILES
 
 from ..errors import ApiError, UserError
-from .caller import TheService, User
+from .caller import ReadUser, TheService
 
 router = APIRouter()
 
 
 @router.get("/mint/tokenizers/{name:path}")
-async def get_tokenizer(service: TheService, _: User, name: str) -> Response:
+async def get_tokenizer(service: TheService, _: ReadUser, name: str) -> Response:
     """A ``.tar.gz`` of the model's tokenizer files and ``config.json``."""
     try:
         folder = await service.engines.locate(name)

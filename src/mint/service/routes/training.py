@@ -11,7 +11,7 @@ from .. import codec, requests
 from ..bodies import BadBody
 from ..errors import ApiError
 from ..futures import Answer
-from .caller import TheService, User, is_same_machine
+from .caller import ReadUser, TheService, TrainUser, is_same_machine
 from .json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -29,14 +29,14 @@ OPERATIONS = (
 
 @router.post("/create_model")
 async def create_model(
-    service: TheService, user: User, body: requests.CreateModel
+    service: TheService, user: TrainUser, body: requests.CreateModel
 ) -> dict[str, str]:
     return {"request_id": await service.runs.create(user, body)}
 
 
 @router.post("/get_info")
 async def get_info(
-    service: TheService, user: User, body: requests.ModelAddress, request: Request
+    service: TheService, user: ReadUser, body: requests.ModelAddress, request: Request
 ) -> dict[str, Any]:
     row = await service.runs.row(body.model_id, user)
     folder = await service.engines.locate(row.base_model)
@@ -59,7 +59,7 @@ async def get_info(
 
 @router.post("/unload_model")
 async def unload_model(
-    service: TheService, user: User, body: requests.ModelAddress
+    service: TheService, user: TrainUser, body: requests.ModelAddress
 ) -> dict[str, str]:
     row = await service.runs.row(body.model_id, user)
     await service.runs.unload(row.id)
@@ -70,7 +70,7 @@ async def unload_model(
     return {"request_id": request_id, "model_id": row.id}
 
 
-async def submit(service: TheService, user: User, request: Request) -> dict[str, str]:
+async def submit(service: TheService, user: TrainUser, request: Request) -> dict[str, str]:
     """Accept one operation of a run.
 
     Only its address is read here. Everything else that may be wrong with it comes back through
@@ -112,7 +112,7 @@ for _kind in OPERATIONS:
 
 
 @router.post("/create_custom_loss")
-async def create_custom_loss(_: User) -> dict[str, str]:
+async def create_custom_loss(_: TrainUser) -> dict[str, str]:
     raise ApiError(
         400,
         "This service runs no custom losses of its own. forward_backward_custom() computes them in "

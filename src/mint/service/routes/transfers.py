@@ -18,7 +18,7 @@ from ..errors import ApiError
 from ..links import Link, path_in, version_of
 from ..store import CheckpointRow
 from ..uploads import Upload
-from .caller import TheService, User
+from .caller import ReadUser, TheService, TrainUser
 from .json_route import JsonRoute
 from .weights import ONE, checkpoint_path, describe_checkpoint, unknown_checkpoint
 
@@ -27,7 +27,7 @@ router = APIRouter(route_class=JsonRoute)
 
 async def _readable(
     service: TheService,
-    user: User,
+    user: ReadUser,
     path: Annotated[CheckpointPath, Depends(checkpoint_path)],
 ) -> CheckpointRow:
     row = await asyncio.to_thread(service.checkpoints.find, path, user)
@@ -43,7 +43,7 @@ Readable = Annotated[CheckpointRow, Depends(_readable)]
 
 
 @router.get(f"{ONE}/archive", status_code=302)
-async def archive(service: TheService, user: User, request: Request, row: Readable) -> Response:
+async def archive(service: TheService, user: ReadUser, request: Request, row: Readable) -> Response:
     """Where the checkpoint can be fetched as one ``.tar.gz``, for a while and without a key."""
     link = service.links.make(row, user)
     url = _url_of(service, request, link, f"{row.name}.tar.gz")
@@ -52,7 +52,7 @@ async def archive(service: TheService, user: User, request: Request, row: Readab
 
 @router.get(f"{ONE}/external_weights_urls")
 async def external_weights_urls(
-    service: TheService, user: User, request: Request, row: Readable
+    service: TheService, user: ReadUser, request: Request, row: Readable
 ) -> dict[str, Any]:
     """Where each file of a checkpoint can be fetched."""
     folder = service.checkpoints.folder_of(row)
@@ -92,7 +92,7 @@ async def download(service: TheService, token: str, name: str) -> Response:
 
 
 @router.post("/checkpoints/upload")
-async def upload(service: TheService, user: User, request: Request) -> dict[str, Any]:
+async def upload(service: TheService, user: TrainUser, request: Request) -> dict[str, Any]:
     """Take in a checkpoint's ``.tar.gz`` from another service, as form field ``file``.
 
     ``name`` and ``base_model`` may be given to overrule what the archive says.
@@ -112,7 +112,7 @@ async def upload(service: TheService, user: User, request: Request) -> dict[str,
 
 @router.post("/mint/checkpoints/interpolate")
 async def interpolate(
-    service: TheService, user: User, body: requests.Interpolate
+    service: TheService, user: TrainUser, body: requests.Interpolate
 ) -> dict[str, str]:
     """A new sampler checkpoint: the weighted sum of others."""
     return {"request_id": await service.transfers.interpolate(user, body)}

@@ -11,7 +11,7 @@ from .. import requests
 from ..checkpoints import EXTERNAL, SAMPLER, TRAINING, CheckpointPath, path_of, unexpired
 from ..errors import ApiError, UserError, not_found
 from ..store import CheckpointRow, Condition
-from .caller import TheService, User
+from .caller import ReadUser, TheService, TrainUser
 from .json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -51,7 +51,7 @@ def checkpoint_path(run_id: str, checkpoint_id: str) -> CheckpointPath:
 
 async def _owned(
     service: TheService,
-    user: User,
+    user: TrainUser,
     path: Annotated[CheckpointPath, Depends(checkpoint_path)],
 ) -> CheckpointRow:
     row = await asyncio.to_thread(service.checkpoints.owned, path, user)
@@ -68,7 +68,7 @@ Owned = Annotated[CheckpointRow, Depends(_owned)]
 
 @router.post("/weights_info")
 async def weights_info(
-    service: TheService, user: User, body: requests.WeightsInfo
+    service: TheService, user: ReadUser, body: requests.WeightsInfo
 ) -> dict[str, Any]:
     path = CheckpointPath.parse(body.tinker_path)
     row = await asyncio.to_thread(service.checkpoints.find, path, user)
@@ -87,7 +87,7 @@ async def weights_info(
 
 @router.get("/checkpoints")
 async def list_checkpoints(
-    service: TheService, user: User, limit: Limit = 100, offset: Offset = 0
+    service: TheService, user: ReadUser, limit: Limit = 100, offset: Offset = 0
 ) -> dict[str, Any]:
     return await _page(service, user, limit, offset)
 
@@ -95,7 +95,7 @@ async def list_checkpoints(
 @router.get("/training_runs/{run_id}/checkpoints")
 async def list_run_checkpoints(
     service: TheService,
-    user: User,
+    user: ReadUser,
     run_id: str,
     limit: Limit = EVERYTHING,
     offset: Offset = 0,
@@ -153,7 +153,7 @@ async def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
 
 @router.post("/copy_weights")
 async def copy_weights(
-    service: TheService, user: User, body: requests.CopyWeights, request: Request
+    service: TheService, user: TrainUser, body: requests.CopyWeights, request: Request
 ) -> dict[str, str]:
     if request.headers.get("x-tinker-weights-access-token") is not None:
         raise ApiError(
