@@ -160,6 +160,7 @@ class SampleRequest:
     topk_sample_logprobs: int = 0
     target_prompt_logprobs: IntArray | None = None  # [N - 1, K] token ids to score, -1 for none
     prompt_alt_tokens_k: int = 0  # tokens to draw in place of each prompt token but the first
+    tenant: str = ""  # whose request it is: tenants take turns
     progress: bool = False  # send every token as it is sampled, before the result
 
 

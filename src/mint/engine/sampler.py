@@ -55,6 +55,8 @@ class Sampler:
     @torch.inference_mode()
     def step(self) -> list[Job]:
         """Advance everything by one token; return the jobs that this finished."""
+        if self.scheduler.begin_step():
+            self._drain()
         if steps := self.scheduler.next_prefills():
             self._prefill(steps)
         self._start(self.scheduler.next_starts())
@@ -164,8 +166,8 @@ class Sampler:
             if len(rows) == 1:
                 self._fail(rows[0].job, error)
             else:
-                for _ in range(len(rows) // 2):
-                    self.scheduler.put_back_last()
+                for sequence in list(rows)[-(len(rows) // 2) :]:
+                    self.scheduler.put_back(sequence)
             return
         if tokens is not None:
             self._append(tokens)

@@ -38,6 +38,7 @@ class Prefill:
     tokens: IntArray
     adapter: Adapter | None
     sequence: Sequence | None = None  # the one that resumes afterwards
+    tenant: str = ""
     jobs: list[Job] = field(default_factory=list)  # that start from it
     blocks: list[int] = field(default_factory=list)
     done: int = 0  # tokens that are in the pool
@@ -145,6 +146,10 @@ class Job:
         self.sequences = [Sequence(self, i) for i in range(self.request.num_samples)]
         if self.request.seed is not None:
             self.seed = self.request.seed
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant
 
     @cached_property
     def is_special(self) -> bool:

@@ -7,8 +7,8 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from mint.engine.messages import SampledToken, SampleRequest, SampleResult
 
@@ -16,16 +16,18 @@ from . import codec
 from .arrays import Csr
 from .checkpoints import CheckpointPath
 from .engine_process import EngineProcess
-from .errors import ApiError, EngineDied, UserError, not_found
+from .errors import EngineDied, UserError, not_found
 from .futures import Answer
 from .idleness import Idleness
 from .links import version_of
+from .outstanding import Outstanding
 from .parts import Parts
 from .requests import CreateSamplingSession, Sample
 from .shelf import Shelf
 from .store import RunRow, SamplerRow
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 OnTokens = Callable[[list[SampledToken]], None]
 
 
@@ -36,8 +38,14 @@ class Sampler:
     row: SamplerRow
     engine: EngineProcess | None = None
     users: int = 0
+    caller: str = ""
     used_at: float = field(default_factory=time.monotonic)
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def tenant(self) -> str:
+        """Whose samples these are: those of each share the engine evenly."""
+        return self.caller or self.row.user
 
     @property
     def group(self) -> str:
@@ -59,6 +67,7 @@ class Samplers:
         self._samplers: dict[str, Sampler] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sampling: dict[str, asyncio.Task[None]] = {}
+        self._outstanding = Outstanding(parts.settings.max_outstanding_samples)
         self.restore_run: Callable[[str, str], Awaitable[None]]
 
     # ---- making ---------------------------------------------------------------------------------
@@ -105,7 +114,7 @@ class Samplers:
         row = await self._described(user, None if is_path else model, model if is_path else None)
         name = row.model_path or row.base_model
         row.id, row.session_id = f"named:{user}:{name}@{row.version}", "named"
-        return self._samplers.setdefault(row.id, Sampler(row))
+        return self._samplers.setdefault(row.id, Sampler(row, caller=user))
 
     async def freeze(
         self, run: RunRow, sampler_id: str, engine: EngineProcess, seq_id: int
@@ -198,7 +207,7 @@ class Samplers:
     @property
     def waiting(self) -> int:
         """Return how many samples are in progress."""
-        return len(self._tasks)
+        return self._outstanding.total
 
     # ---- using ----------------------------------------------------------------------------------
 
@@ -226,21 +235,17 @@ class Samplers:
         number = uuid.uuid4().hex if request.seq_id is None else request.seq_id
         request_id = f"{sampler.row.id}:{number}"
         if self._futures.find(request_id, user) is None:
-            self._refuse_if_full()
+            self._outstanding.refuse_if_full(user)
             base_model = sampler.row.base_model
             self._futures.open(request_id, user, lambda: self._engines.why_waiting(base_model))
             work = self._sample(sampler, request_id, engine_request, targets)
-            self._sampling[request_id] = self._in_background(work)
+            self._sampling[request_id] = self._counted(sampler, work)
         return request_id, [f"{request_id}:{i}" for i in range(request.num_samples)]
 
     def cancel(self, request_id: str) -> bool:
         """Cancel a sample in progress; whoever waits for it gets an error."""
         task = self._sampling.get(request_id)
         return task is not None and task.cancel()
-
-    def _refuse_if_full(self) -> None:
-        if len(self._tasks) >= self._settings.max_outstanding_samples:
-            raise ApiError(429, "Too many samples are in progress; retry.")
 
     async def sample(
         self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None = None
@@ -249,11 +254,8 @@ class Samplers:
 
         ``on_tokens`` hears the tokens of a request that asks for progress, as they are sampled.
         """
-        self._refuse_if_full()
-        task = asyncio.create_task(self._result(sampler, request, on_tokens))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await task
+        self._outstanding.refuse_if_full(sampler.tenant)
+        return await self._counted(sampler, self._result(sampler, request, on_tokens))
 
     async def _sample(
         self, sampler: Sampler, request_id: str, request: SampleRequest, targets: Csr | None
@@ -300,7 +302,10 @@ class Samplers:
                 await self._load(sampler, engine)
                 sampler.used_at = time.monotonic()
                 result: SampleResult = await engine.call(
-                    "sample", on_tokens, sampler_id=sampler.row.id, request=request
+                    "sample",
+                    on_tokens,
+                    sampler_id=sampler.row.id,
+                    request=replace(request, tenant=sampler.tenant),
                 )
                 return result
         finally:
@@ -354,10 +359,18 @@ class Samplers:
             "save_weights_for_sampler()."
         )
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _counted(self, sampler: Sampler, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a sample, which counts as in progress until it is done."""
+        user = sampler.tenant
+        task = self._in_background(work)
+        self._outstanding.begin(user)
+        task.add_done_callback(lambda _: self._outstanding.end(user))
         return task
 
 

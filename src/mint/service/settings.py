@@ -97,7 +97,8 @@ class Settings(BaseModel):
     link_kept_s: Seconds = 3600.0
     """How long a signed download link works."""
     max_outstanding_samples: NonNegativeInt = 20_000
-    """Samples in progress at once; further requests get 429, and clients retry."""
+    """Samples in progress at once; further requests get 429, and clients retry. A key may have
+    four fifths of what the others leave."""
     max_body_bytes: NonNegativeInt = 1024 * 1024 * 1024
     """The largest request that is read."""
     max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024
