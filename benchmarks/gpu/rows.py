@@ -201,6 +201,38 @@ def _grpo(gpu: GpuResult) -> list[Row]:
             HANDOFF,
             part,
         ),
+        *_service(gpu, parts),
+    ]
+
+
+def _service(gpu: GpuResult, parts: float | None) -> list[Row]:
+    """Hold the step through the service against the parts of a step on the engine alone."""
+    if "service" not in gpu.result["sections"]:
+        return []
+    whole, handoff = gpu.get("service", "whole"), gpu.get("service", "handoff")
+    over = parts / whole if parts and whole else None
+    part = gpu.get("service", "handoff_share")
+    return [
+        Row(
+            gpu.key("service"),
+            "the same step through the SDK, HTTP and the service",
+            seconds(whole) if whole else "failed",
+            f"the parts on the engine: {seconds(parts)}" if parts else "",
+            share(over) if over else "",
+            "",
+            WHOLE_STEP,
+            over,
+        ),
+        Row(
+            gpu.key("service", "handoff"),
+            "- handoff to a new sampler",
+            seconds(handoff) if handoff else "failed",
+            "the step",
+            share(part) if part is not None else "",
+            "",
+            HANDOFF,
+            part,
+        ),
     ]
 
 

@@ -22,6 +22,7 @@ if not (CUDA or INTERPRETED):
     pytest.skip("needs an NVIDIA GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
 from mint.engine.attention import kernels, tree_kernels  # noqa: E402
+from mint.engine.lora_kernels import lora_expand  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -448,3 +449,27 @@ def test_compiled_code_traces_through_the_operators_with_dynamic_shapes() -> Non
             torch.autograd.grad(out.square().sum(), leaves), wanted, strict=True
         ):
             assert_close(actual, reference, 1e-4)
+
+
+@pytest.mark.parametrize(("rows", "slots", "rank", "columns"), [(5, 1, 4, 70), (70, 3, 24, 64),
+                                                                (40, 16, 16, 130)])  # fmt: skip
+def test_every_row_gets_what_its_own_adapter_adds(
+    rows: int, slots: int, rank: int, columns: int
+) -> None:
+    """Rows of no adapter stay; an infinite adapter reaches no row but its own."""
+    y = random(rows, columns + slots * rank)
+    b = random(slots, rank, columns, dtype=torch.float16)
+    own = torch.randint(-1, slots, (rows,), device=DEVICE)
+    own[0] = -1
+    mask = (own[:, None] == torch.arange(slots, device=DEVICE)).float()
+    wanted = y[:, :columns].double()
+    for row, slot in enumerate(own.tolist()):
+        if slot >= 0:
+            inner = y[row, columns + slot * rank : columns + (slot + 1) * rank].half()
+            wanted[row] += inner.double() @ b[slot].double()
+    others = own != slots - 1
+    y[:, columns + (slots - 1) * rank :] = y[:, columns + (slots - 1) * rank :].masked_fill(
+        others[:, None], float("inf")
+    )
+    lora_expand(y, b, mask)
+    torch.testing.assert_close(y[:, :columns].double(), wanted, atol=1e-4, rtol=1e-4)

@@ -173,6 +173,31 @@ def test_padding_with_an_absurd_logprob_adds_nothing(name: str) -> None:
     assert not gradient[len(rows) :].any()
 
 
+def test_gspo_token_is_gspo_where_the_tokens_of_an_answer_have_one_advantage() -> None:
+    """GSPO: - mean over answers of min(s A, clamp(s) A), with s = exp(mean(lp - q))."""
+    rng = np.random.default_rng(5)
+    config = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.2}
+    answers = [(n, rng.normal()) for n in (3, 7, 1, 5)]
+    rows = []
+    for datum, (n, advantage) in enumerate(answers):
+        for lp in -rng.exponential(1.0, n):
+            each = {"lp": lp, "lp0": lp, "q": lp + rng.normal(0, 0.3), "A": advantage}
+            rows.append({**each, "mask": 1.0, "datum": datum, "weights": 1 / (n * len(answers))})
+    value, gradient = ours("gspo", rows, config, with_weights=True)
+    lp = torch.tensor([row["lp"] for row in rows], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([row["q"] for row in rows], dtype=torch.float64)
+    wanted, at = torch.zeros((), dtype=torch.float64), 0
+    for n, advantage in answers:
+        s = (lp[at : at + n] - q[at : at + n]).mean().exp()
+        wanted = wanted - torch.minimum(s * advantage, s.clamp(0.9, 1.2) * advantage) / len(answers)
+        at += n
+    wanted.backward()
+    assert lp.grad is not None
+    assert value == pytest.approx(wanted.item(), rel=1e-12)
+    np.testing.assert_allclose(gradient, lp.grad, rtol=1e-9, atol=1e-15)
+    assert 0 < (gradient == 0).sum() < len(rows)  # some answers are clipped, others are not
+
+
 def test_thresholds_are_ratio_bounds_not_epsilons() -> None:
     assert LOSSES["ppo"].settings == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
     assert LOSSES["cispo"].settings == {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}

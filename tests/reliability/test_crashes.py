@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,3 +159,25 @@ def test_a_hung_worker_is_ended_and_its_runs_go_on(own_service: Start, faults: F
         raw.http.get("/healthz")
     assert "metrics" in raw.result(raw.operate("optim_step", run, 1, **STEP))
     faults.require_all()
+
+
+@pytest.mark.slow
+def test_replayed_loading_takes_the_weights_of_then(
+    own_service: Start, faults: Faults, undisturbed: bytes
+) -> None:
+    """The checkpoint is overwritten after it was loaded, and there is no snapshot in between."""
+    faults.at("mint.service.journal:Journal.cut", 1, "EIO")
+    service = own_service()
+    raw = RawClient(service.base_url)
+    run = raw.run()
+    no_failures(raw, steps(raw, run, 3))
+    assert saved(raw, run, service.home, 7) == undisturbed
+    other = raw.run()
+    loaded = raw.operate("load_weights", other, 1, path=f"tinker://{run}/weights/at-7")
+    no_failures(raw, [loaded])
+    step = raw.operate("optim_step", run, 8, **STEP)
+    no_failures(raw, [step, raw.operate("save_weights", run, 9, path="at-7", overwrite=True)])
+    faults.require_all()
+    [worker] = service.worker_pids()
+    os.kill(worker, signal.SIGKILL)
+    assert saved(raw, other, service.home, 2) == undisturbed

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mint.rl import RLConfig
 from mint.rl.datums import datum_of, values
 from mint.rl.evaluation import Evaluation, evaluate, independent_trials, pass_at_k, wilson
-from mint.rl.importance import corrected, entropy, mismatch, truncated_weights
+from mint.rl.importance import Correction, corrected, entropy, mismatch, truncated_weights
 from mint.rl.kl import k1, k3
 from mint.rl.rollout import Segment
 from mint.rl.schedules import learning_rate_at, reward_weights_at, temperature_at
@@ -73,7 +73,7 @@ def test_importance_weights_are_ratios_cut_at_the_limit(logs: list[float], limit
 def test_correction_takes_the_trainers_logprobs_and_weighs_sampled_tokens_only() -> None:
     datum = datum_of(Segment.of([1, 2], [3, 4], list(np.log([0.5, 0.1]))), advantage=1.0)
     trainer = np.log([0.9, 0.25, 0.4])
-    found = corrected([datum], [trainer], limit=2.0)[0]
+    found = corrected([datum], [trainer], Correction(2.0))[0]
     assert values(found, "weights") == pytest.approx([0.0, 0.5, 2.0])
     assert values(found, "logprobs") == pytest.approx([0.0, np.log(0.25), np.log(0.4)])
 

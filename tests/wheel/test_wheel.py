@@ -79,6 +79,13 @@ def test_the_quickstart_runs(installed: Installed, tmp_path: Path) -> None:
     assert "Saved: tinker://" in out
 
 
+def test_the_small_model_of_the_readme_is_converted(installed: Installed, tmp_path: Path) -> None:
+    cache = {"MINT_CACHE": str(tmp_path / "cache")}
+    name = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    folder = Path(installed.run(tmp_path, "mint", "models", "get", name, **cache).strip())
+    assert (folder / "config.json").is_file()
+
+
 def test_a_missing_model_is_one_message(installed: Installed, tmp_path: Path) -> None:
     process = installed.start(tmp_path, "mint", "train", "model.base_model=/no/such/model", *SMALL)
     try:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .losses import LOSSES, Loss
 from .messages import Datum, ForwardBackward, ModelInfo, UserError
+from .terms import NAMES, Terms, read_terms
 from .tree import PrefixTree
 
 _THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
@@ -60,8 +61,8 @@ def make_batch(tree: PrefixTree, data: list[Datum], device: torch.device) -> Bat
     )
 
 
-def check_request(request: ForwardBackward, info: ModelInfo) -> tuple[list[Datum], Loss]:
-    """The datums with exactly the inputs that the loss reads. Raises UserError on any mistake."""
+def check_request(request: ForwardBackward, info: ModelInfo) -> tuple[list[Datum], Loss, Terms]:
+    """The datums with just the inputs that loss and terms read. Raises UserError on a mistake."""
     loss = LOSSES.get(request.loss_fn)
     if loss is None:
         raise UserError(
@@ -71,9 +72,12 @@ def check_request(request: ForwardBackward, info: ModelInfo) -> tuple[list[Datum
     if not request.data:
         raise UserError("The batch is empty: data has no datum. Pass at least one datum.")
     settings = loss_settings(request.config, loss, request.loss_fn)
-    data = [_check_datum(d, i, request.loss_fn, loss, info) for i, d in enumerate(request.data)]
+    terms = read_terms(request.config)
+    data = [
+        _check_datum(d, i, request.loss_fn, loss, terms, info) for i, d in enumerate(request.data)
+    ]
     _fill_optional(data, settings, loss)
-    return data, loss
+    return data, loss, terms
 
 
 def _fill_optional(data: list[Datum], settings: dict[str, float], loss: Loss) -> None:
@@ -90,17 +94,20 @@ def _fill_optional(data: list[Datum], settings: dict[str, float], loss: Loss) ->
 def loss_settings(config: Mapping[str, float | str], loss: Loss, name: str) -> dict[str, float]:
     """The loss's settings with the request's values over the defaults."""
     for key, value in config.items():
-        if key not in loss.settings:
-            known = ", ".join(loss.settings) or "none"
+        if key not in loss.settings and key not in NAMES:
+            known = ", ".join((*loss.settings, *NAMES))
             raise UserError(f"loss_fn_config has {key!r}, but {name} has the settings: {known}.")
         if isinstance(value, str) or not np.isfinite(value):
             raise UserError(
                 f"loss_fn_config[{key!r}] is {value!r}, but it must be a finite number."
             )
-    return {**loss.settings, **{key: float(value) for key, value in config.items()}}
+    given = {key: float(value) for key, value in config.items() if key in loss.settings}
+    return {**loss.settings, **given}
 
 
-def _check_datum(datum: Datum, index: int, name: str, loss: Loss, info: ModelInfo) -> Datum:
+def _check_datum(
+    datum: Datum, index: int, name: str, loss: Loss, terms: Terms, info: ModelInfo
+) -> Datum:
     where = f"datum {index}"
     length = len(datum.tokens)
     if length == 0:
@@ -125,11 +132,16 @@ def _check_datum(datum: Datum, index: int, name: str, loss: Loss, info: ModelInf
         )
     _check_ids(targets, f"{where}: target_tokens", info.vocab_size)
     inputs: dict[str, NDArray[Any]] = {"target_tokens": targets}
-    for key in (*loss.needs, "weights", *(k for k in _THRESHOLDS if k in loss.settings)):
+    optional = ("weights", *(k for k in _THRESHOLDS if k in loss.settings))
+    for key in dict.fromkeys((*loss.needs, *terms.needs, *optional)):
         if key in datum.inputs:
             inputs[key] = _check_numbers(datum.inputs[key], targets.shape, f"{where}: {key}")
         elif key in loss.needs:
             raise UserError(f"{where}: loss_fn_inputs has no {key!r}, which {name} needs.")
+        elif key in terms.needs:
+            raise UserError(
+                f"{where}: loss_fn_inputs has no {key!r}, which the terms in loss_fn_config need."
+            )
     if name == "cross_entropy":
         inputs.setdefault("weights", np.ones(targets.shape, np.float32))
     return Datum(datum.tokens, inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +31,7 @@ from .messages import (
 from .model import BaseModel
 from .peft_files import read_adapter, write_adapter
 from .precision import is_finite
+from .terms import Terms
 from .tree import PrefixTree, pack_evenly
 
 _OPTIMIZER_FILE = "optimizer.safetensors"
@@ -57,6 +58,15 @@ def add_gradients(loss: Tensor, parameters: list[Tensor]) -> None:
     for parameter, grad in zip(used, grads, strict=True):
         if grad is not None:
             parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What one pass gave: its loss, sums over tokens, and arrays of one number per token."""
+
+    loss: float
+    sums: dict[str, float]
+    arrays: dict[str, FloatArray]
 
 
 class LoraTrainer:
@@ -120,11 +130,10 @@ class LoraTrainer:
             raise UserError(f"In {where}, {error}") from error
 
     def _run(self, request: ForwardBackward) -> Steps[ForwardBackwardResult]:
-        data, loss = check_request(request, self._model.info)
+        data, loss, terms = check_request(request, self._model.info)
         settings = loss_settings(request.config, loss, request.loss_fn)
-        logprobs: list[FloatArray] = [np.empty(0, np.float32)] * len(data)
-        losses = list(logprobs)
-        total = 0.0
+        arrays: dict[str, list[FloatArray]] = {}
+        metrics = {"loss:sum": 0.0}
         todo = deque([list(range(len(data)))])
         budget = self.budget
         while todo:
@@ -136,23 +145,26 @@ class LoraTrainer:
             [tree] = trees
             batch = make_batch(tree, [data[i] for i in members], self._model.device)
             try:
-                value, lp, each = self._run_tree(tree, batch, loss, settings, request.forward_only)
+                done = self._run_tree(tree, batch, loss, settings, terms, request.forward_only)
             except torch.OutOfMemoryError as error:
                 budget = _smaller(budget, members, len(tree.tokens), error)
                 todo.appendleft(members)
                 continue
-            total += value
-            for flat, found in ((lp, logprobs), (each, losses)):
+            metrics["loss:sum"] += done.loss
+            for name, value in done.sums.items():
+                metrics[f"{name}:sum"] = metrics.get(f"{name}:sum", 0.0) + value
+            for name, flat in done.arrays.items():
+                found = arrays.setdefault(name, [np.empty(0, np.float32)] * len(data))
                 pieces = np.split(flat, _cuts(batch))
                 for member, piece, shape in zip(tree.members, pieces, batch.shapes, strict=True):
                     found[members[member]] = piece.reshape(shape)
             yield
-        if not np.isfinite(total):
+        if not np.isfinite(total := metrics["loss:sum"]):
             raise UserError(
                 f"The loss is {total}: the policy's and the sampler's logprobs are too far apart. "
                 "Check that `logprobs` are the sampler's, and lower the learning rate."
             )
-        return ForwardBackwardResult(logprobs, {"loss:sum": total}, losses)
+        return ForwardBackwardResult(arrays["logprobs"], metrics, arrays["losses"])
 
     def _run_tree(
         self,
@@ -160,19 +172,23 @@ class LoraTrainer:
         batch: Batch,
         loss: Loss,
         settings: dict[str, float],
+        terms: Terms,
         forward_only: bool,
-    ) -> tuple[float, FloatArray, FloatArray]:
-        """Add the gradient of one pass, or nothing when it fails.
-
-        Return the loss, and of each token its logprob and its part of the loss.
-        """
+    ) -> _Pass:
+        """Add the gradient of one pass, or nothing when it fails."""
+        sums: dict[str, float] = {}
         with torch.set_grad_enabled(not forward_only):
             lp = self._logprobs(tree, batch)
             each = _token_losses(loss, lp, batch, settings)
+            if terms.has_kl:
+                kl = terms.kl(lp, batch.inputs)
+                each, sums["kl_loss"] = each + kl, kl.sum().item()
             value = each.sum()
         if not forward_only:
             add_gradients(value, self.adapter.parameters())
-        return value.item(), lp.detach().cpu().numpy(), each.detach().cpu().numpy()
+        arrays = {"logprobs": lp, "losses": each}
+        flat = {name: array.detach().cpu().numpy() for name, array in arrays.items()}
+        return _Pass(value.item(), sums, flat)
 
     def _logprobs(self, tree: PrefixTree, batch: Batch) -> Tensor:
         model = self._model

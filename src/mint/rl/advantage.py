@@ -55,6 +55,17 @@ def by_batch(rewards_P_G: Groups) -> list[list[float]]:
     return [[value / (spread + SMALL) for value in group] for group in centred]
 
 
+def by_step(rewards_P_G: Groups) -> list[list[float]]:
+    """(r - mean) / std over all answers of a step: no baseline of the group's own, so that an easy
+    prompt's answers are all good.
+
+    >>> [[round(a, 3) for a in group] for group in by_step([[1.0, 1.0], [1.0, -1.0]])]
+    [[0.577, 0.577], [0.577, -1.732]]
+    """
+    centred = iter(standardise([reward for group in rewards_P_G for reward in group]))
+    return [[next(centred) for _ in group] for group in rewards_P_G]
+
+
 _BY_GROUP: dict[str, Callable[[Sequence[float]], list[float]]] = {
     "centre": centre,
     "standardise": standardise,
@@ -71,6 +82,8 @@ def advantages(rewards_P_G: Groups, kind: str = "centre") -> list[list[float]]:
     """
     if kind == "batch":
         return by_batch(rewards_P_G)
+    if kind == "global":
+        return by_step(rewards_P_G)
     return [_BY_GROUP[kind](group) for group in rewards_P_G]
 
 

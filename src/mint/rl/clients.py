@@ -92,4 +92,4 @@ async def reference(service: mint.ServiceClient, cfg: RLConfig) -> Reference | N
         client = await service.create_sampling_client_async(base_model=cfg.base_model)
     else:
         client = await service.create_sampling_client_async(model_path=path)
-    return Reference(client, cfg.kl_penalty_coef, cfg.kl_samples)
+    return Reference(client, cfg.kl_penalty_coef, cfg.kl_samples, cfg.compares_batch)

@@ -6,16 +6,18 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, fields
 from typing import Any, get_type_hints
 
+from mint.rl.notes import suspicious
 from mint.rl.options import ConfigError, checked, closest, option, parsed
 from mint.watch.sinks import SINKS
 
 LOSSES = ("importance_sampling", "ppo", "cispo", "dro", "gspo")
 CLIPPED = ("ppo", "cispo", "gspo")
-ADVANTAGES = ("centre", "standardise", "leave_one_out", "dr_grpo", "batch")
+ADVANTAGES = ("centre", "standardise", "leave_one_out", "dr_grpo", "batch", "global")
+ESTIMATORS = ("k1", "k2", "k3")
 AGGREGATIONS = ("sum", "token", "sequence", "constant")
 SHAPES = ("constant", "linear", "cosine")
 GUARDS = (
@@ -37,9 +39,6 @@ _OF_THE_RUN = (
     *("log_rewards", "save_reward_analysis", "sinks"),
 )
 """Settings that may change when a run is continued."""
-
-_OF_LORA = ("rank", "train_mlp", "train_attn", "train_unembed")
-_OF_EVALUATION = ("eval_samples", "eval_temperature", "holdout_size")
 
 
 @dataclass(init=False)
@@ -94,7 +93,7 @@ class RLConfig:
     advantage: str = option(
         "centre",
         "leave_one_out for small groups, standardise or batch for rewards of mixed scale, "
-        "dr_grpo against growing length",
+        "dr_grpo against growing length, global to compare all answers of a step",
         choices=ADVANTAGES,
     )
     aggregation: str = option(
@@ -107,6 +106,11 @@ class RLConfig:
         1.0, "of the rewards of later turns, where an environment pays turns", low=0, high=1
     )
     kl_penalty_coef: float = option(0.0, "0.01 to 0.1 to stay near a reference", low=0)
+    kl_loss_coef: float = option(0.0, "0.001 to 0.04 for a KL term in the loss instead", low=0)
+    kl_loss: str = option(
+        "k3", "k2 for the gradient of the KL itself; k1 with kl_loss_ratio only", choices=ESTIMATORS
+    )
+    kl_loss_ratio: bool = option(False, "weigh that term by the importance ratio: unbiased")
     kl_reference: str = option(
         "base", "what to stay near: base, start (where the run began), or a checkpoint's path"
     )
@@ -130,6 +134,17 @@ class RLConfig:
     truncated_importance: float | None = option(
         None, "2.0 to correct for a sampler that differs from the trainer", above=0
     )
+    importance_level: str = option(
+        "token",
+        "sequence or geometric to weigh whole answers by the product or the mean of their ratios",
+        choices=("token", "sequence", "geometric"),
+    )
+    importance_rule: str = option(
+        "truncate",
+        "mask leaves out what is beyond the limit in place of weighing it less",
+        choices=("truncate", "mask"),
+    )
+    importance_low: float = option(0.0, "the least ratio that importance_rule=mask keeps", low=0)
     max_refills: int = option(0, "rounds of new prompts in place of groups without signal", low=0)
 
     # Length
@@ -263,60 +278,28 @@ class RLConfig:
 
     def notes(self) -> list[str]:
         """What is allowed and probably not meant."""
-        clipped = self.loss_fn in CLIPPED
-        found = [f"{name} does nothing: {why}" for name, why in self._idle()]
-        if clipped and self.temperature != 1.0 and self.truncated_importance is None:
-            found.append(
-                f"{self.loss_fn} clips the ratio of trainer to sampler, and at temperature "
-                f"{self.temperature:g} that is not 1 to begin with: set temperature=1.0 or "
-                "truncated_importance=2.0."
-            )
-        if self.substeps > 1 and not clipped:
-            found.append(
-                f"substeps={self.substeps} uses a batch again, and {self.loss_fn} does not hold "
-                "the policy back: set loss_fn=ppo."
-            )
-        if "kl_runaway" in self.stop_on and not self.measures_kl:
-            found.append(
-                "kl_runaway in stop_on does nothing: no KL is measured: set kl_penalty_coef=0.05, "
-                "or kl_samples=16."
-            )
-        if self.start_from and self.measures_kl and self.kl_reference == "base":
-            found.append(
-                f"The KL is that to {self.base_model}, not to start_from, where the run begins: "
-                "set kl_reference=start to stay near that."
-            )
-        return found
+        changed = [n for n, (each, _) in options().items() if getattr(self, n) != each.default]
+        return suspicious(self, changed)
+
+    @property
+    def clips(self) -> bool:
+        """Whether the loss has a bound on the ratio of trainer to sampler."""
+        return self.loss_fn in CLIPPED
 
     @property
     def measures_kl(self) -> bool:
         """Whether answers are compared with a reference."""
-        return self.kl_penalty_coef > 0 or self.kl_samples > 0
+        return self.kl_penalty_coef > 0 or self.kl_samples > 0 or self.kl_loss_coef > 0
 
-    def _idle(self) -> Iterator[tuple[str, str]]:
-        """Settings that were changed and have no effect beside the others, and why."""
-        clips = f"{self.loss_fn} does not clip: set loss_fn=ppo."
-        measured = "no KL is measured: set kl_penalty_coef=0.05, or kl_samples=16."
-        effects = {
-            "clip_low_threshold": (self.loss_fn in CLIPPED, clips),
-            "clip_high_threshold": (self.loss_fn in CLIPPED, clips),
-            "dro_beta": (self.loss_fn == "dro", "set loss_fn=dro."),
-            "kl_reference": (self.measures_kl, measured),
-            "kl_limit": (self.measures_kl, measured),
-            "kl_samples": (self.kl_penalty_coef == 0, "with kl_penalty_coef all are measured."),
-            **dict.fromkeys(_OF_LORA, (self.start_from is None, "start_from brings its own.")),
-            **dict.fromkeys(_OF_EVALUATION, (self.eval_every > 0, "set eval_every=10.")),
-            "mismatch_limit": (self.temperature == 1.0, "it is checked at temperature=1.0 only."),
-            "temperature_end": (
-                self.temperature_schedule != "constant",
-                "set temperature_schedule=linear.",
-            ),
-            "lr_end": (self.lr_schedule != "constant", "set lr_schedule=linear."),
-            "overlong_limit": (self.overlong_buffer > 0, "set overlong_buffer."),
-        }
-        for name, (has_effect, why) in effects.items():
-            if not has_effect and getattr(self, name) != options()[name][0].default:
-                yield name, why
+    @property
+    def compares_batch(self) -> bool:
+        """Whether an answer is compared with all others of a step, and not with its group."""
+        return self.advantage == "global"
+
+    @property
+    def trains_every_answer(self) -> bool:
+        """Whether the loss has a term for answers whose advantage is 0."""
+        return self.loss_fn == "dro" or self.kl_loss_coef > 0
 
     @property
     def token_weights(self) -> str:

@@ -81,9 +81,11 @@ def build_datums(
     aggregation: str = "sum",
     max_tokens: int = 1,
     loss_fn: str = "importance_sampling",
+    every_answer: bool = False,
 ) -> list[types.Datum]:
     """The datums of all rollouts that have an advantage; a rollout of several contexts has several.
-    With a loss that has more than advantages to it (``dro``), those of all rollouts that count.
+    With ``every_answer``, or a loss that has more than advantages to it (``dro``), those of all
+    rollouts that count.
 
     Groups stay together: the service computes a prompt that its answers share only once. A mean
     is one over all rollouts of these groups that count, those without an advantage too.
@@ -93,7 +95,7 @@ def build_datums(
     datums = [
         datum_of(segment, rollout.token_advantages(index), weight)
         for rollout, weight in zip(rollouts, weights, strict=True)
-        if rollout.has_advantage or needs_every_answer(loss_fn)
+        if rollout.has_advantage or every_answer or needs_every_answer(loss_fn)
         for index, segment in enumerate(rollout.segments)
         if _is_trainable(segment)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +26,56 @@ def truncated_weights(trainer: Array, sampler: Array, limit: float) -> Array:
     return np.asarray(np.minimum(ratio, limit))
 
 
+@dataclass(frozen=True)
+class Correction:
+    """How tokens are weighed by p_trainer / p_sampler.
+
+    ``level`` says what has a ratio: a ``token``; a ``sequence``, whose ratio is the product of its
+    tokens'; or ``geometric``, the sequence with the geometric mean of them. A ratio above ``limit``
+    is cut to it (``truncate``), or what has it is left out (``mask``), as what has one below
+    ``low``.
+
+    >>> trainer, sampler = np.log([0.5, 0.9]), np.log([0.5, 0.1])
+    >>> [float(w) for w in Correction(2.0, rule="mask").weights(trainer, sampler)]
+    [1.0, 0.0]
+    >>> [round(float(w), 6) for w in Correction(99.0, level="sequence").weights(trainer, sampler)]
+    [9.0, 9.0]
+    """
+
+    limit: float
+    level: str = "token"
+    rule: str = "truncate"
+    low: float = 0.0
+
+    def weights(self, trainer: Array, sampler: Array) -> Array:
+        """Return the weight of each sampled token of one sequence."""
+        if self.rule == "truncate" and self.level == "token":
+            return truncated_weights(trainer, sampler, self.limit)
+        log_ratio = trainer - sampler
+        if self.level != "token" and len(log_ratio):
+            whole = log_ratio.sum() if self.level == "sequence" else log_ratio.mean()
+            log_ratio = np.full_like(log_ratio, whole)
+        ratio = np.exp(np.clip(log_ratio, -_WIDEST, _WIDEST))
+        if self.rule == "truncate":
+            return np.asarray(np.minimum(ratio, self.limit))
+        return np.where((ratio >= self.low) & (ratio <= self.limit), ratio, 0.0)
+
+
 def corrected(
-    datums: Sequence[types.Datum], trainer_D_T: Sequence[Array], limit: float
+    datums: Sequence[types.Datum], trainer_D_T: Sequence[Array], correction: Correction
 ) -> list[types.Datum]:
     """The datums with the trainer's own logprobs as the old policy's, and tokens weighed by how
-    much likelier the trainer finds them than the sampler did, at most ``limit``.
+    much likelier the trainer finds them than the sampler did.
 
     Use it when the two differ: a sampler in lower precision, another temperature, or a batch that
     is used for several steps. The ratio of the loss then only sees what training itself changes.
     """
     found = []
     for datum, trainer in zip(datums, trainer_D_T, strict=True):
-        weights = values(datum, "weights")
-        importance = truncated_weights(trainer, values(datum, "logprobs"), limit)
+        weights, sampler = values(datum, "weights"), values(datum, "logprobs")
         inside = weights != 0
+        importance = np.zeros_like(weights)
+        importance[inside] = correction.weights(trainer[inside], sampler[inside])
         found.append(
             replaced(
                 datum,
@@ -47,6 +84,12 @@ def corrected(
             )
         )
     return found
+
+
+def masked_share(before: Sequence[types.Datum], after: Sequence[types.Datum]) -> float:
+    """The share of trained tokens that a correction has left out."""
+    counts = [sum(int((values(d, "weights") != 0).sum()) for d in each) for each in (before, after)]
+    return 1.0 - counts[1] / counts[0] if counts[0] else 0.0
 
 
 def mismatch(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:

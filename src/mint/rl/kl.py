@@ -1,4 +1,4 @@
-"""Staying near a reference: KL in the reward (k1), and a steadier estimate to report (k3)."""
+"""Staying near a reference: KL in the reward (k1) or in the loss, and a steady estimate (k3)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 import mint
 from mint import types
 from mint.rl.advantage import has_signal
+from mint.rl.datums import replaced, values
 from mint.rl.rollout import Group, MissingLogprobs, Rollout, Segment
 
 Array = NDArray[np.float64]
@@ -27,7 +28,7 @@ def k1(policy: Array, reference: Array) -> Array:
 
 def k3(policy: Array, reference: Array) -> Array:
     """ref/p - 1 - log(ref/p): never negative, of low variance, to report. As a loss its gradient
-    would be that of another divergence, so it is not used as one.
+    is that of another divergence, unless it is weighed by the importance ratio.
 
     >>> [round(float(x), 6) for x in k3(np.log([0.5]), np.log([0.25]))]
     [0.193147]
@@ -43,10 +44,17 @@ class Reference:
     the KL must not count what the temperature did.
     """
 
-    def __init__(self, client: mint.SamplingClient, coefficient: float, samples: int = 0) -> None:
+    def __init__(
+        self,
+        client: mint.SamplingClient,
+        coefficient: float,
+        samples: int = 0,
+        every_group: bool = False,
+    ) -> None:
         self.client = client
         self.coefficient = coefficient
         self.samples = samples  # rollouts to measure when nothing is penalised
+        self.every_group = every_group  # penalise groups in which all answers are alike too
 
     async def penalise(
         self, groups: Sequence[Group], policy: mint.SamplingClient | None
@@ -55,6 +63,8 @@ class Reference:
         than another. Returns what to report, of all groups: a policy that has collapsed gives such
         in which all are alike. Without a coefficient, only some rollouts are measured.
         """
+        if not self.coefficient and not self.samples:
+            return {}
         if not self.coefficient:
             return _figures(await self._measured(groups, policy))
         found = await asyncio.gather(*(self._compare(group, policy) for group in groups))
@@ -74,10 +84,18 @@ class Reference:
     ) -> list[tuple[Array, Array]]:
         rollouts = [rollout for rollout in group.counted if rollout.length]
         pairs = await asyncio.gather(*(self._logprobs(rollout, policy) for rollout in rollouts))
-        if any(has_signal(returns_G) for returns_G in group.returns_by_turn):
+        if self.every_group or any(has_signal(returns_G) for returns_G in group.returns_by_turn):
             for rollout, (mine, theirs) in zip(rollouts, pairs, strict=True):
                 rollout.penalty -= self.coefficient * float(k1(mine, theirs).sum())
         return pairs
+
+    async def with_logprobs(self, datums: Sequence[types.Datum]) -> list[types.Datum]:
+        """The datums with what the reference says of their tokens, for a KL term in the loss."""
+        found = await asyncio.gather(*(score(self.client, _segment(datum)) for datum in datums))
+        return [
+            replaced(datum, reference_logprobs=_spread(datum, logprobs))
+            for datum, logprobs in zip(datums, found, strict=True)
+        ]
 
     async def _logprobs(
         self, rollout: Rollout, policy: mint.SamplingClient | None
@@ -92,10 +110,37 @@ class Reference:
         return np.concatenate(both[: len(ours)]), np.concatenate(both[len(ours) :])
 
 
+def _segment(datum: types.Datum) -> Segment:
+    """A datum's tokens, those with a weight as sampled ones."""
+    inside = values(datum, "weights") != 0
+    targets = [int(token) for token in values(datum, "target_tokens")]
+    tokens = [*datum.model_input.to_ints(), *targets[-1:]]
+    return Segment(tokens, [0.0] * len(tokens), [False, *(bool(each) for each in inside)])
+
+
+def _spread(datum: types.Datum, logprobs: Array) -> Array:
+    """Logprobs of the tokens with a weight, at their places among all targets."""
+    inside = values(datum, "weights") != 0
+    found = np.zeros(len(inside))
+    found[inside] = logprobs
+    return found
+
+
+def kl_of(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
+    """The KL of the policy to the reference whose logprobs the datums have."""
+    pairs = []
+    for datum, trainer in zip(datums, trainer_D_T, strict=True):
+        inside = values(datum, "weights") != 0
+        pairs.append((trainer[inside], values(datum, "reference_logprobs")[inside]))
+    return _figures(pairs)
+
+
 def _figures(pairs: Sequence[tuple[Array, Array]]) -> dict[str, float]:
     if not pairs:
         return {}
     mine, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    if not len(mine):
+        return {}
     return {
         "kl/k1": float(k1(mine, theirs).mean()),
         "kl/k3": float(k3(mine, theirs).mean()),

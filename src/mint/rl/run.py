@@ -30,7 +30,7 @@ from mint.rl.collect import Batch, Collector
 from mint.rl.config import RLConfig
 from mint.rl.credit import assign_advantages
 from mint.rl.data import Data
-from mint.rl.datums import build_datums, needs_every_answer, unmasked, with_weights
+from mint.rl.datums import build_datums, unmasked, with_weights
 from mint.rl.directory import describe_run, open_directory
 from mint.rl.endings import Interrupted, ServiceLost, going_on
 from mint.rl.evaluation import Evaluation
@@ -212,11 +212,11 @@ class Run:
         """From rewards to what is trained on."""
         cfg = self.cfg
         self.penalise(batch)
-        groups = self.useful(batch)
+        groups = batch.groups if cfg.compares_batch else self.useful(batch)
         assign_advantages(groups, cfg.advantage)
-        if needs_every_answer(cfg.loss_fn):
-            groups = batch.groups
-        return build_datums(groups, cfg.token_weights, cfg.max_tokens, cfg.loss_fn)
+        every = cfg.trains_every_answer
+        groups = batch.groups if every else groups
+        return build_datums(groups, cfg.token_weights, cfg.max_tokens, cfg.loss_fn, every)
 
     def train(self, batch: Batch, datums: Sequence[types.Datum]) -> list[types.Datum]:
         """Train on a batch. Ctrl-C waits for its end, so that a step is done or not begun."""
@@ -252,7 +252,7 @@ class Run:
         if not datums:
             return found
         try:
-            update = await train(self.client, datums, cfg, rate)
+            update = await train(self.client, datums, cfg, rate, self.reference)
             self.recording.trained(datums, update.logprobs_D_T)
             return found | update.metrics
         except mint.RequestFailedError as error:

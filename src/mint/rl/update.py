@@ -14,7 +14,9 @@ import mint
 from mint import types
 from mint.rl.config import RLConfig
 from mint.rl.datums import scaled, split, values
-from mint.rl.importance import corrected, mismatch
+from mint.rl.extensions import extensions, require_accepted, require_known
+from mint.rl.importance import Correction, corrected, masked_share, mismatch
+from mint.rl.kl import Reference, kl_of
 
 Array = NDArray[np.float64]
 
@@ -28,16 +30,14 @@ class Update:
 
 
 def loss_config(cfg: RLConfig) -> dict[str, float | str] | None:
-    """The loss's thresholds, where the config sets them."""
-    if cfg.loss_fn == "importance_sampling":
-        return None
-    if cfg.loss_fn == "dro":
-        return None if cfg.dro_beta is None else {"beta": cfg.dro_beta}
+    """The loss's thresholds, where the config sets them, and the terms that are added to it."""
     given = {
-        "clip_low_threshold": cfg.clip_low_threshold,
-        "clip_high_threshold": cfg.clip_high_threshold,
+        "clip_low_threshold": cfg.clip_low_threshold if cfg.clips else None,
+        "clip_high_threshold": cfg.clip_high_threshold if cfg.clips else None,
+        "beta": cfg.dro_beta if cfg.loss_fn == "dro" else None,
     }
-    return {name: value for name, value in given.items() if value is not None} or None
+    own = {name: value for name, value in given.items() if value is not None}
+    return {**own, **extensions(cfg)} or None
 
 
 async def train(
@@ -45,17 +45,38 @@ async def train(
     datums: Sequence[types.Datum],
     cfg: RLConfig,
     learning_rate: float,
+    reference: Reference | None = None,
 ) -> Update:
-    """Train on a batch. Every request is on its way before the first answer is waited for."""
+    """Train on a batch; with a KL term in the loss, towards a reference."""
+    try:
+        return await _train(client, datums, cfg, learning_rate, reference)
+    except mint.RequestFailedError as error:
+        require_accepted(cfg, error)
+        raise
+
+
+async def _train(
+    client: mint.TrainingClient,
+    datums: Sequence[types.Datum],
+    cfg: RLConfig,
+    learning_rate: float,
+    reference: Reference | None,
+) -> Update:
+    """Every request is on its way before the first answer is waited for."""
     loss_fn: Any = cfg.loss_fn
     settings = loss_config(cfg)
     found: dict[str, float] = {}
     batch = list(datums)
+    if cfg.kl_loss_coef > 0:
+        assert reference is not None
+        batch = await reference.with_logprobs(batch)
     old: list[Array] | None = None
     if cfg.truncated_importance is not None:
         old = await _logprobs(client.forward(batch, loss_fn, settings))
         found |= mismatch(batch, old)
-        batch = corrected(batch, old, cfg.truncated_importance)
+        batch, before = corrected(batch, old, _correction(cfg)), batch
+        if cfg.importance_rule == "mask":
+            found["mismatch/masked"] = masked_share(before, batch)
     parts = split(batch, cfg.mini_batches)
     adam = types.AdamParams(
         learning_rate=learning_rate,
@@ -72,7 +93,10 @@ async def train(
             waiting.append(client.optim_step(adam))
     answers = await _all(waiting)
     losses, steps = answers[::2], answers[1::2]
+    require_known(cfg, losses)
     first_D_T = [each for answer in losses[: len(parts)] for each in logprobs_of(answer)]
+    if cfg.kl_loss_coef > 0:
+        found |= kl_of(batch, first_D_T)
     if cfg.truncated_importance is None:
         found |= mismatch(parts[0], logprobs_of(losses[0]))
     if len(losses) > 1:
@@ -83,6 +107,12 @@ async def train(
     found["train/updates"] = float(len(steps))
     found |= {"train/grad_norm": float(np.mean(known))} if known else {}
     return Update(found, first_D_T if old is None else old)
+
+
+def _correction(cfg: RLConfig) -> Correction:
+    assert cfg.truncated_importance is not None
+    limit, level = cfg.truncated_importance, cfg.importance_level
+    return Correction(limit, level, cfg.importance_rule, cfg.importance_low)
 
 
 def _share(cfg: RLConfig, parts: int) -> float:

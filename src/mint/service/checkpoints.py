@@ -247,7 +247,8 @@ def _swap_in(draft: Path, final: Path) -> None:
     else:
         _exchange(draft, final)
         shutil.rmtree(draft, ignore_errors=True)
-    sync(final.parent)
+    for folder in list(final.parents)[:4]:  # up to the home folder: some of them may be new
+        sync(folder)
 
 
 def _exchange(one: Path, other: Path) -> None:

@@ -15,6 +15,7 @@ import threading
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +27,10 @@ TORN = "journal.torn"
 """What was cut off the end of the journal when it was last found torn."""
 MAX_TAKEN = 10_000
 """Operations without a number that are recognised when they are sent again after a snapshot."""
+
+
+Content = tuple[dict[str, Any], bytes]
+"""The header and the body of a record."""
 
 
 class RunIsElsewhere(Exception):
@@ -92,12 +97,11 @@ class Journal:
         self._unwritten: list[bytes] = []
         self._answers: dict[int, Entry] = {}
         self._checksums: dict[str, str] = {}
+        self._is_name_synced = False
+        self._is_torn = False
         try:
-            is_new = not self._path.exists()
             self._file = _open(self._path)
-            if is_new:
-                sync(self.folder)
-                sync(self.folder.parent)
+            self._sync_name()
             self._size = self._read()
         except BaseException:
             self.close()
@@ -141,16 +145,45 @@ class Journal:
     def _append(self, header: dict[str, Any], body: bytes, durable: bool) -> None:
         record = encode(header, body)
         start = self._size + sum(map(len, self._unwritten))
+        if not self._is_name_synced:
+            self._sync_name()
+        if self._is_torn:
+            self._cut_failed_write()
         try:
             _write(self._file, b"".join([*self._unwritten, record]))
             if durable:
                 os.fdatasync(self._file)
         except OSError:
-            os.truncate(self._path, self._size)
+            self._is_torn = True
+            try:
+                self._cut_failed_write()
+            except OSError as error:
+                log.error("%s has a torn end, which the next write cuts off: %s", self._path, error)
             raise
         self._unwritten.clear()
         self._size = start + len(record)
         self._note(header, start, len(body))
+
+    def _write_rest(self) -> None:
+        """Write the outcomes that did not fit on the disk when they were noted, if they do now."""
+        if self._unwritten:
+            try:
+                if self._is_torn:
+                    self._cut_failed_write()
+                _write(self._file, b"".join(self._unwritten))
+            except OSError as error:
+                log.error("%s lacks its last outcomes, which run again: %s", self._path, error)
+
+    def _cut_failed_write(self) -> None:
+        """Remove what a failed write left behind the last whole record."""
+        os.ftruncate(self._file, self._size)
+        self._is_torn = False
+
+    def _sync_name(self) -> None:
+        """Wait until the file can be found by its name after a power failure."""
+        for folder in (self.folder, *list(self.folder.parents)[:2]):
+            sync(folder)
+        self._is_name_synced = True
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -266,7 +299,8 @@ class Journal:
     ) -> None:
         """Continue from ``snapshot``: forget the operations before ``first``, atomically.
 
-        ``answers`` are kept for clients that may still ask for them.
+        ``answers`` are kept for clients that may still ask for them. Raises OSError, after which
+        the journal is whole: either as it was, or continuing from ``snapshot`` already.
         """
         sync_folder(snapshot)
         with self._lock:
@@ -276,7 +310,7 @@ class Journal:
             kept = [e for n, e in self.entries.items() if n >= first or (n < 0 and n not in gone)]
             header = {"snapshot": snapshot.name, "first": first, "taken": taken}
             header["sha256"] = checksums(snapshot)
-            self._replace([encode(header), *self._kept_records(kept, answers or {})])
+            self._replace(chain([(header, b"")], self._kept_records(kept, answers or {})))
         for old in [*self.folder.glob("snapshot-*"), *self.folder.glob("reference-*")]:
             if old.is_symlink():
                 old.unlink()
@@ -285,35 +319,51 @@ class Journal:
 
     def _kept_records(
         self, entries: Iterable[Entry], answers: Mapping[int, KeptAnswer]
-    ) -> Iterable[bytes]:
+    ) -> Iterable[Content]:
         for entry in entries:
             header = {"op": entry.kind, "seq": entry.seq_id, "type": entry.content_type}
-            yield encode(header, self._body(entry))
+            yield header, self._body(entry)
         for number, answer in answers.items():
             header = {"answer": number, "type": answer.content_type, "failed": answer.is_failure}
-            yield encode(header, answer.body)
+            yield header, answer.body
 
-    def _replace(self, records: Iterable[bytes]) -> None:
+    def _replace(self, records: Iterable[Content]) -> None:
+        """Write a new journal and let it take the old one's place.
+
+        Nothing can fail between the rename and the change of what is in memory. While the rename is
+        not synced, no operation is acknowledged and the old snapshot stays: it may be undone.
+        """
         draft = self.folder / "journal.new"
-        with open(draft, "wb") as file:
-            for record in records:
-                file.write(record)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, self._path)
-        sync(self.folder)  # before the old snapshot goes: a lost rename would want it back
-        os.close(self._file)
-        self._file = _open(self._path)
+        file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        written: list[tuple[dict[str, Any], int, int]] = []
+        size = 0
+        try:
+            for header, body in records:
+                record = encode(header, body)
+                _write(file, record)
+                written.append((header, size, len(body)))
+                size += len(record)
+            os.fsync(file)
+            os.replace(draft, self._path)
+        except BaseException:
+            os.close(file)
+            raise
+        old, self._file, self._size = self._file, file, size
+        self._is_name_synced = self._is_torn = False
         self._unwritten.clear()
         self.entries.clear()
         self.outcomes.clear()
         self._answers.clear()
-        self._size = self._read()
+        for header, start, length in written:
+            self._note(header, start, length)
+        os.close(old)
+        self._sync_name()
 
     def close(self) -> None:
         """Close the files and give the lock back."""
         with self._lock:
             if self._file >= 0:
+                self._write_rest()
                 os.close(self._file)
             self._file = -1
             self._lock_file.close()

@@ -76,7 +76,7 @@ class Operations:
             case "save_weights_external":
                 return await self._export(engine, seq_ids[0], body)
             case "load_weights":
-                return await self._load(engine, body)
+                return await self._load(engine, seq_ids[0], body)
             case "forward_backward_reverse_kl":
                 return await self._reverse_kl(engine, seq_ids[0], body)
         raise UserError(f"There is no operation {kind!r}.")
@@ -167,23 +167,30 @@ class Operations:
             await asyncio.to_thread(self.checkpoints.discard, draft)
             raise
 
-    async def _load(self, engine: EngineProcess, body: bytes) -> Done:
+    async def _load(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
         request = requests.parse(requests.LoadWeights, body)
-        path, row = await asyncio.to_thread(self.checkpoints.require, request.path, self.run.user)
-        check_optimizer_of(path, request.optimizer)
-        if row.base_model != self.run.base_model:
-            raise UserError(
-                f"{path.uri} was trained from {row.base_model}, and this run trains "
-                f"{self.run.base_model}. Create the run with base_model={row.base_model!r}."
-            )
-        folder = await asyncio.to_thread(self.checkpoints.verified_folder, path)
+        folder = await asyncio.to_thread(self._to_load, request, seq_id)
         await engine.call(
             "load_state",
             run_id=self.run.id,
             folder=str(folder),
             optimizer=request.optimizer,
         )
-        return Done.json({"path": path.uri, "type": "load_weights"})
+        uri = CheckpointPath.parse(request.path).uri
+        return Done.json({"path": uri, "type": "load_weights"})
+
+    def _to_load(self, request: requests.LoadWeights, seq_id: int) -> Path:
+        """Return the folder of the files to load, as the checkpoint had them the first time."""
+        if (kept := self.references.loaded_by(seq_id)) is not None:
+            return kept
+        path, row = self.checkpoints.require(request.path, self.run.user)
+        check_optimizer_of(path, request.optimizer)
+        if row.base_model != self.run.base_model:
+            raise UserError(
+                f"{path.uri} was trained from {row.base_model}, and this run trains "
+                f"{self.run.base_model}. Create the run with base_model={row.base_model!r}."
+            )
+        return self.references.keep_loaded(path, seq_id)
 
 
 def check_optimizer_of(path: CheckpointPath, wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""The frozen policies that a run is distilled from.
+"""What a run takes from checkpoints: weights that it loads, and policies it is distilled from.
 
 Their files are kept with the journal until the next snapshot, so that a replay finds them even when
 their checkpoint was deleted or overwritten in between.
@@ -12,10 +12,10 @@ import shutil
 import uuid
 from pathlib import Path
 
-from .checkpoints import Checkpoints
+from .checkpoints import CheckpointPath, Checkpoints
 from .engine_process import EngineProcess
 from .errors import UserError
-from .files import link_files
+from .files import link_files, sync, sync_folder
 from .journal import Journal
 from .links import version_of
 from .store import RunRow
@@ -53,6 +53,25 @@ class References:
         for sampler_id in resident:
             if self._engine is not None and self._engine.is_alive:
                 await self._engine.call("drop_sampler", sampler_id=sampler_id)
+
+    def loaded_by(self, seq_id: int) -> Path | None:
+        """Return the folder with the files that operation ``seq_id`` has loaded, if it ran."""
+        folder = self._folder_loaded_by(seq_id)
+        return folder if folder.exists() else None
+
+    def keep_loaded(self, path: CheckpointPath, seq_id: int) -> Path:
+        """Keep the files that operation ``seq_id`` is about to load. Raises FilesDamaged."""
+        folder = self._folder_loaded_by(seq_id)
+        draft = folder.with_name(f"reference-draft-{uuid.uuid4().hex}")
+        draft.mkdir()
+        link_files(self._checkpoints.verified_folder(path).iterdir(), draft)
+        sync_folder(draft)
+        draft.rename(folder)
+        sync(folder.parent)
+        return folder
+
+    def _folder_loaded_by(self, seq_id: int) -> Path:
+        return self._journal.folder / f"reference-loaded-by-{seq_id}"
 
     def _kept(self, path: str, seq_id: int) -> Path | None:
         """The folder with the reference's files; None for the bare base model."""

@@ -14,7 +14,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "algorithm": (
         *("loss_fn", "clip_low_threshold", "clip_high_threshold", "dro_beta"),
         *("advantage", "aggregation", "discount", "kl_penalty_coef", "kl_reference", "kl_samples"),
-        *("substeps", "mini_batches", "max_staleness", "truncated_importance"),
+        *("kl_loss_coef", "kl_loss", "kl_loss_ratio"),
+        *("substeps", "mini_batches", "max_staleness"),
+        *("truncated_importance", "importance_level", "importance_rule", "importance_low"),
         *("mask_truncated", "overlong_buffer", "overlong_limit"),
     ),
     "task": (),

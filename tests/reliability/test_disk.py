@@ -1,0 +1,180 @@
+"""Every single write, sync and rename fails once, in turn, until none is left to fail.
+
+What was acknowledged before and after is there when the files are opened again: after an error,
+after a kill, and after a power failure that loses what was not synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mint.service.checkpoints import TRAINING, CheckpointPath, Checkpoints, NewCheckpoint
+from mint.service.journal import Journal, KeptAnswer, Outcome
+from mint.service.store import RunRow, Store
+from tests.reliability.disk import Disk, Killed
+
+RUN = "b4b7c1c6-0000-0000-0000-000000000000:train:0"
+FAILURES = ("ENOSPC", "EIO", "kill", "power")
+
+
+@dataclass
+class Acknowledged:
+    """What a client was told is done."""
+
+    operations: dict[int, bytes] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+
+
+def disks(root: Path, failure: str) -> Iterator[Disk]:
+    """A disk on a fresh folder for each change in turn, until no change is left to fail."""
+    at = 1
+    while True:
+        folder = root / f"{failure}-{at}"
+        folder.mkdir()
+        disk = Disk(folder, at, "kill" if failure == "power" else failure)
+        yield disk
+        if not disk.has_failed:
+            return
+        at += 1
+
+
+def after(disk: Disk, failure: str) -> Path:
+    """The folder as the next process finds it."""
+    if failure != "power":
+        return disk.root
+    target = disk.root.with_name(f"{disk.root.name}-after")
+    disk.cut_power(target)
+    return target
+
+
+def work(journal: Journal, done: Acknowledged) -> None:
+    """Some operations, their outcomes and two snapshots, as a run writes them."""
+    for number in range(1, 9):
+        body = b"body of %d" % number
+        try:
+            journal.append_operation(number, "optim_step", "application/json", body)
+        except OSError:
+            done.refused.add(number)
+            journal.append_outcome(Outcome("optim_step", [number], "disk", "user"))
+            continue
+        done.operations[number] = body
+        journal.append_outcome(Outcome("optim_step", [number], result={"n": number}))
+        if number in (3, 6):
+            folder: Path | None = None
+            answers = {number: KeptAnswer(b"answer", "application/json", is_failure=False)}
+            try:
+                folder = journal.new_snapshot_folder(number + 1)
+                (folder / "weights").write_bytes(b"weights after %d" % number)
+                journal.cut(folder, number + 1, answers)
+            except OSError:
+                if folder is not None:
+                    journal.discard_snapshot(folder)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_no_failed_write_sync_or_rename_loses_an_acknowledged_operation(
+    tmp_path: Path, failure: str
+) -> None:
+    failures = 0
+    for disk in disks(tmp_path, failure):
+        done = Acknowledged()
+        folder = disk.root / "runs" / "run"
+        journal: Journal | None = None
+        with disk.failing():
+            try:
+                folder.mkdir(parents=True)
+                journal = Journal(folder)
+                work(journal, done)
+            except Killed:
+                assert failure in ("kill", "power")
+            except OSError:
+                assert journal is None, "only a journal that was not opened yet may fail"
+        if journal is not None:
+            journal.close()
+        check_journal(after(disk, failure) / "runs" / "run", done, disk)
+        failures += disk.has_failed
+    assert failures > 40
+
+
+def check_journal(folder: Path, done: Acknowledged, disk: Disk) -> None:
+    """Each acknowledged operation is in the journal or in its snapshot, and no refused one is."""
+    if not done.operations:
+        return
+    journal = Journal(folder)
+    journal.check_snapshot()
+    where = f"change {disk.at}"
+    for number, body in done.operations.items():
+        if number >= journal.first:
+            assert journal.body(number) == body, where
+    if journal.snapshot_folder is not None:
+        weights = (journal.snapshot_folder / "weights").read_bytes()
+        assert weights == b"weights after %d" % (journal.first - 1), where
+        assert list(journal.answers()) == [journal.first - 1], where
+    if disk.failure != "kill":
+        assert not done.refused & journal.entries.keys(), where
+        assert journal.next == 9, where
+    journal.append_operation(9, "optim_step", "application/json", b"goes on")
+    journal.close()
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path, failure: str) -> None:
+    """The second save replaces the first; whichever was acknowledged last is there."""
+    lora = {"rank": 4, "seed": 1, "train_unembed": True, "train_mlp": True, "train_attn": True}
+    run = RunRow(id=RUN, session_id="s", user="u", base_model="m", lora=lora)
+    path = CheckpointPath(RUN, TRAINING, "a")
+    store = Store(f"sqlite:///{tmp_path / 'mint.db'}", tmp_path)
+    store.migrate()
+    failures = 0
+    for disk in disks(tmp_path, failure):
+        checkpoints = Checkpoints(disk.root, store)
+        acknowledged: list[bytes] = []
+        with disk.failing():
+            try:
+                for number, content in ((1, b"first"), (2, b"second")):
+                    new = NewCheckpoint(path, number, True, None, {})
+                    draft: Path | None = None
+                    try:
+                        draft = checkpoints.begin(new)
+                        (draft / "adapter_model.safetensors").write_bytes(content)
+                        checkpoints.publish(new, draft, run)
+                        acknowledged.append(content)
+                    except OSError:
+                        if draft is not None:
+                            checkpoints.discard(draft)
+            except Killed:
+                assert failure in ("kill", "power")
+        found = Checkpoints(after(disk, failure), store)
+        if acknowledged:
+            weights = (found.verified_folder(path) / "adapter_model.safetensors").read_bytes()
+            assert weights in (acknowledged[-1], b"second"), f"change {disk.at}"
+        row = store.checkpoint(RUN, TRAINING, "a")
+        assert (row is not None) >= bool(acknowledged)
+        if row is not None:
+            store.delete_checkpoint(row)
+        failures += disk.has_failed
+    store.close()
+    assert failures > 15
+
+
+def test_a_read_only_folder_refuses_operations_and_keeps_the_journal(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    disk = Disk(tmp_path / "home", at=1, failure="EROFS", lasts=True)
+    journal = Journal(tmp_path / "home" / "runs" / "run")
+    journal.append_operation(1, "optim_step", "application/json", b"first")
+    with disk.failing():
+        for number in (2, 3):
+            with pytest.raises(OSError, match="Read-only"):
+                journal.append_operation(number, "optim_step", "application/json", b"x" * number)
+        journal.append_outcome(Outcome("optim_step", [1]))
+    assert disk.changes > 2
+    journal.append_operation(2, "optim_step", "application/json", b"second")
+    journal.close()
+    journal = Journal(tmp_path / "home" / "runs" / "run")
+    assert (journal.body(1), journal.body(2)) == (b"first", b"second")
+    assert journal.next == 2
+    journal.close()

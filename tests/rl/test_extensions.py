@@ -1,0 +1,50 @@
+"""Loss settings that only a mint service has: a run on another service says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+import mint
+from mint import types
+from mint.rl import ConfigError, RLConfig
+from mint.rl.datums import tensor
+from mint.rl.extensions import require_accepted, require_known
+from mint.rl.update import train
+from tests.service_fixture import MODEL
+
+
+def output(**metrics: float) -> types.ForwardBackwardOutput:
+    named = {name.replace("__", ":"): value for name, value in metrics.items()}
+    return types.ForwardBackwardOutput(
+        loss_fn_output_type="ArrayRecord", loss_fn_outputs=[], metrics=named
+    )
+
+
+def test_a_service_that_ignores_a_setting_is_noticed_by_what_it_does_not_answer() -> None:
+    cfg = RLConfig(kl_loss_coef=0.01)
+    require_known(cfg, [output(loss__sum=1.0, kl_loss__sum=0.5)])
+    require_known(RLConfig(), [output(loss__sum=1.0)])
+    with pytest.raises(ConfigError, match=r"kl_loss_coef needs a mint service.*ignores it.*leave"):
+        require_known(cfg, [output(loss__sum=1.0)])
+
+
+def test_a_service_that_rejects_a_setting_is_quoted() -> None:
+    cfg = RLConfig(kl_loss_coef=0.01, kl_loss="k2")
+    with pytest.raises(ConfigError, match=r"kl_loss_coef needs a mint service.*unknown key kl_k2"):
+        require_accepted(cfg, RuntimeError("unknown key kl_k2"))
+    require_accepted(cfg, RuntimeError("The loss is inf"))  # is no such error
+
+
+def test_other_mistakes_keep_the_services_own_words(
+    client: mint.ServiceClient, settings: Callable[..., RLConfig]
+) -> None:
+    trainer = client.create_lora_training_client(base_model=MODEL, rank=4)
+    inputs = {"target_tokens": tensor([6, 7], "int64"), "weights": tensor([1.0, 1.0])}
+    datum = types.Datum(
+        model_input=types.ModelInput.from_ints(tokens=[5, 6]), loss_fn_inputs=inputs
+    )
+    with pytest.raises(mint.RequestFailedError, match="no 'logprobs', which importance_sampling"):
+        asyncio.run(train(trainer, [datum], settings(), 1e-3))
