@@ -163,8 +163,16 @@ class Checkpoints:
         )
         _describe(draft / DESCRIPTION, new.path, row)
         sync_folder(draft)
-        _swap_in(draft, self.folder(new.path))
-        self._store.put_checkpoint(row)
+        final = self.folder(new.path)
+        _swap_in(draft, final)
+        try:
+            for folder in list(final.parents)[:4]:  # up to the home folder: some may be new
+                sync(folder)
+            self._store.put_checkpoint(row)
+        except Exception:
+            _swap_out(final, draft)
+            raise
+        self.discard(draft)
         return row
 
     def discard(self, draft: Path) -> None:
@@ -241,14 +249,19 @@ def _checksums_in(file: Path) -> dict[str, str]:
 
 
 def _swap_in(draft: Path, final: Path) -> None:
-    """Rename over what is there. The old folder keeps existing until the new one has its name."""
+    """Give a draft its name; what had the name before is the draft then."""
     if not final.exists():
         draft.rename(final)
     else:
         _exchange(draft, final)
-        shutil.rmtree(draft, ignore_errors=True)
-    for folder in list(final.parents)[:4]:  # up to the home folder: some of them may be new
-        sync(folder)
+
+
+def _swap_out(final: Path, draft: Path) -> None:
+    """Undo :func:`_swap_in`."""
+    if draft.exists():
+        _exchange(draft, final)
+    else:
+        final.rename(draft)
 
 
 def _exchange(one: Path, other: Path) -> None:
