@@ -30,9 +30,7 @@ class SlotTurns:
         return {*self._holding[short:], *self._waiting[:free]}
 
 
-def _in_order(
-    known: list[Adapter | None], now: Collection[Adapter | None]
-) -> list[Adapter | None]:
+def _in_order(known: list[Adapter | None], now: Collection[Adapter | None]) -> list[Adapter | None]:
     """Return those of now: the known ones as they were, then the others."""
     kept = [adapter for adapter in known if adapter in now]
     return [*kept, *(adapter for adapter in now if adapter not in kept)]
