@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -197,6 +198,8 @@ def test_sessions_are_found_by_their_metadata_name_and_project(store: Store) -> 
         name = f"Night {number} 100%"
         store.add(SessionRow(id=str(number), user="u", user_metadata=metadata, display_name=name))
     store.set_project("3", "p")
+    store.add(RunRow(id="r", session_id="3", user="u", base_model="m", lora={}))
+    store.put_checkpoint(checkpoint())
 
     def found(**wanted: object) -> list[str]:
         page = search(store, "u", SessionSearch.model_validate(wanted), 300.0)
@@ -208,6 +211,8 @@ def test_sessions_are_found_by_their_metadata_name_and_project(store: Store) -> 
     assert found(display_name="100%") == ["0", "1", "2", "3", "4"]
     assert found(project_ids=["p"]) == ["3"]
     assert found(statuses=[{"type": "active"}]) == ["0", "1", "2", "3", "4"]
+    [session] = search(store, "u", SessionSearch(session_id="3"), 300.0)["sessions"]
+    assert json.dumps(session["checkpoint_storage_bytes"]) == str(2**40)
     first = search(store, "u", SessionSearch(limit=3), 300.0)
     rest = search(store, "u", SessionSearch(limit=3, cursor=first["next_cursor"]), 300.0)
     seen = [row["session_id"] for row in first["sessions"] + rest["sessions"]]
