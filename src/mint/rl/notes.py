@@ -65,6 +65,7 @@ def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
         "importance_low": corrected if cfg.truncated_importance is None else masks,
         **dict.fromkeys(_OF_LORA, (cfg.start_from is None, "start_from brings its own.")),
         **dict.fromkeys(_OF_EVALUATION, (cfg.eval_every > 0, "set eval_every=10.")),
+        "staleness_rule": (cfg.max_staleness > 1, "no answer is too old: set max_staleness=2."),
         "mismatch_limit": (cfg.temperature == 1.0, "it is checked at temperature=1.0 only."),
         "temperature_end": (
             cfg.temperature_schedule != "constant",
