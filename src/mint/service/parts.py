@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .checkpoints import Checkpoints
 from .decoding import Decoder
 from .engines import Engines
 from .futures import Futures
+from .quotas import Quota
 from .sessions import Sessions
 from .settings import Settings
 from .store import Store
+from .usage import Usage
 
 
 @dataclass(frozen=True)
@@ -24,3 +27,5 @@ class Parts:
     engines: Engines
     checkpoints: Checkpoints
     decoder: Decoder
+    usage: Usage
+    quota_of: Callable[[str], Quota]
