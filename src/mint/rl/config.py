@@ -296,8 +296,8 @@ class RLConfig:
             and self.temperature_schedule != "constant"
         ):
             raise ConfigError(
-                "match_sampling trains a step at one temperature, and with max_staleness above 1 and a "
-                "temperature_schedule it has answers of several. Leave one of the three out."
+                "match_sampling trains a step at one temperature, and with max_staleness above 1 "
+                "and a temperature_schedule it has answers of several. Leave one of the three out."
             )
         if self.staleness_rule == "correct" and self.truncated_importance is None:
             raise ConfigError(
