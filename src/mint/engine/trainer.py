@@ -33,6 +33,7 @@ from .peft_files import read_adapter, write_adapter
 from .precision import is_finite
 from .terms import Terms
 from .tree import PrefixTree, pack_evenly
+from .trunk_graphs import TrunkGraphs
 
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _SMALLEST_BUDGET = 64
@@ -72,8 +73,11 @@ class _Pass:
 class LoraTrainer:
     """Trains one adapter: gradients add up over calls until ``optim_step`` uses them."""
 
-    def __init__(self, model: BaseModel, spec: LoraSpec, budget: int) -> None:
+    def __init__(
+        self, model: BaseModel, spec: LoraSpec, budget: int, graphs: TrunkGraphs | None = None
+    ) -> None:
         self._model = model
+        self._graphs = graphs or TrunkGraphs(model)
         self.adapter = new_adapter(spec, model.sites, model.device)
         self._optimizer = _new_optimizer(self.adapter)
         self.budget = budget  # tokens of one pass
@@ -147,6 +151,9 @@ class LoraTrainer:
             try:
                 done = self._run_tree(tree, batch, loss, settings, terms, request.forward_only)
             except torch.OutOfMemoryError as error:
+                if self._graphs.release():
+                    todo.appendleft(members)
+                    continue
                 budget = _smaller(budget, members, len(tree.tokens), error)
                 todo.appendleft(members)
                 continue
@@ -192,10 +199,12 @@ class LoraTrainer:
 
     def _logprobs(self, tree: PrefixTree, batch: Batch) -> Tensor:
         model = self._model
-        lora = self.adapter.train_on(model.products)
-        view = tree_attention(tree, model.device, model.precision.keys)
         recompute = torch.is_grad_enabled() and len(tree.tokens) > self.budget
-        hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
+        hidden = None if recompute else self._graphs.hidden(tree, self.adapter)
+        lora = self.adapter.train_on(model.products)
+        if hidden is None:
+            view = tree_attention(tree, model.device, model.precision.keys)
+            hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
         lp = model.head.target_logprobs(hidden, batch.nodes, batch.targets, lora)
         return lp[batch.unsort]
 
