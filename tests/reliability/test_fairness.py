@@ -117,6 +117,30 @@ def test_a_single_sample_does_not_wait_for_the_long_prompts_of_another_tenant(
     assert steps_until(engine, 1) <= 8 + FEW
 
 
+@pytest.mark.parametrize("tenants", [1, MAX_SLOTS], ids=["of the same tenant", "of others"])
+def test_a_sampler_does_not_wait_for_the_queues_of_those_that_have_all_slots(
+    base: BaseModel, tenants: int
+) -> None:
+    """Each slot has an adapter with a long queue, so that none is ever without an answer."""
+    engine = engine_of(base, rows=4 * MAX_SLOTS)
+    engine.create_run("run", LoraSpec(rank=2, seed=1))
+    names = [f"s{number}" for number in range(MAX_SLOTS)]
+    for name in [*names, "late"]:
+        engine.create_sampler(name, run_id="run")
+    random = np.random.default_rng(0)
+    longest = 40
+    for number in range(100 * MAX_SLOTS):
+        who = number % MAX_SLOTS
+        tokens = int(random.integers(5, longest))
+        tenant = f"tenant {who % tenants}"
+        prompt = np.array([number % 250, number // 250])
+        request = SampleRequest(prompt, 1, tokens, stop=[], tenant=tenant, seed=number)
+        engine.sample(1000 + number, names[who], request)
+    run(engine, 3)
+    engine.sample(1, "late", single(8, tenant="tenant 0" if tenants == 1 else "ada"))
+    assert steps_until(engine, 1) <= 2 * longest + 8 + FEW
+
+
 def test_two_crowds_have_half_the_rows_each(base: BaseModel) -> None:
     engine = engine_of(base)
     crowd(engine, 100)

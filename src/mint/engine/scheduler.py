@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from .attention.layout import Chunk
@@ -21,6 +21,7 @@ from .lora import MAX_SLOTS, Adapter
 from .messages import IntArray
 from .pool import BLOCK_SIZE
 from .sequence import Job, Prefill, Sequence
+from .slots import SlotTurns
 from .waiting import Waiting
 
 _MAX_OVERTAKEN = 32
@@ -54,6 +55,7 @@ class Scheduler:
         self._ready: deque[Prefill] = deque()  # with sequences that have not started
         self._prompts: dict[tuple[str, Adapter | None, bytes], Prefill] = {}
         self._overtaken = 0
+        self._slot_turns = SlotTurns()
         self._may_preempt = False
         self._is_preemption_due = False
         self._alone = 0  # prefills that are still to be computed one by one, after a failure
@@ -294,7 +296,8 @@ class Scheduler:
         heapq.heapify(order)
         chosen: dict[Prefill, list[Sequence]] = {prefill: [] for prefill in self._ready}
         taken, short = 0, self._max_rows
-        slots = self._slots()
+        starting: set[Adapter | None] = set()
+        may_start = self._slot_turns.may_start(self._slots(), self._wanted_slots())
         while order:
             _, place, tenant = order[0]
             prefill = turns[tenant].popleft()
@@ -302,8 +305,8 @@ class Scheduler:
             if job is not None:
                 is_short = job.max_tokens == 1
                 has_row = short > 0 if is_short else self._has_row(tenant, rows[tenant], taken)
-                if has_row and self._has_slot(tenant, prefill.adapter, slots):
-                    slots.add(prefill.adapter)
+                if has_row and self._has_slot(prefill, may_start, starting):
+                    starting.add(prefill.adapter)
                     chosen[prefill].append(job.sequences[job.started])
                     job.started += 1
                     rows[tenant] += not is_short
@@ -327,13 +330,25 @@ class Scheduler:
             if not (self._holdings().is_owed_row(rows) and self._preempt(tenant, ())):
                 return False
 
-    def _has_slot(self, tenant: str, adapter: Adapter | None, slots: set[Adapter | None]) -> bool:
+    def _has_slot(
+        self,
+        prefill: Prefill,
+        may_start: set[Adapter | None],
+        starting: set[Adapter | None],
+    ) -> bool:
         """Say whether an adapter has a place in the decoding batch, or can get one."""
-        if len(slots | {adapter}) <= MAX_SLOTS:
-            return True
-        freed = self._preempt_adapter(tenant)
-        slots -= freed
+        if prefill.adapter in may_start or prefill.adapter in self._slots():
+            return prefill.adapter in may_start
+        freed = self._preempt_adapter(prefill.tenant, but=starting)
+        if freed:
+            may_start -= freed
+            may_start.add(prefill.adapter)
         return bool(freed)
+
+    def _wanted_slots(self) -> list[Adapter | None]:
+        """Return the adapters of all answers that could start or resume now."""
+        resuming = [queue[0].adapter for queue in self._waiting.all_resuming()]
+        return [*resuming, *(p.adapter for p in self._ready if _next_job(p) is not None)]
 
     def _slots(self) -> set[Adapter | None]:
         """Return the adapters of all rows."""
@@ -353,14 +368,19 @@ class Scheduler:
         self._is_preemption_due = True
         return self._may_preempt and self._give_way(victim, prompts)
 
-    def _preempt_adapter(self, tenant: str) -> set[Adapter | None]:
-        """Put back all rows of one adapter, of the tenant that has the most; return the adapter."""
+    def _preempt_adapter(
+        self, tenant: str, but: Collection[Adapter | None] = ()
+    ) -> set[Adapter | None]:
+        """Put back all rows of one adapter, of the tenant that has the most; return the adapter.
+
+        Those of ``but`` are about to get another row.
+        """
         held = self._holdings()
         victim = held.most_slots_above_share()
         if victim in (None, tenant) or not held.is_owed_slot(tenant):
             return set()
         self._is_preemption_due = True
-        rows = [s for s in self.running if s.job.tenant == victim]
+        rows = [s for s in self.running if s.job.tenant == victim and s.job.adapter not in but]
         if not (rows and self._may_preempt):
             return set()
         adapter = min(Counter(s.job.adapter for s in rows).items(), key=lambda item: item[1])[0]

@@ -45,6 +45,10 @@ class Waiting:
         """Return the answers of a tenant that wait to resume."""
         return self._tenants[tenant].resuming
 
+    def all_resuming(self) -> list[deque[Prefill]]:
+        """Return the answers that wait to resume, of each tenant that has any."""
+        return [tenant.resuming for tenant in self._tenants.values() if tenant.resuming]
+
     def queue(self, tenant: str) -> tuple[Adapter | None, deque[Job]] | None:
         """Return the queue of a tenant whose turn it is; None when it has no jobs."""
         queues = self._tenants[tenant].queues

@@ -23,11 +23,13 @@ from .links import version_of
 from .outstanding import Outstanding
 from .parts import Parts
 from .requests import CreateSamplingSession, Sample
+from .scopes import Caller
 from .shelf import Shelf
 from .store import RunRow, SamplerRow
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_USUAL_CONTEXT = 4096  # what a sample without max_tokens may take, until its model is loaded
 OnTokens = Callable[[list[SampledToken]], None]
 
 
@@ -67,18 +69,21 @@ class Samplers:
         self._samplers: dict[str, Sampler] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sampling: dict[str, asyncio.Task[None]] = {}
+        self._quota_of = parts.quota_of
         self._outstanding = Outstanding(parts.settings.max_outstanding_samples)
         self.restore_run: Callable[[str, str], Awaitable[None]]
 
     # ---- making ---------------------------------------------------------------------------------
 
-    async def create(self, user: str, request: CreateSamplingSession) -> str:
+    async def create(self, caller: Caller, request: CreateSamplingSession) -> str:
         """A sampler of a base model or of a checkpoint; the same request gives the same one."""
+        user = caller.user
         await self._sessions.require(request.session_id, user)
         sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
         if sampler_id not in self._samplers:
             row = await self._described(user, request.base_model, request.model_path)
             row.id, row.session_id, row.user = sampler_id, request.session_id, user
+            row.key = caller.key
             row = await asyncio.to_thread(self._store.add_once, row, sampler_id)
             sampler = self._samplers.setdefault(sampler_id, Sampler(row))
             self._in_background(self._preload(sampler))
@@ -108,12 +113,14 @@ class Samplers:
         except (UserError, EngineDied, RuntimeError) as error:
             log.warning("%s is not loaded yet: %s", sampler.row.id, error)
 
-    async def named(self, user: str, model: str) -> Sampler:
+    async def named(self, caller: Caller, model: str) -> Sampler:
         """The sampler of a base model or checkpoint, for those who ask without a session."""
+        user = caller.user
         is_path = model.startswith(("tinker://", "mint://"))
         row = await self._described(user, None if is_path else model, model if is_path else None)
         name = row.model_path or row.base_model
-        row.id, row.session_id = f"named:{user}:{name}@{row.version}", "named"
+        row.id, row.session_id = f"named:{caller.key}:{name}@{row.version}", "named"
+        row.key = caller.key
         return self._samplers.setdefault(row.id, Sampler(row, caller=user))
 
     async def freeze(
@@ -124,6 +131,7 @@ class Samplers:
             id=sampler_id,
             session_id=run.session_id,
             user=run.user,
+            key=run.key,
             base_model=run.base_model,
             run_id=run.id,
             seq_id=seq_id,
@@ -135,8 +143,9 @@ class Samplers:
                 "sampling_session_seq_id."
             )
         await engine.call("create_sampler", sampler_id=sampler_id, run_id=run.id)
-        self._samplers.setdefault(sampler_id, Sampler(row)).engine = engine
-        await self._bound(run.id)
+        sampler = self._samplers.setdefault(sampler_id, Sampler(row))
+        sampler.engine = engine
+        await self._bound(sampler)
 
     # ---- keeping and dropping -------------------------------------------------------------------
 
@@ -165,12 +174,16 @@ class Samplers:
             return True
         return row.model_path is not None and await self._checkpoint_folder(row) is None
 
-    async def _bound(self, group: str) -> None:
-        """Drop the least recently used samplers of a group beyond the bound."""
-        loaded = [s for s in self._samplers.values() if s.group == group and s.engine]
+    async def _bound(self, newest: Sampler) -> None:
+        """Drop the least recently used samplers of a sampler's group and key beyond the bounds."""
+        loaded = [s for s in self._samplers.values() if s.engine]
         loaded.sort(key=lambda sampler: sampler.used_at)
-        for sampler in loaded[: -self._settings.samplers_per_run]:
-            if sampler.users == 0:
+        of_group = [s for s in loaded if s.group == newest.group]
+        beyond = of_group[: -self._settings.samplers_per_run]
+        if (limit := self._quota_of(newest.row.key).samplers) is not None:
+            beyond += [s for s in loaded if s.row.key == newest.row.key][:-limit]
+        for sampler in beyond:
+            if sampler.users == 0 and sampler is not newest and sampler.engine is not None:
                 await self._evict(sampler)
 
     async def _evict(self, sampler: Sampler) -> None:
@@ -235,11 +248,11 @@ class Samplers:
         number = uuid.uuid4().hex if request.seq_id is None else request.seq_id
         request_id = f"{sampler.row.id}:{number}"
         if self._futures.find(request_id, user) is None:
-            self._outstanding.refuse_if_full(user)
+            tokens = self._admit(sampler, engine_request)
             base_model = sampler.row.base_model
             self._futures.open(request_id, user, lambda: self._engines.why_waiting(base_model))
             work = self._sample(sampler, request_id, engine_request, targets)
-            self._sampling[request_id] = self._counted(sampler, work)
+            self._sampling[request_id] = self._counted(sampler, tokens, work)
         return request_id, [f"{request_id}:{i}" for i in range(request.num_samples)]
 
     def cancel(self, request_id: str) -> bool:
@@ -254,8 +267,26 @@ class Samplers:
 
         ``on_tokens`` hears the tokens of a request that asks for progress, as they are sampled.
         """
+        tokens = self._admit(sampler, request)
+        return await self._counted(sampler, tokens, self._result(sampler, request, on_tokens))
+
+    def _admit(self, sampler: Sampler, request: SampleRequest) -> int:
+        """Return how many tokens a request may take. Raises ApiError 429 while it has no place."""
         self._outstanding.refuse_if_full(sampler.tenant)
-        return await self._counted(sampler, self._result(sampler, request, on_tokens))
+        key, quota = sampler.row.key, self._quota_of(sampler.row.key)
+        if quota.samplers is not None:
+            of_key = [s for s in self._samplers.values() if s.row.key == key and s is not sampler]
+            quota.refuse_samplers(key, sum(other.users > 0 for other in of_key))
+        tokens = len(request.prompt) + request.num_samples * self._most_sampled(sampler, request)
+        quota.refuse_tokens(key, self._outstanding.tokens(key), tokens)
+        return tokens
+
+    def _most_sampled(self, sampler: Sampler, request: SampleRequest) -> int:
+        if request.max_tokens is not None:
+            return request.max_tokens
+        engine = self._engines.running(sampler.row.base_model)
+        context = engine.info.context_length if engine else _USUAL_CONTEXT
+        return max(context - len(request.prompt), 0)
 
     async def _sample(
         self, sampler: Sampler, request_id: str, request: SampleRequest, targets: Csr | None
@@ -334,7 +365,7 @@ class Samplers:
                     await asyncio.to_thread(self._checkpoints.verified_folder, path)
                 await engine.call("create_sampler", sampler_id=row.id, folder=folder)
             sampler.engine = engine
-        await self._bound(sampler.group)
+        await self._bound(sampler)
 
     async def _checkpoint_folder(self, row: SamplerRow) -> str | None:
         """The folder of the checkpoint that a sampler was made from, unless it changed since."""
@@ -365,12 +396,14 @@ class Samplers:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _counted(self, sampler: Sampler, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _counted(
+        self, sampler: Sampler, tokens: int, work: Coroutine[Any, Any, T]
+    ) -> asyncio.Task[T]:
         """Start a sample, which counts as in progress until it is done."""
-        user = sampler.tenant
+        user, key = sampler.tenant, sampler.row.key
         task = self._in_background(work)
-        self._outstanding.begin(user)
-        task.add_done_callback(lambda _: self._outstanding.end(user))
+        self._outstanding.begin(user, key, tokens)
+        task.add_done_callback(lambda _: self._outstanding.end(user, key, tokens))
         return task
 
 
