@@ -25,8 +25,11 @@ _WIDTH = 32
 _KEPT = 2000
 _SHOWN = 240
 _COLOURS = {
-    **{LEARNING: "green", FLAT: "yellow", STALLED: "yellow"},
-    **{DIVERGING: "red", HACKING: "red"},
+    LEARNING: "green",
+    FLAT: "yellow",
+    STALLED: "yellow",
+    DIVERGING: "red",
+    HACKING: "red",
 }
 _CURVES = (
     ("success", "reward/success"),
