@@ -22,7 +22,9 @@ from tests.service_fixture import MODEL, LiveService, RawClient, start_service
 def home_service(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveService]:
-    service = start_service(tmp_path_factory.mktemp("quotas"), tiny_model, models=(MODEL,), quota_runs=3)
+    service = start_service(
+        tmp_path_factory.mktemp("quotas"), tiny_model, models=(MODEL,), quota_runs=3
+    )
     yield service
     service.stop()
 

@@ -52,8 +52,11 @@ def test_every_advantage_trains(
 ) -> None:
     batch, _, run = one_step(Letters(), settings(advantage=advantage), client)
     assert metrics()[0]["train/grad_norm"] > 0
-    for group in run.useful(batch):
-        assert sum(r.advantage for r in group.rollouts) == pytest.approx(0.0, abs=1e-6)
+    compared = [group.rollouts for group in run.useful(batch)]
+    if run.cfg.compares_batch:
+        compared = [[rollout for group in batch.groups for rollout in group.rollouts]]
+    for rollouts in compared:
+        assert sum(rollout.advantage for rollout in rollouts) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

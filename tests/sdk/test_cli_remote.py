@@ -100,6 +100,20 @@ def test_runs_are_listed_and_shown(command: Command, saved: Saved) -> None:
     assert len(command("runs", "show", saved.run, "--json").json["checkpoints"]) == 2
 
 
+def test_usage_is_shown_by_key_and_by_run(command: Command, saved: Saved) -> None:
+    assert command("usage", "--since", "7d").out.splitlines()[1].startswith("local ")
+    runs = {row["run_id"]: row for row in command("usage", "--by", "run", "--json").json}
+    assert runs[saved.run]["checkpoints"] == 2
+    assert saved.run in command("usage", "--by", "run").out
+
+
+def test_a_run_is_unloaded(command: Command, served: str) -> None:
+    client = mint.ServiceClient(base_url=served).create_lora_training_client(SEED_MODEL, rank=4)
+    assert command("runs", "unload", client.model_id, "--yes").code == 0
+    with pytest.raises(mint.NotFoundError, match="was unloaded"):
+        client.save_state("late").result()
+
+
 def test_checkpoints_are_listed_and_shown(command: Command, saved: Saved) -> None:
     assert saved.sampler in command("checkpoints", "list").out
     listed = command("checkpoints", "list", "--run", saved.run, "--json").json

@@ -252,8 +252,9 @@ class Run:
         if not datums:
             return found
         try:
-            update = await train(self.client, datums, cfg, rate, self.reference)
-            self.recording.trained(datums, update.logprobs_D_T)
+            heat = batch.policy.temperature
+            update = await train(self.client, datums, cfg, rate, self.reference, heat)
+            self.recording.trained(datums, update.logprobs_D_T, update.entropy_D_T)
             return found | update.metrics
         except mint.RequestFailedError as error:
             if "finite" not in str(error) and "The loss is" not in str(error):

@@ -27,13 +27,14 @@ from .routes import (
     tokenizers,
     training,
     transfers,
+    usage,
     weights,
 )
 from .service import Service
 from .visitors import Visitors
 
 log = logging.getLogger(__name__)
-_TINKER = (sessions, training, sampling, futures, transfers, weights, rest, tokenizers)
+_TINKER = (sessions, training, sampling, futures, transfers, weights, rest, tokenizers, usage)
 ROUTERS = (
     ("", health.router),
     ("/v1", openai.router),

@@ -42,6 +42,7 @@ class Run:
         self._journal = journal
         self._settings = parts.settings
         self._futures = parts.futures
+        self._usage = parts.usage
         self._residence = Residence(row, journal, parts, samplers)
         done = (n for outcome in journal.outcomes for n in outcome.seq_ids)
         self._stream = Stream(journal.next, [*journal.taken, *done])
@@ -209,6 +210,8 @@ class Run:
         await self._close(outcome, done)
         if done is not None:
             self._trouble = None
+            counted = "prompt_tokens" if kind == "forward" else "tokens_trained"
+            self._usage.add(self.row.key, self.row.id, **{counted: done.tokens})
             await self._residence.maybe_snapshot(kind, self._stream.next)
 
     async def _perform(self, kind: str, group: list[Operation]) -> Done:

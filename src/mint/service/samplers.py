@@ -50,6 +50,12 @@ class Sampler:
         return self.caller or self.row.user
 
     @property
+    def trained_by(self) -> str | None:
+        """The run whose weights these are; None for a base model."""
+        path = self.row.model_path
+        return self.row.run_id if path is None else CheckpointPath.parse(path).run_id
+
+    @property
     def group(self) -> str:
         """Samplers of one group share a bound on how many stay in memory."""
         return self.row.run_id or self.row.session_id
@@ -69,6 +75,7 @@ class Samplers:
         self._samplers: dict[str, Sampler] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sampling: dict[str, asyncio.Task[None]] = {}
+        self._usage = parts.usage
         self._quota_of = parts.quota_of
         self._outstanding = Outstanding(parts.settings.max_outstanding_samples)
         self.restore_run: Callable[[str, str], Awaitable[None]]
@@ -317,11 +324,19 @@ class Samplers:
         self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None = None
     ) -> SampleResult:
         try:
-            return await self._try_sample(sampler, request, on_tokens)
+            result = await self._try_sample(sampler, request, on_tokens)
         except EngineDied:
             if on_tokens is not None:
                 raise  # some tokens may have been told, and a second try would tell others
-            return await self._try_sample(sampler, request, None)
+            result = await self._try_sample(sampler, request, None)
+        sampled = sum(len(sequence.tokens) for sequence in result.sequences)
+        self._usage.add(
+            sampler.row.key,
+            sampler.trained_by,
+            prompt_tokens=len(request.prompt),
+            tokens_sampled=sampled,
+        )
+        return result
 
     async def _try_sample(
         self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None

@@ -25,6 +25,7 @@ from .sessions import Sessions
 from .settings import Settings
 from .store import CheckpointRow, Store
 from .transfers import INTERPOLATION, Transfers
+from .usage import SAVE_EVERY_S, Usage
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 10.0
@@ -39,6 +40,7 @@ class Service:
         self.settings = settings
         self.store = Store(settings.store_url, settings.home)
         self.auth = Auth(settings, self.store)
+        self.usage = Usage(self.store)
         self.sessions = Sessions(self.store)
         self.futures = Futures(settings.result_kept_s)
         self.engines = Engines(settings)
@@ -52,6 +54,7 @@ class Service:
             self.engines,
             self.checkpoints,
             self.decoder,
+            self.usage,
             self.auth.quota_of,
         )
         self.samplers = Samplers(parts)
@@ -69,6 +72,7 @@ class Service:
         self._tasks = [
             asyncio.create_task(self._keep_house()),
             asyncio.create_task(self._watch_engines()),
+            asyncio.create_task(self._save_usage()),
         ]
 
     async def preload(self) -> None:
@@ -88,6 +92,7 @@ class Service:
         self.decoder.close()
         await self.sessions.save_last_seen()
         await self.auth.save_last_used()
+        await self.usage.save()
         self.store.close()
 
     # ---- futures --------------------------------------------------------------------------------
@@ -150,6 +155,14 @@ class Service:
         while True:
             await asyncio.sleep(self._round_s)
             self.engines.end_stuck()
+
+    async def _save_usage(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            try:
+                await self.usage.save()
+            except Exception:
+                log.exception("the usage was not saved and will be tried again")
 
     async def _save_what_is_in(self, engine: EngineProcess) -> None:
         """An engine is about to be unloaded: what it holds must come back as it is."""
