@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.postgres import Postgres, postgres
+
 MODEL = "tiny/llama"
 _RUN_WITH_SETTINGS = """
 import sys
@@ -99,12 +101,35 @@ def service(live_service: LiveService) -> str:
     return live_service.base_url
 
 
+DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+"""Runs a test that starts services, or uses ``database``, once with each kind of database."""
+
+
+@pytest.fixture(scope="session")
+def database_server() -> Iterator[Postgres]:
+    with postgres() as server:
+        yield server
+
+
 @pytest.fixture
-def own_service(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., LiveService]]:
+def database(request: pytest.FixtureRequest) -> str | None:
+    """The URL of an empty PostgreSQL database, or None: SQLite in the home folder."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        return None
+    server: Postgres = request.getfixturevalue("database_server")
+    return server.database()
+
+
+@pytest.fixture
+def own_service(
+    tiny_model: Path, tmp_path: Path, database: str | None
+) -> Iterator[Callable[..., LiveService]]:
     """Starts services of a test's own, on one home folder, and ends them after the test."""
     started: list[LiveService] = []
+    of_all = {"database_url": database} if database else {}
 
     def start(port: int = 0, precision: str = "exact", **settings: Any) -> LiveService:
+        settings = of_all | settings
         started.append(start_service(tmp_path / "home", tiny_model, port, precision, **settings))
         return started[-1]
 

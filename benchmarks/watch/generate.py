@@ -212,7 +212,7 @@ def write_step(path: Path, step: int, steps: int, rows: list[dict[str, Any]]) ->
         "length/truncated": sum(row["truncated"] for row in rows) / len(rows),
         "policy/entropy": 1.4 * math.exp(-1.2 * progress) + rng.gauss(0, 0.03),
         "policy/repetition": abs(rng.gauss(0.02, 0.01)),
-        "policy/staleness": 0,
+        "staleness/max": 0,
         "policy/temperature": 1.0,
         "kl/k3": 0.15 * progress + abs(rng.gauss(0, 0.01)),
         "mismatch/mean": abs(rng.gauss(0.004, 0.001)),

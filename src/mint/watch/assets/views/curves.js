@@ -18,7 +18,7 @@ const CHARTS = [
   { title: "Sampler and trainer", help: "difference of logprobs", pick: /^mismatch\/(mean|max|k3)$/ },
   { title: "Clipped tokens", help: "share", pick: /clip/ },
   { title: "Gradient norm", lines: [["train/grad_norm", "norm"]] },
-  { title: "Staleness", help: "steps between sampling and training", lines: [["policy/staleness", "staleness"]] },
+  { title: "Staleness", help: "steps between sampling and training", lines: [["staleness/mean", "mean"], ["staleness/max", "oldest"]] },
   { title: "Time of a step", help: "seconds, stacked", pick: /^time\/(?!total)/, stack: true },
   { title: "Tokens per second", pick: /tokens_per_s|\/tps$/ , computed: "tokens/s" },
 ];
