@@ -159,10 +159,17 @@ class RawClient:
         answer = self.post("/create_session", {"tags": [], "sdk_version": "0.22.0"})
         return str(answer.json()["session_id"])
 
-    def run(self, session: str | None = None, number: int = 0, **lora: Any) -> str:
+    def run(
+        self,
+        session: str | None = None,
+        number: int = 0,
+        metadata: dict[str, str] | None = None,
+        **lora: Any,
+    ) -> str:
         """A new training run of the tiny model, ready for operations."""
         config = {"rank": 4, "seed": 1, **lora}
         body = {"session_id": session or self.session(), "model_seq_id": number}
+        body |= {"user_metadata": metadata} if metadata else {}
         answer = self.post("/create_model", {**body, "base_model": MODEL, "lora_config": config})
         return str(self.result(answer.json()["request_id"])["model_id"])
 
