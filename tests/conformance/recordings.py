@@ -39,16 +39,20 @@ SCENARIOS = (
     *("frozen_samplers", "scores_of_a_prompt", "book_keeping", "mint_extras"),
 )
 LEFT_OUT = ("/telemetry", "/session_heartbeat")
-KEPT_HEADERS = ("content-type", "content-encoding", "x-api-key", "x-idempotency-key")
+KEPT_HEADERS = {
+    *("content-type", "content-encoding", "x-api-key", "x-idempotency-key"),
+    "x-stainless-package-version",
+}
 PENDING = 408
 ERRORS = {"detail", "error"}
-NAMES = {"session_id", "model_id", "request_id", "sampling_session_id", "training_run_id", "jwt"}
+NAMES = {"session_id", "model_id", "request_id", "sampling_session_id", "path", "jwt"}
 """Fields whose values the service chooses: those of a replay stand for the recorded ones."""
 CHANGING = {
     *("created_at", "expires_at", "last_request_time", "checkpoint_time", "last_seen", "time"),
-    *("size_bytes", "tokenizer_id", "sample_sequence_ids", "cursor"),
+    *("size_bytes", "tokenizer_id", "sample_sequence_ids", "cursor", "sequences"),
+    *("detail", "error"),  # texts are for people, who want better ones
 }
-"""Fields whose values differ from time to time; they must only be of the same type."""
+"""Fields whose values may differ; they must be of the same type."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def readable(body: bytes, content_type: str) -> Any:
 
 
 def without_places(answer: Any) -> Any:
-    """An answer without what a machine has: other models, and the list after an error's text."""
+    """An answer without what the machine has: other models, and the list after an error's text."""
     if isinstance(answer, dict) and "supported_models" in answer:
         models = [its for its in answer["supported_models"] if its["model_name"] == PUBLIC_NAME]
         return {**answer, "supported_models": models}
@@ -114,17 +118,17 @@ def step_of(exchange: Exchange, clean: Callable[[str], str]) -> Step:
     return Step(**json.loads(clean(json.dumps(step))))
 
 
-def new_key(service: LiveService, client: Client) -> str:
-    """A key of a user of the client's own: it lists nothing of the others."""
-    store = Store(f"sqlite:///{service.home / 'mint.db'}", service.home)
-    prefix = client.key.partition("-")[0] + "-"
-    key = create_key(store, client.name, client.name, prefix=prefix)
+def new_keys(home: Path) -> dict[str, str]:
+    """A key for each client, of a user of its own, so that it lists nothing of the others."""
+    store = Store(f"sqlite:///{home / 'mint.db'}", home)
+    store.migrate()
+    prefixes = {client.name: client.key.partition("-")[0] + "-" for client in CLIENTS}
+    keys = {name: create_key(store, name, name, prefix=its) for name, its in prefixes.items()}
     store.close()
-    return key
+    return keys
 
 
-def record(client: Client, service: LiveService, folder: Path) -> list[Step]:
-    key = new_key(service, client)
+def record(client: Client, service: LiveService, key: str, folder: Path) -> list[Step]:
     with proxy_to(service.base_url) as wire:
         arguments = [client.module, wire.base_url, wire.base_url, *SCENARIOS]
         printed = client.run("client.py", *arguments, folder=folder, TINKER_API_KEY=key)
@@ -147,10 +151,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = build_model(folder / PUBLIC_NAME)
+        keys = new_keys(folder / "home")
         service = start_service(folder / "home", None, aliases={PUBLIC_NAME: model})
         try:
             for client in CLIENTS:
-                steps = record(client, service, folder)
+                steps = record(client, service, keys[client.name], folder)
                 lines = [json.dumps(vars(step), separators=(",", ":")) for step in steps]
                 (FOLDER / f"{client.name}.jsonl").write_text("\n".join(lines) + "\n")
                 print(f"{client.name}: {len(steps)} requests")
@@ -193,6 +198,7 @@ class Replay:
                 kind = self.kinds[step.request["request_id"]]
                 before, now = decoded(before, kind), decoded(now, kind)
             now = json.loads(self._translate(json.dumps(now), back=True))
+            before = json.loads(json.dumps(before))
             yield from (f"{where}: {line}" for line in differences(before, now))
 
     def _send(self, step: Step) -> httpx.Response:
@@ -234,7 +240,11 @@ def decoded(body: str, kind: str) -> Any:
     content = base64.b64decode(body)
     if kind == "/asample":
         response = response_conv.deserialize_sample_response(content)
-        return json.loads(response.model_dump_json())
+        return {
+            "sequences": [[list(s.tokens), list(s.logprobs)] for s in response.sequences],
+            "prompt_logprobs": response.prompt_logprobs,
+            "topk_prompt_logprobs": response.topk_prompt_logprobs,
+        }
     output = response_conv.deserialize_forward_backward_output(content)
     records = [
         {name: tensor.to_numpy().tolist() for name, tensor in record.items()}
@@ -244,12 +254,12 @@ def decoded(body: str, kind: str) -> Any:
 
 
 def differences(before: Any, now: Any, at: str = "the answer") -> Iterator[str]:
-    """Yield how an answer differs from a recorded one. Sampled tokens may: other processors."""
+    """Yield how an answer differs from a recorded one."""
     if isinstance(before, dict) and isinstance(now, dict):
-        if before.keys() != now.keys():
-            yield f"{at} has {sorted(now)}, not {sorted(before)}"
+        if missing := before.keys() - now.keys():
+            yield f"{at} has no {sorted(missing)}"
         for key in before.keys() & now.keys():
-            if key in CHANGING or key == "sequences":
+            if key in CHANGING:
                 if type(before[key]) is not type(now[key]):
                     yield f"{at}.{key} is {now[key]!r:.80}, not {before[key]!r:.80}"
             else:

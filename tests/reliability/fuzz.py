@@ -41,6 +41,7 @@ JUNK: list[Any] = [
 ]  # fmt: skip
 LITERALS = [b"NaN", b"1e999", b'"\\ud800"', b"\xff\xfe", b"[" * 3000, b"-0", b"{}{}", b"\0"]
 IN_PATHS = ["%00", "..", "x" * 4000, "%ff%fe", "~", "%2e%2e%2f", "%2f", "-1", "weights/w"]
+RAW = ("/forward_backward", "/forward")  # drawn more often: two encodings, large decoders
 RESTOCK_AFTER = 1000
 REVOKE = ("delete", "/api/v1/auth/apikey/me")
 SETTINGS = {"long_poll_s": 0.05, "session_idle_s": 5.0, "gap_limit_s": 5.0}
@@ -248,10 +249,11 @@ class Fuzzer:
             for path, methods in sorted(openapi["paths"].items())
             for method, operation in sorted(methods.items())
         ]
+        weights = [8 if path.endswith(RAW) else 1 for _, path, _ in routes]
         for number in range(count):
             if number % RESTOCK_AFTER == 0:
                 await self.stock.fill()
-            await self._send(number, *self.rng.choice(routes))
+            await self._send(number, *self.rng.choices(routes, weights)[0])
 
     async def _send(self, number: int, method: str, route: str, operation: dict[str, Any]) -> None:
         path, query = self._address(route, operation.get("parameters", ()))
@@ -293,7 +295,7 @@ class Fuzzer:
         if kind == "upload":
             self.kinds["archive"] += 1
             return archive(rng)
-        if kind in ("forward_backward", "forward") and rng.random() < 0.5:
+        if route.endswith(RAW) and rng.random() < 0.5:
             content, headers = self.stock.protobuf(rng), {"content-type": "application/x-protobuf"}
             if rng.random() < 0.9:
                 content = damaged(content, rng)
