@@ -225,7 +225,10 @@ def test_a_mixture_of_nonsense_is_refused(training: tinker.TrainingClient, raw: 
         ({"source_paths": [], "coefficients": []}, "source_paths"),
         ({"source_paths": [path], "coefficients": [None]}, "coefficients"),
         ({"source_paths": ["x"], "coefficients": [1]}, "checkpoint path"),
-        ({"source_paths": [path], "coefficients": [1], "output_path": "a/b"}, "name of a"),
+        (
+            {"source_paths": [path], "coefficients": [1], "output_path": "a/b"},
+            "valid checkpoint name",
+        ),
         ({"source_paths": [path], "coefficients": [1], "output_path": "tinker://x"}, "path"),
         (
             {
