@@ -61,11 +61,19 @@ class Injector:
         self.happened[fault] += 1
 
     def _signal_engine(self, number: signal.Signals) -> list[int]:
-        while not (workers := self.service.worker_pids()):
+        while not (workers := [pid for pid in self.service.worker_pids() if is_running(pid)]):
             pass  # it is being started
         for pid in workers:
             os.kill(pid, number)
         return workers
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and not only its exit status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def client_of(base_url: str) -> tinker.ServiceClient:
