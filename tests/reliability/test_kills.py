@@ -65,6 +65,8 @@ class Injector:
             pass  # it is being started
         for pid in workers:
             os.kill(pid, number)
+            while number == signal.SIGKILL and is_running(pid):
+                pass  # on a busy machine dying takes its time
         return workers
 
 
