@@ -169,7 +169,7 @@ def test_one_step_off_policy_samples_ahead_and_never_more(
     client: mint.ServiceClient, settings: Settings, metrics: Rows
 ) -> None:
     run_grpo(Letters(), settings(steps=4, max_staleness=1, temperature=1.0), service=client)
-    assert [row["policy/staleness"] for row in metrics()] == [0, 1, 1, 1]
+    assert [row["staleness/max"] for row in metrics()] == [0, 1, 1, 1]
     assert [row["step"] for row in metrics()] == [1, 2, 3, 4]
     assert metrics()[0]["mismatch/mean"] < 1e-3 < metrics()[-1]["mismatch/mean"]
 

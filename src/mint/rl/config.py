@@ -135,9 +135,16 @@ class RLConfig:
     substeps: int = option(1, "passes over a batch; above 1 with a clipped loss only", low=1)
     mini_batches: int = option(1, "parts of a batch with an optimizer step each", low=1)
     max_staleness: int = option(
-        0, "1 samples the next batch while this one trains: faster, one step off-policy",
-        low=0, high=1,
-    )  # fmt: skip
+        0,
+        "1 samples the next batch while this one trains, N up to N batches, for answers of uneven "
+        "length: up to N steps off-policy",
+        low=0,
+    )
+    staleness_rule: str = option(
+        "drop",
+        "correct also trains on answers that are older, weighed by truncated_importance",
+        choices=("drop", "correct"),
+    )
     truncated_importance: float | None = option(
         None, "2.0 to correct for a sampler that differs from the trainer", above=0
     )
@@ -282,6 +289,20 @@ class RLConfig:
             raise ConfigError(
                 f"dr_grpo is centred rewards with constant aggregation, not {self.aggregation!r}. "
                 "Leave aggregation out, or use advantage='centre'."
+            )
+        if (
+            self.match_sampling
+            and self.max_staleness > 1
+            and self.temperature_schedule != "constant"
+        ):
+            raise ConfigError(
+                "match_sampling trains a step at one temperature, and with max_staleness above 1 "
+                "and a temperature_schedule it has answers of several. Leave one of the three out."
+            )
+        if self.staleness_rule == "correct" and self.truncated_importance is None:
+            raise ConfigError(
+                "staleness_rule is 'correct', which weighs old answers by truncated_importance, "
+                "and that is not set. Set truncated_importance=2.0."
             )
         if self.eval_samples > 1 and self.eval_temperature == 0:
             raise ConfigError(

@@ -142,6 +142,7 @@ def _segment(segment: Segment, pieces: Pieces, trained: Trained) -> dict[str, An
         "tokens": segment.tokens,
         "pieces": pieces(segment.tokens),
         "mask": segment.sampled,
+        "versions": segment.versions,
         "sampler": segment.logprobs,
         "trainer": trained.logprobs(segment),
         "advantages": trained.advantages(segment),
