@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, fields
 from typing import Any, get_type_hints
 
+from mint.rl.conflicts import require_consistent
 from mint.rl.notes import suspicious
 from mint.rl.options import ConfigError, checked, closest, option, parsed
 from mint.watch.sinks import SINKS
@@ -70,6 +71,13 @@ class RLConfig:
     temperature: float = option(0.8, "of sampling: 0.7 to 1.0; 1.0 for clipped losses", low=0)
     match_sampling: bool = option(
         False, "train on logprobs at the sampling temperature: ratios begin at 1 there too"
+    )
+    top_k: int = option(
+        0, "sample among so many tokens; training then is on logprobs among these", low=0, high=1024
+    )
+    top_p: float = option(1.0, "and among the likeliest with this probability", above=0, high=1)
+    min_p: float = option(
+        0.0, "and those at least this share as likely as the first", low=0, high=1
     )
     stop: tuple[str, ...] = option((), "texts that end an answer, beside the model's own end")
 
@@ -263,52 +271,7 @@ class RLConfig:
 
     def check(self) -> None:
         """Check what single settings cannot know of each other."""
-        if self.temperature == 0:
-            raise ConfigError("temperature is 0: all answers of a group would be equal. Try 0.8.")
-        if self.mini_batches > self.batch_size:
-            raise ConfigError(
-                f"mini_batches is {self.mini_batches}, more than the {self.batch_size} prompts of "
-                "a batch. Lower it, or raise batch_size."
-            )
-        if self.temperature_schedule != "constant" and not self.temperature_end:
-            raise ConfigError("A temperature_schedule needs a temperature_end above 0, as in 0.5.")
-        if self.match_sampling and self.kl_loss_coef > 0 and not self.samples_plainly:
-            raise ConfigError(
-                "kl_loss_coef compares logprobs at temperature 1, and with match_sampling those of "
-                f"the loss are at {self.temperature:g}. Set temperature=1.0, or use "
-                "kl_penalty_coef in place of kl_loss_coef."
-            )
-        if self.overlong_buffer > self.max_tokens:
-            raise ConfigError(
-                f"overlong_buffer is {self.overlong_buffer}, over max_tokens={self.max_tokens}."
-            )
-        ends, starts = self.reward_weights_end, self.reward_weights
-        if ends is not None and set(ends) != set(starts or {}):
-            raise ConfigError("reward_weights_end needs the same names as reward_weights.")
-        if self.advantage == "dr_grpo" and self.aggregation not in ("sum", "constant"):
-            raise ConfigError(
-                f"dr_grpo is centred rewards with constant aggregation, not {self.aggregation!r}. "
-                "Leave aggregation out, or use advantage='centre'."
-            )
-        if (
-            self.match_sampling
-            and self.max_staleness > 1
-            and self.temperature_schedule != "constant"
-        ):
-            raise ConfigError(
-                "match_sampling trains a step at one temperature, and with max_staleness above 1 "
-                "and a temperature_schedule it has answers of several. Leave one of the three out."
-            )
-        if self.staleness_rule == "correct" and self.truncated_importance is None:
-            raise ConfigError(
-                "staleness_rule is 'correct', which weighs old answers by truncated_importance, "
-                "and that is not set. Set truncated_importance=2.0."
-            )
-        if self.eval_samples > 1 and self.eval_temperature == 0:
-            raise ConfigError(
-                f"eval_samples is {self.eval_samples} at eval_temperature 0, where all answers are "
-                "equal. Set eval_temperature to what you sample with, as in 0.8."
-            )
+        require_consistent(self)
 
     def notes(self) -> list[str]:
         """What is allowed and probably not meant."""
@@ -333,7 +296,13 @@ class RLConfig:
     @property
     def samples_plainly(self) -> bool:
         """Whether sampling is from the model's own distribution, at temperature 1 throughout."""
-        return self.temperature == 1.0 and self.temperature_schedule == "constant"
+        heated = self.temperature != 1.0 or self.temperature_schedule != "constant"
+        return not heated and self.top_k == 0
+
+    @property
+    def matches_sampling(self) -> bool:
+        """Whether the trainer's logprobs are those of the distribution that was sampled from."""
+        return self.match_sampling or self.top_k > 0
 
     @property
     def compares_batch(self) -> bool:

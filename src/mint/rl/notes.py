@@ -16,7 +16,7 @@ def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
     """Return what is allowed and probably not meant, given the names of settings that are not at
     their default."""
     found = [f"{name} does nothing: {why}" for name, why in _idle(cfg) if name in changed]
-    corrected = cfg.truncated_importance is not None or cfg.match_sampling
+    corrected = cfg.truncated_importance is not None or cfg.matches_sampling
     if cfg.clips and cfg.temperature != 1.0 and not corrected:
         found.append(
             f"{cfg.loss_fn} clips the ratio of trainer to sampler, and at temperature "
@@ -68,9 +68,12 @@ def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
         **dict.fromkeys(_OF_EVALUATION, (cfg.eval_every > 0, "set eval_every=10.")),
         "staleness_rule": (cfg.max_staleness > 1, "no answer is too old: set max_staleness=2."),
         "measure_entropy": (cfg.entropy_coef == 0, "with entropy_coef it is measured."),
-        "match_sampling": (not cfg.samples_plainly, "at temperature=1.0 they are the same."),
+        "match_sampling": (
+            not cfg.samples_plainly and cfg.top_k == 0,
+            "with top_k it is so in any case." if cfg.top_k else "at temperature=1.0 it is so.",
+        ),
         "mismatch_limit": (
-            cfg.temperature == 1.0 or cfg.match_sampling,
+            cfg.temperature == 1.0 or cfg.matches_sampling,
             "it is checked at temperature=1.0, or with match_sampling=true, only.",
         ),
         "temperature_end": (

@@ -36,6 +36,7 @@ from mint.rl.endings import Interrupted, ServiceLost, going_on
 from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
 from mint.rl.failures import FailureLog
+from mint.rl.filters import Filters
 from mint.rl.findings import Findings
 from mint.rl.group_queue import GroupQueue
 from mint.rl.guards import Finding, Guards, calmer, masked_loss
@@ -183,7 +184,9 @@ class Run:
     async def _sampled(self, step: int) -> Batch:
         client, cfg = await self._weights_before(step), self.cfg
         most, stop = cfg.max_tokens, cfg.stop
-        policy = Policy(client, self.tokenizer, cfg.temperature, most, stop, self._trained)
+        filters = Filters(cfg.top_k, cfg.top_p, cfg.min_p)
+        version = self._trained
+        policy = Policy(client, self.tokenizer, cfg.temperature, most, stop, version, filters)
         self.queue.publish(policy)
         self.queue.fill(min(max(1, cfg.max_staleness), cfg.steps - step + 1))
         return await self.queue.batch(step)
@@ -200,7 +203,7 @@ class Run:
     def penalise(self, batch: Batch) -> None:
         """Take the KL to the reference from the rewards, when the config asks for it."""
         if self.reference is not None:
-            policy = None if batch.policy.temperature == 1.0 else batch.clients
+            policy = None if batch.policy.is_plain else batch.clients
             self._numbers |= self._waiting.do(self.reference.penalise(batch.groups, policy))
 
     def prefer(self, batch: Batch) -> list[types.Datum]:
