@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def require_consistent(cfg: RLConfig) -> None:
-    """Raise ConfigError where single settings are right, and not beside each other."""
+    """Raise ConfigError if settings that are valid on their own contradict each other."""
     if cfg.temperature == 0:
-        raise ConfigError("temperature is 0: all answers of a group would be equal. Try 0.8.")
+        raise ConfigError("temperature is 0, so all answers of a group would be equal. Try 0.8.")
     if cfg.mini_batches > cfg.batch_size:
         raise ConfigError(
             f"mini_batches is {cfg.mini_batches}, more than the {cfg.batch_size} prompts of "
@@ -23,14 +23,14 @@ def require_consistent(cfg: RLConfig) -> None:
         raise ConfigError("A temperature_schedule needs a temperature_end above 0, as in 0.5.")
     if cfg.matches_sampling and cfg.kl_loss_coef > 0 and not cfg.samples_plainly:
         raise ConfigError(
-            "kl_loss_coef compares logprobs at temperature 1 among all tokens, and with "
-            "match_sampling or top_k those of the loss are as sampled. Set temperature=1.0 and "
-            "leave top_k out, or use kl_penalty_coef in place of kl_loss_coef."
+            "kl_loss_coef compares logprobs at temperature 1 over all tokens, but with "
+            "match_sampling or top_k the loss uses those of the sampling distribution. Set "
+            "temperature=1.0 and leave out top_k, or use kl_penalty_coef instead of kl_loss_coef."
         )
     if cfg.top_k == 0 and (cfg.top_p < 1 or cfg.min_p > 0):
         raise ConfigError(
-            "top_p and min_p need top_k: the tokens that a position chose among are kept for "
-            "training, and top_k bounds how many. Set top_k=64."
+            "top_p and min_p need top_k, because the tokens that each position kept are sent for "
+            "training and top_k limits their number. Set top_k=64."
         )
     if cfg.overlong_buffer > cfg.max_tokens:
         raise ConfigError(
@@ -46,16 +46,16 @@ def require_consistent(cfg: RLConfig) -> None:
         )
     if cfg.matches_sampling and cfg.max_staleness > 1 and cfg.temperature_schedule != "constant":
         raise ConfigError(
-            "match_sampling (or top_k) trains a step at one temperature, and with max_staleness "
-            "above 1 and a temperature_schedule it has answers of several. Leave out one of them."
+            "match_sampling (or top_k) trains a step at one temperature, but with max_staleness "
+            "above 1 and a temperature_schedule it has answers of several. Leave out one of these."
         )
     if cfg.staleness_rule == "correct" and cfg.truncated_importance is None:
         raise ConfigError(
-            "staleness_rule is 'correct', which weighs old answers by truncated_importance, "
-            "and that is not set. Set truncated_importance=2.0."
+            "staleness_rule=correct weights old answers by truncated_importance, which is not "
+            "set. Set truncated_importance=2.0."
         )
     if cfg.eval_samples > 1 and cfg.eval_temperature == 0:
         raise ConfigError(
-            f"eval_samples is {cfg.eval_samples} at eval_temperature 0, where all answers are "
-            "equal. Set eval_temperature to what you sample with, as in 0.8."
+            f"eval_samples is {cfg.eval_samples} but eval_temperature is 0, which makes all "
+            "answers equal. Set eval_temperature, for example to 0.8."
         )
