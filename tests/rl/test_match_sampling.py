@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import mint
-from mint import types
 from mint.rl import ConfigError, RLConfig, Run, run_grpo
 from mint.rl.filters import Filters
 from mint.watch.reader import open_run
@@ -109,7 +108,7 @@ def sequence(logprobs: list[list[float]] | None) -> Any:
     if logprobs is not None:
         values = np.asarray(logprobs, np.float32)
         ids = np.tile(np.arange(values.shape[1]), (len(values), 1))
-        top = types.TopkLogprobs(token_ids=ids, logprobs=values)
+        top = SimpleNamespace(token_ids=ids, logprobs=values)
     return SimpleNamespace(topk_logprobs_np=top)
 
 

@@ -40,6 +40,10 @@ class Filters:
             "renormalize": True,
         }
 
+    def requests(self) -> dict[str, Any]:
+        """What a request asks for beside samples: the tokens that were kept."""
+        return {"topk_sample_logprobs": self.top_k} if self.is_on else {}
+
     def kept_tokens(self, sequence: Any) -> list[Kept] | None:
         """Return the tokens that each token of a sampled sequence was chosen from.
 

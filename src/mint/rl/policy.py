@@ -57,7 +57,7 @@ class Policy:
             prompt=types.ModelInput.from_ints(tokens=list(prompt)),
             num_samples=count,
             sampling_params=self._params(seed, max_tokens, stop),
-            topk_sample_logprobs=self.filters.top_k,
+            **self.filters.requests(),
         )
         return [
             Answer(
