@@ -52,7 +52,7 @@ def wanted(cfg: RLConfig, temperature: float = 1.0) -> list[str]:
         "kl_loss_coef": cfg.kl_loss_coef > 0,
         "entropy_coef": cfg.entropy_coef > 0,
         "measure_entropy": cfg.measure_entropy,
-        "match_sampling": cfg.matches_sampling and temperature != 1.0,
+        "match_sampling": cfg.match_sampling and temperature != 1.0,
         "top_k": cfg.top_k > 0,
     }
     return [name for name, needs_mint in asked.items() if needs_mint]
