@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, fields
 from typing import Any, get_type_hints
 
+from mint.rl.conflicts import conflicts
 from mint.rl.notes import suspicious
 from mint.rl.options import ConfigError, checked, closest, option, parsed
 from mint.watch.sinks import SINKS
@@ -134,6 +135,9 @@ class RLConfig:
     # How a batch is used
     substeps: int = option(1, "passes over a batch; above 1 with a clipped loss only", low=1)
     mini_batches: int = option(1, "parts of a batch with an optimizer step each", low=1)
+    stream_mini_batches: bool = option(
+        False, "train on each mini-batch as soon as it is sampled, while others are sampled"
+    )
     max_staleness: int = option(
         0,
         "1 samples the next batch while this one trains, N up to N batches, for answers of uneven "
@@ -263,52 +267,8 @@ class RLConfig:
 
     def check(self) -> None:
         """Check what single settings cannot know of each other."""
-        if self.temperature == 0:
-            raise ConfigError("temperature is 0: all answers of a group would be equal. Try 0.8.")
-        if self.mini_batches > self.batch_size:
-            raise ConfigError(
-                f"mini_batches is {self.mini_batches}, more than the {self.batch_size} prompts of "
-                "a batch. Lower it, or raise batch_size."
-            )
-        if self.temperature_schedule != "constant" and not self.temperature_end:
-            raise ConfigError("A temperature_schedule needs a temperature_end above 0, as in 0.5.")
-        if self.match_sampling and self.kl_loss_coef > 0 and not self.samples_plainly:
-            raise ConfigError(
-                "kl_loss_coef compares logprobs at temperature 1, and with match_sampling those of "
-                f"the loss are at {self.temperature:g}. Set temperature=1.0, or use "
-                "kl_penalty_coef in place of kl_loss_coef."
-            )
-        if self.overlong_buffer > self.max_tokens:
-            raise ConfigError(
-                f"overlong_buffer is {self.overlong_buffer}, over max_tokens={self.max_tokens}."
-            )
-        ends, starts = self.reward_weights_end, self.reward_weights
-        if ends is not None and set(ends) != set(starts or {}):
-            raise ConfigError("reward_weights_end needs the same names as reward_weights.")
-        if self.advantage == "dr_grpo" and self.aggregation not in ("sum", "constant"):
-            raise ConfigError(
-                f"dr_grpo is centred rewards with constant aggregation, not {self.aggregation!r}. "
-                "Leave aggregation out, or use advantage='centre'."
-            )
-        if (
-            self.match_sampling
-            and self.max_staleness > 1
-            and self.temperature_schedule != "constant"
-        ):
-            raise ConfigError(
-                "match_sampling trains a step at one temperature, and with max_staleness above 1 "
-                "and a temperature_schedule it has answers of several. Leave one of the three out."
-            )
-        if self.staleness_rule == "correct" and self.truncated_importance is None:
-            raise ConfigError(
-                "staleness_rule is 'correct', which weighs old answers by truncated_importance, "
-                "and that is not set. Set truncated_importance=2.0."
-            )
-        if self.eval_samples > 1 and self.eval_temperature == 0:
-            raise ConfigError(
-                f"eval_samples is {self.eval_samples} at eval_temperature 0, where all answers are "
-                "equal. Set eval_temperature to what you sample with, as in 0.8."
-            )
+        for conflict in conflicts(self):
+            raise ConfigError(conflict)
 
     def notes(self) -> list[str]:
         """What is allowed and probably not meant."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
-from mint.rl.collect import Batch
+from mint.rl.collect import Batch, merge_parts
 from mint.rl.tables import Pieces, Trained, rollout_rows
 from mint.watch.recorder import RunDirectory
 
@@ -23,9 +23,9 @@ class Recording:
         self._pieces: Pieces | None = None
 
     def sampled(self, batch: Batch) -> None:
-        """Keep the rollouts of a step."""
+        """Keep the rollouts of a step, or of a part of it."""
         self._pieces = self._pieces or Pieces(batch.policy.tokenizer)
-        self._batch, self._trained = batch, Trained()
+        self._batch = merge_parts([self._batch, batch]) if self._batch else batch
 
     def trained(
         self,
@@ -34,13 +34,14 @@ class Recording:
         entropy_D_T: Sequence[NDArray[np.float64]] = (),
     ) -> None:
         """Keep the trainer's logprobs of the step's datums, and entropies where it has any."""
-        self._trained = Trained(datums, logprobs_D_T, entropy_D_T)
+        self._trained.add(datums, logprobs_D_T, entropy_D_T)
 
     def write(self) -> None:
         """Write what was kept."""
         batch, self._batch = self._batch, None
+        trained, self._trained = self._trained, Trained()
         if batch is not None:
-            self.directory.rollouts(rollout_rows(batch, self._pieces, self._trained))
+            self.directory.rollouts(rollout_rows(batch, self._pieces, trained))
 
     def end(self, error: BaseException | None, finished: bool) -> None:
         """Write what is left of a step that was not completed, and how the run ended."""
