@@ -216,6 +216,7 @@ def write_step(path: Path, step: int, steps: int, rows: list[dict[str, Any]]) ->
         "policy/temperature": 1.0,
         "kl/k3": 0.15 * progress + abs(rng.gauss(0, 0.01)),
         "mismatch/mean": abs(rng.gauss(0.004, 0.001)),
+        "train/entropy": 1.3 * math.exp(-1.2 * progress),
         "train/clipped": abs(rng.gauss(0.05, 0.02)),
         "train/grad_norm": abs(rng.gauss(0.8 - 0.4 * progress, 0.1)),
         "train/learning_rate": 2e-4 * (1 - progress * 0.9),

@@ -247,3 +247,8 @@ def test_a_decode_step_syncs_once_and_replays_one_graph(tmp_path: Path) -> None:
         before = runner.replays  # type: ignore[attr-defined]
         sample(engine, "trained", request)
         assert runner.replays - before == 20  # 19 tokens after the first, and one thrown away
+
+
+def test_an_engine_says_how_much_of_the_gpu_it_holds(tmp_path: Path) -> None:
+    held = Engine(load("llama", tmp_path), memory_gb=4).memory()
+    assert 0 < held["device_bytes_used"] < held["device_bytes_capacity"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from .lora import Adapter
-from .memory import describe, plan_memory
+from .memory import describe, device_memory, plan_memory
 from .messages import (
     AdamParams,
     DistillDatum,
@@ -116,6 +116,7 @@ class Engine:
     def memory(self) -> dict[str, float]:
         """What the engine holds: for the service's metrics."""
         return {
+            **device_memory(self.model.device),
             "cache_tokens_used": self.sampling.tokens_held,
             "cache_tokens_kept": self.sampling.tokens_kept,
             "cache_tokens_capacity": self.sampling.capacity,

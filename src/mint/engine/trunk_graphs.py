@@ -25,6 +25,7 @@ from .tree import PrefixTree
 
 log = logging.getLogger(__name__)
 _STEP = 512  # a pass is filled up to a multiple of this many tokens
+_MOST = 64  # recorded passes; each takes some memory of its own
 _Key = tuple[LoraSpec, int]
 
 
@@ -78,6 +79,8 @@ class TrunkGraphs:
 
     def _record(self, key: _Key, adapter: Adapter) -> bool:
         """Record a pass; return whether it was possible."""
+        if len(self._recorded) >= _MOST:
+            self.release()
         _, size = key
         twin = next((p.adapter for (spec, _), p in self._recorded.items() if spec == key[0]), None)
         try:

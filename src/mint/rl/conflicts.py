@@ -15,7 +15,7 @@ _OF_THE_BATCH = ("batch", "global")
 def conflicts(cfg: RLConfig) -> Iterator[str]:
     """Return what is wrong with settings that are each right by themselves, and what to set."""
     if cfg.temperature == 0:
-        yield "temperature is 0: all answers of a group would be equal. Try 0.8."
+        yield "temperature is 0, so all answers of a group would be equal. Try 0.8."
     if cfg.temperature_schedule != "constant" and not cfg.temperature_end:
         yield "A temperature_schedule needs a temperature_end above 0, as in 0.5."
     if cfg.overlong_buffer > cfg.max_tokens:
@@ -30,8 +30,8 @@ def conflicts(cfg: RLConfig) -> Iterator[str]:
         )
     if cfg.eval_samples > 1 and cfg.eval_temperature == 0:
         yield (
-            f"eval_samples is {cfg.eval_samples} at eval_temperature 0, where all answers are "
-            "equal. Set eval_temperature to what you sample with, as in 0.8."
+            f"eval_samples is {cfg.eval_samples} but eval_temperature is 0, which makes all "
+            "answers equal. Set eval_temperature, for example to 0.8."
         )
     yield from _of_the_temperature(cfg)
     yield from _of_the_order(cfg)
@@ -48,8 +48,8 @@ def _of_the_temperature(cfg: RLConfig) -> Iterator[str]:
     mixed = cfg.max_staleness > 1 and cfg.temperature_schedule != "constant"
     if cfg.match_sampling and mixed:
         yield (
-            "match_sampling trains a step at one temperature, and with max_staleness above 1 "
-            "and a temperature_schedule it has answers of several. Leave one of the three out."
+            "match_sampling trains a step at one temperature, but with max_staleness above "
+            "1 and a temperature_schedule it has answers of several. Leave out one of these."
         )
 
 
@@ -64,10 +64,10 @@ def _of_the_order(cfg: RLConfig) -> Iterator[str]:
         why = f"substeps={cfg.substeps}" if cfg.substeps > 1 else f"advantage={cfg.advantage}"
         yield (
             "stream_mini_batches trains on the first answers of a step before the others are "
-            f"there, and {why} needs all of them. Leave one of the two out."
+            f"complete, but {why} needs all of them. Leave out one of these."
         )
     if cfg.staleness_rule == "correct" and cfg.truncated_importance is None:
         yield (
-            "staleness_rule is 'correct', which weighs old answers by truncated_importance, and "
-            "that is not set. Set truncated_importance=2.0."
+            "staleness_rule=correct weights old answers by truncated_importance, which is not "
+            "set. Set truncated_importance=2.0."
         )

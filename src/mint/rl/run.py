@@ -10,7 +10,7 @@
 
 ``run.learn(step)`` is the first three of them.
 
-A run that was interrupted goes on at its last checkpoint, with the same data, schedules,
+A run that was interrupted resumes from its last checkpoint, with the same data, schedules,
 curriculum and optimizer.
 """
 
@@ -286,8 +286,7 @@ class Run:
             evaluation = self._waiting.finish_first(self._evaluated(step))
             numbers |= evaluation.metrics()
         numbers["time/total"] = self._elapsed + time.monotonic() - self._began
-        self.recording.write()
-        self.directory.metrics({"step": step, **numbers})
+        self.recording.write({"step": step, **numbers})
         rewards = [reward for group in batch.everything for reward in group.rewards]
         seconds = time.monotonic() - self._since
         print(step_line(step, cfg.steps, numbers, seconds), flush=True)
@@ -368,7 +367,7 @@ class Run:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        """Leave nothing behind. Ctrl-C becomes an end that says how to go on."""
+        """Leave nothing behind. Ctrl-C ends the run with a message that says how to resume."""
         self.interruption.ignore()
         self._waiting.reported = True
         try:
@@ -382,7 +381,7 @@ class Run:
         finally:
             self._close()
         if isinstance(error, KeyboardInterrupt) or (error is None and self.interruption.presses):
-            done = f"The run has finished: {self.final}"
+            done = f"The run is already finished: {self.final}"
             end = done if self.final else going_on(self._waiting.saved_step)
             print(f"Interrupted. {end}", flush=True)
             raise Interrupted from None

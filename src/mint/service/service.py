@@ -117,7 +117,7 @@ class Service:
             raise _gone(request_id)
         elif request_id.startswith(INTERPOLATION):
             raise _gone(request_id)
-        raise not_found("request", request_id, "Send the request that should have made it.")
+        raise not_found("request", request_id, "Send the request that creates it.")
 
     # ---- housekeeping ---------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Service:
             try:
                 await self.tidy()
             except Exception:
-                log.exception("housekeeping failed and will be tried again")
+                log.exception("housekeeping failed and will be retried")
 
     def _is_over(self, row: CheckpointRow) -> bool:
         """Whether a checkpoint has been expired for so long that no clock can be to blame."""

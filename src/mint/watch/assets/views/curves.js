@@ -13,7 +13,7 @@ const CHARTS = [
   { title: "Groups", help: "what a step can learn from: only groups with signal", lines: [["groups/signal", "signal"], ["groups/all_right", "all right"], ["groups/all_wrong", "all wrong"], ["groups/unscored", "unscored"]], stack: true },
   { title: "Answer length", help: "tokens", lines: [["length/mean", "mean"], ["length/max", "longest"]] },
   { title: "Truncation", help: "share of answers cut off", lines: [["length/truncated", "truncated"]] },
-  { title: "Entropy", help: "nats per token", lines: [["policy/entropy", "entropy"]] },
+  { title: "Entropy", help: "nats per token", lines: [["train/entropy", "exact"], ["policy/entropy", "estimate"]] },
   { title: "KL to the reference", help: "nats per token", pick: /^kl\// },
   { title: "Sampler and trainer", help: "difference of logprobs", pick: /^mismatch\/(mean|max|k3)$/ },
   { title: "Clipped tokens", help: "share", pick: /clip/ },
