@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, fields
 from typing import Any, get_type_hints
 
-from mint.rl.conflicts import require_consistent
+from mint.rl.conflicts import conflicts
 from mint.rl.notes import suspicious
 from mint.rl.options import ConfigError, checked, closest, option, parsed
 from mint.watch.sinks import SINKS
@@ -158,6 +158,9 @@ class RLConfig:
     mini_batches: int = option(
         1, "number of parts of a batch, each with its own optimizer step", low=1
     )
+    stream_mini_batches: bool = option(
+        False, "train on each mini-batch as soon as it is sampled, while the others are sampled"
+    )
     max_staleness: int = option(
         0,
         "1 samples the next batch while this one is trained on; N samples up to N batches ahead, "
@@ -304,7 +307,8 @@ class RLConfig:
 
     def check(self) -> None:
         """Check what single settings cannot know of each other."""
-        require_consistent(self)
+        for conflict in conflicts(self):
+            raise ConfigError(conflict)
 
     def notes(self) -> list[str]:
         """Warn about suspicious settings."""
