@@ -15,6 +15,8 @@ from typing import Any, ClassVar, TypeVar
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -155,7 +157,9 @@ class Store:
 
     def __init__(self, url: str, home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        self._engine = create_engine(
+            url, pool_pre_ping=not url.startswith("sqlite"), hide_parameters=True
+        )
         if url.startswith("sqlite"):
             event.listen(self._engine, "connect", _prepare_sqlite)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
@@ -163,8 +167,7 @@ class Store:
 
     def migrate(self, version: str = "head") -> None:
         """Bring the tables to the newest version; several services may start at once."""
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+        config = _migrations()
         with open(self._home / "migrations.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with self._engine.begin() as connection:
@@ -174,6 +177,13 @@ class Store:
                     )
                 config.attributes["connection"] = connection
                 command.upgrade(config, version)
+
+    def versions(self) -> tuple[str | None, list[str]]:
+        """Return the version of the tables, and all that this code knows, the newest first."""
+        scripts = ScriptDirectory.from_config(_migrations())
+        with self._engine.connect() as connection:
+            current = MigrationContext.configure(connection).get_current_revision()
+        return current, [script.revision for script in scripts.walk_revisions()]
 
     def close(self) -> None:
         self._engine.dispose()
@@ -258,6 +268,11 @@ class Store:
                 CheckpointRow.run_id == run_id, CheckpointRow.public.is_(True)
             )
             return run if session.scalar(public.limit(1)) is not None else None
+
+    def last_request(self) -> datetime | None:
+        """Return when any run was last used."""
+        with self.transaction() as session:
+            return session.scalar(select(func.max(RunRow.last_request_at)))
 
     def set_project(self, session_id: str, project_id: str) -> None:
         with self.transaction() as session:
@@ -377,6 +392,12 @@ class Store:
             return list(
                 session.scalars(select(CheckpointRow).where(CheckpointRow.expires_at <= now()))
             )
+
+
+def _migrations() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config
 
 
 def _checkpoint(run_id: str, kind: str, name: str) -> Select[CheckpointRow]:
