@@ -53,6 +53,7 @@ LISTS = {
     ("get", "/api/v1/sessions"): None,
     ("post", "/api/v1/sessions/search"): {},
     ("get", "/api/v1/mint/usage"): None,
+    ("post", "/api/v1/mint/checkpoints/prune"): {"keep_last": 0},
 }
 """Routes that list the caller's own objects, with their bodies: nothing foreign may be in them."""
 Example = tuple[str, Any]

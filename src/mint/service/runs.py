@@ -270,6 +270,10 @@ class Runs:
                     Journal(folder).close()
                     shutil.rmtree(folder, ignore_errors=True)
 
+    def open_runs(self) -> set[str]:
+        """Return the ids of the runs that are open in this service."""
+        return set(self._runs)
+
     def _open_folders(self) -> set[str]:
         return {run_folder_name(run_id) for run_id in list(self._runs)}
 

@@ -104,6 +104,13 @@ class Settings(BaseModel):
     """The largest request that is read."""
     max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024
     """The largest checkpoint archive that is taken in, packed or unpacked."""
+    retention_older_than_s: Seconds | None = None
+    """Housekeeping deletes checkpoints that are older than this. Public ones and those in use stay;
+    without it, all stay."""
+    retention_keep_last: NonNegativeInt = 3
+    """Of each kind of a run's checkpoints, housekeeping keeps the newest so many."""
+    retention_keep: tuple[str, ...] = ("*final*", "*best*")
+    """Names of checkpoints that housekeeping keeps; * stands for anything."""
     quota_runs: PositiveInt | None = None
     """Runs that a key may have, unless ``mint keys quota`` says otherwise for it. An unloaded run
     does not count."""
