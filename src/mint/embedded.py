@@ -110,7 +110,8 @@ def _start(home: Path) -> EmbeddedService:
     except BaseException:
         _end(process)
         raise
-    line = f"mint: embedded service at {url} (dashboard: {url}/watch, log: {log})"
+    # As with notebooks, the link has the key of this one service, so that the page can chat.
+    line = f"mint: embedded service at {url} (dashboard: {url}/watch#key={key}, log: {log})"
     print(line, file=sys.stderr, flush=True)
     return EmbeddedService(url, key, log, process, parent=os.getpid(), home=home)
 

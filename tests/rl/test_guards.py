@@ -28,7 +28,7 @@ HEALTHY: dict[str, float] = {
     "policy/entropy": 1.0,
     "policy/repetition": 0.1,
     "policy/temperature": 1.0,
-    "policy/staleness": 0.0,
+    "staleness/max": 0.0,
     "mismatch/mean": 0.001,
     "kl/k3": 0.01,
     "component/format": 0.3,
@@ -242,7 +242,7 @@ def test_growing_answers_that_are_right_more_often_are_no_trouble() -> None:
 
 
 def test_a_mismatch_is_expected_at_other_temperatures_and_with_stale_weights() -> None:
-    for reason in ({"policy/temperature": 0.8}, {"policy/staleness": 1.0}):
+    for reason in ({"policy/temperature": 0.8}, {"staleness/max": 1.0}):
         assert after(Guards(RLConfig()), {"mismatch/mean": 0.4, **reason}) == []
 
 

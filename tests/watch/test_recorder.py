@@ -60,6 +60,7 @@ def test_everything_of_a_rollout_comes_back(tmp_path: Path) -> None:
         "tokens": [5, 6, 7],
         "pieces": ["a", "b", "c"],
         "mask": [False, True, True],
+        "versions": [None, 4, 5],
         "sampler": [0.0, -0.5, -0.25],
         "trainer": [None, -0.5, None],
         "advantages": [0.0, 0.75, 0.75],

@@ -68,6 +68,9 @@ class RLConfig:
     group_size: int = option(4, "answers to each prompt: 4 to 16", low=2, env="MINT_RL_GROUP")
     max_tokens: int = option(16, "length of an answer: math 16, chat 128, code 256", low=1)
     temperature: float = option(0.8, "of sampling: 0.7 to 1.0; 1.0 for clipped losses", low=0)
+    match_sampling: bool = option(
+        False, "train on logprobs at the sampling temperature: ratios begin at 1 there too"
+    )
     stop: tuple[str, ...] = option((), "texts that end an answer, beside the model's own end")
 
     # The loss and its optimizer
@@ -111,6 +114,10 @@ class RLConfig:
         "k3", "k2 for the gradient of the KL itself; k1 with kl_loss_ratio only", choices=ESTIMATORS
     )
     kl_loss_ratio: bool = option(False, "weigh that term by the importance ratio: unbiased")
+    entropy_coef: float = option(
+        0.0, "0.001 to 0.01 for an entropy bonus, when answers become alike too early", low=0
+    )
+    measure_entropy: bool = option(False, "report the exact entropy, also that of each token")
     kl_reference: str = option(
         "base", "what to stay near: base, start (where the run began), or a checkpoint's path"
     )
@@ -128,9 +135,16 @@ class RLConfig:
     substeps: int = option(1, "passes over a batch; above 1 with a clipped loss only", low=1)
     mini_batches: int = option(1, "parts of a batch with an optimizer step each", low=1)
     max_staleness: int = option(
-        0, "1 samples the next batch while this one trains: faster, one step off-policy",
-        low=0, high=1,
-    )  # fmt: skip
+        0,
+        "1 samples the next batch while this one trains, N up to N batches, for answers of uneven "
+        "length: up to N steps off-policy",
+        low=0,
+    )
+    staleness_rule: str = option(
+        "drop",
+        "correct also trains on answers that are older, weighed by truncated_importance",
+        choices=("drop", "correct"),
+    )
     truncated_importance: float | None = option(
         None, "2.0 to correct for a sampler that differs from the trainer", above=0
     )
@@ -258,6 +272,12 @@ class RLConfig:
             )
         if self.temperature_schedule != "constant" and not self.temperature_end:
             raise ConfigError("A temperature_schedule needs a temperature_end above 0, as in 0.5.")
+        if self.match_sampling and self.kl_loss_coef > 0 and not self.samples_plainly:
+            raise ConfigError(
+                "kl_loss_coef compares logprobs at temperature 1, and with match_sampling those of "
+                f"the loss are at {self.temperature:g}. Set temperature=1.0, or use "
+                "kl_penalty_coef in place of kl_loss_coef."
+            )
         if self.overlong_buffer > self.max_tokens:
             raise ConfigError(
                 f"overlong_buffer is {self.overlong_buffer}, over max_tokens={self.max_tokens}."
@@ -269,6 +289,20 @@ class RLConfig:
             raise ConfigError(
                 f"dr_grpo is centred rewards with constant aggregation, not {self.aggregation!r}. "
                 "Leave aggregation out, or use advantage='centre'."
+            )
+        if (
+            self.match_sampling
+            and self.max_staleness > 1
+            and self.temperature_schedule != "constant"
+        ):
+            raise ConfigError(
+                "match_sampling trains a step at one temperature, and with max_staleness above 1 "
+                "and a temperature_schedule it has answers of several. Leave one of the three out."
+            )
+        if self.staleness_rule == "correct" and self.truncated_importance is None:
+            raise ConfigError(
+                "staleness_rule is 'correct', which weighs old answers by truncated_importance, "
+                "and that is not set. Set truncated_importance=2.0."
             )
         if self.eval_samples > 1 and self.eval_temperature == 0:
             raise ConfigError(
@@ -292,6 +326,16 @@ class RLConfig:
         return self.kl_penalty_coef > 0 or self.kl_samples > 0 or self.kl_loss_coef > 0
 
     @property
+    def measures_entropy(self) -> bool:
+        """Whether the trainer returns the entropy of every position."""
+        return self.measure_entropy or self.entropy_coef > 0
+
+    @property
+    def samples_plainly(self) -> bool:
+        """Whether sampling is from the model's own distribution, at temperature 1 throughout."""
+        return self.temperature == 1.0 and self.temperature_schedule == "constant"
+
+    @property
     def compares_batch(self) -> bool:
         """Whether an answer is compared with all others of a step, and not with its group."""
         return self.advantage == "global"
@@ -299,7 +343,7 @@ class RLConfig:
     @property
     def trains_every_answer(self) -> bool:
         """Whether the loss has a term for answers whose advantage is 0."""
-        return self.loss_fn == "dro" or self.kl_loss_coef > 0
+        return self.loss_fn == "dro" or self.kl_loss_coef > 0 or self.entropy_coef > 0
 
     @property
     def token_weights(self) -> str:

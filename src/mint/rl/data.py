@@ -28,11 +28,13 @@ _USED_UP = 3
 
 @dataclass(frozen=True)
 class Item:
-    """A sample, its prompt (None for environments, which write their own), and its identity."""
+    """A sample, its prompt (None for environments, which write their own), its identity, and which
+    call of ``build_dataset`` it came from."""
 
     sample: Any
     prompt: tuple[int, ...] | None
     identity: str
+    call: int = 0
 
 
 class NotEnoughData(RuntimeError):
@@ -50,6 +52,7 @@ class Data:
         self.epochs: Epochs | None = None
         self.calls = 0
         self._ahead: list[_Built] = []
+        self._samples: list[Any] = []  # of the last call
         self._order_known = False
         self._known: dict[int, tuple[Any, str]] = {}
         self._compared = False
@@ -122,23 +125,41 @@ class Data:
         else:
             built = self._build(self.calls)
         self.calls += 1
+        self._samples = built.samples
         return built.samples
 
     def replay(self, calls: int) -> None:
         """Bring an adapter with random numbers of its own to where it was after so many calls."""
-        self.decide_order()
-        while self.calls < calls:
-            self.build()
+        self.resume(calls, None)
 
     def position(self) -> dict[str, Any] | None:
         """Where the run stands in its dataset, for :meth:`resume`."""
         return self.epochs.state() if self.epochs is not None else None
 
-    def resume(self, calls: int, position: Mapping[str, Any] | None) -> None:
-        """Continue where an interrupted run stood."""
-        self.replay(calls)
+    def resume(
+        self,
+        calls: int,
+        position: Mapping[str, Any] | None,
+        draw: Mapping[str, Any] | None = None,
+        wanted: Sequence[tuple[int, str]] = (),
+    ) -> tuple[Draw | None, dict[tuple[int, str], Item]]:
+        """Continue where an interrupted run stood. Returns the draw that was in use, and those of
+        the ``wanted`` items, named by their call and identity, that the calls give again."""
+        self.decide_order()
+        found: dict[tuple[int, str], Item] = {}
+        latest = None
+        while (call := self.calls) < calls:
+            if draw is not None and call == draw["call"]:
+                latest = self.draw(draw["step"])
+                latest.seen = set(draw["seen"])
+            else:
+                self.build()
+            if any(of == call for of, _ in wanted):
+                items = (self.item(sample, call) for sample in self._samples)
+                found |= {(call, i.identity): i for i in items if (call, i.identity) in wanted}
         if self.epochs is not None and position is not None:
             self.epochs.load(position)
+        return latest, found
 
     def stream(self, step: int, curriculum: Curriculum | None) -> Iterator[Item]:
         """The trainable items of one more call, in the order in which a step should try them.
@@ -147,11 +168,11 @@ class Data:
         """
         samples, seed = self.build(), self.cfg.seed
         if curriculum is not None:
-            items = list(self._trainable(samples))
+            items = list(self._trainable(samples, self.calls - 1))
             names = [item.identity for item in items]
             place = seed_for(seed, "curriculum", step, self.calls)
             return iter([items[i] for i in curriculum.choose(names, len(items), place)])
-        return self._trainable(samples)
+        return self._trainable(samples, self.calls - 1)
 
     def identified(self) -> list[tuple[Any, str]]:
         """The trainable samples of one more call with their identities; no prompts are made of
@@ -169,14 +190,14 @@ class Data:
             return self.item(sample).identity
         return identity_of(self.adapter, sample, None)
 
-    def _trainable(self, samples: Sequence[Any]) -> Iterator[Item]:
-        items = (self.item(sample) for sample in samples)
+    def _trainable(self, samples: Sequence[Any], call: int) -> Iterator[Item]:
+        items = (self.item(sample, call) for sample in samples)
         return (item for item in items if not self.split.holds_out(item.identity))
 
     def _items(self, samples: Sequence[Any]) -> list[Item]:
         return [self.item(sample) for sample in samples]
 
-    def item(self, sample: Any) -> Item:
+    def item(self, sample: Any, call: int = 0) -> Item:
         """A sample with its prompt."""
         prompt = None
         if hasattr(self.adapter, "make_prompt"):
@@ -186,7 +207,7 @@ class Data:
                     f"make_prompt gave no tokens for {sample!r:.200}. A prompt needs at least one."
                 )
             self._compare_once(sample, prompt)
-        return Item(sample, prompt, identity_of(self.adapter, sample, prompt))
+        return Item(sample, prompt, identity_of(self.adapter, sample, prompt), call)
 
     def _compare_once(self, sample: Any, prompt: tuple[int, ...]) -> None:
         """Refuse prompts that change from call to call where prompts must be known again."""
@@ -258,6 +279,7 @@ class Draw:
         self.data = data
         self.step = step
         self.seen: set[str] = set()
+        self.call = data.calls  # the one that it begins with
         self._curriculum = curriculum
         self._fixed = data.identified() if data.epochs is not None else []
         self._queue = iter(()) if data.epochs is not None else data.stream(step, curriculum)
@@ -304,4 +326,8 @@ class Draw:
         """The next items of a fixed dataset."""
         names = [name for _, name in self._fixed]
         chosen = epochs.take(names, count, self.seen, self._curriculum, self.step)
-        return [self.data.item(self._fixed[i][0]) for i in chosen]
+        return [self.data.item(self._fixed[i][0], self.call) for i in chosen]
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`Data.resume` needs to make it again."""
+        return {"step": self.step, "call": self.call, "seen": sorted(self.seen)}

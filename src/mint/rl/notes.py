@@ -16,11 +16,12 @@ def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
     """Return what is allowed and probably not meant, given the names of settings that are not at
     their default."""
     found = [f"{name} does nothing: {why}" for name, why in _idle(cfg) if name in changed]
-    if cfg.clips and cfg.temperature != 1.0 and cfg.truncated_importance is None:
+    corrected = cfg.truncated_importance is not None or cfg.match_sampling
+    if cfg.clips and cfg.temperature != 1.0 and not corrected:
         found.append(
             f"{cfg.loss_fn} clips the ratio of trainer to sampler, and at temperature "
             f"{cfg.temperature:g} that is not 1 to begin with: set temperature=1.0 or "
-            "truncated_importance=2.0."
+            "match_sampling=true."
         )
     if cfg.substeps > 1 and not cfg.clips:
         found.append(
@@ -65,7 +66,13 @@ def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
         "importance_low": corrected if cfg.truncated_importance is None else masks,
         **dict.fromkeys(_OF_LORA, (cfg.start_from is None, "start_from brings its own.")),
         **dict.fromkeys(_OF_EVALUATION, (cfg.eval_every > 0, "set eval_every=10.")),
-        "mismatch_limit": (cfg.temperature == 1.0, "it is checked at temperature=1.0 only."),
+        "staleness_rule": (cfg.max_staleness > 1, "no answer is too old: set max_staleness=2."),
+        "measure_entropy": (cfg.entropy_coef == 0, "with entropy_coef it is measured."),
+        "match_sampling": (not cfg.samples_plainly, "at temperature=1.0 they are the same."),
+        "mismatch_limit": (
+            cfg.temperature == 1.0 or cfg.match_sampling,
+            "it is checked at temperature=1.0, or with match_sampling=true, only.",
+        ),
         "temperature_end": (
             cfg.temperature_schedule != "constant",
             "set temperature_schedule=linear.",

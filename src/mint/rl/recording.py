@@ -28,10 +28,13 @@ class Recording:
         self._batch, self._trained = batch, Trained()
 
     def trained(
-        self, datums: Sequence[types.Datum], logprobs_D_T: Sequence[NDArray[np.float64]]
+        self,
+        datums: Sequence[types.Datum],
+        logprobs_D_T: Sequence[NDArray[np.float64]],
+        entropy_D_T: Sequence[NDArray[np.float64]] = (),
     ) -> None:
-        """Keep the trainer's logprobs of the step's datums."""
-        self._trained = Trained(datums, logprobs_D_T)
+        """Keep the trainer's logprobs of the step's datums, and entropies where it has any."""
+        self._trained = Trained(datums, logprobs_D_T, entropy_D_T)
 
     def write(self) -> None:
         """Write what was kept."""

@@ -171,9 +171,21 @@ class Checkpoints:
         sync_folder(draft)
         with self._publishing:
             self.check_quota(run, new.path, row.size_bytes)
-            _swap_in(draft, self.folder(new.path))
-            self._store.put_checkpoint(row)
+            self._put(row, draft)
+        self.discard(draft)
         return row
+
+    def _put(self, row: CheckpointRow, draft: Path) -> None:
+        """Let files and row be those of the draft; if either fails, both are as before."""
+        final = self.folder_of(row)
+        _swap_in(draft, final)
+        try:
+            for folder in list(final.parents)[:4]:  # up to the home folder: some may be new
+                sync(folder)
+            self._store.put_checkpoint(row)
+        except Exception:
+            _swap_out(final, draft)
+            raise
 
     def check_quota(self, run: RunRow, path: CheckpointPath, size: int = 0) -> None:
         """Raise UserError if a run's key may not have another checkpoint of this size."""
@@ -257,14 +269,19 @@ def _checksums_in(file: Path) -> dict[str, str]:
 
 
 def _swap_in(draft: Path, final: Path) -> None:
-    """Rename over what is there. The old folder keeps existing until the new one has its name."""
+    """Give a draft its name; what had the name before is the draft then."""
     if not final.exists():
         draft.rename(final)
     else:
         _exchange(draft, final)
-        shutil.rmtree(draft, ignore_errors=True)
-    for folder in list(final.parents)[:4]:  # up to the home folder: some of them may be new
-        sync(folder)
+
+
+def _swap_out(final: Path, draft: Path) -> None:
+    """Undo :func:`_swap_in`."""
+    if draft.exists():
+        _exchange(draft, final)
+    else:
+        final.rename(draft)
 
 
 def _exchange(one: Path, other: Path) -> None:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import errno
 import os
 
+from sqlalchemy.exc import OperationalError
+
 from mint.engine.messages import UserError
 
-__all__ = ["ApiError", "EngineDied", "UserError", "log_hint", "not_found", "readable_os_error"]
+__all__ = [
+    "ApiError",
+    "EngineDied",
+    "UserError",
+    "log_hint",
+    "not_found",
+    "readable_database_error",
+    "readable_os_error",
+]
 
 
 class ApiError(Exception):
@@ -43,3 +53,12 @@ def readable_os_error(error: OSError, doing: str) -> str:
         )
     where = f" ({os.path.basename(os.fsdecode(error.filename))})" if error.filename else ""
     return f"{doing[0].upper()}{doing[1:]} failed: {error.strerror or error}{where}."
+
+
+def readable_database_error(error: OperationalError) -> str:
+    """A sentence about a database that does not answer, with what to do about it."""
+    why = str(error.orig).splitlines()[0]
+    return (
+        f"The service's database does not work now: {why}. It may be down, or its disk full or "
+        "read-only. Start it, make room or fix its permissions, then try again."
+    )

@@ -81,9 +81,18 @@ def describe(faults: list[Any]) -> str:
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+def _without_nul(texts: dict[str, str]) -> dict[str, str]:
+    if "\0" in "".join((*texts, *texts.values())):
+        raise ValueError("has a NUL character, which cannot be stored")
+    return texts
+
+
 Texts = Annotated[
     dict[str, str],
     BeforeValidator(lambda d: {k: str(v) for k, v in d.items()} if isinstance(d, dict) else d),
+    AfterValidator(_without_nul),
 ]
 Ttl = Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S)]
 Temperature = Annotated[NotNegative, AfterValidator(lambda t: t if t >= MIN_TEMPERATURE else 0.0)]

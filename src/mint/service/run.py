@@ -15,8 +15,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sqlalchemy.exc import OperationalError
+
 from .engine_process import EngineProcess
-from .errors import ApiError, EngineDied, UserError, log_hint, readable_os_error
+from .errors import (
+    ApiError,
+    EngineDied,
+    UserError,
+    log_hint,
+    readable_database_error,
+    readable_os_error,
+)
 from .futures import Answer, Category
 from .journal import Journal, Outcome
 from .operations import Done
@@ -31,6 +40,8 @@ MAX_WAITING = 10_000
 MAX_DEATHS, MAX_FAILED_STARTS = 3, 6
 """How often a worker may die under one operation, and before the operation began."""
 RETRY_RESTORE_S = 30.0
+DATABASE_WAIT_S = 60.0
+"""How long an operation waits for a database that does not answer."""
 T = TypeVar("T")
 
 
@@ -205,6 +216,9 @@ class Run:
         except OSError as error:
             text = readable_os_error(error, f"{kind} of {self.row.id}")
             outcome = Outcome(kind, seq_ids, text, "server")
+        except OperationalError as error:
+            text = f"{kind} failed. {readable_database_error(error)}"
+            outcome = Outcome(kind, seq_ids, text, "server")
         except Exception as error:
             outcome = Outcome(kind, seq_ids, self._unexpected(kind, error), "server")
         await self._close(outcome, done)
@@ -228,9 +242,11 @@ class Run:
         """Do something in the engine; when the worker dies, restore the run and try again.
 
         An operation under which a worker died too often is the cause of it and fails. A worker that
-        dies while the run is restored, or does not start, has more attempts.
+        dies while the run is restored, or does not start, has more attempts. A database that does
+        not answer is waited for.
         """
         deaths = failed_starts = 0
+        deadline = time.monotonic() + DATABASE_WAIT_S
         while True:
             try:
                 return await work()
@@ -242,6 +258,11 @@ class Run:
                     raise EngineDied(f"{died} {often}") from died
                 log.warning("%s of %s is tried again: %s", what, self.row.id, died)
                 await asyncio.sleep(min(0.05 * 2 ** (deaths + failed_starts), 2.0))
+            except OperationalError as error:
+                if time.monotonic() > deadline:
+                    raise
+                log.warning("%s of %s is tried again: %s", what, self.row.id, error.orig)
+                await asyncio.sleep(1.0)
 
     async def _close(self, outcome: Outcome, done: Done | None) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)

@@ -23,6 +23,7 @@ from sqlalchemy import (
     ColumnElement,
     DateTime,
     Dialect,
+    Engine,
     Select,
     String,
     TypeDecorator,
@@ -30,13 +31,16 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
+    make_url,
     or_,
     select,
     text,
     update,
 )
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from .errors import UserError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x6D696E74
@@ -47,15 +51,15 @@ def now() -> datetime:
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A time with its zone, also on SQLite, which stores none."""
+    """A time in UTC: SQLite stores no zone, and PostgreSQL answers in its server's."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None or value.tzinfo is not None:
-            return value
-        return value.replace(tzinfo=UTC)
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class Table(DeclarativeBase):
@@ -157,16 +161,26 @@ class Store:
 
     def __init__(self, url: str, home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._engine = create_engine(
-            url, pool_pre_ping=not url.startswith("sqlite"), hide_parameters=True
-        )
-        if url.startswith("sqlite"):
+        self._engine = _open(url)
+        if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _prepare_sqlite)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         self._home = home
 
     def migrate(self, version: str = "head") -> None:
-        """Bring the tables to the newest version; several services may start at once."""
+        """Bring the tables to the newest version; several services may start at once.
+
+        Raises UserError when the database cannot be reached or written.
+        """
+        try:
+            self._migrate(version)
+        except OperationalError as error:
+            raise UserError(
+                f"The service's database {self._engine.url!r} cannot be used: {error.orig}. Start "
+                "it, or correct database_url or the permissions of the home folder."
+            ) from error
+
+    def _migrate(self, version: str) -> None:
         config = _migrations()
         with open(self._home / "migrations.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -298,7 +312,7 @@ class Store:
             .group_by(RunRow.session_id)
         )
         with self.transaction() as session:
-            return {key: (count, size) for key, count, size in session.execute(used)}
+            return {key: (count, int(size)) for key, count, size in session.execute(used)}
 
     def add_client(self, sampler_id: str) -> int:
         """A number that no other client of this sampler has; the first client is 0."""
@@ -404,6 +418,21 @@ def _checkpoint(run_id: str, kind: str, name: str) -> Select[CheckpointRow]:
     return select(CheckpointRow).where(
         CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name
     )
+
+
+def _open(url: str) -> Engine:
+    """Return the connections to a database. Raises UserError when its driver is missing."""
+    parsed = make_url(url)
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    try:
+        is_remote = parsed.get_backend_name() != "sqlite"
+        return create_engine(parsed, pool_pre_ping=is_remote, hide_parameters=True)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"database_url is {parsed!r}, and the Python package {error.name} is not installed. "
+            "For PostgreSQL, type: pip install 'mint[postgresql]'"
+        ) from None
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:

@@ -14,14 +14,14 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "algorithm": (
         *("loss_fn", "clip_low_threshold", "clip_high_threshold", "dro_beta"),
         *("advantage", "aggregation", "discount", "kl_penalty_coef", "kl_reference", "kl_samples"),
-        *("kl_loss_coef", "kl_loss", "kl_loss_ratio"),
-        *("substeps", "mini_batches", "max_staleness"),
+        *("kl_loss_coef", "kl_loss", "kl_loss_ratio", "entropy_coef", "measure_entropy"),
+        *("substeps", "mini_batches", "max_staleness", "staleness_rule"),
         *("truncated_importance", "importance_level", "importance_rule", "importance_low"),
         *("mask_truncated", "overlong_buffer", "overlong_limit"),
     ),
     "task": (),
     "sampling": (
-        *("group_size", "max_tokens", "temperature", "stop"),
+        *("group_size", "max_tokens", "temperature", "match_sampling", "stop"),
         *("temperature_schedule", "temperature_end", "max_refills"),
         *("max_turns", "rollout_timeout", "context_length"),
     ),

@@ -20,10 +20,10 @@ _FEWEST = 20
 def plateau_start(values: Series, fewest: int = 0) -> int | None:
     """Return the step at which a rising series became flat, None while it rises.
 
-    A ramp (flat, rising, flat) is fitted to averages of the series. The rise has ended if a ramp that
-    ends early fits clearly better than every ramp that lasts to the end, and if the values after it
-    show no rise worth a tenth of it; if they do, their own end is looked for. At least 20 steps and a sixth of
-    the series must be flat.
+    A ramp (flat, rising, flat) is fitted to averages of the series. The rise has ended if a ramp
+    that ends early fits clearly better than every ramp that lasts to the end, and if the values
+    after it show no rise worth a tenth of it; if they do, their own end is looked for. At least 20
+    steps and a sixth of the series must be flat.
 
     >>> plateau_start([(n, min(n, 40) / 40) for n in range(1, 101)])
     40
@@ -71,7 +71,7 @@ def rises_after(values: Series, step: int) -> bool:
 
 @cache
 def _ramps(count: int) -> tuple[Any, Any]:
-    """Return all ramps over so many bins, centred and of length one, and the bin where each ends."""
+    """Return all ramps over so many bins, centred and of length one, and where each ends."""
     import numpy as np
 
     first, last = np.triu_indices(count, k=1)

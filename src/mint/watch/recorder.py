@@ -142,7 +142,6 @@ class RunDirectory:
 
     def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the rollouts of a step, or of several."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         from mint.watch.schema import table_of
@@ -159,9 +158,8 @@ class RunDirectory:
                     f"The rollouts of step {step} are written already, and later ones too. Steps "
                     "must not go back."
                 )
-            if file.exists():
-                table = pa.concat_tables([pq.read_table(file, use_threads=False), table])
-            self._write_tables(file, [table])
+            before = [pq.read_table(file, use_threads=False)] if file.exists() else []
+            self._write_tables(file, [*before, table])
         self._sinks.rollouts(given_rows)
 
     def add_sinks(self, names: Iterable[str]) -> None:
@@ -320,7 +318,7 @@ class RunDirectory:
         """Write a Parquet file whole or not at all, each table as a part that is read alone."""
         import pyarrow.parquet as pq
 
-        from mint.watch.schema import schema
+        from mint.watch.schema import current, schema
 
         new = file.with_name(f".{file.name}.new")
         with open(new, "wb") as opened:
@@ -328,7 +326,7 @@ class RunDirectory:
                 opened, schema(), compression="zstd", write_statistics=["step", "reward"]
             ) as writer:
                 for table in tables:
-                    writer.write_table(table)
+                    writer.write_table(current(table))
             opened.flush()
             os.fsync(opened.fileno())
         os.replace(new, file)

@@ -24,6 +24,7 @@ def segment_type() -> pa.DataType:
             ("tokens", pa.list_(pa.int32())),
             ("pieces", pa.list_(pa.string())),
             ("mask", pa.list_(pa.bool_())),
+            ("versions", pa.list_(pa.int32())),
             ("sampler", pa.list_(pa.float32())),
             ("trainer", pa.list_(pa.float32())),
             ("advantages", pa.list_(pa.float32())),
@@ -97,6 +98,11 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
         if "segments" in row:
             row["segments"] = row["segments"] or []
     return rows
+
+
+def current(table: pa.Table) -> pa.Table:
+    """Return a table with the columns of today, which one of an earlier version may lack."""
+    return table if table.schema.equals(schema()) else table_of(rows_of(table))
 
 
 def full_row(row: Row) -> dict[str, Any]:

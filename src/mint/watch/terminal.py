@@ -24,10 +24,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 32
 _KEPT = 2000
 _SHOWN = 240
-_COLOURS = {
-    **{LEARNING: "green", FLAT: "yellow", STALLED: "yellow"},
-    **{DIVERGING: "red", HACKING: "red"},
-}
+_COLOURS = {LEARNING: "green", FLAT: "yellow", STALLED: "yellow", DIVERGING: "red", HACKING: "red"}
 _CURVES = (
     ("success", "reward/success"),
     ("reward", "reward/mean"),

@@ -6,6 +6,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,17 +58,16 @@ class Sinks:
         self._open: dict[str, Sink] = {}
 
     def add(self, names: Iterable[str], path: Path, config: Row) -> None:
-        """Switch sinks on."""
+        """Switch sinks on, each in a thread of its own."""
+        from mint.watch.sinks.worker import Worker
+
         for name in names:
             if name not in self._open:
-                self._try(name, lambda name=name: self._opened(name, path, config))  # type: ignore[misc]
+                self.attach(name, Worker(partial(open_sink, name, path, config)))
 
     def attach(self, name: str, sink: Sink) -> None:
-        """Switch on a sink that is open already."""
+        """Switch on a sink that is open already, and called where its caller stands."""
         self._open[name] = sink
-
-    def _opened(self, name: str, path: Path, config: Row) -> None:
-        self._open[name] = open_sink(name, path, config)
 
     def log(self, row: Row) -> None:
         """Pass on the numbers of a step; what is no finite number stays in the run directory."""
