@@ -40,8 +40,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "mint needs Python 3.11 or newer. Type: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@scripts/system_packages.sh python3-venv
-	@$(PYTHON) -m venv .venv \
-	  || { echo "Python's venv module is missing. On Debian: apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2> /dev/null \
+	  || { echo "mint needs Python's venv module. As root, type: apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv .venv
 	@echo "  torch, transformers, tinker and the rest"
 	@$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[demo,dev]'
 	@echo "  the weights of $(SMOLLM2)"

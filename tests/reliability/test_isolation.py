@@ -44,6 +44,7 @@ OF_NO_OBJECT = {
     ("post", "/api/v1/create_custom_loss"),
     ("post", "/api/v1/checkpoints/upload"),
     ("get", "/api/v1/mint/tokenizers/{name}"),
+    ("get", "/api/v1/mint/load"),
 }
 LISTS = {
     ("get", "/v1/models"): None,

@@ -175,7 +175,7 @@ def test_a_policy_that_gets_surer_of_what_it_knew_is_no_trouble() -> None:
     [
         ({"groups/all_right": 8.0, "groups/all_wrong": 0.0}, "too easy"),
         ({"groups/all_right": 0.0, "groups/all_wrong": 8.0}, "too hard"),
-        ({"groups/unscored": 8.0, "groups/all_wrong": 0.0, "groups/all_right": 0.0}, "missing"),
+        ({"groups/unscored": 8.0, "groups/all_wrong": 0.0, "groups/all_right": 0.0}, "excluded"),
         ({"groups/all_equal": 8.0}, "1 groups are all right, 1 all wrong, 8 equally good"),
         ({"groups/all_equal": 8.0}, "same reward above 0"),
     ],
@@ -187,7 +187,7 @@ def test_no_signal_tells_all_right_from_all_wrong(metrics: dict[str, float], sai
 
 def test_no_signal_says_when_most_rewards_are_missing_or_datums_were_taken_away() -> None:
     few = {"datums": 0.0, "groups/all_right": 1.0, "groups/all_wrong": 0.0, "groups/unscored": 7.0}
-    assert "missing" in str(after(Guards(RLConfig()), few)[0])
+    assert "excluded" in str(after(Guards(RLConfig()), few)[0])
     taken = {"datums": 0.0, "groups/signal": 3.0}
     assert "edit_datums" in str(after(Guards(RLConfig()), taken)[0])
 

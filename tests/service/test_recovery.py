@@ -319,4 +319,4 @@ def test_a_sampler_is_never_made_twice_with_other_weights(own_service: Start) ->
         raw.operate("save_weights_for_sampler", run, n + 1, sampling_session_seq_id=n)
     following = train(raw, run, 3)
     again = raw.operate("save_weights_for_sampler", run, following, sampling_session_seq_id=0)
-    assert "samplers never change" in raw.result(again)["error"]
+    assert "samplers cannot be changed" in raw.result(again)["error"]

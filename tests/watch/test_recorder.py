@@ -215,7 +215,7 @@ def test_files_that_the_state_covers_are_merged_by_the_hundred(tmp_path: Path) -
         step for step in range(1, BLOCK + 2) for _ in range(2)
     ]
     assert run.steps() == list(range(1, BLOCK + 2))
-    with RunDirectory(tmp_path) as again, pytest.raises(ValueError, match="must not go back"):
+    with RunDirectory(tmp_path) as again, pytest.raises(ValueError, match="must not decrease"):
         again.rollouts([row(5)])
 
 

@@ -299,7 +299,7 @@ def _check_keys(settings: Settings, keys: list[ApiKey]) -> Iterator[Finding]:
     if not active and (keys or not settings.is_loopback):
         text = "there is no key, and the service is to serve other machines."
         if keys:
-            text = "every key has expired or was revoked, so the service accepts nobody."
+            text = "every key has expired or was revoked, so the service accepts no client."
         yield Finding("keys", "problem", text, create)
     for key in active:
         if key.expires_at is not None and key.expires_at - now < _SOON:

@@ -10,32 +10,34 @@ import typer
 from .checkpoints import print_checkpoints
 from .durations import age
 from .named import run_id
-from .output import JsonOption, print_fields, print_json, print_table, when
+from .output import JsonOption, print_fields, print_json, print_table, size, when
 from .remote import Remote, UrlOption
 
-app = typer.Typer(help="The training runs of a service.", no_args_is_help=True)
+app = typer.Typer(help="List and show the training runs of a service.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_runs(
     limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20,
-    offset: Annotated[int, typer.Option(min=0, help="Skip the newest so many.")] = 0,
+    offset: Annotated[int, typer.Option(min=0, help="Skip this many of the newest.")] = 0,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show your runs, the newest first."""
-    answer = Remote(url).get("/api/v1/training_runs", limit=limit, offset=offset)
+    """List your runs, newest first."""
+    answer = Remote.running_or_embedded(url).get(
+        "/api/v1/training_runs", limit=limit, offset=offset
+    )
     runs, total = answer["training_runs"], answer["cursor"]["total_count"]
     if as_json:
         print_json(runs)
         return
     print_table(
-        ["RUN", "TASK", "REWARD", "MODEL", "AGE", "RUN DIRECTORY", "LAST CHECKPOINT"],
+        ["RUN", "TASK", "REWARD", "MODEL", "STATE", "AGE", "RUN DIRECTORY", "LAST CHECKPOINT"],
         (_row(run) for run in runs),
-        "There are no runs yet. `mint train` makes one, and so does any script.",
+        "There are no runs yet. `mint train` or a script creates one.",
     )
     if offset + len(runs) < total:
-        typer.echo(f"{total} in all. More: mint runs list --offset {offset + len(runs)}")
+        typer.echo(f"{total} in total. To see more: mint runs list --offset {offset + len(runs)}")
 
 
 def _row(run: dict[str, Any]) -> list[str]:
@@ -47,10 +49,47 @@ def _row(run: dict[str, Any]) -> list[str]:
         about.get("task", "-"),
         _reward(Path(folder)) if folder else "-",
         run["base_model"],
+        _state(run.get("mint_status")),
         age(run["last_request_time"]),
         _nearby(Path(folder)) if folder else "-",
         last["checkpoint_id"] if last else "-",
     ]
+
+
+def _state(status: dict[str, Any] | None) -> str:
+    """The state of a run, with the number of operations that wait."""
+    if status is None:
+        return "-"
+    return f"{status['state']} ({status['waiting']})" if status["waiting"] else status["state"]
+
+
+@app.command("status")
+def show_load(url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Show the load of a service: queue lengths, and the KV cache and memory of each engine."""
+    load = Remote(url).get("/api/v1/mint/load")
+    if as_json:
+        print_json(load)
+        return
+    print_fields(
+        {
+            "ready": "yes" if load["ready"] else "loading",
+            "operations waiting": str(load["operations_waiting"]),
+            "samples in progress": str(load["samples_in_progress"]),
+        }
+    )
+    print_table(
+        ["ENGINE", "CALLS", "KV TOKENS", "RUNS", "SAMPLERS", "MEMORY"],
+        (_engine(engine) for engine in load["engines"]),
+        "No model is loaded.",
+    )
+
+
+def _engine(engine: dict[str, Any]) -> list[str]:
+    numbers = {name: f"{value:,.0f}" for name, value in engine.items() if name != "model"}
+    kv = (numbers.get(f"cache_tokens_{name}", "-") for name in ("used", "capacity"))
+    held = (numbers.get(f"{name}_resident", "-") for name in ("runs", "samplers"))
+    memory = size(engine.get("process_bytes"))
+    return [engine["model"], numbers["calls"], " of ".join(kv), *held, memory]
 
 
 def _reward(folder: Path) -> str:
@@ -86,14 +125,12 @@ def unload_run(
 
 @app.command("show")
 def show_run(
-    run: Annotated[
-        str, typer.Argument(help="The id, as `mint runs list` shows it, or its first letters.")
-    ],
+    run: Annotated[str, typer.Argument(help="A run id from `mint runs list`, or a prefix of one.")],
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one run and its checkpoints."""
-    remote = Remote(url)
+    remote = Remote.running_or_embedded(url)
     run = run_id(remote, run)
     found = remote.get(f"/api/v1/training_runs/{run}")
     checkpoints = remote.get(f"/api/v1/training_runs/{run}/checkpoints")["checkpoints"]
@@ -106,7 +143,10 @@ def show_run(
         "rank": str(found["lora_rank"]),
         "owner": found["model_owner"],
         "last used": when(found["last_request_time"]),
+        "state": _state(found.get("mint_status")),
     }
+    if reason := (found.get("mint_status") or {}).get("reason"):
+        fields["waits for"] = reason
     print_fields(
         fields | {key: str(value) for key, value in (found["user_metadata"] or {}).items()}
     )

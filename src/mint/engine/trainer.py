@@ -281,8 +281,9 @@ class LoraTrainer:
         moments = [value for state in states for key, value in state.items() if key != "step"]
         if not np.isfinite(norm) or not is_finite([*parameters, *moments]):
             raise UserError(
-                "This optim_step would have made weights or optimizer state NaN or infinite, so it "
-                "was not taken: weights, optimizer and gradient are as before. The gradient's norm "
+                "This optim_step would have made weights or optimizer state NaN or infinite, so "
+                "it was rejected: weights, optimizer and gradient are unchanged. The gradient's "
+                "norm "
                 f"is {norm:.3g}, the learning rate {params.learning_rate:g}. Step again with a "
                 "lower learning rate or with grad_clip_norm."
             )

@@ -80,12 +80,14 @@ class Data:
             if order == "shuffled" or (order == "auto" and self._is_fixed()):
                 self.epochs = Epochs(self.cfg.seed)
         if self.epochs is None:
-            why = "" if order == "first" else ": build_dataset gives other samples at every call"
+            why = "" if order == "first" else ": build_dataset returns new samples at every call"
             used = "the curriculum's choice" if self.curriculum else "the first samples"
-            return f"Data: every step uses {used} of a new call of build_dataset{why}."
-        why = "" if order == "shuffled" else ": build_dataset gives the same samples at every call"
-        how = "as the curriculum prefers" if self.curriculum else "shuffled"
-        return f"Data: steps go through the whole dataset, {how}, in epochs{why}."
+            return f"Data: each step calls build_dataset and uses {used}{why}."
+        why = (
+            "" if order == "shuffled" else ": build_dataset returns the same samples at every call"
+        )
+        how = "in the curriculum's order" if self.curriculum else "shuffled"
+        return f"Data: steps iterate over the whole dataset in epochs, {how}{why}."
 
     @property
     def order(self) -> str:
@@ -204,7 +206,8 @@ class Data:
             prompt = tuple(int(t) for t in self.adapter.make_prompt(sample, self.tokenizer))
             if not prompt:
                 raise ValueError(
-                    f"make_prompt gave no tokens for {sample!r:.200}. A prompt needs at least one."
+                    f"make_prompt returned no tokens for {sample!r:.200}. A prompt needs at "
+                    "least one."
                 )
             self._compare_once(sample, prompt)
         return Item(sample, prompt, identity_of(self.adapter, sample, prompt), call)
@@ -217,9 +220,9 @@ class Data:
         self._compared = True
         if tuple(int(t) for t in self.adapter.make_prompt(sample, self.tokenizer)) != prompt:
             raise ConfigError(
-                "make_prompt gives other tokens for the same sample when it is called again, so "
-                "that held-out problems could not be told from those that are trained on. Give the "
-                "adapter identity(sample) -> str, which names the problem."
+                "make_prompt returns different tokens when it is called again for the same "
+                "sample, so held-out problems cannot be kept out of training. Define "
+                "identity(sample) -> str on the adapter."
             )
 
     def items(self, samples: Sequence[Any]) -> list[Item]:
@@ -235,8 +238,8 @@ class Data:
             return self.given[: self.cfg.holdout_size]
         if not self.cfg.holdout_fraction:
             raise ConfigError(
-                "There is nothing to evaluate on: nothing is held out of training. Set "
-                "holdout_fraction to 0.1, or give the adapter a build_holdout()."
+                "There is nothing to evaluate on, because nothing is held out. Set "
+                "holdout_fraction=0.1, or define build_holdout() on the adapter."
             )
         found: dict[str, Item] = {}
         for call in range(_MOST_CALLS):
@@ -250,7 +253,7 @@ class Data:
         if not found:
             raise NotEnoughData(
                 f"No sample falls into the holdout of {self.cfg.holdout_fraction:.0%}"
-                " of the dataset. Raise holdout_fraction, or give the adapter a build_holdout()."
+                " of the dataset. Raise holdout_fraction, or define build_holdout() on the adapter."
             )
         return list(found.values())[: self.cfg.holdout_size]
 
@@ -295,8 +298,8 @@ class Draw:
                 taken += self.more(count - len(taken))
         if not taken:
             raise NotEnoughData(
-                "build_dataset gave no sample to train on. Return at least one that is not held "
-                "out; see holdout_fraction."
+                "build_dataset returned no sample to train on. Return at least one that is not "
+                "held out, or lower holdout_fraction."
             )
         return taken
 

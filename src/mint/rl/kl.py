@@ -160,7 +160,8 @@ async def score(client: mint.SamplingClient, segment: Segment) -> Array:
     known = [logprob for logprob in chosen if logprob is not None]
     if len(known) < len(chosen):
         raise MissingLogprobs(
-            f"The service sent {len(known)} logprobs for {len(chosen)} sampled tokens. Without all "
-            "of them the KL is unknown; the first token of a context has none: give it a prompt."
+            f"The service sent {len(known)} logprobs for {len(chosen)} sampled tokens. The KL "
+            "needs all of them. The first token of a context has none, so every context needs a "
+            "prompt."
         )
     return np.asarray(known, dtype=np.float64)

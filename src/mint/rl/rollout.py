@@ -59,8 +59,8 @@ class Segment:
         if logprobs is None or len(logprobs) != len(tokens):
             got = "no" if logprobs is None else str(len(logprobs))
             raise MissingLogprobs(
-                f"The service sent {got} logprobs for {len(tokens)} tokens. Without them the "
-                "importance ratio is unknown; use a service that returns logprobs."
+                f"The service sent {got} logprobs for {len(tokens)} tokens. The importance ratio "
+                "needs them; use a service that returns logprobs."
             )
         self.tokens += list(tokens)
         self.logprobs += list(logprobs)

@@ -8,7 +8,7 @@
             run.record(batch, datums)
         path = run.finish()
 
-A run that was interrupted goes on at its last checkpoint, with the same data, schedules,
+A run that was interrupted resumes from its last checkpoint, with the same data, schedules,
 curriculum and optimizer.
 """
 
@@ -361,7 +361,7 @@ class Run:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        """Leave nothing behind. Ctrl-C becomes an end that says how to go on."""
+        """Leave nothing behind. Ctrl-C ends the run with a message that says how to resume."""
         self.interruption.ignore()
         self._waiting.reported = True
         try:
@@ -375,7 +375,7 @@ class Run:
         finally:
             self._close()
         if isinstance(error, KeyboardInterrupt) or (error is None and self.interruption.presses):
-            done = f"The run has finished: {self.final}"
+            done = f"The run is already finished: {self.final}"
             end = done if self.final else going_on(self._waiting.saved_step)
             print(f"Interrupted. {end}", flush=True)
             raise Interrupted from None

@@ -40,7 +40,7 @@ def run_folder_name(run_id: str) -> str:
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise UserError(
-            f"{name[:200]!r} cannot be the name of a checkpoint. Use 1 to 128 letters, digits, "
+            f"{name[:200]!r} is not a valid checkpoint name. Use 1 to 128 letters, digits, "
             "dots, underscores or hyphens, and no dot at the start, for example 'step-100'."
         )
     return name
@@ -64,8 +64,8 @@ class CheckpointPath:
         parts = rest.split("/")
         if scheme not in ("tinker", "mint") or len(parts) != 3 or parts[1] not in KINDS:
             raise UserError(
-                f"{text[:200]!r} is not a checkpoint path. It looks like "
-                "tinker://<run id>/weights/<name> or tinker://<run id>/sampler_weights/<name>; "
+                f"{text[:200]!r} is not a checkpoint path. A path looks like tinker://<run "
+                "id>/weights/<name> or tinker://<run id>/sampler_weights/<name>; "
                 "`mint checkpoints list` shows yours."
             )
         run_folder_name(parts[0])
@@ -127,7 +127,7 @@ class Checkpoints:
         if row is None:
             raise UserError(
                 f"There is no checkpoint {path.uri} for this API key. `mint checkpoints list` "
-                "shows yours, as list_user_checkpoints() does in Python; an expired one is gone."
+                "shows yours, as list_user_checkpoints() does in Python; expired ones are deleted."
             )
         return path, row
 
@@ -145,7 +145,7 @@ class Checkpoints:
         is_own_retry = row is not None and row.seq_id == new.seq_id
         if row is not None and not new.overwrite and not is_own_retry:
             raise UserError(
-                f"The checkpoint {new.path.uri} exists already. Choose another name, or pass "
+                f"The checkpoint {new.path.uri} already exists. Choose another name, or pass "
                 "overwrite=True to replace it."
             )
         draft = self.folder(new.path).with_name(f".draft-{uuid.uuid4().hex}")
@@ -261,7 +261,7 @@ def _checksums_in(file: Path) -> dict[str, str]:
     except (ValueError, AttributeError) as error:
         raise FilesDamaged(
             f"A checkpoint's {file.name} is damaged, so its other files cannot be checked and were "
-            "not loaded. Use another checkpoint, or put this one back from a backup."
+            "not loaded. Use another checkpoint, or restore this one from a backup."
         ) from error
     except FileNotFoundError:
         return {}

@@ -17,10 +17,10 @@ from .service import Service
 _ANSWER_WITHIN_S = 0.2
 _OF_MEMORY = {
     "cache_tokens_used": "Tokens in the key-value cache.",
-    "cache_tokens_kept": "Tokens in the key-value cache that are kept for prompts to come.",
-    "cache_tokens_capacity": "Tokens that the key-value cache may hold.",
-    "device_bytes_used": "Memory of the GPU that the engine holds.",
-    "device_bytes_capacity": "Memory of the GPU.",
+    "cache_tokens_kept": "Tokens in the key-value cache that are kept for later prompts.",
+    "cache_tokens_capacity": "Capacity of the key-value cache, in tokens.",
+    "device_bytes_used": "GPU memory used by the engine.",
+    "device_bytes_capacity": "Total GPU memory.",
     "process_bytes": "Memory of the engine's process.",
     "runs_resident": "Training runs whose adapter is in memory.",
     "samplers_resident": "Samplers whose adapter is in memory.",
@@ -68,7 +68,9 @@ class Gauges:
     def _families(self) -> Iterable[GaugeMetricFamily]:
         service = self._service
         depth = GaugeMetricFamily(
-            "mint_queue_depth", "Accepted and not yet answered, by kind.", labels=["kind"]
+            "mint_queue_depth",
+            "Operations accepted and not yet answered, by kind.",
+            labels=["kind"],
         )
         depth.add_metric(["operations"], service.runs.waiting)
         depth.add_metric(["samples"], service.samplers.waiting)

@@ -202,7 +202,7 @@ def check_optimizer_of(path: CheckpointPath, wanted: bool) -> None:
     """Raises UserError when an optimizer is to be loaded from where there is none."""
     if wanted and path.kind != TRAINING:
         raise UserError(
-            f"{path.uri} holds weights for sampling, without an optimizer. Load a "
+            f"{path.uri} contains weights for sampling, without optimizer state. Load a "
             f"tinker://…/{TRAINING}/… checkpoint, which save_state() makes, or only the weights "
             "of this one (optimizer=False)."
         )

@@ -164,9 +164,9 @@ class Run:
     def why_waiting(self) -> str | None:
         """What an unfinished operation of this run waits for, in words."""
         if (gap := self._stream.gap) is not None:
-            return f"operation {gap} of this run has not arrived, and the others wait for it"
+            return f"waiting for operation {gap} of this run, which has not arrived"
         if self._trouble is not None:
-            return f"the run could not be restored yet and is tried again: {self._trouble}"
+            return f"the run could not be restored; retrying: {self._trouble}"
         return self._residence.why_waiting()
 
     # ---- running --------------------------------------------------------------------------------
@@ -254,9 +254,10 @@ class Run:
                 is_start = isinstance(died, DiedRestoring)
                 failed_starts, deaths = failed_starts + is_start, deaths + (not is_start)
                 if deaths >= MAX_DEATHS or failed_starts >= MAX_FAILED_STARTS:
-                    often = f"This happened {deaths + failed_starts} times; it is not tried again."
+                    times = deaths + failed_starts
+                    often = f"This happened {times} times; the operation is not retried."
                     raise EngineDied(f"{died} {often}") from died
-                log.warning("%s of %s is tried again: %s", what, self.row.id, died)
+                log.warning("retrying %s of %s: %s", what, self.row.id, died)
                 await asyncio.sleep(min(0.05 * 2 ** (deaths + failed_starts), 2.0))
             except OperationalError as error:
                 if time.monotonic() > deadline:
@@ -318,8 +319,8 @@ class Run:
             self._retry_at = time.monotonic() + RETRY_RESTORE_S
         except Exception as error:
             text = (
-                f"The run could not be restored: {error} (This operation had been carried out. "
-                "Do not send it again.)"
+                f"The run could not be restored: {error} (This operation was already executed. Do "
+                "not send it again.)"
             )
             log.exception("%s could not be restored", self.row.id)
             for seq_id in [0, *(n for outcome in self._journal.outcomes for n in outcome.seq_ids)]:
@@ -373,5 +374,5 @@ def _together(group: list[Operation], text: str) -> str:
     first, last = group[0].seq_id, group[-1].seq_id
     return (
         f"{text} (Operations {first} to {last} arrived together as parts of one batch, so none of "
-        "their gradients was kept.)"
+        "their gradients were kept.)"
     )

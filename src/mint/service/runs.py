@@ -191,17 +191,17 @@ class Runs:
         if not self._folder(run_id).exists():
             raise ApiError(
                 404,
-                f"The run {run_id} cannot be trained: it only holds checkpoints that were copied "
-                "or uploaded, or its state was deleted because nobody used it for "
-                f"{self._settings.run_kept_s / 86400:.0f} days. Its checkpoints are still there: "
-                "create_training_client_from_state() makes a new run from one.",
+                f"The run {run_id} cannot be trained: it contains only copied or uploaded "
+                "checkpoints, or its state was deleted because it was unused for "
+                f"{self._settings.run_kept_s / 86400:.0f} days. Its checkpoints are kept: "
+                "create_training_client_from_state() creates a new run from one.",
             )
         if (self._folder(run_id) / _UNLOADED).exists():
             raise ApiError(
                 404,
-                f"The run {run_id} was unloaded with unload_model, so it takes no more operations. "
+                f"The run {run_id} was unloaded with unload_model and accepts no more operations. "
                 "Its checkpoints are kept (`mint checkpoints list --run` shows them): "
-                "create_training_client_from_state_with_optimizer() makes a new run from one.",
+                "create_training_client_from_state_with_optimizer() creates a new run from one.",
             )
         try:
             journal = await asyncio.to_thread(Journal, self._folder(run_id))
@@ -209,7 +209,7 @@ class Runs:
             raise ApiError(
                 400,
                 f"The run {run_id} is in use by another mint service with the same home folder. "
-                "Talk to that service, or end it first.",
+                "Use that service, or stop it first.",
             ) from None
         except JournalDamaged as error:
             log.error("%s: %s", run_id, error)
@@ -228,6 +228,18 @@ class Runs:
     def waiting(self) -> int:
         """How many accepted operations of all runs have not begun."""
         return sum(run.waiting for run in self._runs.values())
+
+    def status(self, run_id: str) -> dict[str, Any]:
+        """Return what a run is doing: its state, how many operations wait, and for what."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            state = "busy" if run.is_working else "waiting" if run.waiting else "idle"
+            reason = run.why_waiting() if state != "idle" else None
+            return {"state": state, "waiting": run.waiting, "reason": reason}
+        state = "on disk" if self._can_train(run_id) else "checkpoints only"
+        if (self._folder(run_id) / _UNLOADED).exists():
+            state = "unloaded"
+        return {"state": state, "waiting": 0, "reason": None}
 
     # ---- releasing ------------------------------------------------------------------------------
 
@@ -261,7 +273,7 @@ class Runs:
             await run.prepare_to_leave(engine)
 
     def delete_forgotten(self) -> None:
-        """Remove the journals and snapshots of runs that nobody has used for long."""
+        """Remove the journals and snapshots of runs that were unused for long."""
         for folder in (self._settings.home / "runs").glob("*"):
             changed = max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir()))
             idle = self._idleness.seconds(f"run {folder.name}", str(changed))

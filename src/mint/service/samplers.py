@@ -109,7 +109,7 @@ class Samplers:
                 user=found.user,
             )
         if base_model is None:
-            raise UserError("Give base_model or model_path, to say what to sample from.")
+            raise UserError("Set base_model or model_path to choose what to sample from.")
         await self._engines.locate(base_model)
         return SamplerRow(base_model=base_model, user="")
 
@@ -146,8 +146,8 @@ class Samplers:
         row = await asyncio.to_thread(self._store.add_once, row, sampler_id)
         if (row.run_id, row.seq_id) != (run.id, seq_id):
             raise UserError(
-                f"There is a sampler {sampler_id} already, and samplers never change. Use another "
-                "sampling_session_seq_id."
+                f"The sampler {sampler_id} already exists, and samplers cannot be changed. Use "
+                "another sampling_session_seq_id."
             )
         await engine.call("create_sampler", sampler_id=sampler_id, run_id=run.id)
         sampler = self._samplers.setdefault(sampler_id, Sampler(row))
@@ -248,7 +248,7 @@ class Samplers:
             if row is not None:
                 sampler = self._samplers.setdefault(sampler_id, Sampler(row))
         if sampler is None or sampler.row.user != user or sampler.row.session_id == "named":
-            raise not_found("sampler", sampler_id, "Make one with create_sampling_client().")
+            raise not_found("sampler", sampler_id, "Create one with create_sampling_client().")
         self._sessions.saw(sampler.row.session_id, user)
         return sampler
 
@@ -310,7 +310,7 @@ class Samplers:
         try:
             answer = await self._answer(sampler, request, targets)
         except asyncio.CancelledError:
-            answer = Answer.failure("This sample was cancelled before it was done.", "user")
+            answer = Answer.failure("This sample was cancelled before it was finished.", "user")
         finally:
             self._sampling.pop(request_id, None)
         self._futures.finish(request_id, answer)
@@ -407,9 +407,10 @@ class Samplers:
     def _lost(self, sampler_id: str) -> UserError:
         return UserError(
             f"The weights of the sampler {sampler_id} are no longer kept: its checkpoint was "
-            "deleted or overwritten, or it was an ephemeral one. Of these, a run keeps the "
+            "deleted or overwritten, or it was ephemeral. Of its ephemeral samplers, a run keeps "
+            "the "
             f"{self._settings.samplers_per_run} most recently used in memory and "
-            f"{self._settings.samplers_kept_per_run} on disk. Make a new one with "
+            f"{self._settings.samplers_kept_per_run} on disk. Create a new one with "
             "save_weights_and_get_sampling_client(), or save the weights under a name with "
             "save_weights_for_sampler()."
         )
@@ -436,6 +437,6 @@ def check_bias(request: SampleRequest, vocabulary: int) -> None:
     unknown = [token for token in request.logit_bias if not 0 <= token < vocabulary]
     if unknown:
         raise UserError(
-            f"logit_bias has the token id {unknown[0]}, and this model's vocabulary is "
-            f"0..{vocabulary - 1}. Take the ids from the model's own tokenizer."
+            f"logit_bias has the token id {unknown[0]}, but this model's token ids are 0 to "
+            f"{vocabulary - 1}. Use the model's own tokenizer."
         )

@@ -120,7 +120,7 @@ class Service:
             raise _gone(request_id)
         elif request_id.startswith(INTERPOLATION):
             raise _gone(request_id)
-        raise not_found("request", request_id, "Send the request that should have made it.")
+        raise not_found("request", request_id, "Send the request that creates it.")
 
     # ---- housekeeping ---------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Service:
             try:
                 await self.tidy()
             except Exception:
-                log.exception("housekeeping failed and will be tried again")
+                log.exception("housekeeping failed and will be retried")
 
     def _delete_due(self) -> None:
         """Delete the checkpoints that have expired, or that the configured rule lets go.

@@ -40,7 +40,7 @@ def write_bundle(folders: Sequence[Path], target: Path, limit: int) -> str:
     places = library.runs()
     if not places:
         names = ", ".join(str(folder) for folder in folders)
-        raise NoRuns(f"There is no run in {names}. Name a folder with a metrics.jsonl.")
+        raise NoRuns(f"There is no run in {names}. Name a folder that contains a metrics.jsonl.")
     runs = [{**run, "path": run["name"]} for run in list_runs(library, tables)]
     answers: dict[str, Any] = {"runs": {"runs": runs}}
     answers["about"] = {"service": False, "demo": False, "bundle": True}

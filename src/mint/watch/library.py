@@ -78,9 +78,7 @@ class Library:
             self.runs()
             place = self._known.get(run_id)
         if place is None:
-            raise UnknownRun(
-                f"There is no run {run_id!r} here. GET api/runs lists those there are."
-            )
+            raise UnknownRun(f"There is no run {run_id!r} here. GET api/runs lists all runs.")
         return place
 
 

@@ -82,7 +82,7 @@ class FilesMerged(QueryFailed):
 
 @dataclass(frozen=True)
 class Hits:
-    """Some results of a search, and where to go on."""
+    """Some results of a search, and where to continue."""
 
     rows: list[dict[str, Any]]
     next: Place | None
@@ -205,7 +205,7 @@ class Rollouts:
                 return self._ask_files(choose(self.files()), sql, values)
             except FilesMerged:
                 continue
-        raise QueryFailed("The files of this run are changing too quickly. Try again.")
+        raise QueryFailed("The files of this run changed while they were read. Try again.")
 
     def _ask_files(
         self, files: Sequence[RolloutFile], sql: str, values: list[Any]
@@ -239,11 +239,11 @@ class Rollouts:
             yield connection
         except duckdb.InterruptException:
             raise QueryFailed(
-                f"The question took more than {_PATIENCE_S:.0f} s. Ask for fewer steps."
+                f"The query took more than {_PATIENCE_S:.0f} s. Select fewer steps."
             ) from None
         except duckdb.Error as error:
             if not all(file.path.exists() for file in files):
-                raise FilesMerged("The run has merged files that were being read.") from error
+                raise FilesMerged("The run merged files while they were read.") from error
             raise QueryFailed(f"A file of this run cannot be read: {error}") from error
         finally:
             watch.cancel()

@@ -93,7 +93,7 @@ class RunDirectory:
         except BlockingIOError:
             lock.close()
             raise RunDirectoryBusy(
-                f"Another process is writing to {self.path}. Wait for its end, or use another "
+                f"Another process is writing to {self.path}. Wait until it ends, or use another "
                 "run directory."
             ) from None
         return lock
@@ -155,8 +155,8 @@ class RunDirectory:
             file, table = step_file(self.path, step), table_of(given)
             if block_file(self.path, step - step % BLOCK).exists():
                 raise ValueError(
-                    f"The rollouts of step {step} are written already, and later ones too. Steps "
-                    "must not go back."
+                    f"Rollouts of step {step} or a later step are already written. Steps must not "
+                    "decrease."
                 )
             before = [pq.read_table(file, use_threads=False)] if file.exists() else []
             self._write_tables(file, [*before, table])

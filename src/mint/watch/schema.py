@@ -211,8 +211,8 @@ def _check_lengths(segment: Row) -> None:
     if len(set(lengths.values())) > 1:
         shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise ValueError(
-            f"The lists of a segment have different lengths: {shown}. Each has one value for every "
-            "token; use None for what a token does not have."
+            f"The lists of a segment have different lengths: {shown}. Each needs one value per "
+            "token; use None where a token has none."
         )
 
 

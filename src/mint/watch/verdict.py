@@ -219,8 +219,8 @@ def _hacking(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict | None:
         return None
     paid = shift(reward, _WINDOW)
     advice = (
-        "Read the best-paid rollouts, close the gap in the reward (mint.rewards.gated), and go "
-        "back to the best checkpoint on the holdout."
+        "Read the rollouts with the highest rewards, fix the reward (for example with "
+        "mint.rewards.gated), and return to the best checkpoint on the holdout."
     )
     held_out = [row for row in rows if _all_numbers(row, (HOLDOUT, HIGH, "step"))]
     if len(held_out) >= 2:
@@ -308,7 +308,7 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
         f"{_said(name)} moved by {change:+.3f} in {_span(values)} steps, within its noise of "
         f"{move.noise:.3f}."
     )
-    advice = "Raise the learning rate or group_size, or give the reward more steps on the way."
+    advice = "Raise the learning rate or group_size, or give more partial credit."
     return Verdict(STALLED, evidence, values[0][0], advice)
 
 

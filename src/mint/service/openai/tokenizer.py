@@ -89,8 +89,7 @@ class ModelTokenizer:
         template = (tools and self._templates.get("tool_use")) or self._templates.get("default")
         if template is None:
             raise UserError(
-                "This model has no chat template, so it cannot chat. "
-                "Use /v1/completions with a plain prompt."
+                "This model has no chat template. Use /v1/completions with a plain prompt."
             )
         if not template.knows_developer:
             messages = [

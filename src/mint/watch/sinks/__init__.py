@@ -2,7 +2,7 @@
 
 Each is imported when it is switched on, and runs in a thread of its own, so that a server that does
 not answer delays nothing. One that fails is switched off, with a warning and an event; training
-goes on.
+continues.
 """
 
 from mint.watch.sinks.sink import SINKS, Sink, Sinks, open_sink

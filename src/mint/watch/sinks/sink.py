@@ -34,10 +34,10 @@ def open_sink(name: str, path: Path, config: Row) -> Sink:
 
     >>> open_sink("tensorbord", Path("run"), {})
     Traceback (most recent call last):
-    ValueError: 'tensorbord' is no sink. Use one of tensorboard, wandb, trackio, mlflow, opentelemetry.
+    ValueError: 'tensorbord' is not a sink. Use one of tensorboard, wandb, trackio, mlflow, opentelemetry.
     """  # noqa: E501
     if name not in SINKS:
-        raise ValueError(f"{name!r} is no sink. Use one of {', '.join(SINKS)}.")
+        raise ValueError(f"{name!r} is not a sink. Use one of {', '.join(SINKS)}.")
     module = importlib.import_module(f"mint.watch.sinks.{name}_sink")
     try:
         sink: Sink = module.open_sink(path, dict(config))
@@ -93,7 +93,7 @@ class Sinks:
         except Exception as error:
             self._open.pop(name, None)
             said = f"The sink {name!r} is switched off: {type(error).__name__}: {error}"
-            warnings.warn(f"{said} Training goes on.", stacklevel=2)
+            warnings.warn(f"{said} Training continues.", stacklevel=2)
             self._on_failure(name, said)
 
 
