@@ -169,8 +169,8 @@ class Catalog:
         try:
             folder = Path(snapshot_download(name, local_files_only=True))
         except (OSError, ValueError) as error:
-            where = constants.HF_HUB_CACHE if self.local_paths else "it"
-            raise NotHere(f"{name} is not in {where}") from error
+            where = constants.HF_HUB_CACHE if self.local_paths else "the cache"
+            raise NotHere(f"it is not in {where}") from error
         if missing := missing_from(folder):
             raise NotHere(f"{folder}: {missing}")
         return folder

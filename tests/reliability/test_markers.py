@@ -22,6 +22,7 @@ from tests.reliability.test_isolation import CHECKPOINT, LISTS, OF_OBJECTS, PATH
 from tests.service_fixture import MODEL
 
 KEY, QUERY, PROMPT = "k3y-m4rk", "qu3ry-m4rk", "pr0mpt-m4rk"
+VALUE = "v4lue-m4rk"  # of another field, such as a name, which an error may repeat
 EXTRA = {
     "prompt": PROMPT,
     "messages": [{"role": "user", "content": PROMPT}],
@@ -41,11 +42,11 @@ def bodies(body: Any) -> Iterator[Any]:
     yield PROMPT
     yield {PROMPT: PROMPT}
     for field, content in EXTRA.items():
-        for wrong in (content, [content], PROMPT, {"chunks": PROMPT}, [[PROMPT]]):
+        for wrong in (content, PROMPT, {"chunks": PROMPT}, [[PROMPT]]):
             yield {**(body or {}), field: wrong}
     for field in body or {}:
-        yield {**body, field: [PROMPT]}
-        yield {**body, field: {"a": PROMPT}}
+        yield {**body, field: [VALUE]}
+        yield {**body, field: {"a": VALUE}}
 
 
 async def send(local: Local, method: str, url: str, body: Any, key: str) -> httpx.Response:
@@ -90,7 +91,7 @@ def test_no_marker_reaches_the_log_or_an_error(
     ]
     logged = "\n".join([*lines, *(file.read_text() for file in tmp_path.glob("logs/*"))])
     assert "/v1/completions" in logged
-    for marker in (KEY, QUERY, PROMPT):
+    for marker in (KEY, QUERY, PROMPT, VALUE):
         assert [line for line in logged.splitlines() if marker in line] == []
     for marker in (KEY, PROMPT):
         assert [text for text in errors if marker in text] == []

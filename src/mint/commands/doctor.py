@@ -104,14 +104,16 @@ def check_machine(home: Path | None) -> Iterator[Finding]:
 def check_home(settings: Settings) -> Iterator[Finding]:
     home = settings.home
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=home) as probe:
+        with tempfile.TemporaryFile(dir=_existing(home)) as probe:
             probe.write(_PROBE)
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
         advice = "Make room, give yourself write access, or choose another folder with --home."
         yield Finding("home", "problem", f"{home} cannot be written: {error.strerror}.", advice)
+        return
+    if not home.exists():
+        yield Finding("home", "ok", f"{home} does not exist yet; the first start makes it.")
         return
     mode = stat.S_IMODE(home.stat().st_mode)
     if home.stat().st_uid != os.geteuid():
@@ -125,10 +127,14 @@ def check_home(settings: Settings) -> Iterator[Finding]:
 
 
 def check_disk(settings: Settings) -> Iterator[Finding]:
-    existing = next(path for path in (settings.home, *settings.home.parents) if path.exists())
+    existing = _existing(settings.home)
     free = shutil.disk_usage(existing).free
     advice = "Delete old checkpoints: mint checkpoints prune --older-than 30d --dry-run"
     yield _amount("disk", f"free at {existing}", free, (LITTLE_DISK, SCARCE_DISK), advice)
+
+
+def _existing(home: Path) -> Path:
+    return next(path for path in (home, *home.parents) if path.exists())
 
 
 def check_memory(settings: Settings) -> Iterator[Finding]:
@@ -241,6 +247,7 @@ def check_database(settings: Settings) -> Iterator[Finding]:
     file = settings.home / "mint.db"
     if settings.database_url is None and not file.exists():
         yield Finding("database", "ok", "there is none yet; the first start makes it.")
+        yield _check_clock(None)
         yield from _check_keys(settings, [])
         return
     if settings.database_url is None and (damage := _damage(file)):

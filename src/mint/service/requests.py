@@ -70,12 +70,12 @@ def describe(faults: list[Any]) -> str:
     a prompt: errors end up in logs."""
     lines = []
     for fault in faults:
-        field = ".".join(str(part) for part in fault["loc"] if part != "body") or "the request"
+        names = [str(part) for part in fault["loc"] if part != "body"]
         sent = fault.get("input")
-        is_shown = isinstance(sent, int | float) or (
-            isinstance(sent, str) and not _CONTENT.intersection(fault["loc"])
-        )
-        lines.append(f"{field}: {fault['msg']}{f' (sent: {str(sent)[:80]})' if is_shown else ''}")
+        is_named = bool(names) and not _CONTENT.intersection(names)
+        is_shown = isinstance(sent, int | float) or (isinstance(sent, str) and is_named)
+        shown = f" (sent: {str(sent)[:80]})" if is_shown else ""
+        lines.append(f"{'.'.join(names) or 'the request'}: {fault['msg']}{shown}")
     return "; ".join(lines) + ". Correct the request and send it again."
 
 
