@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from benchmarks.watch.generate import generate
 from tests.needs import need_browser
 from tests.service_fixture import LiveService, RawClient, start_service
+from tests.watch.browser_checks import problems_of
 
 PATIENCE_MS = 60_000
 
@@ -76,6 +77,9 @@ def test_the_service_shows_itself_and_a_checkpoint_chats_beside_its_base_model(
         expect(said.locator(".problem")).to_have_count(0)
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
     expect(page.locator(".problem")).to_have_count(0)
+    assert problems_of(page) == []
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert problems_of(page) == []
 
 
 def test_other_names_for_this_machine_see_nothing(service: LiveService) -> None:

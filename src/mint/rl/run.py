@@ -275,8 +275,7 @@ class Run:
             evaluation = self._waiting.finish_first(self._evaluated(step))
             numbers |= evaluation.metrics()
         numbers["time/total"] = self._elapsed + time.monotonic() - self._began
-        self.recording.write()
-        self.directory.metrics({"step": step, **numbers})
+        self.recording.write({"step": step, **numbers})
         rewards = [reward for group in batch.everything for reward in group.rewards]
         seconds = time.monotonic() - self._since
         print(step_line(step, cfg.steps, numbers, seconds), flush=True)

@@ -122,12 +122,31 @@ class Rollouts:
         rows = self._ask(_of(step), sql, [step, group, index])
         return _whole(rows[0]) if rows else None
 
+    def samples(self, step: int) -> list[dict[str, Any]]:
+        """Return everything about all rollouts of a step."""
+        sql = 'SELECT * FROM {} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
+        return [_whole(row) for row in self._ask(_of(step), sql, [step, MOST_ROLLOUTS])]
+
     def of_prompt(self, identity: str, limit: int = 2_000) -> list[dict[str, Any]]:
         """Return the rollouts of one prompt over all steps, in brief."""
         sql = (
             f'SELECT {_BRIEF} FROM {{}} WHERE identity = ? ORDER BY step, "group", "index" LIMIT ?'
         )
         return [_brief(row) for row in self._ask(list, sql, [identity, limit])]
+
+    def of_prompts(
+        self, identities: Sequence[str], limit: int = 2_000
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Return the rollouts of several prompts over all steps, in brief."""
+        sql = f"""
+            SELECT {_BRIEF} FROM {{}} WHERE identity IN (SELECT unnest(?))
+            QUALIFY row_number() OVER (PARTITION BY identity ORDER BY step, "group", "index") <= ?
+            ORDER BY step, "group", "index"
+        """
+        found: dict[str, list[dict[str, Any]]] = {identity: [] for identity in identities}
+        for row in self._ask(list, sql, [list(identities), limit]):
+            found[row["identity"]].append(_brief(row))
+        return found
 
     def prompts(self, limit: int = 500) -> list[dict[str, Any]]:
         """List the prompts that came up in the most steps, of the last files."""

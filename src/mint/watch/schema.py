@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow as pa
 from mint.watch.files import plain
 
 Row = Mapping[str, Any]
+_PAIR = ("key", "value")
 
 
 @cache
@@ -64,6 +66,15 @@ def schema() -> pa.Schema:
         ],
         metadata={"mint.format": "2"},
     )
+
+
+@cache
+def repeated_columns() -> list[str]:
+    """Return the Parquet columns whose values repeat: texts, but no numbers of tokens, which a
+    dictionary would make larger and slower to write."""
+    texts = [field.name for field in schema() if pa.types.is_string(field.type)]
+    texts += [f"{name}.key_value.{part}" for name in ("components", "reasons") for part in _PAIR]
+    return [*texts, "segments.list.element.pieces.list.element"]
 
 
 def table_of(rows: Iterable[Row]) -> pa.Table:
@@ -190,7 +201,8 @@ def _segments(rows: Sequence[Sequence[Row]]) -> pa.Array:
     flat = [segment for row in rows for segment in row]
     for segment in flat:
         _check_lengths(segment)
-    mask = [segment.get("mask") for segment in flat]
+    masks = [segment.get("mask") for segment in flat]
+    mask = [None if each is None else np.asarray(each, dtype=bool) for each in masks]
     fields: list[pa.Array] = []
     for field in segment_type():
         lists = [segment.get(field.name) for segment in flat]
@@ -200,7 +212,7 @@ def _segments(rows: Sequence[Sequence[Row]]) -> pa.Array:
         elif pa.types.is_string(field.type.value_type):
             fields.append(_lists(lists, _strings(lists), field.type))
         else:
-            values = [value for each in lists for value in each or ()]
+            values = list(chain.from_iterable(each or () for each in lists))
             fields.append(_lists(lists, pa.array(values, field.type.value_type), field.type))
     structs = pa.StructArray.from_arrays(fields, fields=list(segment_type()))
     return pa.ListArray.from_arrays(_offsets([len(row) for row in rows]), structs)
@@ -242,8 +254,8 @@ def _floats(lists: Sequence[Any], masks: Sequence[Any]) -> pa.Array:
             continue
         values = np.asarray(each, dtype=np.float32)  # None becomes NaN
         parts.append(values)
-        inside = np.ones(len(values), bool) if mask is None else np.asarray(mask, dtype=bool)
-        hidden.append(~inside | ~np.isfinite(values))
+        known = np.isfinite(values)
+        hidden.append(~known if mask is None else ~(mask & known))
     if not parts:
         return pa.array([], pa.float32())
     return pa.array(np.concatenate(parts), pa.float32(), mask=np.concatenate(hidden))
