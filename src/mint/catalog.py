@@ -172,7 +172,7 @@ class Catalog:
             where = constants.HF_HUB_CACHE if self.local_paths else "the cache"
             raise NotHere(f"it is not in {where}") from error
         if missing := missing_from(folder):
-            raise NotHere(f"{folder}: {missing}")
+            raise NotHere(f"{folder}: {missing}" if self.local_paths else missing)
         return folder
 
     def _package(self, name: str) -> Path:
