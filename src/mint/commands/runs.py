@@ -13,7 +13,7 @@ from .named import run_id
 from .output import JsonOption, print_fields, print_json, print_table, size, when
 from .remote import Remote, UrlOption
 
-app = typer.Typer(help="List and show the training runs of a service.", no_args_is_help=True)
+app = typer.Typer(help="Manage the training runs of a service.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -108,17 +108,15 @@ def _nearby(folder: Path) -> str:
 
 @app.command("unload")
 def unload_run(
-    run: Annotated[
-        str, typer.Argument(help="The id, as `mint runs list` shows it, or its first letters.")
-    ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    run: Annotated[str, typer.Argument(help="A run id from `mint runs list`, or a prefix of one.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     url: UrlOption = None,
 ) -> None:
     """End a run: its memory is freed and it takes no more operations. Its checkpoints stay."""
-    remote = Remote(url)
+    remote = Remote.running_or_embedded(url)
     run = run_id(remote, run)
     if not yes:
-        typer.confirm(f"{run}\nEnd this run? It cannot be trained further.", abort=True)
+        typer.confirm(f"{run}\nUnload this run? It cannot be trained further.", abort=True)
     remote.request("POST", "/api/v1/unload_model", json={"model_id": run})
     typer.echo(f"unloaded {run}")
 

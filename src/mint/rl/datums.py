@@ -155,10 +155,16 @@ def split(datums: Sequence[types.Datum], parts: int) -> list[list[types.Datum]]:
     >>> [len(part) for part in split([None] * 7, 3)]
     [3, 2, 2]
     """
-    parts = max(1, min(parts, len(datums)))
-    size, more = divmod(len(datums), parts)
-    ends = np.cumsum([size + (index < more) for index in range(parts)])
-    return [list(datums[end - size - (i < more) : end]) for i, end in enumerate(ends)]
+    sizes = part_sizes(len(datums), parts)
+    return [
+        list(datums[end - size : end]) for size, end in zip(sizes, np.cumsum(sizes), strict=True)
+    ]
+
+
+def part_sizes(count: int, parts: int) -> list[int]:
+    """The sizes of at most ``parts`` nearly equal parts, none empty unless there is nothing."""
+    parts = max(1, min(parts, count))
+    return [count // parts + (index < count % parts) for index in range(parts)]
 
 
 def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int]:

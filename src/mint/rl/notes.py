@@ -65,6 +65,7 @@ def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
         "importance_low": corrected if cfg.truncated_importance is None else masks,
         **dict.fromkeys(_OF_LORA, (cfg.start_from is None, "start_from has its own.")),
         **dict.fromkeys(_OF_EVALUATION, (cfg.eval_every > 0, "set eval_every=10.")),
+        "stream_mini_batches": (cfg.mini_batches > 1, "set mini_batches=2."),
         "staleness_rule": (cfg.max_staleness > 1, "no answer can be too old: set max_staleness=2."),
         "measure_entropy": (cfg.entropy_coef == 0, "with entropy_coef, it is always measured."),
         "match_sampling": (

@@ -15,7 +15,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         *("loss_fn", "clip_low_threshold", "clip_high_threshold", "dro_beta"),
         *("advantage", "aggregation", "discount", "kl_penalty_coef", "kl_reference", "kl_samples"),
         *("kl_loss_coef", "kl_loss", "kl_loss_ratio", "entropy_coef", "measure_entropy"),
-        *("substeps", "mini_batches", "max_staleness", "staleness_rule"),
+        *("substeps", "mini_batches", "stream_mini_batches", "max_staleness", "staleness_rule"),
         *("truncated_importance", "importance_level", "importance_rule", "importance_low"),
         *("mask_truncated", "overlong_buffer", "overlong_limit"),
     ),
