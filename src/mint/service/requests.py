@@ -30,6 +30,8 @@ MAX_SAMPLES = 4096
 MAX_TOP_K = 2**31 - 1  # more than any vocabulary has
 MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits / 1e-40 is infinite
 Model = TypeVar("Model", bound=BaseModel)
+_CONTENT = {"prompt", "messages", "stop", "tools", "data", "user_metadata", "tags", "detail"}
+"""Fields whose content no error repeats."""
 
 
 class Request(BaseModel):
@@ -64,12 +66,16 @@ def read_json(body: bytes) -> Any:
 
 
 def describe(faults: list[Any]) -> str:
-    """One line per fault: the field, what is wrong with it, what was sent."""
+    """One line per fault: the field, what is wrong with it, and what was sent, unless that may be
+    a prompt: errors end up in logs."""
     lines = []
     for fault in faults:
-        field = ".".join(str(part) for part in fault["loc"] if part != "body") or "the request"
-        sent = "" if fault["type"] == "missing" else f" (sent: {str(fault.get('input'))[:80]})"
-        lines.append(f"{field}: {fault['msg']}{sent}")
+        names = [str(part) for part in fault["loc"] if part != "body"]
+        sent = fault.get("input")
+        is_named = bool(names) and not _CONTENT.intersection(names)
+        is_shown = isinstance(sent, int | float) or (isinstance(sent, str) and is_named)
+        shown = f" (sent: {str(sent)[:80]})" if is_shown else ""
+        lines.append(f"{'.'.join(names) or 'the request'}: {fault['msg']}{shown}")
     return "; ".join(lines) + ". Correct the request and send it again."
 
 
@@ -255,6 +261,14 @@ class SetTtl(BaseModel):
     """``null`` means never, and is not the same as leaving the field out."""
 
     ttl_seconds: Ttl | None
+
+
+class Prune(Request):
+    older_than_s: NotNegative = 0.0
+    keep_last: int = Field(default=1, ge=0, le=10**6)
+    keep: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=100)
+    run_id: str | None = None
+    dry_run: bool = True
 
 
 class Interpolate(Request):
