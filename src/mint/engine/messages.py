@@ -201,6 +201,7 @@ class SampleResult:
     topk_prompt_logprobs: TopkLogprobs | None = None
     target_prompt_logprobs: FloatArray | None = None  # [N - 1, K], 0 where the id was -1
     prompt_alt_tokens: TopkLogprobs | None = None  # [N - 1, K] draws, row i for prompt token i + 1
+    digest: str | None = None  # of the adapter that made it; the base model has none
 
 
 @dataclass(frozen=True)

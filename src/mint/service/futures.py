@@ -19,19 +19,23 @@ Reason = Callable[[], str | None]
 
 @dataclass(frozen=True)
 class Answer:
-    """The body of a finished future, as it goes to the client."""
+    """The body of a finished future, as it goes to the client.
+
+    A sample has the ``digest`` of the weights that made it; the base model has none.
+    """
 
     body: bytes
     content_type: str = "application/json"
     is_failure: bool = False
+    digest: str | None = None
 
     @classmethod
     def json(cls, value: dict[str, Any]) -> Answer:
         return cls(json.dumps(value).encode())
 
     @classmethod
-    def protobuf(cls, body: bytes) -> Answer:
-        return cls(body, PROTOBUF)
+    def protobuf(cls, body: bytes, digest: str | None = None) -> Answer:
+        return cls(body, PROTOBUF, digest=digest)
 
     @classmethod
     def failure(cls, text: str, category: Category) -> Answer:

@@ -25,6 +25,7 @@ from .parts import Parts
 from .requests import CreateSamplingSession, Sample
 from .shelf import Shelf
 from .store import RunRow, SamplerRow
+from .weights import WeightsUnproven, no_longer_kept, prove, unproven
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,10 +34,14 @@ OnTokens = Callable[[list[SampledToken]], None]
 
 @dataclass
 class Sampler:
-    """A sampler's row, and the engine that holds its weights now (if one does)."""
+    """A sampler's row, and the engine that holds its weights now (if one does).
+
+    One whose weights were recomputed and came out different is ``refused``, with the reason.
+    """
 
     row: SamplerRow
     engine: EngineProcess | None = None
+    refused: WeightsUnproven | None = None
     users: int = 0
     caller: str = ""
     used_at: float = field(default_factory=time.monotonic)
@@ -134,8 +139,15 @@ class Samplers:
                 f"There is a sampler {sampler_id} already, and samplers never change. Use another "
                 "sampling_session_seq_id."
             )
-        await engine.call("create_sampler", sampler_id=sampler_id, run_id=run.id)
-        self._samplers.setdefault(sampler_id, Sampler(row)).engine = engine
+        sampler = self._samplers.setdefault(sampler_id, Sampler(row))
+        digest = await engine.call("create_sampler", sampler_id=sampler_id, run_id=run.id)
+        try:
+            await prove(self._store, sampler.row, digest, None)
+        except WeightsUnproven as error:  # when the run was restored; the run itself goes on
+            sampler.refused = error
+            await engine.call("drop_sampler", sampler_id=sampler_id)
+            return
+        sampler.engine, sampler.refused = engine, None
         await self._bound(run.id)
 
     # ---- keeping and dropping -------------------------------------------------------------------
@@ -273,7 +285,7 @@ class Samplers:
     ) -> Answer:
         try:
             result = await self._result(sampler, request)
-            return Answer.protobuf(codec.encode_sample(result, targets))
+            return Answer.protobuf(codec.encode_sample(result, targets), result.digest)
         except UserError as error:
             return Answer.failure(str(error), "user")
         except EngineDied as error:
@@ -307,6 +319,9 @@ class Samplers:
                     sampler_id=sampler.row.id,
                     request=replace(request, tenant=sampler.tenant),
                 )
+                if result.digest != sampler.row.digest:
+                    await self._drop(sampler)
+                    raise unproven(sampler.row.id, "its engine answered with other weights")
                 return result
         finally:
             sampler.users -= 1
@@ -319,22 +334,35 @@ class Samplers:
                 return
             shelved = await asyncio.to_thread(self._shelf.find, row)
             if shelved is not None:
-                await engine.call("create_sampler", sampler_id=row.id, folder=str(shelved))
+                await self._create(row, engine, str(shelved))
                 await asyncio.to_thread(self._shelf.touch, shelved)
             elif row.run_id is not None:
                 await self.restore_run(row.run_id, row.user)
                 if sampler.engine is not engine:
-                    raise self._lost(row.id)
+                    raise sampler.refused or no_longer_kept(row.id, self._settings)
+            elif row.model_path is None:
+                await self._create(row, engine, None)
             else:
                 folder = await self._checkpoint_folder(row)
-                if row.model_path is not None and folder is None:
-                    raise self._lost(row.id)
-                if row.model_path is not None:
-                    path = CheckpointPath.parse(row.model_path)
-                    await asyncio.to_thread(self._checkpoints.verified_folder, path)
-                await engine.call("create_sampler", sampler_id=row.id, folder=folder)
+                if folder is None:
+                    raise no_longer_kept(row.id, self._settings)
+                path = CheckpointPath.parse(row.model_path)
+                await asyncio.to_thread(self._checkpoints.verified_folder, path)
+                wanted = await asyncio.to_thread(self._checkpoints.weights_digest, path)
+                await self._create(row, engine, folder, wanted)
             sampler.engine = engine
         await self._bound(sampler.group)
+
+    async def _create(
+        self, row: SamplerRow, engine: EngineProcess, folder: str | None, wanted: str | None = None
+    ) -> None:
+        """Load a sampler from its files. Raises WeightsUnproven unless they are its own."""
+        digest = await engine.call("create_sampler", sampler_id=row.id, folder=folder)
+        try:
+            await prove(self._store, row, digest, wanted)
+        except WeightsUnproven:
+            await engine.call("drop_sampler", sampler_id=row.id)
+            raise
 
     async def _checkpoint_folder(self, row: SamplerRow) -> str | None:
         """The folder of the checkpoint that a sampler was made from, unless it changed since."""
@@ -348,16 +376,6 @@ class Samplers:
             return None
         is_same = row.version in (None, version_of(found))
         return str(self._checkpoints.folder(path)) if is_same else None
-
-    def _lost(self, sampler_id: str) -> UserError:
-        return UserError(
-            f"The weights of the sampler {sampler_id} are no longer kept: its checkpoint was "
-            "deleted or overwritten, or it was an ephemeral one. Of these, a run keeps the "
-            f"{self._settings.samplers_per_run} most recently used in memory and "
-            f"{self._settings.samplers_kept_per_run} on disk. Make a new one with "
-            "save_weights_and_get_sampling_client(), or save the weights under a name with "
-            "save_weights_for_sampler()."
-        )
 
     def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

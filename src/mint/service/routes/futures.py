@@ -13,6 +13,8 @@ from .caller import SampleUser, TheService
 from .json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
+WEIGHTS_HEADER = "X-Mint-Weights"
+"""Of a sample: the SHA-256 of the adapter that made it."""
 _CLONE_BLOCK = 10**9
 """A copy of a sampling client numbers its requests from its own id times this."""
 
@@ -26,7 +28,8 @@ async def retrieve_future(
     answer = await future.wait(service.settings.long_poll_s)
     if answer is not None:
         service.futures.retrieved(future)
-        return Response(answer.body, media_type=answer.content_type)
+        headers = {WEIGHTS_HEADER: answer.digest} if answer.digest else None
+        return Response(answer.body, media_type=answer.content_type, headers=headers)
     pending: dict[str, Any] = {
         "type": "try_again",
         "request_id": future.request_id,
