@@ -71,6 +71,11 @@ class PlainModel:
         self.scale = adapter.scale
 
     def logprobs(self, datum: Datum) -> torch.Tensor:
+        targets = torch.as_tensor(datum.inputs["target_tokens"])
+        targets = targets[:, None] if targets.dim() == 1 else targets
+        return torch.log_softmax(self.logits(datum), -1).gather(-1, targets)
+
+    def logits(self, datum: Datum) -> torch.Tensor:
         weights = dict(self.model.named_parameters())
         for name in self.pairs:
             if name in weights:
@@ -78,12 +83,8 @@ class PlainModel:
             else:
                 weights[f"{name}.weight"] = self._merged(name)
         tokens = torch.as_tensor(datum.tokens)[None]
-        logits = torch.func.functional_call(
-            self.model, weights, (tokens,), tie_weights=False
-        ).logits[0]
-        targets = torch.as_tensor(datum.inputs["target_tokens"])
-        targets = targets[:, None] if targets.dim() == 1 else targets
-        return torch.log_softmax(logits, -1).gather(-1, targets)
+        output = torch.func.functional_call(self.model, weights, (tokens,), tie_weights=False)
+        return output.logits[0]  # type: ignore[no-any-return]
 
     def _merged(self, name: str) -> torch.Tensor:
         a, b = self.pairs[name]

@@ -93,7 +93,8 @@ def test_logprobs_of_mixed_shapes_reach_the_sdk_unchanged(shapes: list[tuple[int
     arrays = [
         np.arange(n * max(k, 1), dtype=np.float32).reshape((n, k) if k else (n,)) for n, k in shapes
     ]
-    result = ForwardBackwardResult(arrays, {"loss:sum": 1.5}, [-2 * array for array in arrays])
+    losses, entropy = ([factor * array for array in arrays] for factor in (-2, 3))
+    result = ForwardBackwardResult(arrays, {"loss:sum": 1.5}, losses, entropy)
     output = response_conv.deserialize_forward_backward_output(
         codec.encode_forward_backward(result)
     )
@@ -102,6 +103,7 @@ def test_logprobs_of_mixed_shapes_reach_the_sdk_unchanged(shapes: list[tuple[int
     for got, sent in zip(output.loss_fn_outputs, arrays, strict=True):
         np.testing.assert_array_equal(got["logprobs"].to_numpy(), sent)
         np.testing.assert_array_equal(got["elementwise_loss"].to_numpy(), -2 * sent)
+        np.testing.assert_array_equal(got["entropy"].to_numpy(), 3 * sent)
 
 
 def test_one_record_per_run_of_equal_width() -> None:

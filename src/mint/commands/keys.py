@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -33,6 +33,12 @@ def create_key(
     expires: Annotated[
         str, typer.Option(help="How long it is accepted: 30d, 12h, or never.")
     ] = "never",
+    quota: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMITS", help="runs=4,bytes=10GB and so on: `mint keys quota --help`"
+        ),
+    ] = None,
     named: Annotated[str | None, typer.Option("--name", hidden=True)] = None,
     home: HomeOption = None,
 ) -> None:
@@ -41,14 +47,21 @@ def create_key(
     From then on, the service of this home folder asks every caller for a key.
     """
     from mint.service.auth import create_key as create
+    from mint.service.quotas import change
     from mint.service.scopes import Scope
 
     name = named or name
+    limits = change({}, _typed(quota) if quota else {})
     expires_at = None if expires == "never" else _from_now(seconds_of(expires))
     store = _store(home)
     if any(key.name == name for key in store.all_keys()):
         raise Mistake(f"There is, or was, a key named {name!r}. Choose another name.")
-    typer.echo(create(store, name, user, prefix, Scope.parse(scope), expires_at))
+    typer.echo(create(store, name, user, prefix, Scope.parse(scope), expires_at, limits))
+
+
+def _typed(quota: str) -> dict[str, str]:
+    pairs = [entry.partition("=") for entry in quota.split(",") if entry.strip()]
+    return {name.strip().replace("-", "_"): limit.strip() for name, _, limit in pairs}
 
 
 def _from_now(seconds: int) -> datetime:
@@ -61,11 +74,12 @@ def _from_now(seconds: int) -> datetime:
 @app.command("list")
 def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Show the keys: their names, never the keys themselves."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": key.name,
             "user": key.user,
             "scope": key.scope,
+            "quota": key.quota,
             "created_at": _iso(key.created_at),
             "expires_at": _iso(key.expires_at),
             "last_used_at": _iso(key.last_used_at),
@@ -102,6 +116,63 @@ def revoke_key(
     typer.echo(f"The key {name} is revoked.")
     if not store.active_keys():
         typer.echo("It was the last one: the service accepts nobody until another key is made.")
+
+
+@app.command("quota")
+def set_quota(
+    name: Annotated[str, typer.Argument(help="As `mint keys list` shows it.")],
+    runs: Annotated[
+        str | None, typer.Option(metavar="N", help="Runs that were not unloaded.")
+    ] = None,
+    samplers: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Samplers in memory; idle ones make room for others."),
+    ] = None,
+    checkpoints: Annotated[str | None, typer.Option(metavar="N", help="Checkpoints.")] = None,
+    tokens_in_flight: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Tokens that the samples in progress may take."),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option("--bytes", metavar="SIZE", help="Of all checkpoints: 10GB")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set how much a key may have, and show it. A running service obeys within seconds.
+
+    Each limit is a number, `unlimited`, or `default` for what the service's configuration says.
+    """
+    from mint.service.quotas import LIMITS, Quota, change
+
+    store, settings = _store(home), settings_of(home)
+    key = next((key for key in store.all_keys() if key.name == name), None)
+    if key is None:
+        names = ", ".join(key.name for key in store.active_keys()) or "none"
+        raise Mistake(f"There is no key {name!r}. The keys in force are: {names}.")
+    typed = dict(zip(LIMITS, (runs, samplers, checkpoints, tokens_in_flight, size), strict=True))
+    own = change(key.quota, {limit: text for limit, text in typed.items() if text is not None})
+    store.set_quota(name, own)
+    quota = vars(Quota.of(settings, own))
+    if as_json:
+        print_json(quota)
+        return
+    print_table(
+        ["QUOTA", "LIMIT", ""],
+        (
+            [limit, _limit(limit, quota[limit]), "" if limit in own else "(the service's default)"]
+            for limit in LIMITS
+        ),
+        "",
+    )
+
+
+def _limit(name: str, limit: int | None) -> str:
+    if limit is None:
+        return "unlimited"
+    from mint.service.quotas import readable_bytes
+
+    return readable_bytes(limit) if name == "bytes" else f"{limit:,}"
 
 
 def _iso(time: datetime | None) -> str | None:

@@ -67,6 +67,23 @@ def _nearby(folder: Path) -> str:
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
 
 
+@app.command("unload")
+def unload_run(
+    run: Annotated[
+        str, typer.Argument(help="The id, as `mint runs list` shows it, or its first letters.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: UrlOption = None,
+) -> None:
+    """End a run: its memory is freed and it takes no more operations. Its checkpoints stay."""
+    remote = Remote(url)
+    run = run_id(remote, run)
+    if not yes:
+        typer.confirm(f"{run}\nEnd this run? It cannot be trained further.", abort=True)
+    remote.request("POST", "/api/v1/unload_model", json={"model_id": run})
+    typer.echo(f"unloaded {run}")
+
+
 @app.command("show")
 def show_run(
     run: Annotated[

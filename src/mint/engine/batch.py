@@ -16,6 +16,7 @@ from .messages import Datum, ForwardBackward, ModelInfo, UserError
 from .terms import NAMES, Terms, read_terms
 from .tree import PrefixTree
 
+KEPT = "kept_tokens"
 _THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
 
 
@@ -23,8 +24,9 @@ _THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
 class Batch:
     """The targets of a tree's members, flat and sorted by node, with their loss inputs.
 
-    ``nodes``, ``targets`` and ``sort`` serve the head; ``inputs`` and ``datum`` the loss, in the
-    order of the members. ``shapes`` cut the flat logprobs back into one array per member.
+    ``nodes``, ``targets`` and ``kept`` serve the head; ``inputs`` and ``datum`` the loss, in the
+    order of the members, into which ``unsort`` brings what the head returns. ``shapes`` cut the
+    flat logprobs back into one array per member.
     """
 
     nodes: Tensor
@@ -33,6 +35,7 @@ class Batch:
     inputs: dict[str, Tensor]
     datum: Tensor
     shapes: list[tuple[int, ...]]
+    kept: Tensor | None = None  # [E, K]: the tokens that each target was chosen among
 
 
 def make_batch(tree: PrefixTree, data: list[Datum], device: torch.device) -> Batch:
@@ -46,7 +49,7 @@ def make_batch(tree: PrefixTree, data: list[Datum], device: torch.device) -> Bat
     unsort = np.empty_like(order)
     unsort[order] = np.arange(len(order))
     sizes = [target.size for target in targets]
-    names = [name for name in members[0].inputs if name != "target_tokens"]
+    names = [name for name in members[0].inputs if name not in ("target_tokens", KEPT)]
 
     def flat(arrays: list[NDArray[Any]], dtype: torch.dtype) -> Tensor:
         return torch.as_tensor(np.concatenate([a.reshape(-1) for a in arrays])).to(device, dtype)
@@ -58,7 +61,24 @@ def make_batch(tree: PrefixTree, data: list[Datum], device: torch.device) -> Bat
         inputs={n: flat([d.inputs[n] for d in members], torch.float32) for n in names},
         datum=torch.as_tensor(np.repeat(np.arange(len(members)), sizes), device=device),
         shapes=[target.shape for target in targets],
+        kept=_kept_tokens(members, order, device),
     )
+
+
+def _kept_tokens(members: list[Datum], order: NDArray[Any], device: torch.device) -> Tensor | None:
+    """Return the kept tokens of all targets, in the order of the nodes; -1 fills up."""
+    rows = [datum.inputs.get(KEPT) for datum in members]
+    width = max((len(row[0]) for row in rows if row is not None), default=0)
+    if not width:
+        return None
+    found = np.full((len(order), width), -1, np.int64)
+    at = 0
+    for datum, row in zip(members, rows, strict=True):
+        end = at + datum.inputs["target_tokens"].size
+        if row is not None:
+            found[at:end, : row.shape[1]] = row
+        at = end
+    return torch.as_tensor(found[order], device=device)
 
 
 def check_request(request: ForwardBackward, info: ModelInfo) -> tuple[list[Datum], Loss, Terms]:
@@ -144,6 +164,8 @@ def _check_datum(
             )
     if name == "cross_entropy":
         inputs.setdefault("weights", np.ones(targets.shape, np.float32))
+    if KEPT in datum.inputs:
+        inputs[KEPT] = _check_kept(datum.inputs[KEPT], targets, where, info.vocab_size)
     return Datum(datum.tokens, inputs)
 
 
@@ -155,6 +177,32 @@ def _check_ids(ids: NDArray[Any], where: str, vocabulary: int) -> None:
             f"{where}[{at}] is {int(ids.reshape(-1)[at])}, but token ids of this model run from 0 "
             f"to {vocabulary - 1}. Use the model's own tokenizer (get_tokenizer())."
         )
+
+
+def _check_kept(
+    kept: NDArray[Any], targets: NDArray[Any], where: str, vocabulary: int
+) -> NDArray[Any]:
+    """Check the tokens that each target was chosen among."""
+    if targets.ndim != 1 or kept.ndim != 2 or len(kept) != len(targets):
+        raise UserError(
+            f"{where}: {KEPT} has shape {list(kept.shape)} and target_tokens "
+            f"{list(targets.shape)}; they must be [N, K] and [N]."
+        )
+    kept = kept.astype(np.int64)
+    _check_ids(np.where(kept == -1, 0, kept), f"{where}: {KEPT}", vocabulary)
+    some = (kept >= 0).any(1)
+    missing = np.flatnonzero(some & ~(kept == targets[:, None]).any(1))
+    ranked = np.sort(kept, 1)
+    doubled = np.flatnonzero(((ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] >= 0)).any(1))
+    for at, what in [
+        *((int(i), f"do not have its target, {int(targets[i])}") for i in missing[:1]),
+        *((int(i), "have a token twice") for i in doubled[:1]),
+    ]:
+        raise UserError(
+            f"{where}: the {KEPT} of position {at} {what}. Pass all tokens that the target was "
+            "sampled from, each once, and -1 where there are fewer than in other positions."
+        )
+    return kept
 
 
 def _check_numbers(array: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:

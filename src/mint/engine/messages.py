@@ -98,12 +98,14 @@ class ForwardBackward:
 class ForwardBackwardResult:
     """Logprobs per datum, shape [N] or [N, K], and metrics named ``name:reduction``.
 
-    ``losses`` has the shapes of ``logprobs``: what each token adds to the loss.
+    ``losses`` has the shapes of ``logprobs``: what each token adds to the loss. So has ``entropy``,
+    that of the distribution each target was read off, where it was asked for.
     """
 
     logprobs: list[FloatArray]
     metrics: dict[str, float]
     losses: list[FloatArray] = field(default_factory=list)
+    entropy: list[FloatArray] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

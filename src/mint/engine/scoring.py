@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .context import Lora
 from .head import Head
+from .logprobs import target_logprobs
 from .messages import FloatArray, SampleRequest, TopkLogprobs, UserError
 from .picking import Picks, pick
 
@@ -68,7 +69,7 @@ def _logprobs(
         return None
     targets = torch.as_tensor(request.prompt[1 + first :], device=rows.device)
     order = torch.arange(len(targets), device=rows.device)
-    scored = head.target_logprobs(rows[first:], order, targets, lora)
+    scored = target_logprobs(head, rows[first:], order, targets, lora)
     values = scored.cpu().numpy()
     if np.isnan(values).any():
         raise UserError(BROKEN_WEIGHTS)
@@ -94,7 +95,7 @@ def _targets(request: SampleRequest, rows: Tensor, head: Head, lora: Lora) -> Fl
     result = np.zeros(targets.shape, np.float32)
     row, column = np.nonzero(targets >= 0)
     nodes, ids = (torch.as_tensor(a, device=rows.device) for a in (row, targets[row, column]))
-    result[row, column] = head.target_logprobs(rows, nodes, ids, lora).cpu().numpy()
+    result[row, column] = target_logprobs(head, rows, nodes, ids, lora).cpu().numpy()
     return result
 
 

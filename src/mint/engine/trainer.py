@@ -17,6 +17,7 @@ from torch import Tensor
 from .attention import tree_attention
 from .batch import Batch, check_request, loss_settings, make_batch
 from .distill import reverse_kl
+from .logprobs import Targets, score_targets
 from .lora import Adapter, new_adapter
 from .losses import Loss
 from .messages import (
@@ -164,7 +165,11 @@ class LoraTrainer:
                 f"The loss is {total}: the policy's and the sampler's logprobs are too far apart. "
                 "Check that `logprobs` are the sampler's, and lower the learning rate."
             )
-        return ForwardBackwardResult(arrays["logprobs"], metrics, arrays["losses"])
+        if terms.temperature != 1:
+            metrics["temperature:mean"] = terms.temperature
+        return ForwardBackwardResult(
+            arrays["logprobs"], metrics, arrays["losses"], arrays.get("entropy", [])
+        )
 
     def _run_tree(
         self,
@@ -178,26 +183,37 @@ class LoraTrainer:
         """Add the gradient of one pass, or nothing when it fails."""
         sums: dict[str, float] = {}
         with torch.set_grad_enabled(not forward_only):
-            lp = self._logprobs(tree, batch)
+            lp, entropy = self._scores(tree, batch, terms)
             each = _token_losses(loss, lp, batch, settings)
             if terms.has_kl:
                 kl = terms.kl(lp, batch.inputs)
                 each, sums["kl_loss"] = each + kl, kl.sum().item()
+            if terms.entropy_coef and entropy is not None:
+                bonus = terms.entropy_loss(entropy, batch.inputs)
+                each, sums["entropy_loss"] = each + bonus, bonus.sum().item()
             value = each.sum()
         if not forward_only:
             add_gradients(value, self.adapter.parameters())
         arrays = {"logprobs": lp, "losses": each}
+        if terms.entropy and entropy is not None:
+            arrays["entropy"] = entropy
+        if batch.kept is not None:
+            sums["kept_tokens"] = float((batch.kept >= 0).any(-1).sum())
         flat = {name: array.detach().cpu().numpy() for name, array in arrays.items()}
         return _Pass(value.item(), sums, flat)
 
-    def _logprobs(self, tree: PrefixTree, batch: Batch) -> Tensor:
+    def _scores(self, tree: PrefixTree, batch: Batch, terms: Terms) -> tuple[Tensor, Tensor | None]:
+        """Return the logprob of every target and, where the terms need it, the entropy there."""
         model = self._model
         lora = self.adapter.train_on(model.products)
         view = tree_attention(tree, model.device, model.precision.keys)
         recompute = torch.is_grad_enabled() and len(tree.tokens) > self.budget
         hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
-        lp = model.head.target_logprobs(hidden, batch.nodes, batch.targets, lora)
-        return lp[batch.unsort]
+        targets = Targets(
+            batch.nodes, batch.targets, batch.kept, terms.temperature, terms.needs_entropy
+        )
+        lp, entropy = score_targets(model.head, hidden, targets, lora)
+        return lp[batch.unsort], None if entropy is None else entropy[batch.unsort]
 
     def _require_finite(self) -> None:
         """Raise UserError unless the gradient, and its norm, can be stepped on."""

@@ -132,7 +132,7 @@ class Collector:
     ) -> Group:
         assert item.prompt is not None
         prompt = str(policy.tokenizer.decode(list(item.prompt)))
-        group = Group(item.sample, item.identity, prompt, [], policy.version)
+        group = Group(item.sample, item.identity, prompt, [], policy.version, policy.weights)
         seed = seed_for(self.cfg.seed, "sample", step, place)
         try:
             answers = await policy.sample(item.prompt, size, seed)
@@ -174,7 +174,8 @@ class Collector:
 
         rollouts = await asyncio.gather(*(one(index) for index in range(size)))
         prompt = next((rollout.prompt for rollout in rollouts if rollout.prompt), "")
-        return Group(item.sample, item.identity, prompt, list(rollouts), policy.version)
+        made_by = policy.version, policy.weights
+        return Group(item.sample, item.identity, prompt, list(rollouts), *made_by)
 
     def _adjust(self, rollout: Rollout) -> None:
         """What the config says about length."""

@@ -25,7 +25,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Policy:
-    """Weights to sample from, after ``version`` training steps."""
+    """Weights to sample from, after ``version`` training steps; ``weights`` is their digest."""
 
     client: mint.SamplingClient
     tokenizer: Any
@@ -33,6 +33,7 @@ class Policy:
     max_tokens: int
     stop: tuple[str, ...] = ()
     version: int = 0
+    weights: str | None = None
 
     async def sample(
         self,

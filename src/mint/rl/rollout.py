@@ -190,6 +190,7 @@ class Group:
     prompt: str
     rollouts: list[Rollout]
     version: int = 0  # after how many steps the weights were that sampled it
+    weights: str | None = None  # their digest
 
     @property
     def counted(self) -> list[Rollout]:

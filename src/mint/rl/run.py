@@ -190,8 +190,9 @@ class Run:
 
     async def _policy(self, step: int) -> Policy:
         client, cfg = await self._weights_before(step), self.cfg
-        temperature = temperature_at(cfg, step)
-        return Policy(client, self.tokenizer, temperature, cfg.max_tokens, cfg.stop, self._trained)
+        version, weights = self._trained, await client.weights_digest()
+        limits = temperature_at(cfg, step), cfg.max_tokens, cfg.stop
+        return Policy(client, self.tokenizer, *limits, version, weights)
 
     async def _weights_before(self, step: int) -> mint.SamplingClient:
         request = self.client.save_weights_and_get_sampling_client_async(f"rl-step-{step}")

@@ -115,6 +115,7 @@ def _row(group: Group, rollout: Rollout) -> dict[str, Any]:
         "traceback": rollout.traceback,
         "trace": rollout.trace,
         "version": group.version,
+        "weights": group.weights,
         "sampled_at": rollout.sampled_at,
     }
 

@@ -10,11 +10,13 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from .errors import ApiError
+from .quotas import Quota
 from .scopes import Caller, Scope
 from .settings import Settings
 from .store import ApiKey, Store, now
@@ -31,13 +33,21 @@ def create_key(
     prefix: str = "tml-",
     scope: Scope = Scope.TRAIN,
     expires_at: datetime | None = None,
+    quota: Mapping[str, int | None] | None = None,
 ) -> str:
     """Make a key and return it; only its hash is kept, so it can be shown this once.
 
     ``tml-`` keys suit every client; MinT's own client also takes ``sk-`` keys.
     """
     key = f"{prefix}{secrets.token_urlsafe(24)}"
-    row = ApiKey(hash=_hash_of(key), name=name, user=user, scope=scope.label, expires_at=expires_at)
+    row = ApiKey(
+        hash=_hash_of(key),
+        name=name,
+        user=user,
+        scope=scope.label,
+        quota=dict(quota or {}),
+        expires_at=expires_at,
+    )
     store.add(row)
     return key
 
@@ -55,6 +65,7 @@ class Auth:
         self.secret = _secret_of(settings.home / "secret")
         self._only_key = _hash_of(settings.api_key) if settings.api_key else None
         self._keys: dict[str, ApiKey] = {}  # with one, even revoked, the service is not open to all
+        self._quotas: dict[str, Quota] = {}
         self._used: dict[str, datetime] = {}
         self._loaded_at = float("-inf")
 
@@ -109,8 +120,13 @@ class Auth:
         if time.monotonic() - self._loaded_at > _RELOAD_KEYS_S:
             keys = await asyncio.to_thread(self._store.all_keys)
             self._keys = {key.hash: key for key in keys}
+            self._quotas = {key.name: Quota.of(self._settings, key.quota) for key in keys}
             self._loaded_at = time.monotonic()
         return self._keys
+
+    def quota_of(self, key: str) -> Quota:
+        """Return the limits of a key, by its name."""
+        return self._quotas.get(key) or Quota.of(self._settings, {})
 
     async def save_last_used(self) -> None:
         """Write to the store when keys were last used."""

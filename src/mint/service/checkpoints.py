@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,12 +15,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import or_
+from sqlalchemy import and_, not_, or_
 
 from mint.engine.messages import LoraSpec
 
 from .errors import UserError
 from .files import FilesDamaged, checksums, sync, sync_folder, verify
+from .quotas import Quota
 from .store import CheckpointRow, Condition, RunRow, Store, now
 
 TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
@@ -93,9 +95,13 @@ class NewCheckpoint:
 class Checkpoints:
     """The checkpoint folders under the home folder, and their rows in the store."""
 
-    def __init__(self, home: Path, store: Store) -> None:
+    def __init__(
+        self, home: Path, store: Store, quota_of: Callable[[str], Quota] = lambda _: Quota()
+    ) -> None:
         self._root = home / "checkpoints"
         self._store = store
+        self._quota_of = quota_of
+        self._publishing = threading.Lock()
 
     def folder(self, path: CheckpointPath) -> Path:
         return self._root / run_folder_name(path.run_id) / path.kind / path.name
@@ -174,9 +180,18 @@ class Checkpoints:
         )
         _describe(draft / DESCRIPTION, new.path, row, digest)
         sync_folder(draft)
-        _swap_in(draft, self.folder(new.path))
-        self._store.put_checkpoint(row)
+        with self._publishing:
+            self.check_quota(run, new.path, row.size_bytes)
+            _swap_in(draft, self.folder(new.path))
+            self._store.put_checkpoint(row)
         return row
+
+    def check_quota(self, run: RunRow, path: CheckpointPath, size: int = 0) -> None:
+        """Raise UserError if a run's key may not have another checkpoint of this size."""
+        quota = self._quota_of(run.key)
+        if quota.checkpoints is not None or quota.bytes is not None:
+            others = self._store.storage_of_key(run.key, not_(_is_at(path)))
+            quota.refuse_checkpoint(run.key, *others, size)
 
     def discard(self, draft: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
@@ -208,6 +223,14 @@ class Checkpoints:
 
 def path_of(row: CheckpointRow) -> CheckpointPath:
     return CheckpointPath(row.run_id, row.kind, row.name)
+
+
+def _is_at(path: CheckpointPath) -> Condition:
+    return and_(
+        CheckpointRow.run_id == path.run_id,
+        CheckpointRow.kind == path.kind,
+        CheckpointRow.name == path.name,
+    )
 
 
 def unexpired() -> Condition:

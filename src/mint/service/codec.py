@@ -282,9 +282,9 @@ def encode_forward_backward(result: ForwardBackwardResult) -> bytes:
         arrays = list(group)
         record = message.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(arrays))
         _fill(record.fields["logprobs"], trailing_shape, arrays)
-        if result.losses:
-            losses = result.losses[done : done + len(arrays)]
-            _fill(record.fields["elementwise_loss"], trailing_shape, losses)
+        for name, more in (("elementwise_loss", result.losses), ("entropy", result.entropy)):
+            if more:
+                _fill(record.fields[name], trailing_shape, more[done : done + len(arrays)])
         done += len(arrays)
     return bytes(message.SerializeToString(deterministic=True))
 

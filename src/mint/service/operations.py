@@ -156,6 +156,7 @@ class Operations:
         )
 
     async def _write(self, engine: EngineProcess, method: str, new: NewCheckpoint) -> CheckpointRow:
+        await asyncio.to_thread(self.checkpoints.check_quota, self.run, new.path)
         draft: Path = await asyncio.to_thread(self.checkpoints.begin, new)
         try:
             try:

@@ -1,4 +1,4 @@
-"""How many samples are in progress, of each user, and how many may be."""
+"""How many samples are in progress, of each user, and how many may be; and their tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class Outstanding:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._samples: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
 
     @property
     def total(self) -> int:
@@ -28,15 +29,20 @@ class Outstanding:
                 f"Too many samples are in progress ({mine} of yours, {self.total} in all); retry.",
             )
 
-    def begin(self, user: str) -> None:
-        """Count one more sample of a user."""
-        self._samples[user] += 1
+    def tokens(self, key: str) -> int:
+        """Return how many tokens the samples of a key that are in progress may take."""
+        return self._tokens[key]
 
-    def end(self, user: str) -> None:
+    def begin(self, user: str, key: str = "", tokens: int = 0) -> None:
+        """Count one more sample of a user, made with a key."""
+        self._samples[user] += 1
+        self._tokens[key] += tokens
+
+    def end(self, user: str, key: str = "", tokens: int = 0) -> None:
         """Count one less."""
         self._samples[user] -= 1
-        if not self._samples[user]:
-            del self._samples[user]
+        self._tokens[key] -= tokens
+        self._samples, self._tokens = +self._samples, +self._tokens
 
 
 def most_outstanding(limit: int, others: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .checkpoints import Checkpoints
 from .decoding import Decoder
 from .engines import Engines
 from .futures import Futures
+from .quotas import Quota
 from .sessions import Sessions
 from .settings import Settings
 from .store import Store
@@ -24,3 +26,4 @@ class Parts:
     engines: Engines
     checkpoints: Checkpoints
     decoder: Decoder
+    quota_of: Callable[[str], Quota]

@@ -27,6 +27,7 @@ from .parts import Parts
 from .requests import CreateByLoad, CreateModel, check_optimizer
 from .run import Run
 from .samplers import Samplers
+from .scopes import Caller
 from .store import RunRow, now
 
 log = logging.getLogger(__name__)
@@ -51,23 +52,24 @@ class Runs:
         self._tasks: set[asyncio.Task[None]] = set()
         self._used: dict[str, datetime] = {}
         self._creating = asyncio.Lock()
-        samplers.restore_run = self._restore
+        samplers.weights.restore_run = self._restore
 
     # ---- creating -------------------------------------------------------------------------------
 
-    async def create(self, user: str, request: CreateModel) -> str:
+    async def create(self, caller: Caller, request: CreateModel) -> str:
         """Start creating a run; returns the request id. The same request gives the same run."""
-        await self._sessions.require(request.session_id, user)
+        await self._sessions.require(request.session_id, caller.user)
         check_optimizer(request.optimizer_config)
         row = RunRow(
             base_model=request.base_model,
             lora=asdict(_lora_spec(request)),
             user_metadata=request.user_metadata,
         )
-        return await self._create(user, request.session_id, request.model_seq_id, row)
+        return await self._create(caller, request.session_id, request.model_seq_id, row)
 
-    async def create_by_load(self, user: str, request: CreateByLoad) -> str:
+    async def create_by_load(self, caller: Caller, request: CreateByLoad) -> str:
         """Start creating a run that begins where a checkpoint ends; returns the request id."""
+        user = caller.user
         await self._sessions.require(request.session_id, user)
         check_optimizer(request.optimizer_config)
         path, found = await asyncio.to_thread(self._checkpoints.require, request.path, user)
@@ -83,12 +85,14 @@ class Runs:
             for file in folder.iterdir()
             if file.name.startswith("adapter_") or (request.optimizer and file.name == OPTIMIZER)
         ]
-        return await self._create(user, request.session_id, request.model_seq_id, row, files)
+        return await self._create(caller, request.session_id, request.model_seq_id, row, files)
 
     async def _create(
-        self, user: str, session_id: str, number: int, row: RunRow, files: Sequence[Path] = ()
+        self, caller: Caller, session_id: str, number: int, row: RunRow, files: Sequence[Path] = ()
     ) -> str:
+        user = caller.user
         row.id, row.session_id, row.user = f"{session_id}:train:{number}", session_id, user
+        row.key = caller.key
         run_folder_name(row.id)
         request_id = f"{row.id}:0"
         async with self._creating:
@@ -97,7 +101,7 @@ class Runs:
                 self._futures.forget(request_id, user)  # it was undone: asked again, it starts anew
                 known = None
             if known is None:
-                await asyncio.to_thread(self._store.add_once, row, row.id)
+                await asyncio.to_thread(self._add, row)
                 self._folder(row.id).mkdir(parents=True, exist_ok=True)
                 run = await self._get(row.id, user)
                 if files:
@@ -105,6 +109,18 @@ class Runs:
                 self._futures.open(request_id, user, run.why_waiting)
                 self._in_background(self._finish_creation(run, request_id))
         return request_id
+
+    def _add(self, row: RunRow) -> None:
+        """Write a new run down, unless its key has its quota of runs."""
+        quota = self._parts.quota_of(row.key)
+        if quota.runs is not None and self._store.get(RunRow, row.id, row.user) is None:
+            held = sum(self._can_train(run_id) for run_id in self._store.runs_of_key(row.key))
+            quota.refuse_run(row.key, held)
+        self._store.add_once(row, row.id)
+
+    def _can_train(self, run_id: str) -> bool:
+        folder = self._folder(run_id)
+        return folder.exists() and not (folder / _UNLOADED).exists()
 
     async def _finish_creation(self, run: Run, request_id: str) -> None:
         try:

@@ -6,15 +6,14 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from mint.engine.messages import SampledToken, SampleRequest, SampleResult
 
 from . import codec
 from .arrays import Csr
-from .checkpoints import CheckpointPath
 from .engine_process import EngineProcess
 from .errors import EngineDied, UserError, not_found
 from .futures import Answer
@@ -23,39 +22,14 @@ from .links import version_of
 from .outstanding import Outstanding
 from .parts import Parts
 from .requests import CreateSamplingSession, Sample
-from .shelf import Shelf
+from .scopes import Caller
 from .store import RunRow, SamplerRow
-from .weights import WeightsUnproven, no_longer_kept, prove, unproven
+from .weights import Sampler, Weights, unproven
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_USUAL_CONTEXT = 4096  # what a sample without max_tokens may take, until its model is loaded
 OnTokens = Callable[[list[SampledToken]], None]
-
-
-@dataclass
-class Sampler:
-    """A sampler's row, and the engine that holds its weights now (if one does).
-
-    One whose weights were recomputed and came out different is ``refused``, with the reason.
-    """
-
-    row: SamplerRow
-    engine: EngineProcess | None = None
-    refused: WeightsUnproven | None = None
-    users: int = 0
-    caller: str = ""
-    used_at: float = field(default_factory=time.monotonic)
-    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def tenant(self) -> str:
-        """Whose samples these are: those of each share the engine evenly."""
-        return self.caller or self.row.user
-
-    @property
-    def group(self) -> str:
-        """Samplers of one group share a bound on how many stay in memory."""
-        return self.row.run_id or self.row.session_id
 
 
 class Samplers:
@@ -68,22 +42,24 @@ class Samplers:
         self._futures = parts.futures
         self._engines = parts.engines
         self._checkpoints = parts.checkpoints
-        self._shelf = Shelf(parts.settings.home / "samplers", parts.settings.samplers_kept_per_run)
+        self.weights = Weights(parts)
         self._samplers: dict[str, Sampler] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sampling: dict[str, asyncio.Task[None]] = {}
+        self._quota_of = parts.quota_of
         self._outstanding = Outstanding(parts.settings.max_outstanding_samples)
-        self.restore_run: Callable[[str, str], Awaitable[None]]
 
     # ---- making ---------------------------------------------------------------------------------
 
-    async def create(self, user: str, request: CreateSamplingSession) -> str:
+    async def create(self, caller: Caller, request: CreateSamplingSession) -> str:
         """A sampler of a base model or of a checkpoint; the same request gives the same one."""
+        user = caller.user
         await self._sessions.require(request.session_id, user)
         sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
         if sampler_id not in self._samplers:
             row = await self._described(user, request.base_model, request.model_path)
             row.id, row.session_id, row.user = sampler_id, request.session_id, user
+            row.key = caller.key
             row = await asyncio.to_thread(self._store.add_once, row, sampler_id)
             sampler = self._samplers.setdefault(sampler_id, Sampler(row))
             self._in_background(self._preload(sampler))
@@ -113,12 +89,14 @@ class Samplers:
         except (UserError, EngineDied, RuntimeError) as error:
             log.warning("%s is not loaded yet: %s", sampler.row.id, error)
 
-    async def named(self, user: str, model: str) -> Sampler:
+    async def named(self, caller: Caller, model: str) -> Sampler:
         """The sampler of a base model or checkpoint, for those who ask without a session."""
+        user = caller.user
         is_path = model.startswith(("tinker://", "mint://"))
         row = await self._described(user, None if is_path else model, model if is_path else None)
         name = row.model_path or row.base_model
-        row.id, row.session_id = f"named:{user}:{name}@{row.version}", "named"
+        row.id, row.session_id = f"named:{caller.key}:{name}@{row.version}", "named"
+        row.key = caller.key
         return self._samplers.setdefault(row.id, Sampler(row, caller=user))
 
     async def freeze(
@@ -129,6 +107,7 @@ class Samplers:
             id=sampler_id,
             session_id=run.session_id,
             user=run.user,
+            key=run.key,
             base_model=run.base_model,
             run_id=run.id,
             seq_id=seq_id,
@@ -140,15 +119,8 @@ class Samplers:
                 "sampling_session_seq_id."
             )
         sampler = self._samplers.setdefault(sampler_id, Sampler(row))
-        digest = await engine.call("create_sampler", sampler_id=sampler_id, run_id=run.id)
-        try:
-            await prove(self._store, sampler.row, digest, None)
-        except WeightsUnproven as error:  # when the run was restored; the run itself goes on
-            sampler.refused = error
-            await engine.call("drop_sampler", sampler_id=sampler_id)
-            return
-        sampler.engine, sampler.refused = engine, None
-        await self._bound(run.id)
+        await self.weights.freeze(sampler, engine)
+        await self._bound(sampler)
 
     # ---- keeping and dropping -------------------------------------------------------------------
 
@@ -157,7 +129,7 @@ class Samplers:
         sampler = self._samplers.get(sampler_id)
         if sampler is None:
             return False
-        return sampler.engine is engine or self._shelf.find(sampler.row) is not None
+        return sampler.engine is engine or self.weights.shelf.find(sampler.row) is not None
 
     async def keep(self, engine: EngineProcess, run_id: str | None = None) -> None:
         """Put on disk what only this engine's memory has, the most recently used of each group."""
@@ -165,31 +137,35 @@ class Samplers:
         held.sort(key=lambda sampler: sampler.used_at)
         groups: dict[str, list[Sampler]] = {}
         for sampler in held:
-            if run_id in (None, sampler.row.run_id) and await self._is_only_in_memory(sampler):
+            if run_id in (None, sampler.row.run_id) and await self.weights.are_only_in_memory(
+                sampler.row
+            ):
                 groups.setdefault(sampler.group, []).append(sampler)
         for samplers in groups.values():
             for sampler in samplers[-self._settings.samplers_kept_per_run :]:
-                await self._shelf.save(sampler.row, engine)
+                await self.weights.shelf.save(sampler.row, engine)
 
-    async def _is_only_in_memory(self, sampler: Sampler) -> bool:
-        row = sampler.row
-        if row.run_id is not None:
-            return True
-        return row.model_path is not None and await self._checkpoint_folder(row) is None
-
-    async def _bound(self, group: str) -> None:
-        """Drop the least recently used samplers of a group beyond the bound."""
-        loaded = [s for s in self._samplers.values() if s.group == group and s.engine]
+    async def _bound(self, newest: Sampler) -> None:
+        """Drop the least recently used samplers of a sampler's group and key beyond the bounds."""
+        loaded = [s for s in self._samplers.values() if s.engine]
         loaded.sort(key=lambda sampler: sampler.used_at)
-        for sampler in loaded[: -self._settings.samplers_per_run]:
-            if sampler.users == 0:
+        of_group = [s for s in loaded if s.group == newest.group]
+        beyond = of_group[: -self._settings.samplers_per_run]
+        if (limit := self._quota_of(newest.row.key).samplers) is not None:
+            beyond += [s for s in loaded if s.row.key == newest.row.key][:-limit]
+        for sampler in beyond:
+            if sampler.users == 0 and sampler is not newest and sampler.engine is not None:
                 await self._evict(sampler)
 
     async def _evict(self, sampler: Sampler) -> None:
         engine = sampler.engine
         try:
-            if engine is not None and engine.is_alive and await self._is_only_in_memory(sampler):
-                await self._shelf.save(sampler.row, engine)
+            if (
+                engine is not None
+                and engine.is_alive
+                and await self.weights.are_only_in_memory(sampler.row)
+            ):
+                await self.weights.shelf.save(sampler.row, engine)
         except (OSError, RuntimeError, EngineDied) as error:
             log.warning("%s stays in memory: %s", sampler.row.id, error)
         else:
@@ -214,7 +190,7 @@ class Samplers:
         return [s for s in self._samplers.values() if s.row.session_id == session_id]
 
     def delete_unused(self, idleness: Idleness) -> None:
-        self._shelf.delete_unused(self._settings.run_kept_s, idleness)
+        self.weights.shelf.delete_unused(self._settings.run_kept_s, idleness)
 
     @property
     def waiting(self) -> int:
@@ -247,11 +223,11 @@ class Samplers:
         number = uuid.uuid4().hex if request.seq_id is None else request.seq_id
         request_id = f"{sampler.row.id}:{number}"
         if self._futures.find(request_id, user) is None:
-            self._outstanding.refuse_if_full(user)
+            tokens = self._admit(sampler, engine_request)
             base_model = sampler.row.base_model
             self._futures.open(request_id, user, lambda: self._engines.why_waiting(base_model))
             work = self._sample(sampler, request_id, engine_request, targets)
-            self._sampling[request_id] = self._counted(sampler, work)
+            self._sampling[request_id] = self._counted(sampler, tokens, work)
         return request_id, [f"{request_id}:{i}" for i in range(request.num_samples)]
 
     def cancel(self, request_id: str) -> bool:
@@ -266,8 +242,26 @@ class Samplers:
 
         ``on_tokens`` hears the tokens of a request that asks for progress, as they are sampled.
         """
+        tokens = self._admit(sampler, request)
+        return await self._counted(sampler, tokens, self._result(sampler, request, on_tokens))
+
+    def _admit(self, sampler: Sampler, request: SampleRequest) -> int:
+        """Return how many tokens a request may take. Raises ApiError 429 while it has no place."""
         self._outstanding.refuse_if_full(sampler.tenant)
-        return await self._counted(sampler, self._result(sampler, request, on_tokens))
+        key, quota = sampler.row.key, self._quota_of(sampler.row.key)
+        if quota.samplers is not None:
+            of_key = [s for s in self._samplers.values() if s.row.key == key and s is not sampler]
+            quota.refuse_samplers(key, sum(other.users > 0 for other in of_key))
+        tokens = len(request.prompt) + request.num_samples * self._most_sampled(sampler, request)
+        quota.refuse_tokens(key, self._outstanding.tokens(key), tokens)
+        return tokens
+
+    def _most_sampled(self, sampler: Sampler, request: SampleRequest) -> int:
+        if request.max_tokens is not None:
+            return request.max_tokens
+        engine = self._engines.running(sampler.row.base_model)
+        context = engine.info.context_length if engine else _USUAL_CONTEXT
+        return max(context - len(request.prompt), 0)
 
     async def _sample(
         self, sampler: Sampler, request_id: str, request: SampleRequest, targets: Csr | None
@@ -328,54 +322,9 @@ class Samplers:
 
     async def _load(self, sampler: Sampler, engine: EngineProcess) -> None:
         """See to it that the engine has the sampler's weights."""
-        row = sampler.row
-        async with sampler.loading:
-            if sampler.engine is engine:
-                return
-            shelved = await asyncio.to_thread(self._shelf.find, row)
-            if shelved is not None:
-                await self._create(row, engine, str(shelved))
-                await asyncio.to_thread(self._shelf.touch, shelved)
-            elif row.run_id is not None:
-                await self.restore_run(row.run_id, row.user)
-                if sampler.engine is not engine:
-                    raise sampler.refused or no_longer_kept(row.id, self._settings)
-            elif row.model_path is None:
-                await self._create(row, engine, None)
-            else:
-                folder = await self._checkpoint_folder(row)
-                if folder is None:
-                    raise no_longer_kept(row.id, self._settings)
-                path = CheckpointPath.parse(row.model_path)
-                await asyncio.to_thread(self._checkpoints.verified_folder, path)
-                wanted = await asyncio.to_thread(self._checkpoints.weights_digest, path)
-                await self._create(row, engine, folder, wanted)
-            sampler.engine = engine
-        await self._bound(sampler.group)
-
-    async def _create(
-        self, row: SamplerRow, engine: EngineProcess, folder: str | None, wanted: str | None = None
-    ) -> None:
-        """Load a sampler from its files. Raises WeightsUnproven unless they are its own."""
-        digest = await engine.call("create_sampler", sampler_id=row.id, folder=folder)
-        try:
-            await prove(self._store, row, digest, wanted)
-        except WeightsUnproven:
-            await engine.call("drop_sampler", sampler_id=row.id)
-            raise
-
-    async def _checkpoint_folder(self, row: SamplerRow) -> str | None:
-        """The folder of the checkpoint that a sampler was made from, unless it changed since."""
-        if row.model_path is None:
-            return None
-        try:
-            path, found = await asyncio.to_thread(
-                self._checkpoints.require, row.model_path, row.user
-            )
-        except UserError:
-            return None
-        is_same = row.version in (None, version_of(found))
-        return str(self._checkpoints.folder(path)) if is_same else None
+        if sampler.engine is not engine:
+            await self.weights.load(sampler, engine)
+            await self._bound(sampler)
 
     def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
@@ -383,12 +332,14 @@ class Samplers:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _counted(self, sampler: Sampler, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _counted(
+        self, sampler: Sampler, tokens: int, work: Coroutine[Any, Any, T]
+    ) -> asyncio.Task[T]:
         """Start a sample, which counts as in progress until it is done."""
-        user = sampler.tenant
+        user, key = sampler.tenant, sampler.row.key
         task = self._in_background(work)
-        self._outstanding.begin(user)
-        task.add_done_callback(lambda _: self._outstanding.end(user))
+        self._outstanding.begin(user, key, tokens)
+        task.add_done_callback(lambda _: self._outstanding.end(user, key, tokens))
         return task
 
 

@@ -42,7 +42,7 @@ class Service:
         self.sessions = Sessions(self.store)
         self.futures = Futures(settings.result_kept_s)
         self.engines = Engines(settings)
-        self.checkpoints = Checkpoints(settings.home, self.store)
+        self.checkpoints = Checkpoints(settings.home, self.store, self.auth.quota_of)
         self.decoder = Decoder(settings.max_body_bytes)
         parts = Parts(
             settings,
@@ -52,6 +52,7 @@ class Service:
             self.engines,
             self.checkpoints,
             self.decoder,
+            self.auth.quota_of,
         )
         self.samplers = Samplers(parts)
         self.idleness = Idleness(settings.home / "idle.json")

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
+    ByteSize,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -103,6 +104,17 @@ class Settings(BaseModel):
     """The largest request that is read."""
     max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024
     """The largest checkpoint archive that is taken in, packed or unpacked."""
+    quota_runs: PositiveInt | None = None
+    """Runs that a key may have, unless ``mint keys quota`` says otherwise for it. An unloaded run
+    does not count."""
+    quota_samplers: PositiveInt | None = None
+    """Samplers that a key may have in memory; idle ones make room for others."""
+    quota_checkpoints: PositiveInt | None = None
+    """Checkpoints that a key may have."""
+    quota_tokens_in_flight: PositiveInt | None = None
+    """Tokens of prompts, and tokens that may be sampled, of a key's samples in progress."""
+    quota_bytes: ByteSize | None = None
+    """Size of the checkpoints that a key may have, such as ``10GB``."""
 
     @field_validator("home")
     @classmethod

@@ -66,6 +66,7 @@ class ApiKey(Table):
     name: Mapped[str] = mapped_column(unique=True)
     user: Mapped[str]
     scope: Mapped[str] = mapped_column(default="admin")
+    quota: Mapped[dict[str, Any]] = mapped_column(default=dict)
     created_at: Mapped[datetime] = mapped_column(default=now)
     expires_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
@@ -92,6 +93,7 @@ class RunRow(Table):
     id: Mapped[str] = mapped_column(primary_key=True)
     session_id: Mapped[str] = mapped_column(index=True)
     user: Mapped[str] = mapped_column(index=True)
+    key: Mapped[str] = mapped_column(index=True, default="")
     base_model: Mapped[str]
     lora: Mapped[dict[str, Any]]
     user_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict)
@@ -104,6 +106,7 @@ class SamplerRow(Table):
     id: Mapped[str] = mapped_column(primary_key=True)
     session_id: Mapped[str] = mapped_column(index=True)
     user: Mapped[str] = mapped_column(index=True)
+    key: Mapped[str] = mapped_column(index=True, default="")
     base_model: Mapped[str]
     model_path: Mapped[str | None]
     run_id: Mapped[str | None]
@@ -319,7 +322,28 @@ class Store:
                 key.revoked_at = now()
             return key is not None
 
+    def set_quota(self, name: str, quota: dict[str, Any]) -> None:
+        """Replace the limits of a key."""
+        with self._transaction() as session:
+            session.execute(update(ApiKey).where(ApiKey.name == name).values(quota=quota))
+
+    def runs_of_key(self, key: str) -> Sequence[str]:
+        """Return the ids of all runs that a key made."""
+        with self._transaction() as session:
+            return session.scalars(select(RunRow.id).where(RunRow.key == key)).all()
+
     # ---- checkpoints --------------------------------------------------------------------------
+
+    def storage_of_key(self, key: str, *conditions: Condition) -> tuple[int, int]:
+        """Return how many checkpoints the runs of a key have, and their bytes."""
+        held = (
+            select(func.count(), func.coalesce(func.sum(CheckpointRow.size_bytes), 0))
+            .join(RunRow, CheckpointRow.run_id == RunRow.id)
+            .where(RunRow.key == key, *conditions)
+        )
+        with self._transaction() as session:
+            count, size = session.execute(held).one()
+            return int(count), int(size)
 
     def checkpoint(self, run_id: str, kind: str, name: str) -> CheckpointRow | None:
         with self._transaction() as session:

@@ -37,6 +37,7 @@ from .futures import Answer
 from .links import version_of
 from .parts import Parts
 from .requests import CopyWeights, Interpolate
+from .scopes import Caller
 from .store import CheckpointRow, RunRow, SessionRow
 
 log = logging.getLogger(__name__)
@@ -58,10 +59,13 @@ class Transfers:
 
     # ---- copying --------------------------------------------------------------------------------
 
-    async def copy(self, user: str, request: CopyWeights, key: str | None) -> CheckpointRow:
-        """A checkpoint of the caller's own with the same files. One ``key`` makes one copy."""
+    async def copy(
+        self, caller: Caller, request: CopyWeights, identifier: str | None
+    ) -> CheckpointRow:
+        """A checkpoint of the caller's own with the same files. One identifier makes one copy."""
+        user = caller.user
         path, source = await asyncio.to_thread(self._checkpoints.require, request.source_path, user)
-        session_id = request.session_id or _session_id(user, key)
+        session_id = request.session_id or _session_id(user, identifier)
         run_id = f"{session_id}:train:{request.model_seq_id or 0}"
         run_folder_name(run_id)
         if request.session_id is not None:
@@ -77,6 +81,7 @@ class Transfers:
             id=run_id,
             session_id=session_id,
             user=user,
+            key=caller.key,
             base_model=source.base_model,
             lora=source.lora,
         )
@@ -97,10 +102,12 @@ class Transfers:
         existing = self._store.add_once(run, run.id)
         if existing.user != run.user:
             raise UserError(f"The run {run.id} is not yours. Use a session of your own.")
+        run.key = existing.key
 
     def _write(
         self, new: NewCheckpoint, run: RunRow, fill: Callable[[Path], None]
     ) -> CheckpointRow:
+        self._checkpoints.check_quota(run, new.path)
         draft = self._checkpoints.begin(new)
         try:
             fill(draft)
@@ -119,7 +126,7 @@ class Transfers:
         return Path(tempfile.mkdtemp(dir=folder))
 
     async def take_in(
-        self, user: str, archive: Path, name: str | None, base_model: str | None
+        self, caller: Caller, archive: Path, name: str | None, base_model: str | None
     ) -> CheckpointRow:
         """Make a checkpoint of an uploaded archive. Raises UserError for whatever is wrong."""
         folder = archive.parent / "unpacked"
@@ -128,7 +135,7 @@ class Transfers:
         adapter, origin = await asyncio.to_thread(_check, folder)
         base = base_model or (origin or {}).get("base_model") or adapter.base_model
         await self._engines.locate(str(base))
-        holder = _new_holder(user, str(base), adapter.lora)
+        holder = _new_holder(caller, str(base), adapter.lora)
         kind = TRAINING if (folder / OPTIMIZER).exists() else SAMPLER
         new = NewCheckpoint(
             CheckpointPath(holder.id, kind, check_name(name or _name_in(origin))),
@@ -146,8 +153,9 @@ class Transfers:
 
     # ---- interpolating --------------------------------------------------------------------------
 
-    async def interpolate(self, user: str, request: Interpolate) -> str:
+    async def interpolate(self, caller: Caller, request: Interpolate) -> str:
         """Start mixing checkpoints; returns the request id. The same request is done once."""
+        user = caller.user
         sources = [
             (await asyncio.to_thread(self._checkpoints.require, path, user))[1]
             for path in request.source_paths
@@ -162,7 +170,7 @@ class Transfers:
         path = await self._output(user, request, sources[0], number)
         if self._futures.find(request_id, user) is None:
             self._futures.open(request_id, user)
-            work = self._interpolate(request_id, user, request, sources, path, number)
+            work = self._interpolate(request_id, caller, request, sources, path, number)
             task = asyncio.create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -188,14 +196,14 @@ class Transfers:
     async def _interpolate(
         self,
         request_id: str,
-        user: str,
+        caller: Caller,
         request: Interpolate,
         sources: list[CheckpointRow],
         path: CheckpointPath,
         number: int,
     ) -> None:
         try:
-            await asyncio.to_thread(self._mix, user, request, sources, path, number)
+            await asyncio.to_thread(self._mix, caller, request, sources, path, number)
         except UserError as error:
             answer = Answer.failure(str(error), "user")
         except Exception as error:
@@ -216,7 +224,7 @@ class Transfers:
 
     def _mix(
         self,
-        user: str,
+        caller: Caller,
         request: Interpolate,
         sources: list[CheckpointRow],
         path: CheckpointPath,
@@ -225,7 +233,8 @@ class Transfers:
         run = RunRow(
             id=path.run_id,
             session_id=path.run_id.partition(":")[0],
-            user=user,
+            user=caller.user,
+            key=caller.key,
             base_model=sources[0].base_model,
             lora=sources[0].lora,
         )
@@ -241,12 +250,13 @@ class Transfers:
         self._write(new, run, fill)
 
 
-def _new_holder(user: str, base_model: str, lora: LoraSpec) -> RunRow:
+def _new_holder(caller: Caller, base_model: str, lora: LoraSpec) -> RunRow:
     session_id = str(uuid.uuid4())
     return RunRow(
         id=f"{session_id}:train:0",
         session_id=session_id,
-        user=user,
+        user=caller.user,
+        key=caller.key,
         base_model=base_model,
         lora=asdict(lora),
     )

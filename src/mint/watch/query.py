@@ -61,7 +61,8 @@ _FORMAT_1 = {
 _ABSENT_IN_1 = """
     CAST(NULL AS VARCHAR) AS messages, MAP {}::MAP(VARCHAR, VARCHAR) AS reasons,
     CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop,
-    CAST(NULL AS VARCHAR) AS traceback, CAST(NULL AS DOUBLE) AS sampled_at, [] AS segments
+    CAST(NULL AS VARCHAR) AS traceback, CAST(NULL AS VARCHAR) AS weights,
+    CAST(NULL AS DOUBLE) AS sampled_at, [] AS segments
 """
 
 

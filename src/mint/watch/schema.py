@@ -57,6 +57,7 @@ def schema() -> pa.Schema:
             ("traceback", pa.string()),
             ("trace", pa.string()),
             ("version", pa.int32()),
+            ("weights", pa.string()),
             ("replaced", pa.bool_()),
             ("sampled_at", pa.float64()),
             ("segments", pa.list_(segment_type())),
@@ -109,7 +110,7 @@ def full_row(row: Row) -> dict[str, Any]:
     empty |= {"messages": None, "response": "", "reward": None, "components": {}, "reasons": {}}
     empty |= {"penalty": 0.0, "advantage": None, "length": 0, "truncated": False, "masked": False}
     empty |= {"error": None, "traceback": None, "trace": [], "version": 0, "replaced": False}
-    found = {**empty, "sampled_at": None, "segments": [], **row}
+    found = {**empty, "weights": None, "sampled_at": None, "segments": [], **row}
     found.setdefault("stop", "length" if found["truncated"] else "stop")
     return found
 

@@ -19,8 +19,9 @@ from mint.engine.messages import (
 )
 
 from ..errors import ApiError, UserError
-from ..samplers import Sampler
+from ..scopes import Caller
 from ..service import Service
+from ..weights import Sampler
 from .requests import ChatCompletion, Completion, Inference
 from .text import TextStream, TokenScore
 from .tokenizer import ModelTokenizer
@@ -63,10 +64,10 @@ class Job:
         return len(self.prompts) * self.request.n
 
 
-async def prepare(service: Service, user: str, request: Completion | ChatCompletion) -> Job:
+async def prepare(service: Service, caller: Caller, request: Completion | ChatCompletion) -> Job:
     """Find the model, and turn text into tokens. Raises ApiError 404 when there is no model."""
     try:
-        sampler = await service.samplers.named(user, request.model)
+        sampler = await service.samplers.named(caller, request.model)
         folder = await service.engines.locate(sampler.row.base_model)
     except UserError as error:
         raise ApiError(404, str(error)) from error

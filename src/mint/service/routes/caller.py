@@ -54,6 +54,15 @@ TrainUser = Annotated[str, Depends(_needs(Scope.TRAIN))]
 AdminUser = Annotated[str, Depends(_needs(Scope.ADMIN))]
 
 
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+TheCaller = Annotated[Caller, Depends(_caller)]
+"""Who is asking, for routes that make objects: JsonRoute has checked the key and its scope."""
+
+
 def scope_of(dependant: Dependant) -> Scope | None:
     """Return the largest scope that a route and its dependencies need; None: no key is needed."""
     inner = [scope for d in dependant.dependencies if (scope := scope_of(d)) is not None]

@@ -20,7 +20,7 @@ from ..openai.inference import Job, Piece, pieces, prepare
 from ..openai.requests import ChatCompletion, Completion
 from ..requests import describe
 from ..store import CheckpointRow
-from .caller import ReadUser, SampleUser, TheService
+from .caller import ReadUser, SampleUser, TheCaller, TheService
 from .json_route import JsonRoute
 
 log = logging.getLogger(__name__)
@@ -96,9 +96,11 @@ async def list_models(service: TheService, user: ReadUser) -> dict[str, Any]:
 
 
 @router.get("/models/{name:path}")
-async def get_model(service: TheService, user: ReadUser, name: str) -> dict[str, Any]:
+async def get_model(
+    service: TheService, _: ReadUser, caller: TheCaller, name: str
+) -> dict[str, Any]:
     try:
-        sampler = await service.samplers.named(user, name)
+        sampler = await service.samplers.named(caller, name)
     except UserError as error:
         raise ApiError(404, str(error)) from error
     return _model(name, sampler.row.user or "mint")
@@ -113,18 +115,18 @@ def _model(name: str, owner: str, created: int = 0) -> dict[str, Any]:
 
 @router.post("/completions")
 async def completions(
-    service: TheService, user: SampleUser, body: Completion, request: Request
+    service: TheService, _: SampleUser, caller: TheCaller, body: Completion, request: Request
 ) -> Response:
-    job = await prepare(service, user, body)
+    job = await prepare(service, caller, body)
     form = CompletionForm(body.model, job.tokenizer, body.logprobs is not None)
     return await _answer(service, job, form, request)
 
 
 @router.post("/chat/completions")
 async def chat_completions(
-    service: TheService, user: SampleUser, body: ChatCompletion, request: Request
+    service: TheService, _: SampleUser, caller: TheCaller, body: ChatCompletion, request: Request
 ) -> Response:
-    job = await prepare(service, user, body)
+    job = await prepare(service, caller, body)
     form = ChatForm(body.model, job.tokenizer, body.logprobs)
     return await _answer(service, job, form, request)
 

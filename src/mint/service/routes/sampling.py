@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from .. import requests
-from .caller import ReadUser, SampleUser, TheService
+from .caller import ReadUser, SampleUser, TheCaller, TheService
 from .json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -15,9 +15,9 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/create_sampling_session")
 async def create_sampling_session(
-    service: TheService, user: SampleUser, body: requests.CreateSamplingSession
+    service: TheService, _: SampleUser, caller: TheCaller, body: requests.CreateSamplingSession
 ) -> dict[str, str]:
-    sampler_id = await service.samplers.create(user, body)
+    sampler_id = await service.samplers.create(caller, body)
     return {"sampling_session_id": sampler_id, "type": "create_sampling_session"}
 
 

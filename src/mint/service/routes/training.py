@@ -11,7 +11,7 @@ from .. import codec, requests
 from ..bodies import BadBody
 from ..errors import ApiError
 from ..futures import Answer
-from .caller import ReadUser, TheService, TrainUser, is_same_machine
+from .caller import ReadUser, TheCaller, TheService, TrainUser, is_same_machine
 from .json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -29,9 +29,9 @@ OPERATIONS = (
 
 @router.post("/create_model")
 async def create_model(
-    service: TheService, user: TrainUser, body: requests.CreateModel
+    service: TheService, _: TrainUser, caller: TheCaller, body: requests.CreateModel
 ) -> dict[str, str]:
-    return {"request_id": await service.runs.create(user, body)}
+    return {"request_id": await service.runs.create(caller, body)}
 
 
 @router.post("/get_info")
@@ -70,7 +70,9 @@ async def unload_model(
     return {"request_id": request_id, "model_id": row.id}
 
 
-async def submit(service: TheService, user: TrainUser, request: Request) -> dict[str, str]:
+async def submit(
+    service: TheService, user: TrainUser, caller: TheCaller, request: Request
+) -> dict[str, str]:
     """Accept one operation of a run.
 
     Only its address is read here. Everything else that may be wrong with it comes back through
@@ -86,7 +88,7 @@ async def submit(service: TheService, user: TrainUser, request: Request) -> dict
         body, error = bad.readable, str(bad)
     if kind == "load_weights" and error is None and await decoder.is_creation(body):
         request_id = await service.runs.create_by_load(
-            user, requests.parse(requests.CreateByLoad, body)
+            caller, requests.parse(requests.CreateByLoad, body)
         )
         return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
     address = await decoder.address(body, is_protobuf)

@@ -18,7 +18,7 @@ from ..errors import ApiError
 from ..links import Link, path_in, version_of
 from ..store import CheckpointRow
 from ..uploads import Upload
-from .caller import ReadUser, TheService, TrainUser
+from .caller import ReadUser, TheCaller, TheService, TrainUser
 from .json_route import JsonRoute
 from .weights import ONE, checkpoint_path, describe_checkpoint, unknown_checkpoint
 
@@ -92,7 +92,9 @@ async def download(service: TheService, token: str, name: str) -> Response:
 
 
 @router.post("/checkpoints/upload")
-async def upload(service: TheService, user: TrainUser, request: Request) -> dict[str, Any]:
+async def upload(
+    service: TheService, _: TrainUser, caller: TheCaller, request: Request
+) -> dict[str, Any]:
     """Take in a checkpoint's ``.tar.gz`` from another service, as form field ``file``.
 
     ``name`` and ``base_model`` may be given to overrule what the archive says.
@@ -102,7 +104,7 @@ async def upload(service: TheService, user: TrainUser, request: Request) -> dict
         form = Upload(inbox / "archive", service.settings.max_upload_bytes)
         await form.receive(request.headers.get("content-type", ""), request.stream())
         row = await service.transfers.take_in(
-            user, form.target, form.texts.get("name"), form.texts.get("base_model")
+            caller, form.target, form.texts.get("name"), form.texts.get("base_model")
         )
     finally:
         await asyncio.to_thread(shutil.rmtree, inbox, ignore_errors=True)
@@ -112,7 +114,7 @@ async def upload(service: TheService, user: TrainUser, request: Request) -> dict
 
 @router.post("/mint/checkpoints/interpolate")
 async def interpolate(
-    service: TheService, user: TrainUser, body: requests.Interpolate
+    service: TheService, _: TrainUser, caller: TheCaller, body: requests.Interpolate
 ) -> dict[str, str]:
     """A new sampler checkpoint: the weighted sum of others."""
-    return {"request_id": await service.transfers.interpolate(user, body)}
+    return {"request_id": await service.transfers.interpolate(caller, body)}

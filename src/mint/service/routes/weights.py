@@ -11,7 +11,7 @@ from .. import requests
 from ..checkpoints import EXTERNAL, SAMPLER, TRAINING, CheckpointPath, path_of, unexpired
 from ..errors import ApiError, UserError, not_found
 from ..store import CheckpointRow, Condition
-from .caller import ReadUser, TheService, TrainUser
+from .caller import ReadUser, TheCaller, TheService, TrainUser
 from .json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -153,7 +153,11 @@ async def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
 
 @router.post("/copy_weights")
 async def copy_weights(
-    service: TheService, user: TrainUser, body: requests.CopyWeights, request: Request
+    service: TheService,
+    _: TrainUser,
+    caller: TheCaller,
+    body: requests.CopyWeights,
+    request: Request,
 ) -> dict[str, str]:
     if request.headers.get("x-tinker-weights-access-token") is not None:
         raise ApiError(
@@ -161,5 +165,5 @@ async def copy_weights(
             "weights_access_token is not supported. Use the owner's API key, or let the owner "
             "publish the checkpoint.",
         )
-    row = await service.transfers.copy(user, body, request.headers.get("x-idempotency-key"))
+    row = await service.transfers.copy(caller, body, request.headers.get("x-idempotency-key"))
     return {"tinker_path": path_of(row).uri}
