@@ -84,6 +84,7 @@ def test_everything_of_a_rollout_comes_back(tmp_path: Path) -> None:
         traceback="Traceback",
         trace=[{"role": "user", "content": "3 + 5 ="}],
         version=2,
+        weights="0f" * 32,
         replaced=True,
         sampled_at=12.5,
         segments=[segment, {"tokens": [1], "mask": [False], "sampler": [0.0]}],
