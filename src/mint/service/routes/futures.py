@@ -8,7 +8,8 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from .. import requests
-from ..futures import Future
+from ..futures import Future, ResultExpired
+from ..service import gone
 from .caller import SampleUser, TheService
 from .json_route import JsonRoute
 
@@ -25,7 +26,10 @@ async def retrieve_future(
 ) -> Response:
     """Wait for a result; 408 says it is not there yet and the client should ask again."""
     future = await service.future(body.request_id, user)
-    answer = await future.wait(service.settings.long_poll_s)
+    try:
+        answer = await future.wait(service.settings.long_poll_s)
+    except ResultExpired:
+        raise gone(future.request_id) from None
     if answer is not None:
         service.futures.retrieved(future)
         headers = {WEIGHTS_HEADER: answer.digest} if answer.digest else None
@@ -73,7 +77,7 @@ def _completion(future: Future) -> dict[str, Any]:
     return {
         "state": "finished",
         "request_id": future.request_id,
-        "response_payload_uncompressed_size": len(future.answer.body),
+        "response_payload_uncompressed_size": future.size,
     }
 
 
