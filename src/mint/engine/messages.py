@@ -219,7 +219,8 @@ class Call:
 class Reply:
     """The worker's answer: a value, or an error of the user's or of the engine's making.
 
-    One that is not final carries the :class:`SampledToken` list of a step, and more will follow.
+    One that is not final carries the :class:`SampledToken` list of a step, and more will follow. An
+    empty list says that a sample has started.
     """
 
     id: int

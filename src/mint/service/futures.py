@@ -20,7 +20,17 @@ from .results import MAX_RESULTS, Queue, Share, Spool
 
 log = logging.getLogger(__name__)
 Category = Literal["user", "server"]
-Reason = Callable[[], str | None]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Why a result is not there yet, for whoever waits for it. What is ``active`` is on its way."""
+
+    reason: str
+    state: Literal["active", "paused_capacity"] = "paused_capacity"
+
+
+Reason = Callable[[], Pending | None]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from . import codec
 from .arrays import Csr
 from .engine_process import EngineProcess
 from .errors import EngineDied, UserError, not_found
-from .futures import Answer
+from .futures import Answer, Pending
 from .idleness import Idleness
 from .links import version_of
 from .outstanding import Outstanding
@@ -24,6 +24,7 @@ from .parts import Parts
 from .requests import CreateSamplingSession, Sample
 from .scopes import Caller
 from .store import RunRow, SamplerRow
+from .waiting import Place, WaitingSamples
 from .weights import Sampler, Weights, unproven
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Samplers:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sampling: dict[str, asyncio.Task[None]] = {}
         self._quota_of = parts.quota_of
+        self._queue = WaitingSamples()
         self._outstanding = Outstanding(parts.settings.max_outstanding_samples)
 
     # ---- making ---------------------------------------------------------------------------------
@@ -224,10 +226,10 @@ class Samplers:
         request_id = f"{sampler.row.id}:{number}"
         if self._futures.find(request_id, user) is None:
             tokens = self._admit(sampler, engine_request)
-            base_model = sampler.row.base_model
-            self._futures.open(request_id, user, lambda: self._engines.why_waiting(base_model))
-            work = self._sample(sampler, request_id, engine_request, targets)
-            self._sampling[request_id] = self._counted(sampler, tokens, work)
+            place = self._queue.enter(sampler.row.base_model, sampler.tenant)
+            self._futures.open(request_id, user, lambda: self._why_waiting(sampler, place))
+            work = self._sample(sampler, request_id, engine_request, targets, place)
+            self._sampling[request_id] = self._counted(sampler, tokens, place, work)
         return request_id, [f"{request_id}:{i}" for i in range(request.num_samples)]
 
     def cancel(self, request_id: str) -> bool:
@@ -243,7 +245,16 @@ class Samplers:
         ``on_tokens`` hears the tokens of a request that asks for progress, as they are sampled.
         """
         tokens = self._admit(sampler, request)
-        return await self._counted(sampler, tokens, self._result(sampler, request, on_tokens))
+        place = self._queue.enter(sampler.row.base_model, sampler.tenant)
+        work = self._result(sampler, request, place, on_tokens)
+        return await self._counted(sampler, tokens, place, work)
+
+    def _why_waiting(self, sampler: Sampler, place: Place) -> Pending | None:
+        """Say what keeps a sample from being answered; None once it has started."""
+        if (why := self._engines.why_waiting(sampler.row.base_model)) is None:
+            is_loading = sampler.engine is None and sampler.loading.locked()
+            why = "the weights of the sampler are being loaded" if is_loading else place.describe()
+        return None if why is None else Pending(why)
 
     def _admit(self, sampler: Sampler, request: SampleRequest) -> int:
         """Return how many tokens a request may take. Raises ApiError 429 while it has no place."""
@@ -264,10 +275,15 @@ class Samplers:
         return max(context - len(request.prompt), 0)
 
     async def _sample(
-        self, sampler: Sampler, request_id: str, request: SampleRequest, targets: Csr | None
+        self,
+        sampler: Sampler,
+        request_id: str,
+        request: SampleRequest,
+        targets: Csr | None,
+        place: Place,
     ) -> None:
         try:
-            answer = await self._answer(sampler, request, targets)
+            answer = await self._answer(sampler, request, targets, place)
         except asyncio.CancelledError:
             answer = Answer.failure("This sample was cancelled before it was done.", "user")
         finally:
@@ -275,10 +291,10 @@ class Samplers:
         self._futures.finish(request_id, answer)
 
     async def _answer(
-        self, sampler: Sampler, request: SampleRequest, targets: Csr | None
+        self, sampler: Sampler, request: SampleRequest, targets: Csr | None, place: Place
     ) -> Answer:
         try:
-            result = await self._result(sampler, request)
+            result = await self._result(sampler, request, place)
             return Answer.protobuf(codec.encode_sample(result, targets), result.digest)
         except UserError as error:
             return Answer.failure(str(error), "user")
@@ -289,17 +305,26 @@ class Samplers:
             return Answer.failure(f"Sampling failed in the service: {error}", "server")
 
     async def _result(
-        self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None = None
+        self,
+        sampler: Sampler,
+        request: SampleRequest,
+        place: Place,
+        on_tokens: OnTokens | None = None,
     ) -> SampleResult:
+        def hear(tokens: list[SampledToken]) -> None:
+            place.leave()  # the first news, without tokens, is that the sample has started
+            if on_tokens is not None and tokens:
+                on_tokens(tokens)
+
         try:
-            return await self._try_sample(sampler, request, on_tokens)
+            return await self._try_sample(sampler, request, hear)
         except EngineDied:
             if on_tokens is not None:
                 raise  # some tokens may have been told, and a second try would tell others
-            return await self._try_sample(sampler, request, None)
+            return await self._try_sample(sampler, request, hear)
 
     async def _try_sample(
-        self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None
+        self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens
     ) -> SampleResult:
         sampler.users += 1
         try:
@@ -333,13 +358,14 @@ class Samplers:
         return task
 
     def _counted(
-        self, sampler: Sampler, tokens: int, work: Coroutine[Any, Any, T]
+        self, sampler: Sampler, tokens: int, place: Place, work: Coroutine[Any, Any, T]
     ) -> asyncio.Task[T]:
         """Start a sample, which counts as in progress until it is done."""
         user, key = sampler.tenant, sampler.row.key
         task = self._in_background(work)
         self._outstanding.begin(user, key, tokens)
         task.add_done_callback(lambda _: self._outstanding.end(user, key, tokens))
+        task.add_done_callback(lambda _: place.leave())
         return task
 
 

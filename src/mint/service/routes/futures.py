@@ -39,8 +39,8 @@ async def retrieve_future(
         "request_id": future.request_id,
         "queue_state": "active",
     }
-    if (reason := future.reason()) is not None:
-        pending |= {"queue_state": "paused_capacity", "queue_state_reason": reason}
+    if (why := future.reason()) is not None:
+        pending |= {"queue_state": why.state, "queue_state_reason": why.reason}
     return JSONResponse(pending, 408)
 
 
