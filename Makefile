@@ -7,6 +7,7 @@
 # make check     what a change must pass: ruff, mypy, the tests, the slow ones
 # make conformance   only the tests with unmodified clients of several versions
 # make snapshots     accept a changed API: write its contract anew
+# make test-sinks    only: metrics in W&B, Trackio and MLflow, with the real packages
 # make fuzz          20,000 mutated requests over every route; none may be answered with 5xx
 # make chaos         kills, failing disks and random operations for about an hour
 # make soak          clients that come, go, crash and misbehave, for an hour (SOAK_MINUTES=10 make soak)
@@ -28,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest
 # Whole files go to a worker, since the tests of a file share a service. Two cores and 24 GiB are enough.
 PARALLEL := -n 3 --dist loadfile
 
-.PHONY: install demo packages test test-slow fuzz chaos soak test-wheel test-first-hour test-gpu conformance \
+.PHONY: install demo packages test test-slow fuzz chaos soak test-wheel test-first-hour test-gpu test-sinks conformance \
   conformance-envs trl-env bench bench-envs snapshots check lint format clean
 .DELETE_ON_ERROR:
 
@@ -40,8 +41,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "mint needs Python 3.11 or newer. Type: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@scripts/system_packages.sh python3-venv
-	@$(PYTHON) -m venv .venv \
-	  || { echo "Python's venv module is missing. On Debian: apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2> /dev/null \
+	  || { echo "mint needs Python's venv module. As root, type: apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv .venv
 	@echo "  torch, transformers, tinker and the rest"
 	@$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[demo,dev]'
 	@echo "  the weights of $(SMOLLM2)"
@@ -133,6 +135,18 @@ test-first-hour: $(INSTALLED)
 test-gpu:
 	@PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m pytest -q --noconftest -o addopts= \
 	  -p no:cacheprovider -W ignore tests/engine/test_cuda.py tests/engine/test_kernels.py
+
+test-sinks: $(INSTALLED) .venvs/sinks/.installed
+	@$(PYTEST) tests/watch/test_sink_packages.py
+
+# It lies over .venv, whose packages it sees behind its own.
+.venvs/sinks/.installed: tests/watch/sinks.txt
+	@echo "Making the environment .venvs/sinks for the sinks' packages."
+	@$(PYTHON) -m venv --clear .venvs/sinks
+	@.venvs/sinks/bin/python $(PIP) --no-compile --requirement $<
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  > "$$(.venvs/sinks/bin/python -c 'import site; print(site.getsitepackages()[0])')/mint.pth"
+	@touch $@
 
 conformance: $(INSTALLED) $(CLIENTS_INSTALLED)
 	@$(PYTEST) tests/conformance tests/sdk/test_mindlab.py

@@ -123,7 +123,7 @@ def main() -> None:
         for what, uploaded in (("archive", resumed), ("folder", restarted)):
             same = uploaded.logprobs() == expected
             print(f"Logprobs from the {what}: {'bit-equal' if same else 'DIFFERENT'}", flush=True)
-        stayed = lesson.train("First service, going on")
+        stayed = lesson.train("First service, continued")
         went = resumed.train("Second service, from the archive")
         restarted.train("Second service, from the folder")
         print(f"The run that moved is {'the same' if stayed == went else 'NOT the same'}.")

@@ -1,7 +1,7 @@
 """Teach a model to add, with a reward that you write yourself in Python.
 
-The loop is the whole of it: sample answers on the service, score them here, turn the scores into
-advantages, train. It is GRPO with everything left out that this task does not need: no KL term
+This is the whole loop: sample answers on the service, score them here, turn the scores into
+advantages, train. It is GRPO without what this task does not need: no KL term
 (the run is short and starts from a sensible model), no division by the group's standard deviation
 (it would favour questions that are almost always or almost never solved), no clipping (every batch
 is used for one step, so the policy has not moved away from the one that sampled).
@@ -10,21 +10,21 @@ is used for one step, so the policy has not moved away from the one that sampled
 
 Without MINT_BASE_URL it starts a service on this machine. Settings are environment variables:
 
-    MINT_BASE_MODEL                  Qwen/Qwen3-0.6B   what to train
+    MINT_BASE_MODEL                  Qwen/Qwen3-0.6B   model to train
     MINT_LORA_RANK                   16
     MINT_CUSTOM_REWARD_STEPS         8                 training steps
     MINT_CUSTOM_REWARD_BATCH         8                 questions per step
     MINT_CUSTOM_REWARD_GROUP         6                 answers per question
     MINT_CUSTOM_REWARD_LR            2e-5
-    MINT_CUSTOM_REWARD_MAX_TOKENS    16                length of an answer
+    MINT_CUSTOM_REWARD_MAX_TOKENS    16                maximum length of an answer
     MINT_CUSTOM_REWARD_TEMPERATURE   0.8
-    MINT_CUSTOM_REWARD_SEED          0                 of all random numbers
+    MINT_CUSTOM_REWARD_SEED          0                 seed of all random numbers
     MINT_CUSTOM_REWARD_MAX_OPERAND   99                the largest number to add
     MINT_CUSTOM_REWARD_SHOTS         0                 solved examples in the prompt
-    MINT_CUSTOM_REWARD_EVAL          0                 held-out questions, asked before and after
-    MINT_CUSTOM_REWARD_CURVE         (off)             where to draw the reward curve, an .svg file
+    MINT_CUSTOM_REWARD_EVAL          0                 held-out questions, before and after
+    MINT_CUSTOM_REWARD_CURVE         (off)             file for the reward curve (.svg)
 
-What is sampled and measured is recorded in runs/custom-reward: `mint report runs/custom-reward`.
+Samples and metrics are recorded in runs/custom-reward; see `mint report runs/custom-reward`.
 
 Names end in their dimensions: P prompts of a step, G answers of a group, T tokens of an answer.
 """

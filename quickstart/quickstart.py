@@ -1,17 +1,16 @@
-"""Both ways to train in one script: show a model what to do, then let it find out what works.
+"""Supervised fine-tuning, then reinforcement learning, in one script.
 
-First supervised fine-tuning on a few additions, so that the model answers in the right form. Then
-reinforcement learning with the plainest reward there is: 1 when the answer is right, 0 when it is
-not. (`custom_reward.py` shows a reward with partial credit.)
+SFT on a few additions teaches the model the form of an answer. RL then uses the simplest reward: 1
+for a right answer, 0 for a wrong one. (`custom_reward.py` shows a reward with partial credit.)
 
     python quickstart/quickstart.py
 
 Without MINT_BASE_URL it starts a service on this machine. Settings are environment variables:
 
-    MINT_BASE_MODEL       Qwen/Qwen3-0.6B   what to train
+    MINT_BASE_MODEL       Qwen/Qwen3-0.6B   model to train
     MINT_LORA_RANK        16
     MINT_MAX_OPERAND      99                the largest number to add
-    MINT_SEED             0                 which questions are drawn
+    MINT_SEED             0                 seed of the questions
     MINT_SFT_STEPS        6
     MINT_SFT_BATCH        16                examples per step
     MINT_SFT_LR           1e-4
@@ -19,10 +18,10 @@ Without MINT_BASE_URL it starts a service on this machine. Settings are environm
     MINT_RL_BATCH         8                 questions per step
     MINT_RL_GROUP         4                 answers per question
     MINT_RL_LR            2e-5
-    MINT_RL_MAX_TOKENS    16                length of an answer
+    MINT_RL_MAX_TOKENS    16                maximum length of an answer
     MINT_RL_TEMPERATURE   0.8
 
-What is sampled and measured is recorded in runs/quickstart: `mint report runs/quickstart`.
+Samples and metrics are recorded in runs/quickstart; see `mint report runs/quickstart`.
 
 Names end in their dimensions: P prompts of a step; names with g_ are lists over a prompt's group.
 """

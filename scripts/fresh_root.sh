@@ -2,7 +2,7 @@
 # Run a command in a copy of this clone on a fresh Debian 12 that has Python, git and make only.
 #
 #     scripts/fresh_root.sh make test            # as root
-#     scripts/fresh_root.sh --user make test     # as a user without root and sudo
+#     scripts/fresh_root.sh --user make test     # as a user without root and sudo, with python3-venv
 #     scripts/fresh_root.sh --again make test    # where the last command left the root
 #
 # Needs root and debootstrap. The root is in $FRESH_ROOT (default: mint-fresh-root in the temporary
@@ -67,6 +67,11 @@ copy /etc/apt/sources.list.d etc/apt/sources.list.d
 copy /etc/apt/apt.conf.d etc/apt/apt.conf.d
 copy /etc/pip.conf etc/pip.conf
 copy "${HOME:-/root}/.config/pip/pip.conf" etc/xdg/pip/pip.conf
+# Only root can install python3-venv, without which there is no environment to test.
+[ "$user" = root ] || chroot "$root" sh -c \
+  'DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND
+   apt-get update -qq && apt-get install --no-install-recommends --yes -qq python3-venv' \
+  > "$folder/apt.log" 2>&1 || { tail -20 "$folder/apt.log" >&2; exit 1; }
 # Folders that they name are there inside too; the files of a local index stand beside its "simple".
 mapfile -t shared < <({ cat /etc/pip.conf "${HOME:-/root}/.config/pip/pip.conf" 2> /dev/null || true; env | grep '^PIP_' || true; } |
   grep -oE '(=|file://| )/[^ ,"]+' | sed -E 's#^(=|file://| )##; s#/simple/?$##' | sort -u)

@@ -33,6 +33,7 @@ SETTINGS = {
     "MINT_RL_EVAL_EVERY": "5",
     "MINT_RL_HOLDOUT_FRACTION": "0.2",
     "MINT_RL_HOLDOUT_SIZE": "24",
+    "MINT_RL_MEASURE_ENTROPY": "true",
 }
 MOST_BYTES = 500_000
 LEFT_OUT = ("pid", "host")

@@ -20,6 +20,7 @@ libc6-dev | reasoning-gym: the headers of the C library | test -e /usr/include/s
 python3-dev | reasoning-gym: the headers of Python | $PYTHON -c 'import os, sysconfig as s; os.stat(s.get_paths()["include"] + "/Python.h")'
 bubblewrap | the sandbox in which rewards run code that a model wrote | command -v bwrap
 chromium | browser tests of the dashboard | command -v chromium || command -v chromium-browser || command -v google-chrome
+postgresql | tests of the service with its tables in PostgreSQL | command -v postgres || ls /usr/lib/postgresql/*/bin/postgres
 fonts-dejavu-core | text in the pictures of the browser tests | find /usr/share/fonts -name '*.ttf' -print -quit | grep -q .
 END
 )

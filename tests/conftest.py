@@ -13,10 +13,25 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: tests share
 os.environ.setdefault("MINT_PRECISION", "exact")  # for the services that tests start: they compare
 
 from mint.embedded import stop_embedded_service
-from tests.service_fixture import live_service, own_service, raw, service
+from tests.service_fixture import (
+    database,
+    database_server,
+    live_service,
+    own_service,
+    raw,
+    service,
+)
 from tests.tiny import build_model
 
-__all__ = ["live_service", "own_service", "raw", "service", "tiny_model"]
+__all__ = [
+    "database",
+    "database_server",
+    "live_service",
+    "own_service",
+    "raw",
+    "service",
+    "tiny_model",
+]
 
 
 def _is_worth_telling(record: logging.LogRecord) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -35,6 +36,17 @@ def need_browser() -> str:
         if found := shutil.which(name):
             return found
     missing(f"needs a browser, and chromium is not installed. {INSTALL} chromium fonts-dejavu-core")
+
+
+def need_postgres() -> Path:
+    """The folder of PostgreSQL's programs; the test is skipped where there are none."""
+    found = shutil.which("postgres")  # Debian keeps them out of the path, by version
+    folders = [Path(os.path.realpath(found)).parent] if found else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    for folder in folders:
+        if (folder / "initdb").exists():
+            return folder
+    missing(f"needs PostgreSQL, which is not installed. {INSTALL} postgresql")
 
 
 def missing(why: str) -> NoReturn:

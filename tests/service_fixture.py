@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.postgres import Postgres, postgres
+
 MODEL = "tiny/llama"
 _RUN_WITH_SETTINGS = """
 import sys
@@ -99,12 +101,35 @@ def service(live_service: LiveService) -> str:
     return live_service.base_url
 
 
+DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
+"""Runs a test that starts services, or uses ``database``, once with each kind of database."""
+
+
+@pytest.fixture(scope="session")
+def database_server() -> Iterator[Postgres]:
+    with postgres() as server:
+        yield server
+
+
 @pytest.fixture
-def own_service(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., LiveService]]:
+def database(request: pytest.FixtureRequest) -> str | None:
+    """The URL of an empty PostgreSQL database, or None: SQLite in the home folder."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        return None
+    server: Postgres = request.getfixturevalue("database_server")
+    return server.database()
+
+
+@pytest.fixture
+def own_service(
+    tiny_model: Path, tmp_path: Path, database: str | None
+) -> Iterator[Callable[..., LiveService]]:
     """Starts services of a test's own, on one home folder, and ends them after the test."""
     started: list[LiveService] = []
+    of_all = {"database_url": database} if database else {}
 
     def start(port: int = 0, precision: str = "exact", **settings: Any) -> LiveService:
+        settings = of_all | settings
         started.append(start_service(tmp_path / "home", tiny_model, port, precision, **settings))
         return started[-1]
 
@@ -134,10 +159,17 @@ class RawClient:
         answer = self.post("/create_session", {"tags": [], "sdk_version": "0.22.0"})
         return str(answer.json()["session_id"])
 
-    def run(self, session: str | None = None, number: int = 0, **lora: Any) -> str:
+    def run(
+        self,
+        session: str | None = None,
+        number: int = 0,
+        metadata: dict[str, str] | None = None,
+        **lora: Any,
+    ) -> str:
         """A new training run of the tiny model, ready for operations."""
         config = {"rank": 4, "seed": 1, **lora}
         body = {"session_id": session or self.session(), "model_seq_id": number}
+        body |= {"user_metadata": metadata} if metadata else {}
         answer = self.post("/create_model", {**body, "base_model": MODEL, "lora_config": config})
         return str(self.result(answer.json()["request_id"])["model_id"])
 

@@ -60,8 +60,15 @@ class Measurement:
                 "python": platform.python_version(),
             },
             "settings": {"precision": options.precision, "rank": RANK},
-            "sections": {},
+            "sections": self._kept_sections() if options.keep else {},
         }
+
+    def _kept_sections(self) -> dict[str, Any]:
+        """Return the sections of the result that is there, each with the day it was measured."""
+        if not self.options.out.exists():
+            return {}
+        before = json.loads(self.options.out.read_text())
+        return {k: {"date": before["date"], **s} for k, s in before["sections"].items()}
 
     def run(self, folder: Path) -> None:
         """Build the model, then measure whatever was asked for."""
@@ -144,6 +151,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", action="store_true", help="transformers in the same run")
     parser.add_argument("--service", action="store_true", help="a GRPO step through a service too")
     parser.add_argument("--only", help=f"sections, of {','.join(ALL)}")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the other sections of an earlier result"
+    )
     parser.add_argument("--folder", type=Path, help="where to build the model; default: a new one")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu[-SHAPE].json")
     options = parser.parse_args()

@@ -321,6 +321,12 @@ def notes(result: dict[str, Any]) -> list[str]:
         speeds = ", ".join(f"{speed / 1e12:,.1f} TFLOP/s {name}" for name, speed in matmul.items())
         copy = gpu.get("ceilings", "copy")
         lines.append(f"The device in the same run: {speeds}, {copy / 1e12:.2f} TB/s copied.")
+    earlier: dict[str, list[str]] = {}
+    for name, section in result["sections"].items():
+        if name not in ("build", "load") and "date" in section:
+            earlier.setdefault(section["date"][:10], []).append(name)
+    for date, names in sorted(earlier.items()):
+        lines.append(f"Measured earlier, on {date}, with the code of that day: {', '.join(names)}.")
     for name, section in result["sections"].items():
         if "error" in section:
             lines.append(f"{name} failed: {section['error']}")

@@ -120,7 +120,9 @@ def _training_rate(bench: Bench, data: list[Datum], loss: str) -> dict[str, Any]
         # forward, and backward to the activations alone: the weights are frozen
         report["share_of_matmul"] = rate * 2 * flops_per_token(products) / matmul["bfloat16"]
     if is_gpu:
-        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.empty_cache()
+        # Replayed passes allocate nothing: their memory stays reserved.
+        peak = max(torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved())
         plan = driver.engine.info.plan
         pool = plan.kv_bytes if plan else 0
         report |= {"peak_gib": peak / GIB, "peak_without_pool_gib": (peak - pool) / GIB}

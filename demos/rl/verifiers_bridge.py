@@ -31,7 +31,7 @@ class ChatClient(vf.Client):
     """The policy, as an environment of verifiers sees it."""
 
     def setup_client(self, config: vf.ClientConfig) -> Chat:
-        raise TypeError("A ChatClient is made of a chat, not of a configuration.")
+        raise TypeError("A ChatClient is created from a chat, not from a configuration.")
 
     async def to_native_tool(self, tool: vf.Tool) -> dict[str, Any]:
         fields = tool.model_dump(include={"name", "description", "parameters"})
@@ -78,7 +78,7 @@ def text_of(message: vf.Message) -> str:
     text = message.get("content") or ""
     if not isinstance(text, str):
         if any(part["type"] != "text" for part in text):
-            raise ValueError("The environment sends pictures or sound, and a chat takes text only.")
+            raise ValueError("The environment sends images or audio; a chat supports text only.")
         text = "".join(part["text"] for part in text)
     calls = [] if parse_tool_calls(text) else message.get("tool_calls") or []
     form = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
@@ -91,8 +91,8 @@ class VerifiersEnvironment:
     def __init__(self, environment: vf.Environment) -> None:
         if environment.requires_group_rollouts:
             raise ValueError(
-                "The environment's rubric compares the answers of a group, and here each is scored "
-                "by itself. Give it a rubric whose functions see one answer."
+                "The environment's rubric compares the answers of a group, but here each is scored "
+                "separately. Use a rubric whose functions score one answer."
             )
         self.environment = environment
         self.name = environment.env_id

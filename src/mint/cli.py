@@ -17,6 +17,7 @@ from mint.commands.output import Mistake
 from mint.commands.report import report
 from mint.commands.sample import sample
 from mint.commands.serve import serve
+from mint.commands.usage import usage
 from mint.commands.watch import watch
 from mint.engine.messages import UserError
 from mint.rewards.cli import app as rewards
@@ -34,6 +35,7 @@ app.command()(export)
 app.command()(bench)
 app.command()(report)
 app.command()(watch)
+app.command()(usage)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(runs.app, name="runs")

@@ -242,8 +242,8 @@ class TrainingClient(tinker.TrainingClient):
 def _check_not_empty(data: Sequence[object], method: str) -> None:
     if not data:
         raise ValueError(
-            f"{method} got no data, so there is nothing to compute. When every group of a step has "
-            "equal rewards, there are no datums to train on: skip the step."
+            f"{method} was called without data. If every group of a step has equal rewards, there "
+            "are no datums to train on: skip the step."
         )
 
 
@@ -351,7 +351,7 @@ class ServiceClient(tinker.ServiceClient):
     def create_training_client_from_state_with_optimizer(
         self, path: str, *args: Any, **kwargs: Any
     ) -> TrainingClient:
-        """A new run that goes on from a checkpoint: weights and optimizer."""
+        """Create a run that resumes from a checkpoint: weights and optimizer."""
         client = super().create_training_client_from_state_with_optimizer(path, *args, **kwargs)
         return _as(TrainingClient, client)
 

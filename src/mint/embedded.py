@@ -110,7 +110,8 @@ def _start(home: Path) -> EmbeddedService:
     except BaseException:
         _end(process)
         raise
-    line = f"mint: embedded service at {url} (dashboard: {url}/watch, log: {log})"
+    # As with notebooks, the link has the key of this one service, so that the page can chat.
+    line = f"mint: embedded service at {url} (dashboard: {url}/watch#key={key}, log: {log})"
     print(line, file=sys.stderr, flush=True)
     return EmbeddedService(url, key, log, process, parent=os.getpid(), home=home)
 
@@ -121,7 +122,7 @@ def _new_log(home: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EmbeddedServiceError(
-            f"The embedded service has nowhere to write: {error}. "
+            f"The embedded service cannot write to its home folder: {error}. "
             "Set MINT_HOME to a folder that you can write to."
         ) from error
     return folder / f"embedded-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
@@ -143,7 +144,7 @@ def _failure(what: str, log: Path) -> str:
     return (
         f"The embedded service {what}. The last lines of its log, {log}:\n"
         f"{_last_lines(log)}\n"
-        "To see it start, type: mint serve --port 8000\n"
+        "To start a service in the foreground, type: mint serve --port 8000\n"
         "To use a service that runs elsewhere, set MINT_BASE_URL."
     )
 
@@ -154,7 +155,7 @@ def _last_lines(log: Path, count: int = 15) -> str:
 
 
 def _report_end(service: EmbeddedService) -> None:
-    """Say so when the child ends on its own: the SDK would go on trying to reach it."""
+    """Say so when the child ends on its own: the SDK would keep trying to reach it."""
     code = service.process.wait()
     if _running is service:
         print("mint: " + _failure(f"ended with exit code {code}", service.log), file=sys.stderr)

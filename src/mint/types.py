@@ -41,8 +41,9 @@ class SamplingParams(tinker.types.SamplingParams):
         texts = [stop] if isinstance(stop, str) else list(stop or [])
         if any(isinstance(text, str) for text in texts):
             raise ValueError(
-                f"stop={stop!r} has strings and stop_token_ids={ids} has token ids, and a request "
-                "carries one kind. Give all stops as token ids, or all as strings in stop=[...]."
+                f"stop={stop!r} has strings and stop_token_ids={ids} has token ids, but a request "
+                "can use only one kind. Pass all stops as token ids, or all as strings in "
+                "stop=[...]."
             )
         return {**fields, "stop": list(dict.fromkeys([*texts, *ids]))}
 
@@ -65,7 +66,7 @@ class AdamParams(tinker.types.AdamParams):
             beta2 = fields.get("beta2", DEFAULT_BETAS[1])
             return {**fields, "betas": (beta1, beta2)}
         if "beta1" in fields or "beta2" in fields:
-            raise ValueError("Give betas=(b1, b2), or beta1=b1 and beta2=b2, but not both.")
+            raise ValueError("Pass betas=(b1, b2), or beta1=b1 and beta2=b2, but not both.")
         betas = tuple(fields["betas"])
         if len(betas) != 2:
             raise ValueError(f"betas={fields['betas']!r} must be two numbers, as in (0.9, 0.999).")

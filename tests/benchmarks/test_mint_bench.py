@@ -61,7 +61,7 @@ def test_without_a_service_one_is_started_and_the_machine_is_measured(
     [
         (["--answers", "8,1"], "write rising numbers, such as 1,8,48"),
         (["--answers", "many"], "write rising numbers, such as 1,8,48"),
-        (["--answers", "1,100000"], "512 at once is the most"),
+        (["--answers", "1,100000"], "512 is the maximum"),
         (["--model", "no/such-model"], "There is no model 'no/such-model'"),
     ],
 )
@@ -103,7 +103,9 @@ def report() -> Report:
 def test_the_batch_is_where_more_answers_stop_paying(report: Report) -> None:
     advice = recommend(report)
     assert (advice.answers, advice.batch_size, advice.group_size) == (48, 6, 8)
-    assert advice.because[0] == "More than 48 answers at once sample at most 10% faster."
+    assert (
+        advice.because[0] == "More than 48 concurrent answers increase throughput by at most 10%."
+    )
 
 
 def test_growth_that_did_not_end_is_said(report: Report) -> None:

@@ -128,7 +128,7 @@ def test_rule_9_a_conflict_is_a_failed_future_and_every_refusal_has_a_text(
     conversation: Conversation,
 ) -> None:
     seen = conversation.saw("a_taken_name")
-    assert "exists already" in seen["again"]
+    assert "already exists" in seen["again"]
     assert "RequestFailedError" in seen["again"]
     assert seen["other"].endswith("/weights/free")
     assert "no/such-model" in conversation.saw("an_unknown_model")

@@ -88,7 +88,7 @@ def test_uploaded_weights_are_the_same_to_the_last_bit_and_train_on(
         return re.findall(rf"^{where}: loss (.*)$", printed, re.M)[0]
 
     stayed, went, restarted = (
-        losses("First service, going on"),
+        losses("First service, continued"),
         losses("Second service, from the archive"),
         losses("Second service, from the folder"),
     )

@@ -14,6 +14,7 @@ from mint.engine.lora import Adapter
 from mint.engine.messages import AdamParams, Datum, ForwardBackward, LoraSpec, SampleRequest
 from mint.engine.model import BaseModel
 from mint.engine.trainer import LoraTrainer
+from mint.engine.trunk_graphs import TrunkGraphs
 from tests.engine.conftest import ids, sample
 from tests.engine.test_sampler import trained_engine, trainer_logprobs
 from tests.engine.test_trainer import PlainModel, assert_close, gradients, group, loss_of, randomise
@@ -57,7 +58,7 @@ def test_gradients_equal_those_of_a_float64_model_with_the_same_weights(
     family: str, precision: str, tmp_path: Path
 ) -> None:
     model = load(family, tmp_path, precision)
-    run = LoraTrainer(model, LoraSpec(rank=4, seed=1), 1024)
+    run = LoraTrainer(model, LoraSpec(rank=8, seed=1), 1024)  # of 8: products are joined
     randomise_on_cpu(run)
     data = group(seed=5)
     [result] = run.forward_backward([ForwardBackward(data, "cross_entropy")])
@@ -134,6 +135,33 @@ def test_compiled_layers_run_forward_only(tmp_path: Path) -> None:
     ]
     one, other = (result.logprobs[0] for result in results)
     np.testing.assert_allclose(one, other, atol=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["half", "exact"])
+def test_recorded_passes_have_the_gradients_of_others(precision: str, tmp_path: Path) -> None:
+    """Each round has other data and another adapter; the weights move before the last two."""
+    model = load("qwen3", tmp_path, precision)
+    graphs = TrunkGraphs(model)
+    for number, replays in enumerate([0, 1, 2, 2, 3]):
+        spec = LoraSpec(rank=8, seed=number)
+        plain, recorded = LoraTrainer(model, spec, 1024), LoraTrainer(model, spec, 1024, graphs)
+        if number == 3:
+            model.bank.use([plain.adapter, recorded.adapter])
+        results = []
+        for run in (plain, recorded):
+            randomise_on_cpu(run)
+            operation = ForwardBackward(group(seed=number), "cross_entropy")
+            results += run.forward_backward([operation])
+        assert graphs.replays == replays
+        for one, other in zip(*(result.logprobs for result in results), strict=True):
+            np.testing.assert_allclose(one, other, atol=LIMITS[precision][0])
+        for name, pair in gradients(plain).items():
+            for one, other in zip(pair, gradients(recorded)[name], strict=True):
+                assert (one - other).norm() <= 2e-2 * one.norm(), name
+
+
+def test_compiled_layers_can_be_recorded(tmp_path: Path) -> None:
+    test_recorded_passes_have_the_gradients_of_others("half", tmp_path)
 
 
 def test_rows_of_any_company_get_the_same_tokens(tmp_path: Path) -> None:
@@ -219,3 +247,8 @@ def test_a_decode_step_syncs_once_and_replays_one_graph(tmp_path: Path) -> None:
         before = runner.replays  # type: ignore[attr-defined]
         sample(engine, "trained", request)
         assert runner.replays - before == 20  # 19 tokens after the first, and one thrown away
+
+
+def test_an_engine_says_how_much_of_the_gpu_it_holds(tmp_path: Path) -> None:
+    held = Engine(load("llama", tmp_path), memory_gb=4).memory()
+    assert 0 < held["device_bytes_used"] < held["device_bytes_capacity"]

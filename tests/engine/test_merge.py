@@ -124,7 +124,7 @@ def test_an_exported_adapter_that_answers_otherwise_is_an_error(peft: bool, tmp_
     config = json.loads((copy / "adapter_config.json").read_text())
     (copy / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 1}))
     check = check_adapter(base, adapter, copy, peft=peft)
-    with pytest.raises(UserError, match=f"{check.by}, does not answer as the adapter does"):
+    with pytest.raises(UserError, match=f"{check.by}, does not match the adapter"):
         check.require("float32")
 
 
@@ -140,7 +140,7 @@ def test_a_merge_that_moves_the_embedding_too_is_an_error(
         tied.lm_head.weight.copy_(head)
     tied.save_pretrained(tmp_path / "wrong")
     check = check_merged(base, adapter, tmp_path / "wrong")
-    with pytest.raises(UserError, match="does not answer as the adapter does"):
+    with pytest.raises(UserError, match="does not match the adapter"):
         check.require("float32")
 
 

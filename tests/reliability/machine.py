@@ -234,7 +234,7 @@ class Machine(RuleBasedStateMachine):
         if (run := self.choose(data)) is None:
             return
         if name in run.saved and not overwrite:
-            self.send(run, "save_weights", "exists already", path=name)
+            self.send(run, "save_weights", "already exists", path=name)
         else:
             self.send(run, "save_weights", path=name, overwrite=overwrite)
             run.saved[name] = stepped(run.weights)

@@ -13,7 +13,7 @@ import pytest
 from mint.service.journal import Journal
 from tests.reliability.conftest import Faults
 from tests.service.samples import batch, json_datum
-from tests.service_fixture import MODEL, LiveService, RawClient, start_service
+from tests.service_fixture import DATABASES, MODEL, LiveService, RawClient, start_service
 
 Start = Callable[..., LiveService]
 STEP = {"adam_params": {"learning_rate": 0.01}}
@@ -97,6 +97,7 @@ def test_an_applied_gradient_is_not_reported_as_failed_after_a_restart(
     faults.require_all()
 
 
+@DATABASES
 @pytest.mark.slow
 def test_a_service_killed_at_every_kind_of_write_goes_on(
     own_service: Start, faults: Faults, undisturbed: bytes

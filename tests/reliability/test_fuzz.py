@@ -6,7 +6,11 @@ from pathlib import Path
 
 from tests.reliability.fuzz import fuzz
 from tests.reliability.local import with_service
+from tests.service_fixture import DATABASES
 
 
-def test_no_mutated_request_is_answered_with_5xx(tmp_path: Path) -> None:
-    assert with_service(tmp_path, lambda local: fuzz(local, 400, seed=7)) == []
+@DATABASES
+def test_no_mutated_request_is_answered_with_5xx(tmp_path: Path, database: str | None) -> None:
+    seed = 8 if database else 7
+    answers = with_service(tmp_path, lambda local: fuzz(local, 400, seed), database_url=database)
+    assert answers == []

@@ -52,6 +52,7 @@ LISTS = {
     ("get", "/api/v1/training_runs"): None,
     ("get", "/api/v1/sessions"): None,
     ("post", "/api/v1/sessions/search"): {},
+    ("get", "/api/v1/mint/usage"): None,
 }
 """Routes that list the caller's own objects, with their bodies: nothing foreign may be in them."""
 Example = tuple[str, Any]

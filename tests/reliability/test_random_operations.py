@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.reliability.machine import Machine, World
-from tests.service_fixture import LiveService
+from tests.service_fixture import DATABASES, LiveService
 
 Start = Callable[..., LiveService]
 
@@ -33,13 +33,15 @@ def explore(start: Start, number: int, examples: int, steps: int, restarts: int)
     return world
 
 
+@DATABASES
 @pytest.mark.slow
-def test_every_acknowledged_operation_happens_once(own_service: Start) -> None:
-    world = explore(own_service, number=4, examples=3, steps=14, restarts=1)
+def test_every_acknowledged_operation_happens_once(own_service: Start, database: str) -> None:
+    world = explore(own_service, number=5 if database else 4, examples=3, steps=14, restarts=1)
     assert sum(world.faults.values()) >= 3, world.faults
     assert world.operations >= 12
 
 
+@DATABASES
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
 def test_every_acknowledged_operation_happens_once_many_times(own_service: Start) -> None:

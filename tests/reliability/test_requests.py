@@ -70,7 +70,7 @@ def test_a_small_body_that_opens_to_a_huge_one_is_refused() -> None:
 
     async def work() -> None:
         decoder = Decoder(max_body_bytes=1 << 30, budget=12 << 20)
-        with pytest.raises(BadBody, match="opens to more than 1048576 bytes"):
+        with pytest.raises(BadBody, match="unpacks to more than 1048576 bytes"):
             await decoder.open(bomb, "zstd", is_protobuf=False)
         with pytest.raises(ApiError, match="more than"):
             await decoder.open(bytes(2 << 20), None, is_protobuf=False)
@@ -142,7 +142,7 @@ def test_a_small_archive_cannot_become_a_large_adapter(tmp_path: Path) -> None:
     file = archive(tmp_path, (tarfile.TarInfo("adapter_model.safetensors"), zeros))
     assert file.stat().st_size < 1 << 20
     (tmp_path / "unpacked").mkdir()
-    with pytest.raises(UserError, match="opens to more than"):
+    with pytest.raises(UserError, match="unpacks to more than"):
         unpack(file, tmp_path / "unpacked", limit=1 << 40)
     assert not list((tmp_path / "unpacked").iterdir())
 

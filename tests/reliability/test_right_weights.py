@@ -189,7 +189,7 @@ def test_a_sampler_that_a_replay_does_not_reproduce_is_refused_and_its_run_train
     sampler = trained.sampler()
     service.kill()
     store = Store(f"sqlite:///{service.home / 'mint.db'}", service.home)
-    with store._transaction() as session:
+    with store.transaction() as session:
         session.get_one(SamplerRow, sampler).digest = "0" * 64
     store.close()
     trained.client = RawClient(own_service().base_url)

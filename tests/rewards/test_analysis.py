@@ -257,7 +257,7 @@ def test_the_audit_command_reports_what_can_be_hacked(samples_file: Path, tmp_pa
     ("arguments", "hint"),
     [
         (("--reward", "no_such_reward"), "mint rewards list"),
-        (("--reward", "centre_of"), "There is no reward"),
+        (("--reward", "centre_of"), "There is no built-in or registered reward"),
     ],
 )
 def test_an_unknown_reward_on_the_command_line_says_what_to_do(

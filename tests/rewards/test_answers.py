@@ -88,7 +88,7 @@ def test_check_answer_never_raises_on_odd_responses(response: Any) -> None:
 
 @pytest.mark.parametrize("gold", [None, [4], {"answer": 4}])
 def test_a_gold_that_is_neither_text_nor_number_is_refused(gold: Any) -> None:
-    with pytest.raises(TypeError, match="A gold must be a text or a number"):
+    with pytest.raises(TypeError, match="A gold answer must be a string or a number"):
         check_answer("4", gold)
 
 

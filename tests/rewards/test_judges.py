@@ -84,7 +84,7 @@ def test_a_server_without_structured_answers_is_asked_without_them() -> None:
     [
         (lambda body: "I would say nine.", [], "no JSON|not JSON|does not fit"),
         (lambda body: '{"right": 11}', [], "does not fit"),
-        (lambda body: "", [], "answered with nothing"),
+        (lambda body: "", [], "returned an empty answer"),
         (by_words, [401, 401], "HTTP 401"),
         (by_words, [500] * 20, "HTTP 500"),
     ],

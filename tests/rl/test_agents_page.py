@@ -71,7 +71,7 @@ def test_a_rehearsal_raises_what_the_environment_raises() -> None:
     assert rehearse(Echo(), "a", ["b"]).reward == 0.0
     with pytest.raises(RuntimeError, match="The rollout failed: ValueError: too long"):
         rehearse(Echo(), "a", ["far too long"])
-    with pytest.raises(RuntimeError, match="asks for another reply"):
+    with pytest.raises(RuntimeError, match="asked for more replies"):
         rehearse(Echo(), "a", [])
 
 

@@ -188,13 +188,13 @@ def test_one_thing_is_said_at_a_time(policy: Policy) -> None:
     async def at_once() -> list[Any]:
         first = asyncio.ensure_future(chat.reply())
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="The model is speaking"):
+        with pytest.raises(RuntimeError, match="A reply is still being sampled"):
             chat.user("cd")
         second = await asyncio.gather(chat.reply(), return_exceptions=True)
         return [*second, await first]
 
     refused, reply = run(at_once())
-    assert "The model is speaking" in str(refused)
+    assert "A reply is still being sampled" in str(refused)
     assert chat.segments[0].sampled_count == len(reply.tokens)
 
 
@@ -296,11 +296,11 @@ def test_the_same_seed_gives_the_same_rollout(policy: Policy) -> None:
 
 def test_speaking_out_of_turn_is_a_clear_error(policy: Policy) -> None:
     chat = Chat(policy, seed=1)
-    with pytest.raises(ValueError, match="Nothing was said"):
+    with pytest.raises(ValueError, match="The conversation is empty"):
         run(chat.reply())
     chat.user("ab")
     run(chat.reply())
-    with pytest.raises(ValueError, match="say something"):
+    with pytest.raises(ValueError, match="add a message"):
         run(chat.reply())
 
 

@@ -180,7 +180,9 @@ def test_what_is_probably_not_meant_is_said() -> None:
     assert [note.split()[0] for note in sampled] == ["eval_samples", "eval_temperature"]
     assert "kl_samples=16" in RLConfig(stop_on=("kl_runaway",)).notes()[0]
     begun = RLConfig(start_from="tinker://a/weights/b", kl_penalty_coef=0.1)
-    assert f"The KL is that to {begun.base_model}, not to start_from" in begun.notes()[0]
+    assert (
+        f"The KL is measured against {begun.base_model}, not against start_from" in begun.notes()[0]
+    )
     begun.kl_reference = "start"
     assert begun.notes() == []
 
@@ -194,7 +196,7 @@ def test_what_is_probably_not_meant_is_said() -> None:
         ({"kl_reference": "tinker://a/weights/b"}, "kl_reference", "kl_penalty_coef=0.05"),
         ({"temperature_end": 0.5}, "temperature_end", "temperature_schedule=linear"),
         ({"kl_limit": 0.1}, "kl_limit", "kl_samples=16"),
-        ({"kl_samples": 8, "kl_penalty_coef": 0.1}, "kl_samples", "all are measured"),
+        ({"kl_samples": 8, "kl_penalty_coef": 0.1}, "kl_samples", "all answers are measured"),
         ({"start_from": "tinker://a/weights/b", "rank": 8}, "rank", "start_from"),
         ({"start_from": "tinker://a/weights/b", "train_mlp": False}, "train_mlp", "start_from"),
         ({"holdout_size": 8}, "holdout_size", "eval_every=10"),
@@ -207,5 +209,5 @@ def test_a_setting_that_does_nothing_is_said_with_what_gives_it_an_effect(
     settings: dict[str, Any], idle: str, remedy: str
 ) -> None:
     (note,) = RLConfig(**settings).notes()
-    assert note.startswith(f"{idle} does nothing")
+    assert note.startswith(f"{idle} has no effect")
     assert remedy in note

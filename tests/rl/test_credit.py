@@ -188,8 +188,8 @@ def test_an_environment_that_pays_turns_trains_on_them(
 @pytest.mark.parametrize(
     ("paid", "more", "said"),
     [
-        (2, {}, "per_turn got 2 rewards, and the model has replied 3 times"),
-        (3, {"reward_weights": {"outcome": 1.0}}, "Leave reward_weights out"),
+        (2, {}, "per_turn got 2 rewards, but the model has replied 3 times"),
+        (3, {"reward_weights": {"outcome": 1.0}}, "Leave out reward_weights"),
     ],
 )
 def test_rewards_that_do_not_fit_the_turns_are_a_clear_error(

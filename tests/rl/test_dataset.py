@@ -194,11 +194,15 @@ WRONG: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "a list of answers": ([{"prompt": "a", "answer": ["b"]}], {}, "must be a string or a number"),
     "an answer of NaN": ([{"prompt": "a", "answer": float("nan")}], {}, "no answer can be equal"),
     "a text of NaN": ([{"prompt": "a", "answer": "nan"}], {}, "no answer can be equal to"),
-    "half a character": ([{"prompt": "a\ud800", "answer": "b"}], {}, "a lone surrogate) at 2"),
+    "half a character": (
+        [{"prompt": "a\ud800", "answer": "b"}],
+        {},
+        "a lone surrogate (half of a character) at position 2",
+    ),
     "a template's column": ([ROW], {"template": "{promt}"}, "Did you mean 'prompt'?"),
-    "a template's brace": ([ROW], {"template": "{prompt} \\boxed{}"}, "written twice: {{ or }}"),
-    "an open brace": ([ROW], {"template": "{prompt"}, "cannot be read"),
-    "a template without": ([ROW], {"template": "Hello"}, "has no column in it"),
+    "a template's brace": ([ROW], {"template": "{prompt} \\boxed{}"}, "twice: {{ or }}"),
+    "an open brace": ([ROW], {"template": "{prompt"}, "cannot be parsed"),
+    "a template without": ([ROW], {"template": "Hello"}, "contains no column"),
     "a template with the answer": ([ROW], {"template": "{prompt} {answer}"}, "the gold answer"),
     "null in a template": (
         [{**ROW, "x": 1}, {**ROW, "x": None}],
@@ -208,7 +212,7 @@ WRONG: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "template and column": (
         [ROW],
         {"template": "{prompt}", "prompt_column": "prompt"},
-        "prompt_column and template are given",
+        "prompt_column and template are set",
     ),
     "messages as text": (
         [{"messages": "hi", "answer": "b"}],
@@ -238,26 +242,26 @@ WRONG: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "an answer in the messages": (
         [{"messages": [{"role": "assistant", "content": "b"}], "answer": "b"}],
         {"messages_column": "messages"},
-        "ends with a message of the assistant",
+        "ends with an assistant message",
     ),
     "messages without chat": (
         [{"messages": []}],
         {"messages_column": "messages", "chat": False},
-        "messages_column needs a chat",
+        "messages_column contains conversations",
     ),
     "too many examples": ([ROW], {"shots": 2}, "has 1 rows, too few for shots=2"),
-    "only examples": ([ROW], {"shots": 1}, "all of them are shown as examples"),
+    "only examples": ([ROW], {"shots": 1}, "all of them are used as examples"),
     "examples without answers": ([{"prompt": "a"}], {"shots": 1, "reward": len}, "cannot be"),
     "shots": ([ROW], {"shots": -1}, "shots is -1"),
     "chat": ([ROW], {"chat": "yes"}, "chat is 'yes'; it must be true or false"),
     "a column's name": ([ROW], {"prompt_column": 3}, "prompt_column is 3; it must be the name"),
     "an empty name": ([ROW], {"prompt_column": ""}, "prompt_column is empty"),
-    "template arguments": ([ROW], {"chat_template_kwargs": "x"}, "it must be names with values"),
+    "template arguments": ([ROW], {"chat_template_kwargs": "x"}, "it must be a mapping"),
     "a reward's name": ([ROW], {"reward": "chek_answer"}, "Did you mean check_answer"),
     "a reward's field": (
         [{**ROW, "tests": "x"}, ROW],
         {"reward": lambda response, tests: 1.0},
-        "line 2: The reward asks for 'tests'",
+        "line 2: The reward has the parameter 'tests'",
     ),
 }
 
@@ -277,7 +281,7 @@ def test_a_model_without_a_chat_template_is_told_to_take_text(write: Write) -> N
     with pytest.raises(ConfigError, match=r"set task.arguments.chat=false"):
         task.make_prompt(task.problems[0], plain)
     plain.chat_template = "{{ raise_exception('no system') }}"
-    with pytest.raises(ConfigError, match=r"line 1: the model's chat template refuses"):
+    with pytest.raises(ConfigError, match=r"line 1: the model's chat template rejects"):
         task.make_prompt(task.problems[0], plain)
 
 

@@ -118,7 +118,7 @@ def test_a_conversation_that_forgets_is_two_datums(
     ("trouble", "said"),
     [
         ("raises", "RuntimeError: the tool broke"),
-        ("hangs", "TimeoutError: no end after 3 s; raise rollout_timeout"),
+        ("hangs", "TimeoutError: not finished after 3 s; raise rollout_timeout"),
         ("gives up", "CancelledError: something inside was cancelled"),
         ("exits", "SystemExit: 3"),
         ("panics", "Panic: out of bounds"),
@@ -136,7 +136,7 @@ def test_one_failing_rollout_never_kills_the_step(
     rollouts = [r for group in batch.groups for r in group.rollouts]
     (error,) = [str(r.error) for r in rollouts if r.error]
     assert said in error
-    assert trouble == "hangs" or "no end after" not in error
+    assert trouble == "hangs" or "not finished after" not in error
     assert len(datums) > 0
 
 

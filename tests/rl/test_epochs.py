@@ -155,11 +155,11 @@ def test_an_adapter_that_draws_new_samples_is_used_as_mint_does() -> None:
 @pytest.mark.parametrize(
     ("adapter", "order", "told"),
     [
-        (Rows(5), "auto", "through the whole dataset, shuffled, in epochs: build_dataset gives"),
-        (Rows(5, reordered=True), "auto", "through the whole dataset"),
-        (Drawing(), "auto", "the first samples of a new call of build_dataset: build_dataset"),
-        (Rows(5), "first", "the first samples of a new call of build_dataset."),
-        (Drawing(), "shuffled", "through the whole dataset, shuffled, in epochs."),
+        (Rows(5), "auto", "over the whole dataset in epochs, shuffled: build_dataset returns"),
+        (Rows(5, reordered=True), "auto", "over the whole dataset"),
+        (Drawing(), "auto", "calls build_dataset and uses the first samples: build_dataset"),
+        (Rows(5), "first", "calls build_dataset and uses the first samples."),
+        (Drawing(), "shuffled", "over the whole dataset in epochs, shuffled."),
     ],
 )
 def test_a_run_says_which_order_it_uses(adapter: Any, order: str, told: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,15 +12,16 @@ import mint
 from mint import types
 from mint.rl import ConfigError, RLConfig
 from mint.rl.datums import tensor
-from mint.rl.extensions import require_accepted, require_known
+from mint.rl.extensions import extensions, require_accepted, require_known
 from mint.rl.update import train
 from tests.service_fixture import MODEL
 
 
-def output(**metrics: float) -> types.ForwardBackwardOutput:
+def output(*names: str, **metrics: float) -> types.ForwardBackwardOutput:
     named = {name.replace("__", ":"): value for name, value in metrics.items()}
+    outputs = [{name: tensor([0.5]) for name in ("logprobs", *names)}]
     return types.ForwardBackwardOutput(
-        loss_fn_output_type="ArrayRecord", loss_fn_outputs=[], metrics=named
+        loss_fn_output_type="ArrayRecord", loss_fn_outputs=outputs, metrics=named
     )
 
 
@@ -29,6 +31,26 @@ def test_a_service_that_ignores_a_setting_is_noticed_by_what_it_does_not_answer(
     require_known(RLConfig(), [output(loss__sum=1.0)])
     with pytest.raises(ConfigError, match=r"kl_loss_coef needs a mint service.*ignores it.*leave"):
         require_known(cfg, [output(loss__sum=1.0)])
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], types.ForwardBackwardOutput]] = {
+    "entropy_coef": ({"entropy_coef": 0.01}, output("entropy", entropy_loss__sum=-0.5)),
+    "measure_entropy": ({"measure_entropy": True}, output("entropy")),
+    "match_sampling": ({"match_sampling": True}, output(temperature__mean=0.8)),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_other_setting_is_acknowledged_too(name: str) -> None:
+    settings, acknowledged = SETTINGS[name]
+    cfg = RLConfig(**settings)
+    require_known(cfg, [acknowledged], temperature=0.8)
+    with pytest.raises(ConfigError, match=f"{name} needs a mint service.*ignores it"):
+        require_known(cfg, [acknowledged, output(loss__sum=1.0)], temperature=0.8)
+    (key, *_) = extensions(cfg, 0.8)
+    with pytest.raises(ConfigError, match=f"{name} needs a mint service.*rejects it"):
+        require_accepted(cfg, RuntimeError(f"no such key: '{key}'"), 0.8)
+    require_accepted(cfg, RuntimeError("temperatures"), 0.8)  # is another word
 
 
 def test_a_service_that_rejects_a_setting_is_quoted() -> None:

@@ -28,7 +28,7 @@ HEALTHY: dict[str, float] = {
     "policy/entropy": 1.0,
     "policy/repetition": 0.1,
     "policy/temperature": 1.0,
-    "policy/staleness": 0.0,
+    "staleness/max": 0.0,
     "mismatch/mean": 0.001,
     "kl/k3": 0.01,
     "component/format": 0.3,
@@ -175,7 +175,7 @@ def test_a_policy_that_gets_surer_of_what_it_knew_is_no_trouble() -> None:
     [
         ({"groups/all_right": 8.0, "groups/all_wrong": 0.0}, "too easy"),
         ({"groups/all_right": 0.0, "groups/all_wrong": 8.0}, "too hard"),
-        ({"groups/unscored": 8.0, "groups/all_wrong": 0.0, "groups/all_right": 0.0}, "missing"),
+        ({"groups/unscored": 8.0, "groups/all_wrong": 0.0, "groups/all_right": 0.0}, "excluded"),
         ({"groups/all_equal": 8.0}, "1 groups are all right, 1 all wrong, 8 equally good"),
         ({"groups/all_equal": 8.0}, "same reward above 0"),
     ],
@@ -187,7 +187,7 @@ def test_no_signal_tells_all_right_from_all_wrong(metrics: dict[str, float], sai
 
 def test_no_signal_says_when_most_rewards_are_missing_or_datums_were_taken_away() -> None:
     few = {"datums": 0.0, "groups/all_right": 1.0, "groups/all_wrong": 0.0, "groups/unscored": 7.0}
-    assert "missing" in str(after(Guards(RLConfig()), few)[0])
+    assert "excluded" in str(after(Guards(RLConfig()), few)[0])
     taken = {"datums": 0.0, "groups/signal": 3.0}
     assert "edit_datums" in str(after(Guards(RLConfig()), taken)[0])
 
@@ -242,7 +242,7 @@ def test_growing_answers_that_are_right_more_often_are_no_trouble() -> None:
 
 
 def test_a_mismatch_is_expected_at_other_temperatures_and_with_stale_weights() -> None:
-    for reason in ({"policy/temperature": 0.8}, {"policy/staleness": 1.0}):
+    for reason in ({"policy/temperature": 0.8}, {"staleness/max": 1.0}):
         assert after(Guards(RLConfig()), {"mismatch/mean": 0.4, **reason}) == []
 
 

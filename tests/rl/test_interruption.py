@@ -135,7 +135,10 @@ def test_ctrl_c_while_a_step_trains_ends_that_step_first(
     with finger.watching(), pytest.raises(Interrupted):
         run_grpo(finger, settings(**SHORT), service=client)
     lines = capsys.readouterr().out.splitlines()
-    assert lines.count("Interrupted: ending this step. Ctrl-C again leaves at once.") == 1
+    assert (
+        lines.count("Interrupted: finishing this step. Press Ctrl-C again to stop immediately.")
+        == 1
+    )
     assert lines[-1] == "Interrupted. The same command resumes after step 2."
 
 

@@ -90,7 +90,7 @@ def test_a_service_killed_in_the_middle_of_a_step_costs_that_step_and_no_more(
     cfg = settings(steps=4, checkpoint_every=1, service_timeout=0.5)
     with pytest.raises(ServiceLost, match=r"after step 2 is lost.*resumes after step 2"):
         run_grpo(Struck(first, kind), cfg, service=client_of(first))
-    assert "does not answer. Waiting up to 0.5 s" in capsys.readouterr().out
+    assert "is not responding. Waiting up to 0.5 s" in capsys.readouterr().out
     assert read_rows(tmp_path / "run" / EVENTS)[-1]["event"] == "lost"
 
     second = own_service()
@@ -126,7 +126,7 @@ def test_the_end_of_the_embedded_service_ends_the_run_at_once(
     monkeypatch.setenv("MINT_MODELS", f"{MODEL}={tiny_model}")
     cfg = settings(checkpoint_every=1, service_timeout=3600.0)
     try:
-        with pytest.raises(ServiceLost, match=r"embedded service at \S+ has ended\."):
+        with pytest.raises(ServiceLost, match=r"embedded service at \S+ has exited\."):
             run_grpo(Orphaned(), cfg)
         run_grpo(Letters(), cfg)
     finally:
@@ -139,8 +139,8 @@ def test_a_service_that_is_not_there_is_said_before_anything_is_asked_of_it(
 ) -> None:
     nowhere = mint.ServiceClient(base_url="http://127.0.0.1:9", api_key="tml-rl")
     cfg = settings(service_timeout=0.2)
-    with pytest.raises(ServiceLost, match=r"127\.0\.0\.1:9 has not answered for 0\.2 s"):
+    with pytest.raises(ServiceLost, match=r"127\.0\.0\.1:9 has not responded for 0\.2 s"):
         run_grpo(Letters(), cfg, service=nowhere)
-    assert "does not answer" in capsys.readouterr().out
+    assert "is not responding" in capsys.readouterr().out
     with pytest.raises(NoAnswer):
         Evaluator(Letters(), cfg, nowhere).of(None)

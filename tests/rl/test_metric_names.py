@@ -53,6 +53,7 @@ def test_every_metric_of_a_run_with_everything_switched_on_is_on_the_page(
         loss_fn="ppo",
         substeps=2,
         max_refills=1,
+        entropy_coef=0.01,
     )
     run_grpo(Parts(), cfg, service=client)
     run = open_run(tmp_path / "run")
@@ -63,6 +64,7 @@ def test_every_metric_of_a_run_with_everything_switched_on_is_on_the_page(
     assert missing == [], "write these metrics into docs/metrics.md"
     assert all(known.values()), "a metric has no meaning"
     assert {"reward/mean", "kl/k3", "train/drift", "holdout/pass@2", "component/other"} <= written
+    assert {"train/entropy", "train/clipped"} <= written
 
     # The same run has the tokens of every rollout, with what the trainer says of them.
     rows = run.rollouts(2)

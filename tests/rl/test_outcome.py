@@ -40,6 +40,23 @@ def test_the_end_says_plainly_whether_training_helped(before: int, after: int, s
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (0.4, 0.9, "Training raised the reward on the holdout, with no clear effect on pass@1: "),
+        (0.9, 0.4, "Training lowered the reward on the holdout, with no clear effect on pass@1: "),
+    ],
+)
+def test_a_reward_that_moved_is_named_where_pass_at_1_did_not(
+    before: float, after: float, said: str
+) -> None:
+    """Partial credit below the success threshold, a little different for each prompt."""
+    start, end = (
+        evaluate([[mean + 0.001 * n] for n in range(14)], threshold=1.0) for mean in (before, after)
+    )
+    assert verdict(start, end).startswith(said)
+
+
+@pytest.mark.parametrize(
     ("right", "said"),
     [
         ({0: 20, 4: 12, 8: 18}, "the model before training, some/model. Use that one."),

@@ -88,7 +88,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "an empty JSON file": ("rows.json", b"", "rows.json has no rows"),
     "only a header": ("rows.csv", b"a,b\n", "rows.csv has no rows"),
     "an ending": ("rows.txt", b"x", "rows.txt ends in '.txt'"),
-    "no ending": ("rows", b"x", "rows has no ending"),
+    "no ending": ("rows", b"x", "rows has no file extension"),
     "half a row": ("rows.jsonl", b'{"a": 1}\n{"a": ', "rows.jsonl, line 2 is not JSON"),
     "a bare value": ("rows.jsonl", b'{"a": 1}\n3\n', "rows.jsonl, line 2 is a number"),
     "null": ("rows.jsonl", b"null\n", "rows.jsonl, line 1 is null"),
@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "Latin-1": ("rows.jsonl", b'{"a": 1}\n{"a": "\xe4"}\n', "line 2: byte 8 of the line is not"),
     "Latin-1 in CSV": ("rows.csv", b"a\n\xe4\n", "rows.csv, line 2: byte 1 of the line is not"),
     "UTF-16": ("rows.jsonl", '{"a": 1}'.encode("utf-16"), "iconv -f UTF-16 -t UTF-8 rows.jsonl"),
-    "binary": ("rows.csv", b"a\n\0\n", "line 2: it holds a zero byte"),
+    "binary": ("rows.csv", b"a\n\0\n", "line 2: contains a zero byte"),
     "too few cells": ("rows.csv", b"a,b\n1,2\n3\n", "line 3 has 1 cells, and the header has 2"),
     "too many cells": ("rows.csv", b"a,b\n1,2,3\n", "Put cells with commas into double quotes"),
     "an open quote": ("rows.csv", b'a,b\n1,"2\n', "rows.csv, line 2: unexpected end of data"),
@@ -158,7 +158,7 @@ def test_a_saved_dataset_is_read_with_all_its_shards(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no split 'dev'; it has train, test\. Set task"):
         read_rows(tmp_path / "two", "dev")
     (tmp_path / "two" / "test" / "data-00001-of-00002.arrow").unlink()
-    with pytest.raises(DataError, match=r"lists data-00001-of-00002.arrow, which is not there"):
+    with pytest.raises(DataError, match=r"lists data-00001-of-00002.arrow, which does not exist"):
         read_rows(tmp_path / "two", "test")
 
 
@@ -189,5 +189,5 @@ def test_a_folder_that_could_mean_several_things_is_refused(tmp_path: Path) -> N
     write_jsonl(tmp_path / "nothing" / "test.jsonl")
     with pytest.raises(DataError, match="has no split 'train'; it has test"):
         read_rows(tmp_path / "nothing")
-    with pytest.raises(DataError, match="is one file, which has no splits"):
+    with pytest.raises(DataError, match="is a single file without splits"):
         read_rows(tmp_path / "main" / "train.jsonl", "test")

@@ -90,7 +90,7 @@ def test_a_script_ends_ctrl_c_in_one_line_and_the_same_command_goes_on_after_any
     lost = run(MINT_BASE_URL="http://127.0.0.1:9", MINT_RL_SERVICE_TIMEOUT="0.2")
     assert lost.returncode == 1
     (message,) = lost.stderr.splitlines()
-    assert message.endswith("service_timeout is how long to wait for it.")
+    assert message.endswith("service_timeout sets how long a run waits for it.")
 
     finished = run()
     assert finished.returncode == 0, finished.stderr
@@ -123,7 +123,7 @@ def test_ctrl_c_from_outside_ends_a_script_wherever_it_is(service: str, tmp_path
         assert "Traceback" not in out + errors
         return [*before, *out.splitlines()]
 
-    assert interrupted("making a prompt", 1)[-1] == "Interrupted. The same command begins again."
+    assert interrupted("making a prompt", 1)[-1] == "Interrupted. The same command starts again."
     goes_on = "Interrupted. The same command resumes after step "
     assert interrupted("done with 2", 1)[-1].startswith(goes_on)
     assert interrupted("done with 4", 2)[-1].startswith(goes_on)

@@ -7,6 +7,7 @@ none is there twice, however the reply ended.
 from __future__ import annotations
 
 import asyncio
+import warnings
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -18,11 +19,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from mint.catalog import Catalog
 from mint.rl import Chat
 from mint.rl.datums import datum_of, values
-from mint.rl.rendering import Renderer, TemplateRefused
+from mint.rl.rendering import Renderer, TemplateRefused, ToolsNotShown
 
 from .script import begun, encoded
 from .templates import FAMILIES
 
+pytestmark = pytest.mark.filterwarnings("ignore::mint.rl.rendering.ToolsNotShown")
 TOOLS = [
     {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
 ]
@@ -305,6 +307,33 @@ def test_what_a_template_refuses_is_said_with_its_own_words() -> None:
     chat.tool("4")
     with pytest.raises(TemplateRefused, match=r"Roles must alternate.*chat\.user"):
         asyncio.run(chat.reply())
+
+
+@pytest.mark.parametrize(
+    ("name", "system", "warned"),
+    [("smollm2", "Be brief.", True), ("smollm2", "Call add(a).", False), ("qwen2", "", False)],
+)
+def test_tools_that_a_template_leaves_out_are_warned_about(
+    name: str, system: str, warned: bool
+) -> None:
+    family = FAMILIES[name]
+    chat, _ = begun(family.tokenizer(), (f"Four.{family.ends[1]}", "stop"))
+    chat.use_tools(TOOLS)
+    if system:
+        chat.system(system)
+    chat.user("Two and two?")
+
+    async def ask() -> None:
+        await chat.reply()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(ask())
+    hidden = [each for each in caught if each.category is ToolsNotShown]
+    assert all(each.filename == __file__ for each in hidden)  # the line that awaits the reply
+    assert [str(each.message).partition("so ")[2][:37] for each in hidden] == (
+        ["the model does not see add. Describe "] if warned else []
+    )
 
 
 def test_no_message_is_lost_where_a_template_leaves_it_out() -> None:

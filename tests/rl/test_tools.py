@@ -142,8 +142,8 @@ def test_a_tool_has_the_name_of_its_key() -> None:
     [
         (calculator, r"Tools are a list or a dict, as in \[calculate\]"),
         (numbers, r"Tools are a list or a dict, as in \[numbers\]"),
-        (["calculate"], "'calculate' is no tool. Give a function"),
-        ({"a": 1}, "1 is no tool"),
+        (["calculate"], "'calculate' is not a tool. Pass a function"),
+        ({"a": 1}, "1 is not a tool"),
     ],
 )
 def test_what_is_no_tool_is_a_clear_error(tools: Any, said: str) -> None:

@@ -45,7 +45,7 @@ def test_a_local_path_comes_first(
 def test_a_path_is_not_a_name_for_callers_on_other_machines(tiny_model: Path) -> None:
     catalog = Catalog(aliases={"a/b": tiny_model}, local_paths=False)
     assert catalog.locate("a/b") == tiny_model
-    with pytest.raises(ModelNotFound, match="names and not paths"):
+    with pytest.raises(ModelNotFound, match="paths are not accepted"):
         catalog.locate(str(tiny_model))
 
 
@@ -75,10 +75,10 @@ def test_an_unknown_model_lists_every_place_and_what_to_type(tiny_model: Path) -
     assert "Did you mean my/model?" in text
     for place in (
         "local path         my/modle: no such folder",
-        "aliases            there is none of that name",
+        "aliases            no alias has that name",
         "Hugging Face cache it is not in",
-        "weights packages   none has it",
-        "Hugging Face hub   not asked, because HF_HUB_OFFLINE is set",
+        "weights packages   none provides it",
+        "Hugging Face hub   skipped, because HF_HUB_OFFLINE is set",
         "mint serve --model my/modle=FOLDER",
     ):
         assert place in text

@@ -100,6 +100,20 @@ def test_runs_are_listed_and_shown(command: Command, saved: Saved) -> None:
     assert len(command("runs", "show", saved.run, "--json").json["checkpoints"]) == 2
 
 
+def test_usage_is_shown_by_key_and_by_run(command: Command, saved: Saved) -> None:
+    assert command("usage", "--since", "7d").out.splitlines()[1].startswith("local ")
+    runs = {row["run_id"]: row for row in command("usage", "--by", "run", "--json").json}
+    assert runs[saved.run]["checkpoints"] == 2
+    assert saved.run in command("usage", "--by", "run").out
+
+
+def test_a_run_is_unloaded(command: Command, served: str) -> None:
+    client = mint.ServiceClient(base_url=served).create_lora_training_client(SEED_MODEL, rank=4)
+    assert command("runs", "unload", client.model_id, "--yes").code == 0
+    with pytest.raises(mint.NotFoundError, match="was unloaded"):
+        client.save_state("late").result()
+
+
 def test_checkpoints_are_listed_and_shown(command: Command, saved: Saved) -> None:
     assert saved.sampler in command("checkpoints", "list").out
     listed = command("checkpoints", "list", "--run", saved.run, "--json").json
@@ -143,7 +157,7 @@ def test_short_names_work_where_they_are_unambiguous(
     other = client.save_weights_for_sampler("second").result().path
     said = command("checkpoints", "show", "second")
     assert said.code == 2
-    assert "'second' stands for 2 checkpoints. Say which:" in said.err
+    assert "'second' matches 2 checkpoints. Use one of:" in said.err
     assert saved.sampler in said.err
     assert other in said.err
 
@@ -226,8 +240,8 @@ def test_a_checkpoint_is_published_kept_for_a_while_and_deleted(
     assert shown()["public"] is True
     assert command("checkpoints", "publish", doomed, "--undo").code == 0
     assert shown()["public"] is False
-    assert command("checkpoints", "ttl", doomed, "7200").out.endswith("is deleted in 2 h\n")
-    assert command("checkpoints", "ttl", doomed, "7d").out.endswith("is deleted in 7 d\n")
+    assert command("checkpoints", "ttl", doomed, "7200").out.endswith("expires in 2 h\n")
+    assert command("checkpoints", "ttl", doomed, "7d").out.endswith("expires in 7 d\n")
     assert shown()["expires_at"] is not None
     assert command("checkpoints", "ttl", doomed, "never").code == 0
     assert shown()["expires_at"] is None
@@ -249,15 +263,15 @@ def test_a_checkpoint_is_published_kept_for_a_while_and_deleted(
         (["checkpoints", "show", "tinker://x:train:0/weights/a"], "mint checkpoints list"),
         (["checkpoints", "show", "nonsense"], "mint checkpoints list"),
         (["checkpoints", "download", "tinker://x:train:0/weights/a"], "There is no checkpoint"),
-        (["checkpoints", "ttl", "tinker://x:train:0/weights/a", "soon"], "the word never"),
+        (["checkpoints", "ttl", "tinker://x:train:0/weights/a", "soon"], "or never"),
         (["checkpoints", "upload", "no-such-file"], "no-such-file"),
         (["checkpoints", "upload", "."], "has no adapter_config.json"),
         (["sample", "x", "--model", "no/such-model"], "There is no model 'no/such-model'"),
         (["sample", "x", "--max-tokens", "100000"], "max_tokens"),
         (["sample", "x", "--raw", "--system", "y"], "--system"),
         (["models", "add", "my/model", "nowhere"], "no such folder"),
-        (["models", "remove", "my/model"], "There is no name 'my/model'"),
-        (["keys", "revoke", "nobody"], "There is no key 'nobody'"),
+        (["models", "remove", "my/model"], "There is no model 'my/model'"),
+        (["keys", "revoke", "nobody"], "There is no active key 'nobody'"),
     ],
 )
 def test_a_mistake_gives_one_message_and_exit_code_2(
@@ -292,7 +306,7 @@ def test_keys_are_made_listed_and_revoked(command: Command) -> None:
     assert (listed["name"], listed["user"], listed["revoked_at"]) == ("laptop", "ada", None)
     assert (listed["scope"], listed["expires_at"], listed["last_used_at"]) == ("train", None, None)
     assert key.strip() not in command("keys", "list").out
-    assert "last one" in command("keys", "revoke", "laptop").out
+    assert "last active key" in command("keys", "revoke", "laptop").out
     assert command("keys", "list", "--json").json[0]["revoked_at"] is not None
 
 

@@ -61,7 +61,8 @@ def test_the_service_ends_with_its_script(embedded: dict[str, str]) -> None:
     assert script.returncode == 0, errors
     assert ends(int(output))
     assert re.search(
-        r"^mint: embedded service at (http://127.0.0.1:\d+) \(dashboard: \1/watch, log: .+\.log\)$",
+        r"^mint: embedded service at (http://127.0.0.1:\d+) "
+        r"\(dashboard: \1/watch#key=tml-[\w-]+, log: .+\.log\)$",
         errors,
         re.M,
     )

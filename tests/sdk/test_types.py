@@ -51,7 +51,7 @@ def test_no_stop_token_ids_leave_the_stop_alone() -> None:
 
 @pytest.mark.parametrize("stop", ["\n", ["\n"], ["a", "b"]])
 def test_stop_token_ids_do_not_mix_with_strings(stop: object) -> None:
-    with pytest.raises(ValueError, match="Give all stops as token ids"):
+    with pytest.raises(ValueError, match="Pass all stops as token ids"):
         types.SamplingParams(stop=stop, stop_token_ids=[2])
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from mint.engine.messages import UserError
 from mint.service.checkpoints import (
@@ -53,6 +54,24 @@ def save(checkpoints: Checkpoints, run: RunRow, request: NewCheckpoint, text: st
 
 def content(checkpoints: Checkpoints, request: NewCheckpoint) -> str:
     return (checkpoints.folder(request.path) / "adapter_model.safetensors").read_text()
+
+
+def test_a_checkpoint_that_the_database_refuses_leaves_the_old_one(
+    checkpoints: Checkpoints, run: RunRow, store: Store
+) -> None:
+    save(checkpoints, run, new(), "old")
+    with store._engine.connect() as connection:
+        connection.exec_driver_sql("pragma query_only=1")
+    for request in (new(seq_id=2, overwrite=True), new(name="b")):
+        draft = checkpoints.begin(request)
+        (draft / "adapter_model.safetensors").write_text("new")
+        with pytest.raises(OperationalError):
+            checkpoints.publish(request, draft, run)
+        checkpoints.discard(draft)
+    assert content(checkpoints, new()) == "old"
+    checkpoints.verified_folder(new().path)
+    assert not checkpoints.folder(new(name="b").path).exists()
+    assert [folder.name for folder in checkpoints.folder(new().path).parent.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize("scheme", ["tinker", "mint"])

@@ -104,7 +104,7 @@ def test_the_key_that_clients_send_is_not_a_setting(monkeypatch: pytest.MonkeyPa
         ("aliases: {a: 3}", ["aliases['a']"]),
         ("aliases: [a]", ["aliases"]),
         ("api_key: tml-x", ["api_key cannot be set in a file"]),
-        ("- a", ["must hold keys and values"]),
+        ("- a", ["must be a mapping"]),
         ("a: [", ["not valid YAML"]),
     ],
 )

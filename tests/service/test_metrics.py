@@ -59,6 +59,7 @@ def test_work_shows_in_the_metrics(service: str, raw: RawClient) -> None:
     assert after["mint_ready", ""] == 1
     assert after["mint_models_loaded", ""] >= 1
     assert after["mint_cache_tokens_capacity", ""] > 0
+    assert after["mint_process_bytes", ""] > 2**20
     assert after["mint_runs_resident", ""] >= 1
 
 

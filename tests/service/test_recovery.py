@@ -14,8 +14,9 @@ from tinker import types
 from tinker.proto import response_conv
 
 from mint.service.journal import Journal, RunIsElsewhere
+from tests.postgres import Postgres
 from tests.service.samples import batch, datum, forward, json_datum
-from tests.service_fixture import MODEL, LiveService, RawClient
+from tests.service_fixture import DATABASES, MODEL, LiveService, RawClient
 
 Start = Callable[..., LiveService]
 
@@ -82,6 +83,7 @@ def test_a_killed_service_goes_on_where_it_was(
     assert bool(has_snapshot) == (snapshot_after_bytes == 0)
 
 
+@DATABASES
 def test_the_unmodified_client_does_not_notice_a_restart(own_service: Start) -> None:
     service = own_service()
     client = tinker.ServiceClient(base_url=service.base_url, api_key="tml-test")
@@ -100,6 +102,42 @@ def test_the_unmodified_client_does_not_notice_a_restart(own_service: Start) -> 
         losses.append(loss.result().metrics["loss:sum"])
     assert sorted(losses, reverse=True) == losses
     assert len(set(losses)) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_the_unmodified_client_does_not_notice_that_the_database_was_killed(
+    own_service: Start, database_server: Postgres
+) -> None:
+    """What had been acknowledged waits for the database, and what is sent meanwhile too."""
+    service = own_service(long_poll_s=0.2)
+    client = tinker.ServiceClient(base_url=service.base_url, api_key="tml-test")
+    training = client.create_lora_training_client(base_model=MODEL, rank=4, seed=1)
+    raw = RawClient(service.base_url)
+    run = training.get_info().model_id
+    [worker] = service.worker_pids()
+    os.kill(worker, signal.SIGSTOP)
+    loss = training.forward_backward([datum()], "cross_entropy")
+    step = training.optim_step(types.AdamParams(learning_rate=0.01))
+    saved = training.save_state("kept")
+    while raw.post("/retrieve_future", {"request_id": f"{run}:3"}).status_code == 404:
+        pass
+    try:
+        database_server.stop(signal.SIGQUIT)  # every connection is cut in the middle
+        os.kill(worker, signal.SIGCONT)
+        refused = raw.post("/create_session", {})
+        while "save_weights of" not in (service.home / "service.log").read_text():
+            pass
+        again = training.save_state("again")
+    finally:
+        database_server.start()
+    assert refused.status_code == 503
+    assert "Start it" in refused.json()["detail"]
+    assert loss.result().metrics["loss:sum"] > 0
+    assert step.result().metrics
+    assert saved.result().path.endswith("/kept")
+    assert again.result().path.endswith("/again")
+    assert raw.session()
 
 
 @pytest.mark.slow
@@ -159,6 +197,7 @@ def test_a_sampler_lost_with_its_engine_says_so(own_service: Start) -> None:
     assert "no longer kept" in failure["error"]
 
 
+@DATABASES
 @pytest.mark.slow
 def test_two_services_share_a_home_but_not_a_run(own_service: Start) -> None:
     one, other = RawClient(own_service().base_url), RawClient(own_service().base_url)
@@ -171,6 +210,7 @@ def test_two_services_share_a_home_but_not_a_run(own_service: Start) -> None:
     assert other.result(loaded)["path"] == path
 
 
+@DATABASES
 def test_a_silent_session_gives_its_memory_back_and_may_return(own_service: Start) -> None:
     service = own_service(session_idle_s=0.5)
     raw = RawClient(service.base_url)
@@ -187,6 +227,7 @@ def test_a_silent_session_gives_its_memory_back_and_may_return(own_service: Star
     np.testing.assert_array_equal(logprobs(raw, run, following), expected)
 
 
+@DATABASES
 def test_the_state_of_a_forgotten_run_is_deleted_and_its_checkpoints_are_not(
     own_service: Start,
 ) -> None:
@@ -278,4 +319,4 @@ def test_a_sampler_is_never_made_twice_with_other_weights(own_service: Start) ->
         raw.operate("save_weights_for_sampler", run, n + 1, sampling_session_seq_id=n)
     following = train(raw, run, 3)
     again = raw.operate("save_weights_for_sampler", run, following, sampling_session_seq_id=0)
-    assert "samplers never change" in raw.result(again)["error"]
+    assert "samplers cannot be changed" in raw.result(again)["error"]

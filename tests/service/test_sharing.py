@@ -87,7 +87,7 @@ def test_a_published_checkpoint_can_be_read_but_not_changed_by_others(
     holder = copied.removeprefix("tinker://").partition("/")[0]
     refused = eve.post("/optim_step", {"model_id": holder, "seq_id": 1})
     assert refused.status_code == 404
-    assert "only holds checkpoints" in refused.json()["detail"]
+    assert "contains only copied or uploaded checkpoints" in refused.json()["detail"]
     runs = eve.http.get("/training_runs", params={"project_id": "archive"}).json()
     assert [found["training_run_id"] for found in runs["training_runs"]] == [holder]
 

@@ -213,7 +213,7 @@ def test_a_mixture_of_checkpoints_can_be_sampled(
     assert interpolate(raw, **request) == mixed, "the same request is done once"
     assert raw.post("/weights_info", {"tinker_path": mixed["path"]}).json()["lora_rank"] == 8
     taken = interpolate(raw, **{**request, "coefficients": [0.5, 0.5]})
-    assert "exists already" in taken["error"]
+    assert "already exists" in taken["error"]
     unnamed = interpolate(raw, source_paths=paths, coefficients=[0.5, 0.5])
     assert unnamed["path"].startswith(f"tinker://{training.model_id}/sampler_weights/")
 

@@ -105,7 +105,7 @@ def test_a_service_that_does_not_answer_is_one_message(
     asked = "checkpoint=run"
     ended = evaluated(asked) if command == "eval" else train("bisect", "run", "--prompts", "2")
     assert ended.code == 1
-    assert ended.err == "mint: The service at http://127.0.0.1:9 has not answered for 0.1 s.\n"
+    assert ended.err == "mint: The service at http://127.0.0.1:9 has not responded for 0.1 s.\n"
 
 
 @pytest.mark.parametrize("command", ["train", "eval"])
@@ -125,7 +125,7 @@ def test_the_help_of_the_mint_command_shows_what_to_type(command: str, tmp_path:
 def test_bisect_is_passed_on_with_its_arguments(train: Command) -> None:
     ended = train("bisect", "nowhere")
     assert ended.code == 2
-    assert "nowhere is no run directory" in ended.err
+    assert "nowhere is not a run directory" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def test_a_model_behind_an_endpoint_is_evaluated(
     ("typed", "told"),
     [
         (["set=nothing"], "set=nothing: the task has no such set. It has holdout."),
-        (["endpoint=http://x", "checkpoint=run"], "leave checkpoint= out"),
-        (["endpoint=http://x", "against=base"], "leave endpoint= out"),
+        (["endpoint=http://x", "checkpoint=run"], "leave out checkpoint="),
+        (["endpoint=http://x", "against=base"], "leave out endpoint="),
         (["agains=base"], "Did you mean 'against'?"),
     ],
 )

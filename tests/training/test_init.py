@@ -47,7 +47,7 @@ def test_a_project_of_another_model_names_it(tmp_path: Path) -> None:
 
 def test_nothing_is_written_over_a_file_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text("mine")
-    with pytest.raises(Mistake, match=r"reward\.py is there already, and nothing was written"):
+    with pytest.raises(Mistake, match=r"reward\.py already exists; nothing was written"):
         init(tmp_path)
     assert written(tmp_path) == {"reward.py"}
     assert (tmp_path / "reward.py").read_text() == "mine"

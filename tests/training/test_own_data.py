@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
                 "training.reward_function=match_format_exactly",
             ),
         ],
-        "train.jsonl, line 1: The reward asks for 'expected_format'",
+        "train.jsonl, line 1: The reward has the parameter 'expected_format'",
     ),
     "a job of a sweep": (
         [

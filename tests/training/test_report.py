@@ -93,7 +93,7 @@ def test_the_page_needs_nothing_else_and_shows_hostile_text_as_text(run: Path) -
 
 def test_a_folder_without_a_run_or_without_rollouts_is_a_mistake(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
-    assert "is no run directory" in str(result.exception)
+    assert "is not a run directory" in str(result.exception)
     (tmp_path / "config.yaml").write_text("steps: 2\n")
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert "has no rollouts yet" in str(result.exception)

@@ -199,7 +199,7 @@ def test_another_reward_is_another_run(train: Command, folder: Path) -> None:
     reward = "training.reward_function=mine.py:of_the_page"
     refused = train(*TASK, "training.steps=1", "logging.run_dir=here", reward)
     assert refused.code == 2
-    assert "here holds a run with training.reward_function=None (now mine.py:of_the_page)" in (
+    assert "here contains a run with training.reward_function=None (now mine.py:of_the_page)" in (
         refused.err
     )
 
@@ -255,7 +255,7 @@ def test_a_run_directory_that_cannot_be_is_a_mistake(train: Command, folder: Pat
     for typed in (["logging.run_dir=file"], ["-m", "training.seed=0,1", "logging.run_dir=file/x"]):
         ended = train(*TASK, *typed)
         assert ended.code == 2
-        assert "cannot be made: " in ended.err
+        assert "cannot be created: " in ended.err
         assert "Traceback" not in ended.err
 
 

@@ -69,6 +69,7 @@ def test_a_run_directory_is_asked_as_it_was_trained_and_exported(
     assert merged.code == 0, merged.err
     assert merged.out == "merged\n"
     assert re.search(r"checked in bfloat16 with transformers: logprobs of \d+ tokens", merged.err)
+    assert {f"{f.stat().st_mode & 0o777:o}" for f in (folder / "merged").iterdir()} == {"644"}
     model = AutoModelForCausalLM.from_pretrained(folder / "merged")
     assert model.dtype == torch.bfloat16
     assert AutoTokenizer.from_pretrained(folder / "merged").chat_template
@@ -78,6 +79,7 @@ def test_a_run_directory_is_asked_as_it_was_trained_and_exported(
     config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["r"]) == (MODEL, 2)
     assert "output layer" in adapter.err
+    assert "%|" not in merged.err + adapter.err  # the progress bars of transformers
     figure = re.search(r"checked in float32 with PEFT .* at most (\S+) \(the adapter", adapter.err)
     assert figure is not None, adapter.err
     assert float(figure[1]) <= 1e-3
@@ -91,7 +93,7 @@ def test_a_run_directory_is_asked_as_it_was_trained_and_exported(
     assert "checked in float32" in again.err
 
     taken = command("export", "run", "--to", "merged")
-    assert (taken.code, "exists and is not an empty folder" in taken.err) == (2, True)
+    assert (taken.code, "already exists and is not empty" in taken.err) == (2, True)
     wrong = build_model(folder / "wide", hidden_size=64)
     refused = command("export", "adapter", "--to", "wide-one", "--merge", "--base", str(wrong))
     assert (refused.code, "does not fit this base model" in refused.err) == (2, True)
@@ -101,7 +103,10 @@ def test_a_run_directory_is_asked_as_it_was_trained_and_exported(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["export", "nowhere", "--to", "out"], "neither a checkpoint nor a run directory"),
+        (
+            ["export", "nowhere", "--to", "out"],
+            "not a checkpoint, a run directory or a PEFT folder",
+        ),
         (["export", "half", "--to", "out"], "has no checkpoint yet"),
         (["sample", "-m", "peft", "x"], "mint checkpoints upload peft"),
         (["export", "peft", "--to", "out"], "adapter_model.safetensors"),
@@ -138,6 +143,9 @@ def test_a_run_of_the_embedded_service_needs_no_service(
     )
     assert trained.returncode == 0, trained.stderr
     assert json.loads((folder / "run" / SERVICE).read_text()) == {"home": str(folder / "home")}
+    monkeypatch.setenv("MINT_PORT", "9")  # where nothing listens
+    [listed] = json.loads(run("runs", "list", "--json").stdout)
+    assert listed["user_metadata"]["run_dir"] == str(folder / "run")
     monkeypatch.setenv("MINT_HOME", str(folder / "another"))
     asked = run("sample", "-m", "run", "12:")
     assert asked.returncode == 0, asked.stderr

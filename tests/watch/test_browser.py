@@ -113,6 +113,8 @@ def test_the_first_screen_says_which_runs_learn(page: Page, dashboard: Dashboard
     card.get_by_role("link", name="first", exact=True).click()
     expect(page.get_by_role("img", name=re.compile(r"^Reward\. "))).to_be_visible()
     expect(page.locator(".chart")).to_have_count(14)
+    for curve in (r"^Entropy\. exact: .*estimate: ", r"^Clipped tokens\. "):
+        expect(page.get_by_role("img", name=re.compile(curve))).to_be_visible()
     expect(page.locator(".events li.finding")).to_contain_text("truncation")
 
 
@@ -145,6 +147,11 @@ def test_from_a_point_of_a_curve_to_a_token(page: Page, dashboard: Dashboard) ->
     page.get_by_role("radio", name="trainer − sampler").check()
     coloured.nth(1).hover()
     expect(page.locator(".picked")).to_contain_text("trainer − sampler")
+    page.get_by_role("radio", name="entropy").check()
+    expect(page.get_by_text("strong is undecided")).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("^Scale from 0"))).to_be_visible()
+    expect(coloured.first).to_have_attribute("style", re.compile("--token"))
+    expect(page.locator(".picked")).to_contain_text(re.compile(r"entropy \d"))
     page.locator(".token.given").first.hover()
     expect(page.locator(".picked")).to_contain_text("given, not sampled")
 

@@ -11,9 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.watch.generate import generate
+from mint.watch.files import step_file
 from mint.watch.filters import BadFilter, Filter
 from mint.watch.library import Library, RunPlace, UnknownRun
 from mint.watch.query import FilesMerged, QueryFailed, Rollouts, _confine
+from mint.watch.reader import open_run
+from mint.watch.recorder import RunDirectory
+from mint.watch.schema import segment_type, table_of
 
 
 def place_of(path: Path) -> RunPlace:
@@ -238,3 +242,27 @@ def test_files_that_are_merged_while_they_are_read_are_found_again(tmp_path: Pat
         rollouts._ask_files(listed, "SELECT step FROM {}", [])
     assert [len(rollouts.of_step(step)) for step in (1, 2, 3)] == [2, 2, 2]
     assert len(rollouts.search(Filter()).rows) == 6
+
+
+def test_files_from_before_tokens_had_versions_are_read_beside_newer_ones(tmp_path: Path) -> None:
+    segment = {"tokens": [5, 6], "mask": [False, True], "sampler": [None, -0.5]}
+    table = table_of([{"step": 1, "response": "old", "segments": [segment]}])
+    kept = pa.list_(pa.struct([f for f in segment_type() if f.name != "versions"]))
+    old = pa.array([[{**segment, "sampler": [None, -0.5]}]], kept)
+    table = table.set_column(table.schema.get_field_index("segments"), "segments", old)
+    with RunDirectory(tmp_path / "run") as run:
+        run.write_config({})
+        run.rollouts(
+            [{"step": 2, "response": "", "segments": [{**segment, "versions": [None, 4]}]}]
+        )
+        pq.write_table(table, step_file(run.path, 1))
+        place = RunPlace("run", run.path)
+        first, second = (Rollouts(place).sample(step, 0, 0) for step in (1, 2))
+        assert first is not None
+        assert second is not None
+        assert first["segments"][0]["tokens"] == [5, 6]
+        assert second["segments"][0]["versions"] == [None, 4]
+        run.rollouts([{"step": 1, "index": 1, "response": "more", "segments": [segment]}])
+        rows = open_run(run.path).rollouts(1)
+        assert [row["response"] for row in rows] == ["old", "more"]
+        assert [row["segments"][0]["versions"] for row in rows] == [None, None]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,44 @@ def test_a_row_is_on_disk_when_its_call_returns(tmp_path: Path) -> None:
         assert read_rows(run.path / METRICS) == [{"step": 1, "time": 5.0, "reward": 0.5}]
         assert [r["response"] for r in open_run(run.path).rollouts(1)] == ["hello é \\ud800", ""]
         assert read_rows(run.path / EVENTS)[0]["event"] == "checkpoint"
+
+
+def test_a_step_is_written_while_its_caller_goes_on_and_before_the_next_call(
+    tmp_path: Path,
+) -> None:
+    meanwhile = threading.Event()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        meanwhile.wait()  # what the caller does next
+        yield row(1, "late")
+
+    with RunDirectory(tmp_path) as run:
+        run.write_step(rows(), {"step": 1, "reward": 0.5})
+        assert not (tmp_path / METRICS).exists()
+        meanwhile.set()
+        run.event("checkpoint", step=1)
+        assert [r["reward"] for r in read_rows(tmp_path / METRICS)] == [0.5]
+        assert [r["response"] for r in open_run(tmp_path).rollouts(1)] == ["late"]
+        run.write_step([row(2)], {"step": 2})
+        run.write_step([row(3)], {"step": 3})
+        run.save_state({"step": 3})
+        assert [r["step"] for r in read_rows(tmp_path / METRICS)] == [1, 2, 3]
+        run.write_step([row(4)], {"step": 4})
+    assert open_run(tmp_path).steps() == [1, 2, 3, 4]
+
+
+def test_a_step_that_could_not_be_written_is_raised_at_the_next_call(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.write_step([row(1, segments=[{"tokens": [1], "mask": []}])], {"step": 1})
+        with pytest.raises(ValueError, match="different lengths"):
+            run.event("checkpoint")
+        run.metrics({"step": 2})
+    directory = RunDirectory(tmp_path)
+    directory.write_step([row(3, segments=[{"tokens": [1], "mask": []}])], {"step": 3})
+    with pytest.raises(ValueError, match="different lengths"):
+        directory.close()
+    RunDirectory(tmp_path).close()  # its lock is free again
+    assert [r["step"] for r in read_rows(tmp_path / METRICS)] == [2]
 
 
 def test_a_step_says_when_it_was_written(tmp_path: Path) -> None:
@@ -60,6 +100,7 @@ def test_everything_of_a_rollout_comes_back(tmp_path: Path) -> None:
         "tokens": [5, 6, 7],
         "pieces": ["a", "b", "c"],
         "mask": [False, True, True],
+        "versions": [None, 4, 5],
         "sampler": [0.0, -0.5, -0.25],
         "trainer": [None, -0.5, None],
         "advantages": [0.0, 0.75, 0.75],
@@ -84,7 +125,6 @@ def test_everything_of_a_rollout_comes_back(tmp_path: Path) -> None:
         traceback="Traceback",
         trace=[{"role": "user", "content": "3 + 5 ="}],
         version=2,
-        weights="0f" * 32,
         replaced=True,
         sampled_at=12.5,
         segments=[segment, {"tokens": [1], "mask": [False], "sampler": [0.0]}],
@@ -215,7 +255,7 @@ def test_files_that_the_state_covers_are_merged_by_the_hundred(tmp_path: Path) -
         step for step in range(1, BLOCK + 2) for _ in range(2)
     ]
     assert run.steps() == list(range(1, BLOCK + 2))
-    with RunDirectory(tmp_path) as again, pytest.raises(ValueError, match="must not go back"):
+    with RunDirectory(tmp_path) as again, pytest.raises(ValueError, match="must not decrease"):
         again.rollouts([row(5)])
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from benchmarks.watch.generate import generate
 from tests.needs import need_browser
 from tests.service_fixture import LiveService, RawClient, start_service
+from tests.watch.browser_checks import problems_of
 
 PATIENCE_MS = 60_000
 
@@ -36,34 +37,49 @@ def checkpoint(service: LiveService) -> str:
     return str(raw.result(request)["path"])
 
 
-def test_the_service_shows_itself_and_a_checkpoint_chats_beside_its_base_model(
-    service: LiveService,
-) -> None:
-    path = checkpoint(service)
-    assert httpx.get(f"{service.base_url}/watch").headers["location"].endswith("/watch/")
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=need_browser(), args=["--no-sandbox", "--disable-dev-shm-usage"]
         )
-        page = browser.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)
-        page.goto(f"{service.base_url}/watch")
-        expect(page.get_by_role("link", name="mine", exact=True)).to_be_visible()
-        page.get_by_role("link", name="Service").click()
-        expect(page.locator(".model")).to_contain_text("tiny/llama")
-        expect(page.locator(".model")).to_contain_text(re.compile("KV cache.*tokens", re.S))
-        page.get_by_role("link", name=f"Chat with {path}").click()
-        page.get_by_label("Message").fill("Hello")
-        page.get_by_role("button", name="Send").click()
-        for label in ("checkpoint", "base model"):
-            said = page.get_by_role("log", name=f"Chat with the {label}")
-            expect(said.locator(".message.user")).to_contain_text("Hello")
-            expect(said.locator(".message.assistant .text")).not_to_be_empty()
-            expect(said.locator(".problem")).to_have_count(0)
-        expect(page.get_by_role("button", name="Send")).to_be_enabled()
-        expect(page.locator(".problem")).to_have_count(0)
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+    yield page
+    page.close()
+
+
+def test_the_service_shows_itself_and_a_checkpoint_chats_beside_its_base_model(
+    service: LiveService, page: Page
+) -> None:
+    path = checkpoint(service)
+    assert httpx.get(f"{service.base_url}/watch").headers["location"].endswith("/watch/")
+    page.goto(f"{service.base_url}/watch")
+    expect(page.get_by_role("link", name="mine", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Service").click()
+    expect(page.locator(".model")).to_contain_text("tiny/llama")
+    expect(page.locator(".model")).to_contain_text(re.compile("KV cache.*tokens", re.S))
+    expect(page.locator(".model")).to_contain_text(re.compile(r"Memory of the process\d.* GiB"))
+    page.get_by_role("link", name=f"Chat with {path}").click()
+    page.get_by_label("Message").fill("Hello")
+    page.get_by_role("button", name="Send").click()
+    for label in ("checkpoint", "base model"):
+        said = page.get_by_role("log", name=f"Chat with the {label}")
+        expect(said.locator(".message.user")).to_contain_text("Hello")
+        expect(said.locator(".message.assistant .text")).not_to_be_empty()
+        expect(said.locator(".problem")).to_have_count(0)
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    expect(page.locator(".problem")).to_have_count(0)
+    assert problems_of(page) == []
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert problems_of(page) == []
 
 
 def test_other_names_for_this_machine_see_nothing(service: LiveService) -> None:
@@ -104,3 +120,45 @@ def test_an_embedded_service_shows_its_runs_and_keeps_its_key(
     assert httpx.get(f"{url}/watch/api/service").status_code == 200
     asked = httpx.post(f"{url}/v1/chat/completions", json={"model": "x", "messages": []})
     assert asked.status_code == 401
+
+
+def test_the_playground_of_an_embedded_service_takes_its_key(
+    own_service: Callable[..., LiveService], page: Page
+) -> None:
+    url = own_service(api_key="tml-secret", models=("tiny/llama",)).base_url
+    said = page.get_by_role("log", name="Chat with the base model")
+
+    def say_hello() -> None:
+        page.get_by_role("link", name="Service").click()
+        page.get_by_label("Message").fill("Hello")
+        page.get_by_role("button", name="Send").click()
+
+    page.goto(f"{url}/watch")
+    say_hello()
+    expect(said.locator(".problem")).to_be_visible()
+    page.get_by_label("Key of the service").fill("tml-secret")
+    page.get_by_role("button", name="Use this key").click()
+    say_hello()
+    expect(said.locator(".message.assistant .text")).not_to_be_empty()
+    expect(said.locator(".problem")).to_have_count(0)
+    page.evaluate("sessionStorage.clear()")
+    page.goto("about:blank")
+    page.goto(f"{url}/watch#key=tml-secret")  # the address that a script prints
+    say_hello()
+    expect(said.locator(".message.assistant .text")).not_to_be_empty()
+    expect(said.locator(".problem")).to_have_count(0)
+    assert "tml-secret" not in page.url
+
+
+def test_runs_in_other_folders_are_shown_when_they_were_trained_here(
+    own_service: Callable[..., LiveService], tmp_path: Path
+) -> None:
+    generate(tmp_path / "elsewhere" / "mine", steps=1, groups=1, answers=1)
+    generate(tmp_path / "elsewhere" / "other", steps=1, groups=1, answers=1)
+    url = own_service(runs=tmp_path / "runs", models=("tiny/llama",)).base_url
+    raw = RawClient(url)
+    raw.run(metadata={"run_dir": str(tmp_path / "elsewhere" / "mine")})
+    raw.run(metadata={"run_dir": str(tmp_path)})  # no run directory itself
+    [run] = httpx.get(f"{url}/watch/api/runs").json()["runs"]
+    assert run["name"] == "mine"
+    assert httpx.get(f"{url}/watch/api/runs/{run['id']}/metrics").json()["steps"] == [1]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 import mint.watch
 from mint.watch.reader import open_run
 from mint.watch.recorder import RunDirectory
-from mint.watch.sinks import SINKS, open_sink
+from mint.watch.sinks import open_sink
 from mint.watch.sinks.opentelemetry_sink import Spans
+from mint.watch.sinks.worker import Worker
 
 
 def test_tensorboard_gets_the_same_names_and_steps(tmp_path: Path) -> None:
@@ -116,15 +119,46 @@ def test_no_spans_are_written_where_nobody_has_set_up_a_provider() -> None:
     assert ended.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("name", [name for name in SINKS if name in ("wandb", "trackio", "mlflow")])
-def test_the_functions_that_a_sink_calls_are_there(name: str) -> None:
-    module = pytest.importorskip(name)
-    calls = {
-        "wandb": ["init"],
-        "trackio": ["init", "log", "finish"],
-        "mlflow": ["set_experiment", "start_run", "log_params", "log_metrics", "end_run"],
-    }
-    assert all(callable(getattr(module, call)) for call in calls[name])
+class Silent:
+    """A sink whose server never answers."""
+
+    def __init__(self) -> None:
+        self.called = threading.Event()
+        self.answer = threading.Event()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.called.set()
+        self.answer.wait()
+
+    def rollouts(self, rows: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_sink_that_never_answers_holds_up_neither_steps_nor_the_end(tmp_path: Path) -> None:
+    sink = Silent()
+    run = RunDirectory(tmp_path)
+    run._sinks.attach("silent", Worker(lambda: sink, last_s=0.1))
+    run.metrics({"step": 1})
+    sink.called.wait()
+    run.metrics({"step": 2})
+    with pytest.warns(UserWarning, match="did not end within 0.1 s"):
+        run.close()
+    sink.answer.set()
+    assert len(open_run(tmp_path).metrics()) == 2
+    assert [event["event"] for event in open_run(tmp_path).events()] == ["sink_failed"]
+
+
+def test_a_sink_that_falls_too_far_behind_is_switched_off() -> None:
+    sink = Silent()
+    worker = Worker(lambda: sink, last_s=0.1)
+    worker.log(0, {})
+    sink.called.wait()
+    for step in range(1_000):
+        worker.log(step, {})
+    with pytest.raises(TimeoutError, match="1000 calls behind"):
+        worker.log(1_000, {})
+    sink.answer.set()
 
 
 def test_a_name_that_is_no_sink_is_refused(tmp_path: Path) -> None:

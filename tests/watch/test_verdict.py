@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mint.watch.demo import demo_folder
+from mint.watch.files import read_rows
 from mint.watch.verdict import NEEDED, VERDICTS, History, judge
 
 Rows = list[dict[str, Any]]
@@ -42,12 +44,73 @@ def evaluated(rows: Rows, rates: dict[int, float]) -> Rows:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("steps", [30, 100])
+@pytest.mark.parametrize("steps", [30, 45])
 def test_a_reward_that_rises_through_its_noise_is_learning(seed: int, steps: int) -> None:
     found = judge(run(steps, rising, seed=seed))
     assert found.verdict == "learning"
     assert found.since is not None
     assert "rose from" in found.evidence
+
+
+# ---- a rise that ended ----
+
+
+def ramp(start: int, end: int, low: float = 0.15, high: float = 0.75) -> Any:
+    return lambda step: low + (high - low) * min(1.0, max(0.0, (step - start) / (end - start)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("noise", [0.02, 0.1])
+@pytest.mark.parametrize(("start", "end", "steps"), [(0, 30, 90), (40, 60, 200), (0, 400, 3000)])
+def test_a_rise_that_ended_is_flat_since_about_its_end(
+    seed: int, noise: float, start: int, end: int, steps: int
+) -> None:
+    found = judge(run(steps, ramp(start, end), noise=noise, seed=seed))
+    assert found.verdict == "flat"
+    assert found.since is not None
+    assert abs(found.since - end) <= max(10, steps // 25)
+    told = f"was learning until step {found.since}: success rose from"
+    assert found.evidence.startswith(told)
+    assert found.evidence.endswith(f"; flat for the {steps - found.since} steps since.")
+    assert "Stop here, or change something" in found.advice
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("steps", [60, 200, 3000])
+def test_a_steady_rise_is_never_flat(seed: int, steps: int) -> None:
+    assert judge(run(steps, ramp(0, steps), noise=0.1, seed=seed)).verdict == "learning"
+    slower = judge(run(steps, lambda s: 0.2 + 0.4 * min(1, 5 * s / steps) + 0.2 * s / steps, 0.03))
+    assert slower.verdict == "learning"
+
+
+def test_one_metric_that_still_rises_is_learning() -> None:
+    flat, slow = ramp(0, 30), lambda step: step / 200
+    rows = run(120, flat, noise=0.02, **{"reward/success": slow})
+    assert judge(rows).evidence.startswith("success rose from")
+    rows = run(120, slow, noise=0.02, **{"reward/success": flat})
+    assert str(judge(rows)).startswith("learning: reward rose from")
+
+
+def test_a_flat_run_that_is_nearly_solved_is_told_to_stop() -> None:
+    found = judge(run(120, ramp(0, 40, high=0.97), noise=0.01))
+    assert (found.verdict, found.advice[:13]) == ("flat", "Nearly solved")
+
+
+def test_the_recorded_run_learns_and_is_flat_once_its_last_steps_repeat() -> None:
+    """The noise is that of a real run: after its rise, steps are drawn from its last ones."""
+    [path] = demo_folder().glob("*/metrics.jsonl")
+    names = ("step", "reward/mean", "reward/success")
+    rows = [{name: row[name] for name in names} for row in read_rows(path) if row["step"] > 0]
+    assert judge(rows).verdict == "learning"
+    last = len(rows)
+    found = []
+    for seed in range(20):
+        rng = random.Random(seed)
+        more = [{**rng.choice(rows[-15:]), "step": last + n} for n in range(1, 3 * last)]
+        found.append(judge([*rows, *more]))
+    flat = [each for each in found if each.verdict == "flat"]
+    assert len(flat) >= 18  # chance alone may draw a rise
+    assert all(each.since is not None and each.since <= last + 5 for each in flat)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -152,7 +215,8 @@ def test_few_steps_are_too_early() -> None:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        (run(60, rising), "It learned: success rose"),
+        (run(40, rising), "It learned: success rose"),
+        (run(120, ramp(0, 40)), "It was learning until step "),
         (run(60, lambda step: 0.3), "It had stopped learning: reward moved by"),
         (run(3, rising), "All 3 steps are done; 3 steps so far."),
     ],

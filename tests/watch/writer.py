@@ -14,8 +14,8 @@ def main(path: str) -> None:
         step = int((run.state() or {"step": 0})["step"])
         while True:
             step += 1
-            run.rollouts(rollout(step, index) for index in range(4))
-            run.metrics({"step": step, "reward/mean": step / 1000})
+            rows = [rollout(step, index) for index in range(4)]
+            run.write_step(rows, {"step": step, "reward/mean": step / 1000})
             run.event("checkpoint", step=step)
             if step % 3 == 0:
                 run.save_state({"step": step})

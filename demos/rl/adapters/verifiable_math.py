@@ -60,13 +60,13 @@ class VerifiableMathAdapter(RLAdapter):
         is_file = Path(task).suffix.lower() in READERS or "/" in task or Path(task).exists()
         if task != ARITHMETIC and not is_file:
             raise ConfigError(
-                f"There is no task {task!r}. It is {ARITHMETIC}, gym:NAME for a task of "
+                f"There is no task {task!r}. Use {ARITHMETIC}, gym:NAME for a task of "
                 "reasoning-gym, or a file with `question` and `answer` in each row, as in "
                 "task.arguments.task=questions.jsonl."
             )
         if self.options or shots != 1:
             raise ConfigError(
-                f"shots and options are for tasks of reasoning-gym, and the task is {task!r}. "
+                f"shots and options apply to reasoning-gym tasks, but the task is {task!r}. "
                 "Leave them out."
             )
 
@@ -100,9 +100,9 @@ def _as_task(row: Row) -> Task:
     for name, value in {"question": question, "answer": answer}.items():
         if not isinstance(value, str | int | float) or not str(value).strip():
             raise DataError(
-                f"{row.place}: the field {name!r} is {value!r}, and it must be text. Its fields "
-                f"are {', '.join(row.fields)}. For data with other columns use task=jsonl, which "
-                "docs/data.md is about."
+                f"{row.place}: the field {name!r} is {value!r}, but it must be a string. The row "
+                f"has {', '.join(row.fields)}. For data with other columns, use task=jsonl "
+                "(docs/data.md)."
             )
     gold = str(answer).split("####")[-1].strip()
     return Task(str(question), as_reward(check_answer), {"answer": gold})

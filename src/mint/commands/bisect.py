@@ -45,28 +45,33 @@ def bisect(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mint train bisect",
-        description="Find the steps at which a holdout metric of a run broke. What the run itself "
-        "has evaluated is used; between that, as few checkpoints as possible are evaluated.",
+        description="Find the steps between which a holdout metric of a run dropped, from the "
+        "run's own evaluations and a binary search over its checkpoints.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     parser.add_argument("--metric", choices=METRICS, default="pass_1")
-    parser.add_argument("--good", type=int, metavar="STEP", help="default: the best that is known")
-    parser.add_argument("--bad", type=int, metavar="STEP", help="default: the last")
+    parser.add_argument("--good", type=int, metavar="STEP", help="default: the best evaluated step")
+    parser.add_argument("--bad", type=int, metavar="STEP", help="default: the last step")
     parser.add_argument(
-        "--drop", type=float, metavar="X", help="bad is X or more under good; default: half the way"
+        "--drop",
+        type=float,
+        metavar="X",
+        help="how far below the good step a bad one is; default: half",
     )
     parser.add_argument(
-        "--prompts", type=int, metavar="N", help="evaluate all anew, on N held-out prompts"
+        "--prompts", type=int, metavar="N", help="re-evaluate everything on N held-out prompts"
     )
     parser.add_argument(
-        "--task", metavar="FILE.py:CLASS", help="for a run that a script made; default: job.yaml"
+        "--task",
+        metavar="FILE.py:CLASS",
+        help="the task, for a run from a script; default: from job.yaml",
     )
-    parser.add_argument("--url", help="the service; default: MINT_BASE_URL, or one of its own")
+    parser.add_argument("--url", help="the service; default: MINT_BASE_URL, or an embedded one")
     return parser
 
 
 def _best_known(points: Sequence[Point], metric: str, bad: int | None) -> int | None:
-    """The step that the run itself found best of those that can be evaluated anew."""
+    """The step that the run itself found best of those that can be evaluated again."""
     last = max(point.step for point in points) if bad is None else bad
     known = {
         point.step: point.evaluation.estimate(metric).value
@@ -93,7 +98,7 @@ def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
         except (mint.NotFoundError, mint.BadRequestError) as error:
             if point.path is None:
                 raise
-            print(f"  not there any more: {error.message}", flush=True)
+            print(f"  no longer there: {error.message}", flush=True)
             return None
 
     return measure
@@ -110,7 +115,7 @@ def _task(run: PastRun, reference: str | None) -> Any:
     job = run.folder / JOB
     if not job.is_file():
         raise ConfigError(
-            f"{run.folder} has no {JOB}, so a script made the run. Name its task: "
+            f"{run.folder} has no {JOB}, so it was written by a script. Name its task: "
             "--task demos/rl/adapters/verifiable_math.py:VerifiableMathAdapter"
         )
     return adapter_of(yaml.safe_load(job.read_text()))
@@ -123,7 +128,7 @@ def _print_looked_at(bisection: Bisection) -> None:
         found = "-" if point.evaluation is None else _shown(bisection.estimate(step))
         rows.append([str(step), found, bisection.looked_at[step], point.weights])
     name = _NAMES[bisection.metric].upper()
-    print_table(["STEP", f"{name} (95%)", "EVALUATED", "WEIGHTS"], rows, "Nothing was looked at.")
+    print_table(["STEP", f"{name} (95%)", "EVALUATED", "WEIGHTS"], rows, "Nothing was evaluated.")
 
 
 def _shown(estimate: Estimate) -> str:
@@ -137,7 +142,7 @@ def _told(verdict: Verdict, run: PastRun, metric: str, drop: float | None) -> st
         asked = f" by {drop:g}" if drop is not None else ""
         return (
             f"Nothing broke: {metric} did not fall{asked} {between} ({_signed(fall)}). "
-            "If it was better in between, name that step: --good STEP"
+            "If a step in between was better, name it: --good STEP"
         )
     if verdict.kind == "unsure":
         return (

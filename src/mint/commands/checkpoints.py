@@ -28,28 +28,28 @@ from .remote import Remote, UrlOption
 if TYPE_CHECKING:
     from mint.service.checkpoints import CheckpointPath
 
-app = typer.Typer(help="The checkpoints of a service.", no_args_is_help=True)
+app = typer.Typer(help="Manage the checkpoints of a service.", no_args_is_help=True)
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
 PathArgument = Annotated[
     str,
     typer.Argument(
         metavar="PATH",
-        help="tinker://RUN/KIND/NAME, as `list` shows it, a run directory, or in short: the first "
-        "letters of a run's id, a checkpoint's name, or RUN/NAME.",
+        help="A tinker:// path as printed by `list`, a run directory, a prefix of a run id, a "
+        "checkpoint name, or RUN/NAME.",
     ),
 ]
 
 
 @app.command("list")
 def list_checkpoints(
-    run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
+    run: Annotated[str | None, typer.Option(help="List only this run's checkpoints.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000)] = 100,
-    offset: Annotated[int, typer.Option(min=0, help="Skip the newest so many.")] = 0,
+    offset: Annotated[int, typer.Option(min=0, help="Skip this many of the newest.")] = 0,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show your checkpoints, the newest first."""
-    remote = Remote(url)
+    """List your checkpoints, newest first."""
+    remote = Remote.running_or_embedded(url)
     if run is not None:
         answer = remote.get(f"/api/v1/training_runs/{run_id(remote, run)}/checkpoints")
     else:
@@ -80,8 +80,8 @@ def print_checkpoints(checkpoints: list[dict[str, Any]]) -> None:
 
 @app.command("show")
 def show_checkpoint(path: PathArgument, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Show one checkpoint: what it holds, its size, until when it stays."""
-    remote = Remote(url)
+    """Show one checkpoint: contents, size, expiry."""
+    remote = Remote.running_or_embedded(url)
     where = _parse(remote, path)
     found = remote.request("POST", "/api/v1/weights_info", json={"tinker_path": where.uri})
     found = {"tinker_path": where.uri, **found, **listed(remote, where)}
@@ -114,20 +114,21 @@ def download(
         typer.Option(
             "--output",
             "-o",
-            help="A folder to make, or a file ending in .tar.gz. Default: RUN_KIND_NAME.tar.gz",
+            help="A new folder, or a file name ending in .tar.gz. Default: RUN_KIND_NAME.tar.gz",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     url: UrlOption = None,
 ) -> None:
-    """Write a checkpoint to a file or folder that `upload` takes, on this service or another."""
-    remote = Remote(url)
+    """Download a checkpoint as an archive or a folder. `upload` accepts both."""
+    remote = Remote.running_or_embedded(url)
     where = _parse(remote, path)
     target = output or Path(f"{where.run_id}_{where.kind}_{where.name}.tar.gz".replace(":", "-"))
     if target.name.endswith(_ARCHIVES):
         if target.exists() and not force:
             raise Mistake(
-                f"{target} exists. Choose another with --output, or replace it with --force."
+                f"{target} already exists. Choose another with --output, or overwrite it with "
+                "--force."
             )
         fetch_archive(remote, where.uri, target)
     else:
@@ -138,8 +139,8 @@ def download(
 def _download_folder(remote: Remote, where: CheckpointPath, folder: Path, force: bool) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not force:
         raise Mistake(
-            f"{folder} exists and is not an empty folder. Choose another with --output, or write "
-            "into it with --force."
+            f"{folder} already exists and is not an empty folder. Choose another with --output, or "
+            "write into it with --force."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as scratch:
@@ -154,15 +155,17 @@ def upload(
     file: Annotated[
         Path, typer.Argument(exists=True, help="A .tar.gz archive, or a folder in PEFT format.")
     ],
-    name: Annotated[str | None, typer.Option(help="Default: the name it was saved with.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Checkpoint name. Default: the name it was saved under.")
+    ] = None,
     base_model: Annotated[
-        str | None, typer.Option(help="Default: the model it was trained from.")
+        str | None, typer.Option(help="Base model. Default: the one it was trained on.")
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a checkpoint to a service, and print its path there."""
-    remote = Remote(url)
+    """Upload a checkpoint to a service, and print its new path."""
+    remote = Remote.running_or_embedded(url)
     with (
         _packed(file) as archive,
         transfer() as progress,
@@ -190,7 +193,7 @@ def _packed(file: Path) -> Iterator[Path]:
     from mint.service.archives import pack
 
     if not (file / CONFIG).exists():
-        raise Mistake(f"{file} has no {CONFIG}. Name the folder that holds the adapter's files.")
+        raise Mistake(f"{file} has no {CONFIG}. Pass the folder that contains the adapter.")
     with tempfile.NamedTemporaryFile(suffix=".tar.gz") as archive:
         archive.writelines(pack(file))
         archive.flush()
@@ -203,15 +206,15 @@ def _packed(file: Path) -> Iterator[Path]:
 @app.command("delete")
 def delete(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     url: UrlOption = None,
 ) -> None:
-    """Delete checkpoints for good."""
-    remote = Remote(url)
+    """Delete checkpoints permanently."""
+    remote = Remote.running_or_embedded(url)
     named = [_parse(remote, path) for path in paths]
     if not yes:
         listed = "\n".join(where.uri for where in named)
-        typer.confirm(f"{listed}\nDelete for good?", abort=True)
+        typer.confirm(f"{listed}\nDelete permanently?", abort=True)
     for where in named:
         remote.request("DELETE", resource(where))
         typer.echo(f"deleted {where.uri}")
@@ -223,8 +226,8 @@ def publish(
     undo: Annotated[bool, typer.Option("--undo", help="Make it private again.")] = False,
     url: UrlOption = None,
 ) -> None:
-    """Let every key of the service read a checkpoint."""
-    remote = Remote(url)
+    """Make a checkpoint readable for every API key of the service."""
+    remote = Remote.running_or_embedded(url)
     where = _parse(remote, path)
     remote.request("DELETE" if undo else "POST", f"{resource(where)}/publish")
     typer.echo(f"{where.uri} is {'private' if undo else 'public'}")
@@ -234,16 +237,18 @@ def publish(
 def set_ttl(
     path: PathArgument,
     time: Annotated[
-        str, typer.Argument(help="From now, at least 1h: 7d, 12h, a number of seconds; or: never")
+        str, typer.Argument(help="Time from now: 7d, 12h or seconds, at least 1h; or never.")
     ],
     url: UrlOption = None,
 ) -> None:
-    """Say when a checkpoint is deleted."""
+    """Set when a checkpoint expires and is deleted."""
     limit = None if time == "never" else seconds_of(time)
-    remote = Remote(url)
+    remote = Remote.running_or_embedded(url)
     where = _parse(remote, path)
     remote.request("PUT", f"{resource(where)}/ttl", json={"ttl_seconds": limit})
-    typer.echo(f"{where.uri} {'stays' if limit is None else f'is deleted in {duration(limit)}'}")
+    typer.echo(
+        f"{where.uri} {'never expires' if limit is None else f'expires in {duration(limit)}'}"
+    )
 
 
 def _parse(remote: Remote, text: str) -> CheckpointPath:

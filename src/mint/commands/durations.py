@@ -21,8 +21,7 @@ def seconds_of(text: str) -> int:
     parts = re.findall(r"(\d+)([smhdw])", text.lower())
     if not parts or "".join(map("".join, parts)) != text.lower():
         raise Mistake(
-            f"{text!r} is no length of time. Write 7d, 12h, 90m, a number of seconds, or the word "
-            "never."
+            f"{text!r} is not a duration. Write 7d, 12h, 90m, a number of seconds, or never."
         )
     return sum(int(count) * _SECONDS[unit] for count, unit in parts)
 

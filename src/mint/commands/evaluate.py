@@ -20,22 +20,22 @@ USAGE = """\
 usage: {program} [--cfg job] [--config-dir FOLDER] [checkpoint=PATH] [against=PATH] [set=NAME]
        [endpoint=URL] [OVERRIDE ...]
 
-Evaluate a checkpoint on the prompts that training never sees: pass@1, pass@k, a majority vote and
-the reward, with 95% intervals, and by category where the task has categories. PATH is a tinker://
-path, or a run directory for its best checkpoint, with the settings of its run. Without it, the base
-model is evaluated. against=PATH compares with another checkpoint, against=base with the base model,
-on the same prompts with a paired test. set=NAME takes one of the task's sets: holdout, or one of
-its build_eval_sets(). endpoint=URL evaluates the model model.base_model of an OpenAI-compatible
-server, whose key is in OPENAI_API_KEY.
+Evaluate a checkpoint on held-out prompts: pass@1, pass@k, majority vote and reward, with 95%
+intervals, and by category if the task has categories. PATH is a tinker:// path, or a run directory,
+which stands for its best checkpoint and its settings. Without it, the base model is evaluated.
+against=PATH compares with another checkpoint, and against=base with the base model, on the same
+prompts with a paired test. set=NAME selects one of the task's sets: holdout, or one of its
+build_eval_sets(). endpoint=URL evaluates model.base_model on an OpenAI-compatible server, with the
+key in OPENAI_API_KEY.
 
   {program} model=smollm2 task=arithmetic
   {program} checkpoint=runs/math-arithmetic-1a2b3c4d against=base
   {program} checkpoint=tinker://.../weights/step-000040 evaluation=pass_at_k
   {program} task=gsm8k endpoint=http://127.0.0.1:8000/v1 model.base_model=my-model
 
-  -c, --cfg job        print the settings and do nothing
-  --config-dir FOLDER  files of your own for the groups; default: conf, in the current folder
-  -h, --help           this text
+  -c, --cfg job        print the settings and exit
+  --config-dir FOLDER  your own configuration files; default: conf in the current folder
+  -h, --help           show this help and exit
 """
 
 
@@ -52,11 +52,9 @@ def _evaluate(asked: Arguments) -> int:
             raise ConfigError(f"There is no {each}.{hint}")
     checkpoint, against, endpoint = (own.get(name) for name in (CHECKPOINT, AGAINST, ENDPOINT))
     if endpoint and checkpoint:
-        raise ConfigError(
-            "endpoint= is for a model that is served elsewhere: leave checkpoint= out."
-        )
+        raise ConfigError("endpoint= evaluates a model served elsewhere: leave out checkpoint=.")
     if endpoint and against:
-        raise ConfigError("against= is for checkpoints of the service: leave endpoint= out.")
+        raise ConfigError("against= compares checkpoints of the service: leave out endpoint=.")
     path = checkpoint_of(checkpoint) if checkpoint else None
     past = _past_job(checkpoint, path) if checkpoint and path else None
     jobs = replace(asked, overrides=typed).jobs(past)

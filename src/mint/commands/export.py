@@ -38,34 +38,39 @@ def export(
     checkpoint: Annotated[
         str,
         typer.Argument(
-            help="A tinker:// path, a run directory (its best checkpoint, or else its last), "
-            "or a folder in PEFT format."
+            help="A tinker:// path, a run directory (its best checkpoint, or its latest), "
+            "a short name, or a PEFT folder."
         ),
     ],
-    to: Annotated[Path, typer.Option("--to", help="The folder to make.", file_okay=False)],
+    to: Annotated[Path, typer.Option("--to", help="The folder to create.", file_okay=False)],
     merge: Annotated[
-        bool, typer.Option("--merge", help="Whole weights in Hugging Face format, no adapter.")
+        bool,
+        typer.Option(
+            "--merge",
+            help="Write the whole model, with the adapter merged, in Hugging Face format.",
+        ),
     ] = False,
     dtype: Annotated[
-        Dtype | None, typer.Option(help="Default: the format of the weights as they are.")
+        Dtype | None, typer.Option(help="Format of the weights. Default: unchanged.")
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="The base model. Default: the one it was trained on.")
+        str | None,
+        typer.Option(help="Base model, by name or folder. Default: the one it was trained on."),
     ] = None,
     check: Annotated[
         bool,
         typer.Option(
             "--check/--no-check",
-            help="Load what was written and compare its logprobs with the adapter's.",
+            help="Load the exported files and compare their logprobs with the adapter's.",
         ),
     ] = True,
     home: HomeOption = None,
     url: UrlOption = None,
 ) -> None:
-    """Write an adapter in PEFT format, or with --merge a whole model that any engine loads.
+    """Export an adapter in PEFT format or, with --merge, a whole model in Hugging Face format.
 
-    The result is loaded by PEFT or transformers, its logprobs of a few texts are compared with
-    those of the adapter in mint's engine, and the largest difference is printed.
+    PEFT or transformers loads the result; its logprobs on a few texts are compared with those of
+    the adapter in mint's engine, and the largest difference is printed.
     """
     target = to.expanduser()
     with new_folder(target) as draft, _adapter_of(checkpoint, url) as adapter:
@@ -85,8 +90,8 @@ def _adapter_of(checkpoint: str, url: str | None) -> Iterator[Path]:
     named = find(checkpoint, url)
     if not named.is_checkpoint:
         raise Mistake(
-            f"{checkpoint} is neither a checkpoint nor a run directory nor a folder in PEFT "
-            "format. `mint checkpoints list` and `mint runs list` show yours."
+            f"{checkpoint} is not a checkpoint, a run directory or a PEFT folder. "
+            "`mint checkpoints list` and `mint runs list` show yours."
         )
     if named.model != checkpoint:
         _say(f"exporting {named.model}")
@@ -100,7 +105,7 @@ def _complete(folder: Path) -> Path:
 
     missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
     if missing:
-        raise Mistake(f"{folder} has no {missing[0]}, which every adapter in PEFT format has.")
+        raise Mistake(f"{folder} has no {missing[0]}, so it is not a PEFT adapter.")
     if not json.loads((folder / ADAPTER_CONFIG).read_text()).get("target_parameters"):
         AdapterFiles.read(folder)  # refuses what is no plain LoRA
     return folder
@@ -110,12 +115,14 @@ def _complete(folder: Path) -> Path:
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder beside the target that takes its place when all went well."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise Mistake(f"{target} exists and is not an empty folder. Name a new one: --to FOLDER")
+        raise Mistake(f"{target} already exists and is not empty. Choose another: --to FOLDER")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield draft
         draft.chmod(0o755)
+        for file in draft.iterdir():
+            file.chmod(0o644)  # transformers keeps weights from other users
         if target.exists():
             target.rmdir()
         draft.rename(target)
@@ -134,6 +141,7 @@ def _merge(
     from mint.engine.merge import check_merged, merge
 
     folder = _base_folder(adapter, base, home)
+    hide_progress_bars()
     _say(f"merging into {folder}")
     written = merge(folder, adapter, draft, dtype.value if dtype else None)
     copy_tokenizer(folder, draft)
@@ -162,8 +170,9 @@ def _copy(
         _check_adapter(adapter, draft, base, dtype, home)
     if ".lm_head." in _tensor_names(adapter):
         _say(
-            "this adapter trains the output layer. Where that is tied to the embedding, run it "
-            "beside its base model (vLLM, PEFT); to merge it, use --merge (docs/export.md)"
+            "this adapter trains the output layer. If the model's embeddings are tied, run the "
+            "adapter on top of its base model (vLLM, PEFT), or use --merge; other programs cannot "
+            "merge it correctly (docs/export.md)"
         )
 
 
@@ -180,9 +189,10 @@ def _check_adapter(
         name = _base_name(adapter, base)
         _say(
             f"not checked: {name} is not on this machine. To check the adapter, run "
-            f"`mint models get {name}` (or name a folder: --base FOLDER) and export again"
+            f"`mint models get {name}` (or pass --base FOLDER) and export again"
         )
         return
+    hide_progress_bars()
     _report(check_adapter(folder, adapter, draft), dtype.value if dtype else "float32")
 
 
@@ -209,6 +219,13 @@ def copy_tokenizer(folder: Path, draft: Path) -> None:
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, draft / name)
+
+
+def hide_progress_bars() -> None:
+    """Keep transformers from drawing bars for files that are read and written in seconds."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _set_base(config: Path, base: str) -> None:

@@ -16,9 +16,11 @@ DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to write; made if it is not there.")] = HERE,
+    folder: Annotated[
+        Path, typer.Argument(help="The folder to write to; created if needed.")
+    ] = HERE,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="The base model of the project.")
+        str, typer.Option("--model", "-m", help="The project's base model.")
     ] = DEFAULT_MODEL,
     quickstart: Annotated[
         bool, typer.Option("--quickstart", help="Write the quickstart scripts instead.")
@@ -48,8 +50,8 @@ def write_new(folder: Path, files: dict[Path, str]) -> None:
     there = [path for path in files if (folder / path).exists()]
     if there:
         raise Mistake(
-            f"{folder / there[0]} is there already, and nothing was written. Name a folder without "
-            "one: mint init my-project"
+            f"{folder / there[0]} already exists; nothing was written. Choose another folder: "
+            "mint init my-project"
         )
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

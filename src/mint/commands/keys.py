@@ -16,35 +16,37 @@ if TYPE_CHECKING:
     from mint.service.store import Store
 
 _TIMES = ("created", "expires", "last_used", "revoked")
-app = typer.Typer(help="The API keys of a service.", no_args_is_help=True)
+app = typer.Typer(help="Manage the API keys of a service.", no_args_is_help=True)
 
 
 @app.command("create")
 def create_key(
-    name: Annotated[str, typer.Argument(help="What the key is for.")] = "default",
-    user: Annotated[str, typer.Option(help="Whose runs and checkpoints it reaches.")] = "local",
+    name: Annotated[
+        str, typer.Argument(help="A name for the key, such as its purpose.")
+    ] = "default",
+    user: Annotated[
+        str, typer.Option(help="The user whose runs and checkpoints it can access.")
+    ] = "local",
     prefix: Annotated[
-        Literal["tml-", "sk-"], typer.Option(help="sk- is for MinT's own client.")
+        Literal["tml-", "sk-"], typer.Option(help="MinT's client requires sk-.")
     ] = "tml-",
     scope: Annotated[
         Literal["read", "sample", "train", "admin"],
-        typer.Option(help="What it may do; each scope includes those before it."),
+        typer.Option(help="What the key may do. Each scope includes the previous ones."),
     ] = "train",
-    expires: Annotated[
-        str, typer.Option(help="How long it is accepted: 30d, 12h, or never.")
-    ] = "never",
+    expires: Annotated[str, typer.Option(help="Lifetime: 30d, 12h, or never.")] = "never",
     quota: Annotated[
         str | None,
         typer.Option(
-            metavar="LIMITS", help="runs=4,bytes=10GB and so on: `mint keys quota --help`"
+            metavar="LIMITS", help="Limits such as runs=4,bytes=10GB; see `mint keys quota --help`."
         ),
     ] = None,
     named: Annotated[str | None, typer.Option("--name", hidden=True)] = None,
     home: HomeOption = None,
 ) -> None:
-    """Make a key and print it. It is shown this once.
+    """Create a key and print it. It cannot be shown again.
 
-    From then on, the service of this home folder asks every caller for a key.
+    Once a key exists, the service of this home folder requires one from every client.
     """
     from mint.service.auth import create_key as create
     from mint.service.quotas import change
@@ -55,7 +57,9 @@ def create_key(
     expires_at = None if expires == "never" else _from_now(seconds_of(expires))
     store = _store(home)
     if any(key.name == name for key in store.all_keys()):
-        raise Mistake(f"There is, or was, a key named {name!r}. Choose another name.")
+        raise Mistake(
+            f"The name {name!r} is taken by an existing or revoked key. Choose another name."
+        )
     typer.echo(create(store, name, user, prefix, Scope.parse(scope), expires_at, limits))
 
 
@@ -68,12 +72,14 @@ def _from_now(seconds: int) -> datetime:
     try:
         return datetime.now(UTC) + timedelta(seconds=seconds)
     except OverflowError as error:
-        raise Mistake("This is longer than dates go. Write never for a key that stays.") from error
+        raise Mistake(
+            "This expiry is beyond the last date. For a key without expiry, write never."
+        ) from error
 
 
 @app.command("list")
 def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show the keys: their names, never the keys themselves."""
+    """List the keys by name. The keys themselves are not stored."""
     rows: list[dict[str, Any]] = [
         {
             "name": key.name,
@@ -99,49 +105,52 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
                 ]
                 for row in rows
             ),
-            "There are no keys: on this machine everybody may use the service, others may not.",
+            "There are no keys. The service accepts every client on this machine, and no others.",
         )
 
 
 @app.command("revoke")
 def revoke_key(
-    name: Annotated[str, typer.Argument(help="As `mint keys list` shows it.")],
+    name: Annotated[str, typer.Argument(help="A name from `mint keys list`.")],
     home: HomeOption = None,
 ) -> None:
-    """End a key. A running service refuses it within seconds."""
+    """Revoke a key. A running service rejects it within seconds."""
     store = _store(home)
     if not store.revoke_key(name):
         names = ", ".join(key.name for key in store.active_keys()) or "none"
-        raise Mistake(f"There is no key {name!r} in force. The keys in force are: {names}.")
-    typer.echo(f"The key {name} is revoked.")
+        raise Mistake(f"There is no active key {name!r}. Active keys: {names}.")
+    typer.echo(f"Revoked the key {name}.")
     if not store.active_keys():
-        typer.echo("It was the last one: the service accepts nobody until another key is made.")
+        typer.echo(
+            "It was the last active key: the service rejects every client until you create one."
+        )
 
 
 @app.command("quota")
 def set_quota(
-    name: Annotated[str, typer.Argument(help="As `mint keys list` shows it.")],
+    name: Annotated[str, typer.Argument(help="A name from `mint keys list`.")],
     runs: Annotated[
-        str | None, typer.Option(metavar="N", help="Runs that were not unloaded.")
+        str | None, typer.Option(metavar="N", help="Runs, except unloaded ones.")
     ] = None,
     samplers: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Samplers in memory; idle ones make room for others."),
+        typer.Option(metavar="N", help="Samplers in memory; idle ones are moved to disk."),
     ] = None,
     checkpoints: Annotated[str | None, typer.Option(metavar="N", help="Checkpoints.")] = None,
     tokens_in_flight: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Tokens that the samples in progress may take."),
+        typer.Option(metavar="N", help="Tokens of samples in progress."),
     ] = None,
     size: Annotated[
-        str | None, typer.Option("--bytes", metavar="SIZE", help="Of all checkpoints: 10GB")
+        str | None,
+        typer.Option("--bytes", metavar="SIZE", help="Total size of checkpoints, such as 10GB"),
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set how much a key may have, and show it. A running service obeys within seconds.
+    """Set and show the limits of a key. They take effect in a running service within seconds.
 
-    Each limit is a number, `unlimited`, or `default` for what the service's configuration says.
+    Each limit is a number, `unlimited`, or `default` for the service's configured limit.
     """
     from mint.service.quotas import LIMITS, Quota, change
 
@@ -149,7 +158,7 @@ def set_quota(
     key = next((key for key in store.all_keys() if key.name == name), None)
     if key is None:
         names = ", ".join(key.name for key in store.active_keys()) or "none"
-        raise Mistake(f"There is no key {name!r}. The keys in force are: {names}.")
+        raise Mistake(f"There is no key {name!r}. Active keys: {names}.")
     typed = dict(zip(LIMITS, (runs, samplers, checkpoints, tokens_in_flight, size), strict=True))
     own = change(key.quota, {limit: text for limit, text in typed.items() if text is not None})
     store.set_quota(name, own)

@@ -16,13 +16,13 @@ from .output import JsonOption, Mistake, print_json, print_table
 if TYPE_CHECKING:
     from mint.service.settings import Settings
 
-app = typer.Typer(help="The base models of this machine.", no_args_is_help=True)
-NameArgument = Annotated[str, typer.Argument(help="As in base_model=NAME.")]
+app = typer.Typer(help="Manage the base models on this machine.", no_args_is_help=True)
+NameArgument = Annotated[str, typer.Argument(help="The model's name, as in base_model=NAME.")]
 
 
 @app.command("list")
 def list_models(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show the base models that can be used without the hub."""
+    """List the base models that are available offline."""
     settings = settings_of(home)
     rows = [_describe(name, settings) for name in _catalog(settings).names()]
     if as_json:
@@ -31,7 +31,7 @@ def list_models(home: HomeOption = None, as_json: JsonOption = False) -> None:
         print_table(
             ["MODEL", "FROM"],
             ([row["name"], row["folder"] or "installed weights package"] for row in rows),
-            "There are none. Add a folder with: mint models add NAME FOLDER",
+            "There are no models. Add one: mint models add NAME FOLDER",
         )
 
 
@@ -43,25 +43,26 @@ def _describe(name: str, settings: Settings) -> dict[str, Any]:
 
 @app.command("get")
 def get_model(name: NameArgument, home: HomeOption = None) -> None:
-    """Find, convert or download a base model now, and print its folder."""
+    """Find a base model, downloading or converting it if needed, and print its folder."""
     typer.echo(_catalog(settings_of(home)).locate(name))
 
 
 @app.command("untie")
 def untie_model(
     name: NameArgument,
-    to: Annotated[Path, typer.Option("--to", help="The folder to make.", file_okay=False)],
+    to: Annotated[Path, typer.Option("--to", help="The folder to create.", file_okay=False)],
     home: HomeOption = None,
 ) -> None:
-    """Write a base model with an output layer of its own, for programs that merge adapters.
+    """Copy a base model, giving it an untied output layer, for programs that merge adapters.
 
     `mint export --merge` does not need it.
     """
     from mint.engine.merge import untie
 
-    from .export import copy_tokenizer, new_folder
+    from .export import copy_tokenizer, hide_progress_bars, new_folder
 
     source = _catalog(settings_of(home)).locate(name)
+    hide_progress_bars()
     with new_folder(to.expanduser()) as draft:
         if not untie(source, draft):
             raise Mistake(f"The output layer of {name} is not tied to its embedding: {source}")
@@ -72,30 +73,32 @@ def untie_model(
 @app.command("add")
 def add_model(
     name: NameArgument,
-    folder: Annotated[Path, typer.Argument(help="With config, weights and tokenizer.")],
+    folder: Annotated[Path, typer.Argument(help="A folder with config, weights and tokenizer.")],
     home: HomeOption = None,
 ) -> None:
-    """Give a folder a name. It is kept in the home folder's config.yaml."""
+    """Add a model under a name. The name is stored in the home folder's config.yaml."""
     from mint.service.aliases import write_aliases
 
     if missing := missing_from(folder.expanduser()):
-        raise Mistake(f"{folder} is not the folder of a model: {missing}.")
+        raise Mistake(f"{folder} is not a model folder: {missing}.")
     aliases, file = _aliases(home)
     write_aliases(file, {**aliases, name: folder.expanduser().resolve()})
-    typer.echo(f"{name} is {folder.expanduser().resolve()}. A service reads it when it starts.")
+    typer.echo(
+        f"Added {name}: {folder.expanduser().resolve()}. Restart running services to use it."
+    )
 
 
 @app.command("remove")
 def remove_model(name: NameArgument, home: HomeOption = None) -> None:
-    """Take a name away again. The folder stays as it is."""
+    """Remove a name that was added. The folder is not changed."""
     from mint.service.aliases import write_aliases
 
     aliases, file = _aliases(home)
     if name not in aliases:
         known = ", ".join(aliases) or "none"
-        raise Mistake(f"There is no name {name!r} in {file}. The names there are: {known}.")
+        raise Mistake(f"There is no model {name!r} in {file}. Models there: {known}.")
     write_aliases(file, {other: path for other, path in aliases.items() if other != name})
-    typer.echo(f"{name} is no longer a name. A service notices when it starts.")
+    typer.echo(f"Removed {name}. Running services keep it until they restart.")
 
 
 def _aliases(home: Path | None) -> tuple[dict[str, Path], Path]:

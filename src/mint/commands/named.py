@@ -44,8 +44,8 @@ def find(text: str, url: str | None) -> Named:
         return Named(checkpoint_of(text), _service_of(folder, url), folder)
     if (folder / ADAPTER_CONFIG).is_file():
         raise Mistake(
-            f"{text} is an adapter in PEFT format. Bring it to a service first, and use the path "
-            f"that this prints: mint checkpoints upload {text}"
+            f"{text} is a PEFT folder. Upload it, then use the path that this prints: "
+            f"mint checkpoints upload {text}"
         )
     remote = Remote.running_or_embedded(url)
     return Named(short_path(remote, text) or text, remote)
@@ -60,9 +60,9 @@ def is_run_directory(folder: Path) -> bool:
         return (folder / STATE).is_file()
     if saved_checkpoint(folder) is None:
         raise Mistake(
-            f"{folder} has no checkpoint yet. Run the same command again to resume the run, and "
-            "save more often: training.checkpoint_every=10. If a script of your own recorded it, "
-            "use the tinker:// path that the script saved; `mint checkpoints list` shows all paths."
+            f"{folder} has no checkpoint yet. Repeat the command that started the run to resume "
+            "it, and save more often: training.checkpoint_every=1. If your own script recorded the "
+            "run, use the tinker:// path of a checkpoint it saved: `mint checkpoints list`."
         )
     return True
 
@@ -110,8 +110,8 @@ def checkpoint_path(remote: Remote, text: str) -> str:
     if found := short_path(remote, text):
         return found
     raise Mistake(
-        f"{text!r} is not a checkpoint of {remote.url}. Name a tinker:// path, a run directory, or "
-        "the first letters of a run's id; `mint checkpoints list` shows yours."
+        f"{remote.url} has no checkpoint {text!r}. Use a tinker:// path, a run directory, or a "
+        "prefix of a run id; `mint checkpoints list` shows yours."
     )
 
 
@@ -142,4 +142,4 @@ def _ambiguous(text: str, what: str, candidates: list[str]) -> Mistake:
     shown = "\n".join(f"  {candidate}" for candidate in candidates[:_SHOWN])
     more = len(candidates) - _SHOWN
     rest = f"\n  and {more} more" if more > 0 else ""
-    return Mistake(f"{text!r} stands for {len(candidates)} {what}. Say which:\n{shown}{rest}")
+    return Mistake(f"{text!r} matches {len(candidates)} {what}. Use one of:\n{shown}{rest}")

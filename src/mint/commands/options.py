@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 HomeOption = Annotated[
     Path | None,
-    typer.Option(help="Folder of all state. Default: MINT_HOME, or ~/.mint", file_okay=False),
+    typer.Option(help="The service's home folder. Default: MINT_HOME, or ~/.mint", file_okay=False),
 ]
 
 

@@ -93,14 +93,16 @@ class Remote:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise Mistake(
-                f"No service answers at {self.url}.\n"
+                f"No service is running at {self.url}.\n"
                 "Start one:           mint serve\n"
                 "or name another:     --url http://HOST:PORT, or MINT_BASE_URL"
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Mistake(f"The request to {self.url} failed: {error}. Try again.") from error
         except (ValueError, KeyError) as error:
-            raise Mistake(f"{self.url} answered, but not as a mint service does.") from error
+            raise Mistake(
+                f"{self.url} is not a mint service: its response could not be parsed."
+            ) from error
 
 
 def named_url(url: str | None) -> str | None:
@@ -109,10 +111,12 @@ def named_url(url: str | None) -> str | None:
 
 
 def _default_url() -> str:
-    from mint.service.settings import Settings
+    """Where `mint serve` listens with the settings of this machine."""
+    from .options import settings_of
 
-    fields = Settings.model_fields
-    return f"http://{fields['host'].default}:{fields['port'].default}"
+    settings = settings_of(None)
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    return f"http://{host}:{settings.port}"
 
 
 def _reason(answer: httpx.Response) -> str:

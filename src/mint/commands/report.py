@@ -23,7 +23,7 @@ def report(
         raise Mistake(str(error)) from None
     written = write_report(run.path)
     if not written:
-        raise Mistake(f"{run_dir} has no rollouts yet. Wait for the first step of the run.")
+        raise Mistake(f"{run_dir} has no rollouts yet. Wait until the first step is done.")
     verdict = run.summary().get("verdict") or {}
     print(f"{verdict.get('verdict')}: {verdict.get('evidence')} {verdict.get('advice')}")
     for path in written:

@@ -18,7 +18,7 @@ def print_result(what: str, result: SetResult) -> None:
     which = "held-out prompts" if result.name == _HOLDOUT else f"prompts of {result.name}"
     print(f"{what} on {len(result.prompts)} {which}")
     if result.failed:
-        print(f"{result.failed} answers could not be scored, and count as wrong.")
+        print(f"{result.failed} answers could not be scored and count as wrong.")
     print_table(["METRIC", "VALUE", "95% INTERVAL"], _rows(result), "Nothing was evaluated.")
     categories = result.by_category()
     if categories:

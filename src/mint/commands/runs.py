@@ -13,18 +13,20 @@ from .named import run_id
 from .output import JsonOption, print_fields, print_json, print_table, when
 from .remote import Remote, UrlOption
 
-app = typer.Typer(help="The training runs of a service.", no_args_is_help=True)
+app = typer.Typer(help="List and show the training runs of a service.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_runs(
     limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20,
-    offset: Annotated[int, typer.Option(min=0, help="Skip the newest so many.")] = 0,
+    offset: Annotated[int, typer.Option(min=0, help="Skip this many of the newest.")] = 0,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show your runs, the newest first."""
-    answer = Remote(url).get("/api/v1/training_runs", limit=limit, offset=offset)
+    """List your runs, newest first."""
+    answer = Remote.running_or_embedded(url).get(
+        "/api/v1/training_runs", limit=limit, offset=offset
+    )
     runs, total = answer["training_runs"], answer["cursor"]["total_count"]
     if as_json:
         print_json(runs)
@@ -32,10 +34,10 @@ def list_runs(
     print_table(
         ["RUN", "TASK", "REWARD", "MODEL", "AGE", "RUN DIRECTORY", "LAST CHECKPOINT"],
         (_row(run) for run in runs),
-        "There are no runs yet. `mint train` makes one, and so does any script.",
+        "There are no runs yet. `mint train` or a script creates one.",
     )
     if offset + len(runs) < total:
-        typer.echo(f"{total} in all. More: mint runs list --offset {offset + len(runs)}")
+        typer.echo(f"{total} in total. To see more: mint runs list --offset {offset + len(runs)}")
 
 
 def _row(run: dict[str, Any]) -> list[str]:
@@ -86,14 +88,12 @@ def unload_run(
 
 @app.command("show")
 def show_run(
-    run: Annotated[
-        str, typer.Argument(help="The id, as `mint runs list` shows it, or its first letters.")
-    ],
+    run: Annotated[str, typer.Argument(help="A run id from `mint runs list`, or a prefix of one.")],
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one run and its checkpoints."""
-    remote = Remote(url)
+    remote = Remote.running_or_embedded(url)
     run = run_id(remote, run)
     found = remote.get(f"/api/v1/training_runs/{run}")
     checkpoints = remote.get(f"/api/v1/training_runs/{run}/checkpoints")["checkpoints"]

@@ -21,48 +21,52 @@ _MAX_TOKENS = 256
 
 def sample(
     prompt: Annotated[
-        str | None, typer.Argument(help="Default: what comes on standard input.")
+        str | None, typer.Argument(help="The prompt. Default: standard input.")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             "--model",
             "-m",
-            help="A base model, a run directory, the tinker:// path of a checkpoint, or the first "
-            "letters of a run's id.",
+            help="A base model, a run directory, a tinker:// path, a prefix of a run id, or a "
+            "checkpoint name.",
         ),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     raw: Annotated[
         bool | None,
         typer.Option(
             "--raw/--chat",
-            help="Continue the text as it is, or ask through the chat template. Default: as the "
-            "run directory was trained, else --chat.",
+            help="Send the prompt as plain text, or through the chat template. Default: as in "
+            "training, for a run directory; otherwise --chat.",
             show_default=False,
         ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Default: as in training, else 256.")
+        int | None, typer.Option(min=1, help="Default: as in training, otherwise 256.")
     ] = None,
     temperature: Annotated[float, typer.Option(min=0)] = 1.0,
     top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
-    n: Annotated[int, typer.Option("-n", min=1, max=128, help="How many answers.")] = 1,
+    n: Annotated[int, typer.Option("-n", min=1, max=128, help="Number of answers.")] = 1,
     seed: Annotated[int | None, typer.Option()] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="Ends an answer. May be repeated. Default: as in training."),
+        typer.Option(help="Stop string; may be repeated. Default: as in training."),
     ] = None,
     url: UrlOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the service's answer.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the service's response as JSON.")
+    ] = False,
 ) -> None:
-    """Ask a model, a run or a checkpoint, and print what it answers as it comes.
+    """Sample from a model, a run or a checkpoint, and stream the answer.
 
-    Without a service, one is started for as long as the command runs. A run directory is asked as
-    it was trained: the same system prompt, template, stop strings and length.
+    If no service is running, one is started for the duration of the command. For a run directory,
+    the prompt is rendered as in training: same system prompt, template, stop strings and length.
     """
     if raw and system is not None:
-        raise Mistake("--raw has no messages, so --system has no place. Leave one of them out.")
+        raise Mistake(
+            "--raw sends plain text, which has no system prompt. Leave out --raw or --system."
+        )
     text = sys.stdin.read() if prompt is None else prompt
     named = find(model, url) if model is not None else _first_model(Remote.running_or_embedded(url))
     trained = _trained_prompt(named)
@@ -102,7 +106,8 @@ def _trained_prompt(named: Named) -> TrainedPrompt:
     trained = TrainedPrompt.read(named.run_directory)
     said = trained.describe()
     typer.echo(
-        f"mint: asking {named.model}" + (f" as in training: {said}" if said else ""), err=True
+        f"mint: sampling from {named.model}" + (f", as in training: {said}" if said else ""),
+        err=True,
     )
     return trained
 
@@ -116,9 +121,9 @@ def _first_model(remote: Remote) -> Named:
     """The model that the service has in use, or would use first."""
     models = remote.get("/v1/models")["data"]
     if not models:
-        raise Mistake("Say which model: --model NAME. The service has none without the hub.")
+        raise Mistake("Name a model: --model NAME. The service has none that is available offline.")
     name = str(models[0]["id"])
-    typer.echo(f"mint: asking {name}; --model NAME asks another", err=True)
+    typer.echo(f"mint: sampling from {name}; choose another with --model NAME", err=True)
     return Named(name, remote)
 
 

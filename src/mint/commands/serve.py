@@ -30,7 +30,12 @@ HostOption = Annotated[
 ]
 PortOption = Annotated[
     int | None,
-    typer.Option(min=0, max=65535, help="0 takes a free one. Default: 8000", show_default=False),
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port to listen on; 0 chooses a free one. Default: 8000",
+        show_default=False,
+    ),
 ]
 ConfigOption = Annotated[
     Path | None,
@@ -46,7 +51,7 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         help="auto, exact, half or bfloat16. exact makes the logprobs of sampler and trainer "
-        "agree to 1e-4. Default: auto, the fastest that suits the device",
+        "agree to 1e-4. Default: auto, the fastest for the device",
         show_default=False,
     ),
 ]
@@ -61,14 +66,14 @@ def serve(
     log_format: LogFormatOption = None,
     precision: PrecisionOption = None,
     check_config: Annotated[
-        bool, typer.Option("--check-config", help="Print the effective settings and end.")
+        bool, typer.Option("--check-config", help="Print the effective settings and exit.")
     ] = False,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the service. It speaks the Tinker wire protocol and the OpenAI API.
 
-    Any model that `mint models list` shows, or that the hub has, loads when it is first used.
-    Flags win over MINT_* variables, those over the configuration file.
+    Models listed by `mint models list`, and models on the hub, are loaded when first used. Flags
+    override MINT_* variables, which override the configuration file.
     """
     from mint.service.configuration import load
 
@@ -118,4 +123,4 @@ def parse_models(options: list[str] | None) -> tuple[tuple[str, ...], dict[str, 
 def _check_folders(aliases: Mapping[str, Path]) -> None:
     for name, folder in aliases.items():
         if missing := missing_from(folder.expanduser()):
-            raise Mistake(f"aliases: {name}={folder}: {missing}. Correct it, or take it out.")
+            raise Mistake(f"aliases: {name}={folder}: {missing}. Correct or remove the entry.")

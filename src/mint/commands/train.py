@@ -23,13 +23,13 @@ Train a model by reinforcement learning. An override is GROUP=FILE or GROUP.SETT
   {program} training.reward_function=check_answer training.log_rewards=true
   {program} -m sampling.temperature=0.7,1.0 training.seed=0,1
 
-The same command continues a run that was interrupted. `{program} bisect --help` is about a run
-that got worse.
+After an interruption, the same command resumes the run. `{program} bisect` finds the step at which
+a run got worse.
 
   -m, --multirun       run every combination of values, and print a table at the end
-  -c, --cfg job        print the settings and do nothing
-  --config-dir FOLDER  files of your own for the groups; default: conf, in the current folder
-  -h, --help           this text
+  -c, --cfg job        print the settings and exit
+  --config-dir FOLDER  your own configuration files; default: conf in the current folder
+  -h, --help           show this help and exit
 """
 
 

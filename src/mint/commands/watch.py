@@ -20,7 +20,7 @@ def watch(
         list[str] | None,
         typer.Argument(
             metavar="[DIR…] | bundle DIR…",
-            help="Run directories, or folders of them. Default: runs",
+            help="Run directories, or folders that contain some. Default: runs",
             show_default=False,
         ),
     ] = None,
@@ -29,17 +29,17 @@ def watch(
         typer.Option(
             min=0,
             max=65535,
-            help=f"0 takes a free one. Default: {DEFAULT_PORT}",
+            help=f"Port to listen on; 0 chooses a free one. Default: {DEFAULT_PORT}",
             show_default=False,
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Beyond this machine it needs --key.")
+        str, typer.Option(help="Address to listen on. Other than loopback, it requires --key.")
     ] = "127.0.0.1",
     key: Annotated[
         str | None,
         typer.Option(
-            envvar="MINT_WATCH_KEY", help="Ask everybody for this key.", show_default=False
+            envvar="MINT_WATCH_KEY", help="Require this key from visitors.", show_default=False
         ),
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Show a recorded run.")] = False,
@@ -48,13 +48,13 @@ def watch(
         typer.Option("--output", "-o", help="bundle: the file to write.", show_default=False),
     ] = None,
     size: Annotated[
-        float, typer.Option(min=0.1, help="bundle: megabytes of rollouts to take in at most.")
+        float, typer.Option(min=0.1, help="bundle: megabytes of rollouts to include, at most.")
     ] = 20.0,
 ) -> None:
-    """See whether a run is learning, and why not.
+    """Show in the browser whether runs are learning and, if not, why.
 
-    `mint watch runs` serves a page that follows the runs of a folder. `mint watch bundle runs/x`
-    writes the same page with the run in it as one HTML file, which opens without a server.
+    `mint watch runs` serves a live page of the runs in a folder. `mint watch bundle runs/x` writes
+    the same page, with the run's data, as one HTML file that opens without a server.
     """
     names = list(directories or [])
     if names[:1] == [BUNDLE]:
@@ -72,8 +72,8 @@ def _folders(names: list[str], demo: bool) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise Mistake(
-                f"There is no folder {folder}. Name the folder of a run, or type "
-                "`mint watch --demo` to look at a recorded one."
+                f"There is no folder {folder}. Name a run directory, or type `mint watch --demo` "
+                "to see a recorded run."
             )
     return [*folders, *([demo_folder()] if demo else [])]
 
@@ -87,8 +87,8 @@ def _serve(folders: list[Path], host: str, port: int | None, key: str | None, de
 
     if not key and not is_loopback(host):
         raise Mistake(
-            f"{host} can be reached from other machines, and everybody could read your runs. "
-            "Give a key: --key WORD, or listen on this machine only: --host 127.0.0.1"
+            f"{host} is reachable from other machines, so anyone could read your runs. "
+            "Require a key: --key WORD, or listen on this machine only: --host 127.0.0.1"
         )
     sock = _bind(host, port)
     app = create_app(Watch(Library(folders), demo=demo), key=key or None, hosts=[host])
@@ -125,7 +125,7 @@ def _bundle(names: list[str], output: Path | None, size: float) -> None:
     from mint.watch.bundle import write_bundle
 
     if not names:
-        raise Mistake("Say which run: mint watch bundle DIR")
+        raise Mistake("Name a run directory: mint watch bundle DIR")
     folders = _folders(names, demo=False)
     target = output or Path(f"{folders[0].resolve().name}.html")
     report = write_bundle(folders, target, int(size * 1024 * 1024))

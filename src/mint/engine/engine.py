@@ -10,7 +10,7 @@ import torch
 
 from .digest import digest_of
 from .lora import Adapter
-from .memory import describe, plan_memory
+from .memory import describe, device_memory, plan_memory
 from .messages import (
     AdamParams,
     DistillDatum,
@@ -30,6 +30,7 @@ from .sampler import Sampler
 from .sequence import Job
 from .stopping import StopRule
 from .trainer import LoraTrainer, Steps, finish
+from .trunk_graphs import TrunkGraphs
 
 MAX_SAMPLES = 65_536
 MAX_SCORES = 2**26  # numbers that one request may ask for about its tokens
@@ -46,6 +47,7 @@ class Engine:
         self.budget = plan_memory(model, memory_gb)
         pool = KVPool(model.kv_shapes, self.budget.blocks, model.precision.keys, model.device)
         self._runner = make_runner(model, pool)
+        self._graphs = TrunkGraphs(model)
         self.sampling = Sampler(self._runner, self.budget.max_rows, self.budget.chunk_tokens)
 
     @property
@@ -55,7 +57,7 @@ class Engine:
 
     def create_run(self, run_id: str, lora: LoraSpec, tenant: str = "") -> None:
         """Create a run with a fresh adapter; tenants take turns in training."""
-        self._runs[run_id] = LoraTrainer(self.model, lora, self.budget.train_tokens)
+        self._runs[run_id] = LoraTrainer(self.model, lora, self.budget.train_tokens, self._graphs)
         self._tenants[run_id] = tenant
 
     def tenant_of(self, run_id: str) -> str:
@@ -122,6 +124,7 @@ class Engine:
     def memory(self) -> dict[str, float]:
         """What the engine holds: for the service's metrics."""
         return {
+            **device_memory(self.model.device),
             "cache_tokens_used": self.sampling.tokens_held,
             "cache_tokens_kept": self.sampling.tokens_kept,
             "cache_tokens_capacity": self.sampling.capacity,

@@ -106,15 +106,18 @@ class Head:
         return None if self.softcap is None else self.softcap / temperature
 
     def gradients(
-        self, slope: Tensor, hidden: Tensor, inner: Tensor | None, lora: Lora
+        self, slope: Tensor, hidden: Tensor, inner: Tensor | None, lora: Lora, weight: Tensor
     ) -> list[Tensor]:
-        """Return the gradients of hidden, A and B, given that of the product's output."""
+        """Return the gradients of hidden, A and B, given that of the product's output.
+
+        ``weight`` is the frozen one, in the format of gradients.
+        """
         linear, precision = self.linear, self.linear.precision
         if inner is None or not isinstance(lora, TrainedLora):
-            return [multiply_gradient(slope, linear.weight, precision)]
+            return [multiply_gradient(slope, weight, precision)]
         low = hidden.to(precision.lora)
         return product_gradients(
-            precision, lora.scale, linear.sizes, slope, low, inner, linear.weight, linear.pairs
+            precision, lora.scale, linear.sizes, slope, low, inner, weight, linear.pairs
         )
 
     def chunk_rows(self) -> int:
@@ -125,7 +128,10 @@ class Head:
 
 def _logsumexp(logits: Tensor) -> Tensor:
     peak = logits.amax(-1, keepdim=True)
-    return (logits - peak).exp().sum(-1).log() + peak.squeeze(-1)
+    total = (
+        (logits - peak).exp().sum(-1, keepdim=True)
+    )  # so shaped, both are one pass when compiled
+    return (total.log() + peak).squeeze(-1)
 
 
 def _slope(

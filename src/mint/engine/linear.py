@@ -235,7 +235,21 @@ def lora_product(
     low = x.to(precision.lora)
     a, b = _joint_pairs(pairs, precision.lora)
     inner = (mm(low, a.T) * scale).to(precision.lora)  # [N, sites * rank]
-    return multiply(x, weight, precision) + mm(inner, b), low, inner
+    outputs, inputs = weight.shape
+    if outputs > inputs and _is_joinable(precision.lora, weight.dtype, inner):
+        y = mm(torch.cat([low, inner], 1), torch.cat([weight, b.T], 1).T)
+    else:
+        y = multiply(x, weight, precision) + mm(inner, b)
+    return y, low, inner
+
+
+def _is_joinable(lora: torch.dtype, weight: torch.dtype, inner: Tensor) -> bool:
+    """Say whether ``W x + B z`` is computed as one product, of ``[W B]`` and x above z.
+
+    It saves a float32 result of full size, which is written and read again; worth it on a GPU where
+    copying the operands into one costs less than that.
+    """
+    return inner.is_cuda and lora == weight and inner.shape[1] % 8 == 0  # aligned rows
 
 
 class LoraProduct(torch.autograd.Function):
@@ -273,7 +287,11 @@ def product_gradients(
     a, b = _joint_pairs(pairs, dtype)
     rounded = grad.to(dtype)
     inner_grad = (mm(rounded, b.T) * scale).to(dtype)
-    x_grad = multiply_gradient(grad, weight, precision) + mm(inner_grad, a)
+    outputs, inputs = weight.shape
+    if inputs > outputs and _is_joinable(dtype, precision.gradients, inner):
+        x_grad = mm(torch.cat([rounded, inner_grad], 1), torch.cat([weight.to(dtype), a]))
+    else:
+        x_grad = multiply_gradient(grad, weight, precision) + mm(inner_grad, a)
     a_grads = torch.split(mm(inner_grad.T, low.to(dtype)), rank)
     whole = mm(rounded.T, inner.to(dtype))  # [outputs, sites * rank]: the blocks count
     b_grads, at = [], 0

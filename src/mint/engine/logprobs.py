@@ -105,6 +105,7 @@ class _TargetLogprobs(torch.autograd.Function):
         chosen = None if kept is None else (kept >= 0).any(-1)  # among some tokens only
         over_all = [g if chosen is None else g.masked_fill(chosen, 0.0) for g in (grad, wanted)]
         used, rows_of = torch.unique_consecutive(targets.nodes[active], return_inverse=True)
+        weight = head.linear.weight.to(head.linear.precision.gradients)
         for chunk, entries in _chunks(rows_of, len(used), head.chunk_rows()):
             piece = hidden[used[chunk]]
             rows = rows_of[entries] - chunk.start
@@ -125,7 +126,7 @@ class _TargetLogprobs(torch.autograd.Function):
                 own = some.slope(grad[entries][some.entries], wanted[entries][some.entries])
                 cells = (*some.cells, own[some.inside])
                 head.add_to_slope(slope, logits, *cells, temperature)
-            results = head.gradients(slope, piece, inner, ctx.lora)
+            results = head.gradients(slope, piece, inner, ctx.lora, weight)
             hidden_grad[used[chunk]] = results[0]
             for sum_, part in zip(pair_grads, results[1:], strict=True):
                 sum_ += part

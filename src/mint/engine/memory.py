@@ -76,6 +76,16 @@ def _free_bytes(device: torch.device, memory_gb: float | None) -> int:
     return max(free, 0)
 
 
+def device_memory(device: torch.device) -> dict[str, float]:
+    """Return what this process holds of a GPU's memory, and what the GPU has; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    return {
+        "device_bytes_used": float(torch.cuda.memory_reserved(device)),
+        "device_bytes_capacity": float(torch.cuda.mem_get_info(device)[1]),
+    }
+
+
 def _available_bytes() -> int:
     try:
         with open("/proc/meminfo") as file:

@@ -58,9 +58,9 @@ class Check:
         limit = LARGEST_DIFFERENCE[dtype]
         if not self.largest <= limit:
             raise UserError(
-                f"The exported model, run by {self.by}, does not answer as the adapter does: "
-                f"logprobs of {self.tokens} tokens differ by up to {self.largest:.3g}, and "
-                f"{limit:g} is the most that {dtype} explains. Nothing was written. Try --dtype "
+                f"The exported model, run by {self.by}, does not match the adapter: logprobs of "
+                f"{self.tokens} tokens differ by up to {self.largest:.3g}, more than the "
+                f"{limit:g} that rounding to {dtype} can explain. Nothing was written. Try --dtype "
                 "float32; if that differs too, the adapter belongs to another base model or this "
                 "is a bug in mint."
             )

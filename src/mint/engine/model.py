@@ -174,7 +174,7 @@ def _check_architecture(model: PreTrainedModel, name: str) -> None:
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     strange = sorted(kinds - _LAYERS_WE_RUN) or (["recurrent"] if model._is_stateful else [])
     if strange or not model._supports_attention_backend:
-        what = f"{', '.join(strange)} layers" if strange else "attention of its own making"
+        what = f"{', '.join(strange)} layers" if strange else "a custom attention"
         raise _refusal(name, type(model).__name__, what)
 
 

@@ -207,7 +207,7 @@ class Sampler:
         self.scheduler.retire(done)
 
     def _fail(self, job: Job, error: Exception) -> None:
-        """End one job with an error; the others go on."""
+        """End one job with an error; the others continue."""
         if not job.is_over:
             job.error = error
             self._over.append(job)

@@ -262,7 +262,7 @@ class Scheduler:
             self._ready.append(prefill)
 
     def drop(self, prefill: Prefill) -> None:
-        """Give up on a prefill whose pass failed; what its blocks hold is not known."""
+        """Abort a prefill whose pass failed; what its blocks hold is not known."""
         if prefill in self._prefilling:
             self._prefilling.remove(prefill)
         self._alone = max(self._alone - 1, 0)

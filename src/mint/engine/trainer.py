@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from .peft_files import read_adapter, write_adapter
 from .precision import is_finite
 from .terms import Terms
 from .tree import PrefixTree, pack_evenly
+from .trunk_graphs import TrunkGraphs
 
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _SMALLEST_BUDGET = 64
@@ -55,10 +56,17 @@ def finish(steps: Steps[T]) -> T:
 def add_gradients(loss: Tensor, parameters: list[Tensor]) -> None:
     """Add a loss's gradient to that of the parameters; when it fails, nothing is added."""
     used = [parameter for parameter in parameters if parameter.requires_grad]
-    grads = torch.autograd.grad(loss, used, allow_unused=True)
-    for parameter, grad in zip(used, grads, strict=True):
-        if grad is not None:
-            parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
+    accumulate(used, torch.autograd.grad(loss, used, allow_unused=True))
+
+
+def accumulate(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    """Add gradients to those that the parameters have, in few kernels."""
+    both = [(p, grad) for p, grad in zip(parameters, grads, strict=True) if grad is not None]
+    if sums := [(p.grad, grad) for p, grad in both if p.grad is not None]:
+        torch._foreach_add_(*zip(*sums, strict=True))
+    for parameter, grad in both:
+        if parameter.grad is None:
+            parameter.grad = grad
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,11 @@ class _Pass:
 class LoraTrainer:
     """Trains one adapter: gradients add up over calls until ``optim_step`` uses them."""
 
-    def __init__(self, model: BaseModel, spec: LoraSpec, budget: int) -> None:
+    def __init__(
+        self, model: BaseModel, spec: LoraSpec, budget: int, graphs: TrunkGraphs | None = None
+    ) -> None:
         self._model = model
+        self._graphs = graphs or TrunkGraphs(model)
         self.adapter = new_adapter(spec, model.sites, model.device)
         self._optimizer = _new_optimizer(self.adapter)
         self.budget = budget  # tokens of one pass
@@ -109,9 +120,7 @@ class LoraTrainer:
             parameter.grad = None
         try:
             yield
-            for parameter, grad in zip(parameters, before, strict=True):
-                if grad is not None:
-                    parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
+            accumulate(parameters, before)
             self._require_finite()
         except BaseException:
             for parameter, grad in zip(parameters, before, strict=True):
@@ -148,6 +157,9 @@ class LoraTrainer:
             try:
                 done = self._run_tree(tree, batch, loss, settings, terms, request.forward_only)
             except torch.OutOfMemoryError as error:
+                if self._graphs.release():
+                    todo.appendleft(members)
+                    continue
                 budget = _smaller(budget, members, len(tree.tokens), error)
                 todo.appendleft(members)
                 continue
@@ -205,10 +217,12 @@ class LoraTrainer:
     def _scores(self, tree: PrefixTree, batch: Batch, terms: Terms) -> tuple[Tensor, Tensor | None]:
         """Return the logprob of every target and, where the terms need it, the entropy there."""
         model = self._model
-        lora = self.adapter.train_on(model.products)
-        view = tree_attention(tree, model.device, model.precision.keys)
         recompute = torch.is_grad_enabled() and len(tree.tokens) > self.budget
-        hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
+        hidden = None if recompute else self._graphs.hidden(tree, self.adapter)
+        lora = self.adapter.train_on(model.products)
+        if hidden is None:
+            view = tree_attention(tree, model.device, model.precision.keys)
+            hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
         targets = Targets(
             batch.nodes, batch.targets, batch.kept, terms.temperature, terms.needs_entropy
         )
@@ -267,8 +281,9 @@ class LoraTrainer:
         moments = [value for state in states for key, value in state.items() if key != "step"]
         if not np.isfinite(norm) or not is_finite([*parameters, *moments]):
             raise UserError(
-                "This optim_step would have made weights or optimizer state NaN or infinite, so it "
-                "was not taken: weights, optimizer and gradient are as before. The gradient's norm "
+                "This optim_step would have made weights or optimizer state NaN or infinite, so "
+                "it was rejected: weights, optimizer and gradient are unchanged. The gradient's "
+                "norm "
                 f"is {norm:.3g}, the learning rate {params.learning_rate:g}. Step again with a "
                 "lower learning rate or with grad_clip_norm."
             )

@@ -158,7 +158,7 @@ class Worker:
 
     def _cancel(self, call_id: int) -> None:
         if self._engine.sampling.cancel(call_id):
-            message = "This sample was cancelled before it was done."
+            message = "This sample was cancelled before it was finished."
             self._channel.send(Reply(call_id, error=message, is_user_error=True))
 
     def _advance(self) -> None:

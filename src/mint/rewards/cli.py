@@ -19,13 +19,13 @@ from mint.rewards.score import Sample
 from mint.rewards.scoring import Scored, Scorer
 from mint.rewards.signature import SignatureError
 
-app = typer.Typer(help="Reward functions: list, try and audit them.", no_args_is_help=True)
+app = typer.Typer(help="List, test and audit reward functions.", no_args_is_help=True)
 
 _RewardName = Annotated[
     str, typer.Option("--reward", "-r", help="A name, a dotted path, or path/to/file.py:function.")
 ]
 _Samples = Annotated[
-    Path, typer.Argument(help="JSON lines, each with response, prompt and answer.")
+    Path, typer.Argument(help="A JSON Lines file; each line has response, prompt and answer.")
 ]
 _SHOWN_ROWS = 20
 
@@ -43,7 +43,7 @@ def list_command() -> None:
 def try_command(
     samples: _Samples,
     reward: _RewardName,
-    rows: Annotated[int, typer.Option(help="How many samples to show.")] = _SHOWN_ROWS,
+    rows: Annotated[int, typer.Option(help="Number of samples to show.")] = _SHOWN_ROWS,
     plot: Annotated[Path | None, typer.Option(help="Write the histogram as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -86,7 +86,7 @@ def audit_command(samples: _Samples, reward: _RewardName) -> None:
 
 def _verdict(bad: list[Probed]) -> str:
     if not bad:
-        return "No probe was paid like an honest answer."
+        return "No probe was rewarded like an honest answer."
     names = ", ".join(probed.probe for probed in bad)
     return f"{len(bad)} probes succeed: {names}. Gate the reward with a format, or tighten it."
 

@@ -106,8 +106,8 @@ class CodeReward(Reward):
             tests = [read_test(test) for test in sample.metadata.get("tests", ())]
         if not tests:
             raise BrokenTest(
-                "There are no tests for this sample. Give CodeReward(tests=[...]) or put "
-                "'tests' into the sample's metadata."
+                "There are no tests for this sample. Pass CodeReward(tests=[...]), or add 'tests' "
+                "to the sample's metadata."
             )
         return tests
 
@@ -186,7 +186,7 @@ class _Session:
             return self._reports(control, ours, deadline)
 
     def _reports(self, control: Channel, host: socket.socket, deadline: float) -> list[TestResult]:
-        results = [TestResult(False, "not run: the time was up")] * self._count
+        results = [TestResult(False, "not run: out of time")] * self._count
         started = False
         with contextlib.ExitStack() as running, contextlib.suppress(Gone):
             while True:

@@ -172,11 +172,11 @@ class ChatEndpoint:
             self.budget.spent_tokens += int((data.get("usage") or {}).get("total_tokens") or 0)
         except (ValueError, KeyError, IndexError, TypeError):
             raise JudgeFailed(
-                f"The judge at {self.url} answered something that is not a chat completion: "
+                f"The judge at {self.url} returned something other than a chat completion: "
                 f"{reply.text[:200]}"
             ) from None
         if not isinstance(content, str) or not content.strip():
-            raise JudgeFailed(f"The judge {self.model} answered with nothing.")
+            raise JudgeFailed(f"The judge {self.model} returned an empty answer.")
         return content
 
     def _recall(self, key: str) -> str | None:
@@ -214,6 +214,8 @@ def read_object(answer: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise JudgeFailed(f"The judge's answer is not JSON ({error}): {answer[:200]}") from None
     except jsonschema.ValidationError as error:
-        raise JudgeFailed(f"The judge's answer does not fit: {error.message}.") from None
+        raise JudgeFailed(
+            f"The judge's answer does not match the schema: {error.message}."
+        ) from None
     assert isinstance(value, dict)
     return value

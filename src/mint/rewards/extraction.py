@@ -200,7 +200,7 @@ def _is_list_or_expression(content: str) -> bool:
 
 
 def _goes_on(text: str, number: Number) -> bool:
-    """Whether an expression goes on after the number, so that the number is not the answer."""
+    """Whether an expression continues after the number, so that the number is not the answer."""
     tail = text[number.end : number.end + 16]
     return bool(_GOES_ON.match(tail) or _GOES_ON_AFTER_SPACE.fullmatch(tail.rstrip("$ .")))
 

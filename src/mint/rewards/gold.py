@@ -54,7 +54,7 @@ def read_gold(ground_truth: Gold) -> ReadGold:
     if isinstance(ground_truth, int | Fraction):
         return ReadGold("number", str(ground_truth), Number(ground_truth))
     raise TypeError(
-        f"A gold must be a text or a number, not {type(ground_truth).__name__}. "
+        f"A gold answer must be a string or a number, not {type(ground_truth).__name__}. "
         "Pass the answer itself, for example check_answer(response, '42')."
     )
 

@@ -34,8 +34,8 @@ def reasoning_gym(name: str, count: int = 100, seed: int = 0, **options: Any) ->
         dataset = gym.create_dataset(name, size=count, seed=seed, **options)
     except ValueError as error:
         raise GymUnavailable(
-            f"reasoning-gym cannot make {name!r}: {error}. The names it knows are "
-            "in reasoning_gym.factory.DATASETS."
+            f"reasoning-gym cannot create {name!r}: {error}. Its tasks are listed in "
+            "reasoning_gym.factory.DATASETS."
         ) from None
 
     def score(response: str, entry: Any) -> Score:

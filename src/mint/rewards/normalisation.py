@@ -117,7 +117,7 @@ class RunningNormaliser:
         return {"count": self.count, "mean": self.mean, "squares": self._squares}
 
     def load(self, state: dict[str, float]) -> None:
-        """Go on from a kept state."""
+        """Restore a saved state."""
         self.count = int(state["count"])
         self.mean, self._squares = state["mean"], state["squares"]
 

@@ -170,5 +170,5 @@ def _positive(name: str, value: int) -> int:
 
 def _penalty(share: float, limit: float) -> float:
     if limit < 0:
-        raise ValueError(f"limit must not be negative, not {limit}.")
+        raise ValueError(f"limit must not be negative; it is {limit}.")
     return -limit * max(0.0, min(1.0, share)) or 0.0

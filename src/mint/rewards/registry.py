@@ -136,6 +136,6 @@ def _not_found(name: str) -> RewardNotFound:
     near = get_close_matches(name, [*RANGES, *_REGISTERED], n=3)
     hint = f" Did you mean {', '.join(near)}?" if near else ""
     return RewardNotFound(
-        f"There is no reward {name!r} among the built-in and registered ones.{hint} "
-        "Type `mint rewards list` for all, or give a dotted path or path/to/file.py:function."
+        f"There is no built-in or registered reward {name!r}.{hint} `mint rewards list` shows "
+        "all; a dotted path or path/to/file.py:function also works."
     )

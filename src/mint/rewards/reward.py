@@ -113,8 +113,8 @@ def as_reward(reward: RewardLike, name: str | None = None) -> Reward:
     if callable(reward):
         return FunctionReward(reward, name)
     raise SignatureError(
-        f"{reward!r} is not a reward. Pass a function, a Reward, or a name that "
-        "`mint rewards list` shows."
+        f"{reward!r} is not a reward. Pass a function, a Reward, or a name from `mint rewards "
+        "list`."
     )
 
 

@@ -50,7 +50,7 @@ class Asked:
         yes, no = (list(tokenizer.encode(w, add_special_tokens=False)) for w in (_YES, _NO))
         shared = next((i for i, (a, b) in enumerate(zip(yes, no, strict=False)) if a != b), None)
         if shared is None:
-            raise ValueError("This tokenizer does not tell ' yes' from ' no'.")
+            raise ValueError("This tokenizer encodes ' yes' and ' no' as the same token.")
         self._tokenizer, self._question, self._longest = tokenizer, question, longest
         self._lead = yes[:shared]
         self.yes, self.no = yes[shared], no[shared]

@@ -193,13 +193,13 @@ def _check() -> None:
     """Try the sandbox once; say what is missing if it does not work."""
     if shutil.which("bwrap") is None:
         raise SandboxUnavailable(
-            "Model code only runs in a sandbox, and bubblewrap is not installed. "
-            "On Debian or Ubuntu type: apt-get install bubblewrap"
+            "Model code runs only in a sandbox, and bubblewrap is not installed. On Debian or "
+            "Ubuntu, type: apt-get install bubblewrap"
         )
     if not seccomp.supported():
         raise SandboxUnavailable(
-            "Model code only runs in a sandbox, and its system-call filter knows x86-64 and "
-            "arm64 machines only. Score code on one of those."
+            "Model code runs only in a sandbox, whose system-call filter supports x86-64 and "
+            "arm64. Score code on such a machine."
         )
     with _in_memory(seccomp.filter_program()) as program:
         command = [*_bubblewrap(Limits()), *_sealed(program), _python(), "-I", "-S", "-c", ""]
@@ -208,7 +208,7 @@ def _check() -> None:
         )
     if tried.returncode != 0:
         raise SandboxUnavailable(
-            "bubblewrap is installed but cannot make a sandbox here: "
+            "bubblewrap is installed but cannot create a sandbox here: "
             f"{tried.stderr.decode(errors='replace').strip()[:300]}. User namespaces must be "
             "allowed: see the sysctl user.max_user_namespaces and, on Ubuntu, "
             "kernel.apparmor_restrict_unprivileged_userns."

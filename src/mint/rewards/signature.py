@@ -55,7 +55,7 @@ class Signature:
                 chosen[name] = available[source]
             elif name in self.required:
                 raise KeyError(
-                    f"The reward asks for {name!r}, and the sample's metadata has only "
+                    f"The reward has the parameter {name!r}, but the sample's metadata has only "
                     f"{sorted(values) or 'nothing'}. Add {name!r} to the sample."
                 )
         chosen.pop("response", None)
@@ -72,7 +72,9 @@ class Signature:
         for name in self.required - columns.keys():
             alias = _ALIASES.get(name, "")
             if alias not in columns:
-                raise KeyError(f"The reward asks for the column {name!r}, which no sample has.")
+                raise KeyError(
+                    f"The reward has the parameter {name!r}, but no sample has this column."
+                )
             columns[name] = columns[alias]
         return columns if self.takes_any else {n: columns[n] for n in self.names if n in columns}
 

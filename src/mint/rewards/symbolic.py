@@ -37,7 +37,7 @@ class FormulaPool:
             raise ValueError("A FormulaPool needs size >= 1 and seconds > 0.")
         if find_spec("math_verify") is None:
             raise SymbolicUnavailable(
-                "This gold is a formula, and math-verify is not installed. "
+                "This gold answer is a formula, and math-verify is not installed. "
                 'Type: pip install math-verify "antlr4-python3-runtime==4.9.*"'
             )
         self.seconds = seconds

@@ -24,7 +24,7 @@ _RUN = re.compile(
 
 
 def spelt_number(text: str) -> int | None:
-    """The whole number that ``text`` begins by spelling out, or None.
+    """The integer that ``text`` spells out at its start, or None.
 
     >>> spelt_number("Forty-two apples")
     42
@@ -41,7 +41,7 @@ def spelt_number(text: str) -> int | None:
 
 
 def last_spelt_number(text: str) -> int | None:
-    """The last whole number that is spelt out in a text; "one" alone is too often a pronoun.
+    """The last integer that is spelt out in a text; "one" alone is too often a pronoun.
 
     >>> last_spelt_number("Ann has seven apples left."), last_spelt_number("No one knows.")
     (7, None)

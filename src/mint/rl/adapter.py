@@ -45,8 +45,8 @@ class RLAdapter(ABC):
         in place of the reward.
 
         Override it when the training reward is only a stand-in for what you want, as with partial
-        credit, a judge, or a check that can be fooled: ``reward_hacking`` is told when the two part
-        ways. Without it, evaluation uses the reward itself.
+        credit, a judge, or a check that can be fooled: ``reward_hacking`` is
+        reported when the two diverge. Without it, evaluation uses the reward itself.
         """
         raise NotImplementedError
 
@@ -93,8 +93,8 @@ def _as_text(task: Any) -> str:
         return json.dumps(task, sort_keys=True, default=_plain, ensure_ascii=False)
     except TypeError as error:
         raise TypeError(
-            f"A {type(task).__name__} has no text that is the same in every process, so it "
-            f"cannot be told apart from other tasks: {error}. Make it a dataclass or a dict, or "
+            f"A {type(task).__name__} has no text that is the same in every process, so it cannot "
+            f"be distinguished from other tasks: {error}. Make it a dataclass or a dict, or "
             "give the environment identity(task) -> str."
         ) from None
 

@@ -99,7 +99,7 @@ class Chat:
             return
         if self._last is not None:
             raise ValueError(
-                "The model was told its tools at the beginning of this conversation. Call "
+                "The tools of a conversation are fixed at its first reply. Call "
                 "chat.use_tools(...) before chat.reply(), or after chat.restart(...)."
             )
         self._renderer = Renderer(self.policy.tokenizer, described)
@@ -199,17 +199,21 @@ class Chat:
         """The tokens of what was said since the last reply."""
         if self._last is None:
             if not self._waiting:
-                raise ValueError("Nothing was said yet: call chat.user(...) before chat.reply().")
+                raise ValueError(
+                    "The conversation is empty: call chat.user(...) before chat.reply()."
+                )
             return self._renderer.start(self._waiting)
         if not self._waiting:
-            raise ValueError("The model has just spoken: say something before chat.reply().")
+            raise ValueError(
+                "The last message is already the model's: add a message before chat.reply()."
+            )
         last = self._last
         return self._renderer.follow(self._waiting, last.tokens, last.ended, last.tool_calls)
 
     def _room(self, used: int, max_tokens: int | None) -> int:
         wanted = self.policy.max_tokens if max_tokens is None else max_tokens
         if wanted < 1:
-            raise ValueError(f"max_tokens is {wanted}: a reply needs at least one.")
+            raise ValueError(f"max_tokens is {wanted}; it must be at least 1.")
         if self.context_length is None:
             return wanted
         if used >= self.context_length:
@@ -264,9 +268,11 @@ class Chat:
 
     def _check_silence(self) -> None:
         if self._closed:
-            raise RuntimeError("The rollout is over: nothing more is said in its conversation.")
+            raise RuntimeError("The rollout is over: its conversation accepts no more messages.")
         if self._speaking:
-            raise RuntimeError("The model is speaking: await chat.reply() before going on.")
+            raise RuntimeError(
+                "A reply is still being sampled: await chat.reply() before adding a message."
+            )
 
 
 def _traced(reply: Reply) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the latest to go on from, the best to use, and no more than asked for."""
+"""Checkpoints of a run: the latest to resume from, the best to use, and no more than asked for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Checkpoints:
         self._unwanted: list[Checkpoint] = []
 
     def due(self, step: int) -> bool:
-        """Whether a step's weights are to be saved, to go on from or to keep."""
+        """Whether a step's weights are to be saved, to resume from or to keep."""
         return any(every and step % every == 0 for every in (self.every, self.keep_every))
 
     @property
@@ -84,7 +84,7 @@ class Checkpoints:
         return [asdict(checkpoint) for checkpoint in self.kept]
 
     def load(self, state: list[Mapping[str, Any]]) -> None:
-        """Go on from a kept state."""
+        """Restore a saved state."""
         self.kept = [
             Checkpoint(v["step"], v["path"], tuple(v["score"]) if v["score"] else None)
             for v in state

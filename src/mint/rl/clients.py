@@ -1,4 +1,4 @@
-"""What a run asks the service for: somebody to train, and somebody to stay near."""
+"""Create the training client and the KL reference of a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def training_client(
     latest: Checkpoint | None,
     metadata: dict[str, str],
 ) -> mint.TrainingClient:
-    """A client that goes on from a run's latest checkpoint, or begins where the settings say.
+    """Create a client from a run's latest checkpoint, or from where the settings say.
 
     The service keeps ``metadata`` beside the run; ``mint runs list`` shows it.
     """
@@ -70,15 +70,15 @@ async def _require_model(client: mint.TrainingClient, cfg: RLConfig) -> None:
 
 @contextmanager
 def continuing(latest: Checkpoint | None) -> Iterator[None]:
-    """Says what to do when the checkpoint to go on from is not there."""
+    """Says what to do when the checkpoint to resume from is missing."""
     try:
         yield
     except (mint.NotFoundError, mint.RequestFailedError) as error:
         if latest is None:
             raise
         raise CheckpointGone(
-            f"The run would continue from {latest.path}, and the service does not have it: "
-            f"{error} Start the service with the same home folder, or use another run_dir."
+            f"The run would resume from {latest.path}, but the service does not have it: {error} "
+            "Start the service with the same home folder, or use another run_dir."
         ) from error
 
 

@@ -1,19 +1,20 @@
-"""Filling a batch: every prompt in flight at once, each group scored as soon as it arrives."""
+"""Groups: the answers to a prompt, sampled, and scored as soon as they arrive."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 import mint
 from mint.rewards import TooManyFailures, overlong_penalty
 from mint.rl.config import RLConfig
-from mint.rl.data import Draw, Item
+from mint.rl.data import Item
 from mint.rl.environment import run_environment
 from mint.rl.failures import CodeFailure, FailureLog
 from mint.rl.policy import Policy, seed_for, segment_of
@@ -29,14 +30,15 @@ class Batch:
     step: int
     groups: list[Group]
     policy: Policy
-    dropped: list[Group]  # groups without signal that others took the place of
-    calls: int  # how often the dataset had been built when the batch was complete
-    position: dict[str, Any] | None = None  # where the run then stood in a fixed dataset
+    dropped: list[Group] = field(default_factory=list)  # without signal, and others took its place
+    stale: list[Group] = field(default_factory=list)  # too old to be trained on
+    given_up: int = 0  # groups that were too old before they were complete
+    clients: Mapping[int, mint.SamplingClient] = field(default_factory=dict)  # by version
 
     @property
     def everything(self) -> list[Group]:
         """All that was sampled."""
-        return [*self.groups, *self.dropped]
+        return [*self.groups, *self.dropped, *self.stale]
 
 
 class StepFailed(TooManyFailures):
@@ -66,37 +68,14 @@ class Collector:
         self.threads = threads
         self.failures = failures or FailureLog()
         self.sampled_for = sampled_for
-        self.answered = 0  # answers so far, scored or not, to show that something moves
-
-    async def batch(self, policy: Policy, draw: Draw) -> Batch:
-        """The groups of a step; those without signal are replaced as often as the config allows."""
-        cfg, step = self.cfg, draw.step
-        self.answered = 0
-        groups = await self.groups(policy, draw.batch(cfg.batch_size), step, cfg.group_size)
-        dropped: list[Group] = []
-        for round_ in range(1, cfg.max_refills + 1):
-            useless = [group for group in groups if not self._has_signal(group)]
-            items = draw.more(len(useless)) if useless else []
-            if not items:
-                break
-            fresh = await self.groups(policy, items, step, cfg.group_size, f"refill {round_}, ")
-            useful = [group for group in fresh if self._has_signal(group)]
-            replaced = useless[: len(useful)]
-            dropped += [*replaced, *(group for group in fresh if not self._has_signal(group))]
-            gone = {id(group) for group in replaced}
-            groups = [*(group for group in groups if id(group) not in gone), *useful]
-        data = draw.data
-        return Batch(step, groups, policy, dropped, data.calls, data.position())
-
-    def _has_signal(self, group: Group) -> bool:
-        return group.kind(self.cfg.success_threshold) == "signal"
+        self.answered: Counter[int] = Counter()  # answers so far of each item in progress, by id
 
     async def groups(
         self, policy: Policy, items: Sequence[Item], step: int, size: int, round_: str = ""
     ) -> list[Group]:
         """One group for every item, all in flight at once."""
         tasks = [
-            asyncio.ensure_future(self._group(policy, item, step, size, f"{round_}{index}"))
+            asyncio.ensure_future(self.group(policy, item, step, size, f"{round_}{index}"))
             for index, item in enumerate(items)
         ]
         try:
@@ -106,18 +85,27 @@ class Collector:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        self.check(groups, policy, step)
+        return groups
+
+    def check(self, groups: list[Group], policy: Policy, step: int) -> None:
+        """Raise :class:`StepFailed` when too many rewards are missing."""
         try:
             self.ledger.check(groups)
         except TooManyFailures as error:
-            batch = Batch(step, groups, policy, [], 0)
+            batch = Batch(step, groups, policy)
             raise StepFailed(str(error), batch, self.sampled_for) from error
-        return groups
 
-    async def _group(self, policy: Policy, item: Item, step: int, size: int, place: str) -> Group:
-        if item.prompt is None:
-            group = await self._environment_group(policy, item, step, size, place)
-        else:
-            group = await self._prompt_group(policy, item, step, size, place)
+    async def group(self, policy: Policy, item: Item, step: int, size: int, place: str) -> Group:
+        """Sample and score ``size`` answers to one item; step and place decide the seed."""
+        try:
+            if item.prompt is None:
+                group = await self._environment_group(policy, item, step, size, place)
+            else:
+                group = await self._prompt_group(policy, item, step, size, place)
+        finally:
+            del self.answered[id(item)]
+        group.version = min((v for r in group.rollouts for v in r.versions), default=policy.version)
         now = time.time()
         for rollout in group.rollouts:
             rollout.sampled_at = now
@@ -132,7 +120,7 @@ class Collector:
     ) -> Group:
         assert item.prompt is not None
         prompt = str(policy.tokenizer.decode(list(item.prompt)))
-        group = Group(item.sample, item.identity, prompt, [], policy.version, policy.weights)
+        group = Group(item.sample, item.identity, prompt, [])
         seed = seed_for(self.cfg.seed, "sample", step, place)
         try:
             answers = await policy.sample(item.prompt, size, seed)
@@ -141,9 +129,8 @@ class Collector:
             group.rollouts = [
                 Rollout([], "", error=failure.error, failures=[failure]) for _ in range(size)
             ]
-            self.answered += size
             return group
-        self.answered += size
+        self.answered[id(item)] += size
         group.rollouts = [
             Rollout(
                 [segment_of(item.prompt, answer)],
@@ -169,13 +156,12 @@ class Collector:
             found = await run_environment(
                 self.adapter, item.sample, policy, self.cfg, seed, weights
             )
-            self.answered += 1
+            self.answered[id(item)] += 1
             return found
 
         rollouts = await asyncio.gather(*(one(index) for index in range(size)))
         prompt = next((rollout.prompt for rollout in rollouts if rollout.prompt), "")
-        made_by = policy.version, policy.weights
-        return Group(item.sample, item.identity, prompt, list(rollouts), *made_by)
+        return Group(item.sample, item.identity, prompt, list(rollouts))
 
     def _adjust(self, rollout: Rollout) -> None:
         """What the config says about length."""

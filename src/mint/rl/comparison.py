@@ -86,9 +86,9 @@ class Comparison:
 
     def __str__(self) -> str:
         verdict = "better" if self.difference > 0 else "worse"
-        told = verdict if self.p < 0.05 else "no difference that chance would not give"
+        told = verdict if self.p < 0.05 else "no significant difference"
         return (
-            f"pass@1 {self.first:.1%} against {self.second:.1%} on the same {self.prompts} prompts:"
+            f"pass@1 {self.second:.1%} against {self.first:.1%} on the same {self.prompts} prompts:"
             f" {self.difference:+.1%} ({self.low:+.1%} to {self.high:+.1%}), "
             f"p={self.p:.3g} ({self.test}): {told}"
         )
@@ -104,7 +104,7 @@ def compare(first: SetResult, second: SetResult, seed: int = 0) -> Comparison:
     if mine.keys() != theirs.keys() or not mine:
         apart = len(mine.keys() ^ theirs.keys())
         raise ValueError(
-            f"The two results are not of the same prompts: {apart} are in only one of them. "
+            f"The two results cover different prompts: {apart} are in only one of them. "
             "Evaluate both with the same task, seed and holdout_size."
         )
     pairs = [(mine[key], theirs[key]) for key in mine]

@@ -60,15 +60,24 @@ class RLConfig:
     train_attn: bool = option(True, "train the attention layers")
     train_unembed: bool = option(True, "train the output layer")
     start_from: str | None = option(None, "a checkpoint to begin from, as after SFT")
-    seed: int | None = option(0, "of data order and sampling; none leaves both to chance", low=0)
+    seed: int | None = option(
+        0, "seed of the data order and of sampling; none makes both random", low=0
+    )
 
     # How much
     steps: int = option(5, "training steps", low=1)
-    batch_size: int = option(8, "prompts of a step", low=1, env="MINT_RL_BATCH")
-    group_size: int = option(4, "answers to each prompt: 4 to 16", low=2, env="MINT_RL_GROUP")
-    max_tokens: int = option(16, "length of an answer: math 16, chat 128, code 256", low=1)
-    temperature: float = option(0.8, "of sampling: 0.7 to 1.0; 1.0 for clipped losses", low=0)
-    stop: tuple[str, ...] = option((), "texts that end an answer, beside the model's own end")
+    batch_size: int = option(8, "prompts per step", low=1, env="MINT_RL_BATCH")
+    group_size: int = option(4, "answers per prompt: 4 to 16", low=2, env="MINT_RL_GROUP")
+    max_tokens: int = option(16, "maximum length of an answer: math 16, chat 128, code 256", low=1)
+    temperature: float = option(
+        0.8, "sampling temperature: 0.7 to 1.0; 1.0 for clipped losses", low=0
+    )
+    match_sampling: bool = option(
+        False, "train on logprobs at the sampling temperature: ratios start at 1 at any temperature"
+    )
+    stop: tuple[str, ...] = option(
+        (), "strings that end an answer, besides the model's end-of-turn token"
+    )
 
     # The loss and its optimizer
     loss_fn: str = option(
@@ -77,17 +86,19 @@ class RLConfig:
         choices=LOSSES,
     )
     clip_low_threshold: float | None = option(
-        None, "the least ratio of clipped losses; none is the loss's own", low=0, high=1
+        None, "lower clip of the ratio; none is the loss's default", low=0, high=1
     )
     clip_high_threshold: float | None = option(
-        None, "the greatest ratio of clipped losses; above 1.2 explores more", low=1
+        None, "upper clip of the ratio; above 1.2 explores more", low=1
     )
-    dro_beta: float | None = option(None, "of dro: how much drift costs", low=0)
+    dro_beta: float | None = option(None, "for dro: the weight of its penalty", low=0)
     learning_rate: float = option(2e-5, "1e-5 to 4e-5 for large models", low=0, env="MINT_RL_LR")
     betas: tuple[float, float] = option((0.9, 0.999), "Adam's decay rates", low=0, high=0.999999)
-    eps: float = option(1e-8, "Adam's numerical stability", low=0)
+    eps: float = option(1e-8, "Adam's epsilon", low=0)
     weight_decay: float = option(0.0, "L2 regularisation", low=0)
-    grad_clip_norm: float = option(0.0, "1.0 when single batches shake the run; 0 is off", low=0)
+    grad_clip_norm: float = option(
+        0.0, "1.0 when single batches destabilise the run; 0 is off", low=0
+    )
 
     # From rewards to the loss
     advantage: str = option(
@@ -98,27 +109,32 @@ class RLConfig:
     )
     aggregation: str = option(
         "sum",
-        "sequence to weigh answers alike, token to weigh tokens alike, constant against growing "
-        "length; sum is the service's own",
+        "sequence weights answers equally, token weights tokens equally, constant counters "
+        "growing length; sum is the service's default",
         choices=AGGREGATIONS,
     )
     discount: float = option(
-        1.0, "of the rewards of later turns, where an environment pays turns", low=0, high=1
+        1.0, "discount of later rewards, for environments with rewards per turn", low=0, high=1
     )
     kl_penalty_coef: float = option(0.0, "0.01 to 0.1 to stay near a reference", low=0)
     kl_loss_coef: float = option(0.0, "0.001 to 0.04 for a KL term in the loss instead", low=0)
     kl_loss: str = option(
         "k3", "k2 for the gradient of the KL itself; k1 with kl_loss_ratio only", choices=ESTIMATORS
     )
-    kl_loss_ratio: bool = option(False, "weigh that term by the importance ratio: unbiased")
+    kl_loss_ratio: bool = option(False, "weight that term by the importance ratio: unbiased")
+    entropy_coef: float = option(
+        0.0, "0.001 to 0.01 for an entropy bonus, when answers become too similar too early", low=0
+    )
+    measure_entropy: bool = option(False, "report the exact entropy, also per token")
     kl_reference: str = option(
-        "base", "what to stay near: base, start (where the run began), or a checkpoint's path"
+        "base",
+        "the reference model: base, start (what the run started from), or a checkpoint's path",
     )
     kl_samples: int = option(
-        0, "answers of a step to measure the KL on without a penalty, for kl_runaway", low=0
+        0, "answers per step on which the KL is measured without a penalty, for kl_runaway", low=0
     )
     reward_weights: dict[str, float] | None = option(  # noqa: RUF009
-        None, "weights of the reward's components, in place of its own total"
+        None, "weights of the reward's components; replaces its own total"
     )
     reward_weights_end: dict[str, float] | None = option(  # noqa: RUF009
         None, "the weights at the last step, to move from easy components to the real goal"
@@ -126,84 +142,110 @@ class RLConfig:
 
     # How a batch is used
     substeps: int = option(1, "passes over a batch; above 1 with a clipped loss only", low=1)
-    mini_batches: int = option(1, "parts of a batch with an optimizer step each", low=1)
+    mini_batches: int = option(
+        1, "number of parts of a batch, each with its own optimizer step", low=1
+    )
     max_staleness: int = option(
-        0, "1 samples the next batch while this one trains: faster, one step off-policy",
-        low=0, high=1,
-    )  # fmt: skip
+        0,
+        "1 samples the next batch while this one is trained on; N samples up to N batches ahead, "
+        "for answers of uneven length: up to N steps off-policy",
+        low=0,
+    )
+    staleness_rule: str = option(
+        "drop",
+        "correct also trains on older answers, weighted by truncated_importance",
+        choices=("drop", "correct"),
+    )
     truncated_importance: float | None = option(
         None, "2.0 to correct for a sampler that differs from the trainer", above=0
     )
     importance_level: str = option(
         "token",
-        "sequence or geometric to weigh whole answers by the product or the mean of their ratios",
+        "sequence or geometric weights whole answers by the product or the geometric mean of "
+        "their ratios",
         choices=("token", "sequence", "geometric"),
     )
     importance_rule: str = option(
         "truncate",
-        "mask leaves out what is beyond the limit in place of weighing it less",
+        "mask excludes tokens or answers beyond the limit instead of reducing their weight",
         choices=("truncate", "mask"),
     )
-    importance_low: float = option(0.0, "the least ratio that importance_rule=mask keeps", low=0)
-    max_refills: int = option(0, "rounds of new prompts in place of groups without signal", low=0)
+    importance_low: float = option(0.0, "the smallest ratio that importance_rule=mask keeps", low=0)
+    max_refills: int = option(0, "rounds of new prompts that replace groups without signal", low=0)
 
     # Length
-    mask_truncated: bool = option(False, "leave cut-off answers out when they mislead the reward")
-    overlong_buffer: int = option(
-        0, "tokens before max_tokens over which length is punished", low=0
+    mask_truncated: bool = option(
+        False, "exclude truncated answers, when their rewards are misleading"
     )
-    overlong_limit: float = option(1.0, "the punishment at max_tokens", low=0)
+    overlong_buffer: int = option(
+        0, "tokens before max_tokens over which length is penalised", low=0
+    )
+    overlong_limit: float = option(1.0, "the penalty at max_tokens", low=0)
 
     # Schedules
     temperature_schedule: str = option("constant", "explore early, settle later", choices=SHAPES)
     temperature_end: float | None = option(None, "the temperature at the last step", low=0)
     lr_schedule: str = option("constant", "linear or cosine for long runs", choices=SHAPES)
     lr_end: float = option(0.0, "the learning rate at the last step of a schedule", low=0)
-    warmup_steps: int = option(0, "steps from 0 to the learning rate", low=0)
+    warmup_steps: int = option(0, "steps over which the learning rate rises from 0", low=0)
 
     # Data
     data_order: str = option(
         "auto",
-        "first uses the first batch_size samples of every call of build_dataset, shuffled goes "
-        "through all of them; auto is shuffled where every call gives the same samples",
+        "first uses the first batch_size samples of each call of build_dataset, shuffled iterates "
+        "over all of them; auto is shuffled if every call returns the same samples",
         choices=("auto", "first", "shuffled"),
     )
     curriculum: bool = option(False, "prefer prompts that are just hard enough")
-    holdout_fraction: float = option(0.0, "share of prompts kept for evaluation", low=0, high=0.9)
-    holdout_size: int = option(64, "prompts to evaluate on, at most", low=1)
+    holdout_fraction: float = option(
+        0.0, "share of prompts held out for evaluation", low=0, high=0.9
+    )
+    holdout_size: int = option(64, "maximum number of prompts to evaluate on", low=1)
     eval_every: int = option(0, "steps between evaluations on the holdout; 0 is off", low=0)
-    eval_samples: int = option(1, "answers to each holdout prompt: the k of pass@k", low=1)
-    eval_temperature: float = option(0.0, "of evaluation; above 0 for pass@k", low=0)
-    success_threshold: float = option(1.0, "the reward from which an answer counts as right")
+    eval_samples: int = option(1, "answers per holdout prompt: the k of pass@k", low=1)
+    eval_temperature: float = option(0.0, "temperature of evaluation; above 0 for pass@k", low=0)
+    success_threshold: float = option(1.0, "the smallest reward of a right answer")
 
     # Agents
-    max_turns: int = option(8, "replies of the model in one rollout", low=1)
+    max_turns: int = option(8, "maximum number of model replies per rollout", low=1)
     rollout_timeout: float = option(300.0, "seconds until a rollout is aborted", above=0)
-    context_length: int | None = option(None, "tokens of a conversation, at most", low=2)
+    context_length: int | None = option(None, "maximum number of tokens in a conversation", low=2)
 
     # The run
-    run_dir: str | None = option(None, "the run directory; none makes one under runs/")
+    run_dir: str | None = option(None, "the run directory; none creates one under runs/")
     checkpoint_every: int = option(5, "steps between checkpoints", low=1)
-    keep_every: int = option(0, "also keep every so many steps' checkpoint, to bisect", low=0)
-    service_timeout: float = option(60.0, "seconds to wait for a service that is gone", above=0)
-    log_rewards: bool = option(False, "print the rewards of every batch, and those of the run")
-    save_reward_analysis: bool = option(
-        False, "write at the end what was rewarded and what was not"
+    keep_every: int = option(0, "also keep the checkpoint of every N-th step, to bisect", low=0)
+    service_timeout: float = option(60.0, "seconds to wait for a lost service to return", above=0)
+    log_rewards: bool = option(False, "print reward statistics of every batch and of the run")
+    save_reward_analysis: bool = option(False, "write a reward analysis at the end of the run")
+    sinks: tuple[str, ...] = option(
+        (), "other destinations for metrics, such as tensorboard", choices=SINKS
     )
-    sinks: tuple[str, ...] = option((), "where metrics also go, as in tensorboard", choices=SINKS)
-    reward_workers: int = option(0, "threads for slow rewards; 0 scores in this thread", low=0)
+    reward_workers: int = option(0, "threads for slow rewards; 0 uses the main thread", low=0)
 
     # Guard rails
     stop_on: tuple[str, ...] = option(
         ("not_finite", "masked_loss"), "findings that end the run", choices=GUARDS
     )
-    max_reward_failures: float = option(0.2, "share of rewards that may fail", low=0, high=1)
-    truncation_limit: float = option(0.5, "share of cut-off answers to warn at", low=0, high=1)
-    entropy_floor: float = option(0.1, "share of the first entropy to warn under", low=0, high=1)
-    kl_limit: float = option(0.5, "k3 per token to warn at", above=0)
-    repetition_limit: float = option(0.5, "share of repeated 4-grams to warn at", low=0, high=1)
-    length_growth: float = option(2.0, "growth of answers without success to warn at", above=1)
-    mismatch_limit: float = option(0.05, "mean difference of logprobs to warn at", above=0)
+    max_reward_failures: float = option(
+        0.2, "share of rewards that may fail before the run ends", low=0, high=1
+    )
+    truncation_limit: float = option(
+        0.5, "share of truncated answers that triggers a warning", low=0, high=1
+    )
+    entropy_floor: float = option(
+        0.1, "warn when entropy falls below this share of its initial value", low=0, high=1
+    )
+    kl_limit: float = option(0.5, "k3 per token that triggers a warning", above=0)
+    repetition_limit: float = option(
+        0.5, "share of repeated 4-grams that triggers a warning", low=0, high=1
+    )
+    length_growth: float = option(
+        2.0, "growth of answers, without more success, that triggers a warning", above=1
+    )
+    mismatch_limit: float = option(
+        0.05, "mean difference of logprobs that triggers a warning", above=0
+    )
 
     def __init__(self, **settings: Any) -> None:
         for each in fields(self):
@@ -239,7 +281,7 @@ class RLConfig:
         known = variables()
         for name in given:
             if name.startswith("MINT_RL_") and name not in known:
-                warnings.warn(f"{name} sets nothing.{closest(name, known)}", stacklevel=2)
+                warnings.warn(f"{name} is not a setting.{closest(name, known)}", stacklevel=2)
         settings = {}
         for variable, name in known.items():
             if given.get(variable):
@@ -250,7 +292,9 @@ class RLConfig:
     def check(self) -> None:
         """Check what single settings cannot know of each other."""
         if self.temperature == 0:
-            raise ConfigError("temperature is 0: all answers of a group would be equal. Try 0.8.")
+            raise ConfigError(
+                "temperature is 0, so all answers of a group would be equal. Try 0.8."
+            )
         if self.mini_batches > self.batch_size:
             raise ConfigError(
                 f"mini_batches is {self.mini_batches}, more than the {self.batch_size} prompts of "
@@ -258,6 +302,12 @@ class RLConfig:
             )
         if self.temperature_schedule != "constant" and not self.temperature_end:
             raise ConfigError("A temperature_schedule needs a temperature_end above 0, as in 0.5.")
+        if self.match_sampling and self.kl_loss_coef > 0 and not self.samples_plainly:
+            raise ConfigError(
+                "kl_loss_coef compares logprobs at temperature 1, and with match_sampling those of "
+                f"the loss are at {self.temperature:g}. Set temperature=1.0, or use "
+                "kl_penalty_coef in place of kl_loss_coef."
+            )
         if self.overlong_buffer > self.max_tokens:
             raise ConfigError(
                 f"overlong_buffer is {self.overlong_buffer}, over max_tokens={self.max_tokens}."
@@ -270,14 +320,28 @@ class RLConfig:
                 f"dr_grpo is centred rewards with constant aggregation, not {self.aggregation!r}. "
                 "Leave aggregation out, or use advantage='centre'."
             )
+        if (
+            self.match_sampling
+            and self.max_staleness > 1
+            and self.temperature_schedule != "constant"
+        ):
+            raise ConfigError(
+                "match_sampling trains a step at one temperature, but with max_staleness above "
+                "1 and a temperature_schedule it has answers of several. Leave out one of these."
+            )
+        if self.staleness_rule == "correct" and self.truncated_importance is None:
+            raise ConfigError(
+                "staleness_rule=correct weights old answers by truncated_importance, which is not "
+                "set. Set truncated_importance=2.0."
+            )
         if self.eval_samples > 1 and self.eval_temperature == 0:
             raise ConfigError(
-                f"eval_samples is {self.eval_samples} at eval_temperature 0, where all answers are "
-                "equal. Set eval_temperature to what you sample with, as in 0.8."
+                f"eval_samples is {self.eval_samples} but eval_temperature is 0, which makes all "
+                "answers equal. Set eval_temperature, for example to 0.8."
             )
 
     def notes(self) -> list[str]:
-        """What is allowed and probably not meant."""
+        """Warn about suspicious settings."""
         changed = [n for n, (each, _) in options().items() if getattr(self, n) != each.default]
         return suspicious(self, changed)
 
@@ -292,6 +356,16 @@ class RLConfig:
         return self.kl_penalty_coef > 0 or self.kl_samples > 0 or self.kl_loss_coef > 0
 
     @property
+    def measures_entropy(self) -> bool:
+        """Whether the trainer returns the entropy of every position."""
+        return self.measure_entropy or self.entropy_coef > 0
+
+    @property
+    def samples_plainly(self) -> bool:
+        """Whether sampling is from the model's own distribution, at temperature 1 throughout."""
+        return self.temperature == 1.0 and self.temperature_schedule == "constant"
+
+    @property
     def compares_batch(self) -> bool:
         """Whether an answer is compared with all others of a step, and not with its group."""
         return self.advantage == "global"
@@ -299,7 +373,7 @@ class RLConfig:
     @property
     def trains_every_answer(self) -> bool:
         """Whether the loss has a term for answers whose advantage is 0."""
-        return self.loss_fn == "dro" or self.kl_loss_coef > 0
+        return self.loss_fn == "dro" or self.kl_loss_coef > 0 or self.entropy_coef > 0
 
     @property
     def token_weights(self) -> str:
@@ -323,7 +397,7 @@ class RLConfig:
         }
 
     def fingerprint(self) -> str:
-        """Eight letters that say which run this is, however long it goes on."""
+        """Eight letters that identify the run, independent of its number of steps."""
         mine = {key: value for key, value in self.as_dict().items() if key not in _OF_THE_RUN}
         return hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()[:8]
 

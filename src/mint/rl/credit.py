@@ -37,13 +37,14 @@ def keep_turn_rewards(rollout: Rollout, value: Any, discount: float, weighed: bo
         return
     if weighed:
         raise ValueError(
-            "reward_weights weighs the components of one reward, and this environment pays each "
-            "turn. Leave reward_weights out, and weigh the rewards in the environment."
+            "reward_weights applies to the components of a single reward, but this environment "
+            "returns a reward per turn. Leave out reward_weights, and weight the rewards in the "
+            "environment."
         )
     if len(value.turns) != len(rollout.turns):
         raise ValueError(
-            f"per_turn got {len(value.turns)} rewards, and the model has replied "
-            f"{len(rollout.turns)} times. Give one reward for each chat.reply()."
+            f"per_turn got {len(value.turns)} rewards, but the model has replied "
+            f"{len(rollout.turns)} times. Pass one reward for each chat.reply()."
         )
     rollout.turn_rewards, rollout.discount = list(value.turns), discount
     given = ("example", "repeated")

@@ -56,8 +56,10 @@ class Curriculum:
         self.known.setdefault(identity, Progress()).add(success)
 
     def learn_from(self, groups: Sequence[Group], threshold: float, step: int) -> dict[str, float]:
-        """Take a step's groups into account, and return how many prompts are in each pool. What is
-        dropped, or comes back, is told."""
+        """Take a step's groups into account, and return how many prompts are in each pool.
+
+        What is dropped, or returns, is reported.
+        """
         before = self.pools()
         scored = [group for group in groups if group.rewards]
         self.step = step
@@ -124,7 +126,7 @@ class Curriculum:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a kept state."""
+        """Restore a saved state."""
         self.step = state["step"]
         self.known = {name: Progress(*values) for name, values in state["known"].items()}
         self._before = {name: Progress(*values) for name, values in state["before"].items()}

@@ -28,11 +28,13 @@ _USED_UP = 3
 
 @dataclass(frozen=True)
 class Item:
-    """A sample, its prompt (None for environments, which write their own), and its identity."""
+    """A sample, its prompt (None for environments, which write their own), its identity, and which
+    call of ``build_dataset`` it came from."""
 
     sample: Any
     prompt: tuple[int, ...] | None
     identity: str
+    call: int = 0
 
 
 class NotEnoughData(RuntimeError):
@@ -50,6 +52,7 @@ class Data:
         self.epochs: Epochs | None = None
         self.calls = 0
         self._ahead: list[_Built] = []
+        self._samples: list[Any] = []  # of the last call
         self._order_known = False
         self._known: dict[int, tuple[Any, str]] = {}
         self._compared = False
@@ -77,12 +80,14 @@ class Data:
             if order == "shuffled" or (order == "auto" and self._is_fixed()):
                 self.epochs = Epochs(self.cfg.seed)
         if self.epochs is None:
-            why = "" if order == "first" else ": build_dataset gives other samples at every call"
+            why = "" if order == "first" else ": build_dataset returns new samples at every call"
             used = "the curriculum's choice" if self.curriculum else "the first samples"
-            return f"Data: every step uses {used} of a new call of build_dataset{why}."
-        why = "" if order == "shuffled" else ": build_dataset gives the same samples at every call"
-        how = "as the curriculum prefers" if self.curriculum else "shuffled"
-        return f"Data: steps go through the whole dataset, {how}, in epochs{why}."
+            return f"Data: each step calls build_dataset and uses {used}{why}."
+        why = (
+            "" if order == "shuffled" else ": build_dataset returns the same samples at every call"
+        )
+        how = "in the curriculum's order" if self.curriculum else "shuffled"
+        return f"Data: steps iterate over the whole dataset in epochs, {how}{why}."
 
     @property
     def order(self) -> str:
@@ -122,23 +127,41 @@ class Data:
         else:
             built = self._build(self.calls)
         self.calls += 1
+        self._samples = built.samples
         return built.samples
 
     def replay(self, calls: int) -> None:
         """Bring an adapter with random numbers of its own to where it was after so many calls."""
-        self.decide_order()
-        while self.calls < calls:
-            self.build()
+        self.resume(calls, None)
 
     def position(self) -> dict[str, Any] | None:
         """Where the run stands in its dataset, for :meth:`resume`."""
         return self.epochs.state() if self.epochs is not None else None
 
-    def resume(self, calls: int, position: Mapping[str, Any] | None) -> None:
-        """Continue where an interrupted run stood."""
-        self.replay(calls)
+    def resume(
+        self,
+        calls: int,
+        position: Mapping[str, Any] | None,
+        draw: Mapping[str, Any] | None = None,
+        wanted: Sequence[tuple[int, str]] = (),
+    ) -> tuple[Draw | None, dict[tuple[int, str], Item]]:
+        """Continue where an interrupted run stood. Returns the draw that was in use, and those of
+        the ``wanted`` items, named by their call and identity, that the calls give again."""
+        self.decide_order()
+        found: dict[tuple[int, str], Item] = {}
+        latest = None
+        while (call := self.calls) < calls:
+            if draw is not None and call == draw["call"]:
+                latest = self.draw(draw["step"])
+                latest.seen = set(draw["seen"])
+            else:
+                self.build()
+            if any(of == call for of, _ in wanted):
+                items = (self.item(sample, call) for sample in self._samples)
+                found |= {(call, i.identity): i for i in items if (call, i.identity) in wanted}
         if self.epochs is not None and position is not None:
             self.epochs.load(position)
+        return latest, found
 
     def stream(self, step: int, curriculum: Curriculum | None) -> Iterator[Item]:
         """The trainable items of one more call, in the order in which a step should try them.
@@ -147,11 +170,11 @@ class Data:
         """
         samples, seed = self.build(), self.cfg.seed
         if curriculum is not None:
-            items = list(self._trainable(samples))
+            items = list(self._trainable(samples, self.calls - 1))
             names = [item.identity for item in items]
             place = seed_for(seed, "curriculum", step, self.calls)
             return iter([items[i] for i in curriculum.choose(names, len(items), place)])
-        return self._trainable(samples)
+        return self._trainable(samples, self.calls - 1)
 
     def identified(self) -> list[tuple[Any, str]]:
         """The trainable samples of one more call with their identities; no prompts are made of
@@ -169,24 +192,25 @@ class Data:
             return self.item(sample).identity
         return identity_of(self.adapter, sample, None)
 
-    def _trainable(self, samples: Sequence[Any]) -> Iterator[Item]:
-        items = (self.item(sample) for sample in samples)
+    def _trainable(self, samples: Sequence[Any], call: int) -> Iterator[Item]:
+        items = (self.item(sample, call) for sample in samples)
         return (item for item in items if not self.split.holds_out(item.identity))
 
     def _items(self, samples: Sequence[Any]) -> list[Item]:
         return [self.item(sample) for sample in samples]
 
-    def item(self, sample: Any) -> Item:
+    def item(self, sample: Any, call: int = 0) -> Item:
         """A sample with its prompt."""
         prompt = None
         if hasattr(self.adapter, "make_prompt"):
             prompt = tuple(int(t) for t in self.adapter.make_prompt(sample, self.tokenizer))
             if not prompt:
                 raise ValueError(
-                    f"make_prompt gave no tokens for {sample!r:.200}. A prompt needs at least one."
+                    f"make_prompt returned no tokens for {sample!r:.200}. A prompt needs at "
+                    "least one."
                 )
             self._compare_once(sample, prompt)
-        return Item(sample, prompt, identity_of(self.adapter, sample, prompt))
+        return Item(sample, prompt, identity_of(self.adapter, sample, prompt), call)
 
     def _compare_once(self, sample: Any, prompt: tuple[int, ...]) -> None:
         """Refuse prompts that change from call to call where prompts must be known again."""
@@ -196,9 +220,9 @@ class Data:
         self._compared = True
         if tuple(int(t) for t in self.adapter.make_prompt(sample, self.tokenizer)) != prompt:
             raise ConfigError(
-                "make_prompt gives other tokens for the same sample when it is called again, so "
-                "that held-out problems could not be told from those that are trained on. Give the "
-                "adapter identity(sample) -> str, which names the problem."
+                "make_prompt returns different tokens when it is called again for the same "
+                "sample, so held-out problems cannot be kept out of training. Define "
+                "identity(sample) -> str on the adapter."
             )
 
     def items(self, samples: Sequence[Any]) -> list[Item]:
@@ -214,8 +238,8 @@ class Data:
             return self.given[: self.cfg.holdout_size]
         if not self.cfg.holdout_fraction:
             raise ConfigError(
-                "There is nothing to evaluate on: nothing is held out of training. Set "
-                "holdout_fraction to 0.1, or give the adapter a build_holdout()."
+                "There is nothing to evaluate on, because nothing is held out. Set "
+                "holdout_fraction=0.1, or define build_holdout() on the adapter."
             )
         found: dict[str, Item] = {}
         for call in range(_MOST_CALLS):
@@ -229,7 +253,7 @@ class Data:
         if not found:
             raise NotEnoughData(
                 f"No sample falls into the holdout of {self.cfg.holdout_fraction:.0%}"
-                " of the dataset. Raise holdout_fraction, or give the adapter a build_holdout()."
+                " of the dataset. Raise holdout_fraction, or define build_holdout() on the adapter."
             )
         return list(found.values())[: self.cfg.holdout_size]
 
@@ -258,6 +282,7 @@ class Draw:
         self.data = data
         self.step = step
         self.seen: set[str] = set()
+        self.call = data.calls  # the one that it begins with
         self._curriculum = curriculum
         self._fixed = data.identified() if data.epochs is not None else []
         self._queue = iter(()) if data.epochs is not None else data.stream(step, curriculum)
@@ -273,8 +298,8 @@ class Draw:
                 taken += self.more(count - len(taken))
         if not taken:
             raise NotEnoughData(
-                "build_dataset gave no sample to train on. Return at least one that is not held "
-                "out; see holdout_fraction."
+                "build_dataset returned no sample to train on. Return at least one that is not "
+                "held out, or lower holdout_fraction."
             )
         return taken
 
@@ -304,4 +329,8 @@ class Draw:
         """The next items of a fixed dataset."""
         names = [name for _, name in self._fixed]
         chosen = epochs.take(names, count, self.seen, self._curriculum, self.step)
-        return [self.data.item(self._fixed[i][0]) for i in chosen]
+        return [self.data.item(self._fixed[i][0], self.call) for i in chosen]
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`Data.resume` needs to make it again."""
+        return {"step": self.step, "call": self.call, "seen": sorted(self.seen)}

@@ -69,7 +69,7 @@ class DatasetTask(RLAdapter):
         _check_type("chat", chat, bool, "true or false")
         if not isinstance(chat_template_kwargs, Mapping | None):
             raise ConfigError(
-                f"chat_template_kwargs is {chat_template_kwargs!r}; it must be names with values: "
+                f"chat_template_kwargs is {chat_template_kwargs!r}; it must be a mapping: "
                 "task.arguments.chat_template_kwargs={enable_thinking: false}."
             )
         if type(shots) is not int or shots < 0:
@@ -78,7 +78,9 @@ class DatasetTask(RLAdapter):
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
         self.system_prompt = system_prompt
         if messages_column is not None and not chat:
-            raise ConfigError("chat=false sends plain text, and messages_column needs a chat.")
+            raise ConfigError(
+                "chat=false sends plain text, but messages_column contains conversations."
+            )
         rows = read_rows(file, split)
         self.columns = Columns.found_in(
             rows,
@@ -96,7 +98,7 @@ class DatasetTask(RLAdapter):
         self.held_out = self._read_holdout(file, holdout_file, holdout_split)
         if not self.problems:
             raise DataError(
-                f"{file} has {len(problems)} rows, and all of them are shown as examples. Lower "
+                f"{file} has {len(problems)} rows, and all of them are used as examples. Lower "
                 f"{setting('shots', 0)}."
             )
         self.name = f"{Path(file).resolve().stem} {self._digest()}"
@@ -152,7 +154,9 @@ class DatasetTask(RLAdapter):
         self.columns.check_same(rows, str(source))
         problems = self._without_examples(self._problems(rows))
         if not problems:
-            raise DataError(f"{source}: every row is shown as an example, so nothing is held out.")
+            raise DataError(
+                f"{source}: every row is used as an example, so nothing is left to evaluate on."
+            )
         return problems
 
     def _digest(self) -> str:
@@ -191,7 +195,7 @@ class DatasetTask(RLAdapter):
             )
         except Exception as error:  # whatever the model's template raises
             raise ConfigError(
-                f"{sample.place}: the model's chat template refuses these messages: {error}"
+                f"{sample.place}: the model's chat template rejects these messages: {error}"
             ) from error
         return list(tokenizer.encode(text, add_special_tokens=False))
 

@@ -77,8 +77,8 @@ class Columns:
         several = [name for name, value in given.items() if value is not None]
         if len(several) > 1:
             raise DataError(
-                f"{' and '.join(several)} are given, and a prompt comes from one of them. Leave "
-                f"{several[-1]} out."
+                f"{' and '.join(several)} are set, but only one can define the prompt. Leave out "
+                f"{several[-1]}."
             )
         asks = {"answer_column": answer, "messages_column": messages, "system_column": system}
         asks["prompt_column"] = (prompt or PROMPT) if several in ([], ["prompt_column"]) else None
@@ -89,9 +89,8 @@ class Columns:
         gold = answer or (ANSWER if ANSWER in names else None)
         if read is not None and gold in read.columns:
             raise DataError(
-                f"The template shows {{{gold}}}, the gold answer, to the model. Take it out, or "
-                f"set {setting('answer_column')}. Braces that are meant as such are written twice: "
-                f"{{{{{gold}}}}}."
+                f"The template shows {{{gold}}}, the gold answer, to the model. Remove it, or "
+                f"set {setting('answer_column')}. Write literal braces twice: {{{{{gold}}}}}."
             )
         return cls(names, asks["prompt_column"], gold, messages, system, read)
 
@@ -126,7 +125,9 @@ class Columns:
             if not isinstance(system, str):
                 raise _wrong(row, self.system, f"is {kind_of(system)}, and it must be a string")
             if messages[0]["role"] == "system":
-                raise _wrong(row, self.system, "is a second system prompt beside the messages'")
+                raise _wrong(
+                    row, self.system, "is set, but the messages already contain a system prompt"
+                )
             if system.strip():
                 messages = ({"role": "system", "content": system}, *messages)
         last = messages[-1]["content"]
@@ -190,8 +191,8 @@ def _checked_messages(row: Row, column: str) -> tuple[Message, ...]:
         raise _wrong(
             row,
             column,
-            "ends with a message of the assistant, which the model is to write. Take it out, and "
-            "keep it in a column of its own if it is the gold answer",
+            "ends with an assistant message, which the model should write itself. Remove it; if "
+            "it is the gold answer, move it to its own column",
         )
     return messages
 
@@ -244,7 +245,9 @@ def _check_characters(row: Row, column: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise _wrong(
-            row, column, f"holds half of a character (a lone surrogate) at {error.start + 1}"
+            row,
+            column,
+            f"contains a lone surrogate (half of a character) at position {error.start + 1}",
         ) from None
 
 

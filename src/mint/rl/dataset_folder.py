@@ -46,7 +46,7 @@ def _saved_files(folder: Path) -> list[Path]:
     names = [str(each["filename"]) for each in _read(state).get("_data_files", [])]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing or not names:
-        what = f"lists {missing[0]}, which is not there" if missing else "lists no data files"
+        what = f"lists {missing[0]}, which does not exist" if missing else "lists no data files"
         raise DataError(f"{state} {what}. Save the dataset again.")
     return [folder / name for name in names]
 

@@ -69,8 +69,8 @@ def _named(cfg: RLConfig, adapter: Any) -> RunDirectory:
         directory.close()
         shown = ", ".join(f"{k}={old!r} (now {new!r})" for k, (new, old) in different.items())
         raise ConfigError(
-            f"{cfg.run_dir} holds a run with other settings: {shown}. Use the same settings to "
-            "continue it, or another run_dir."
+            f"{cfg.run_dir} contains a run with other settings: {shown}. Use the same settings to "
+            "resume it, or another run_dir."
         )
     return directory
 

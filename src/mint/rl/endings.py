@@ -27,7 +27,7 @@ class RewardsFailed(SystemExit, TooManyFailures):
 
 
 class ServiceLost(SystemExit, RuntimeError):
-    """The service is gone. The text says what was lost and how to go on."""
+    """The service is gone. The text says what was lost and how to resume."""
 
 
 class CheckpointGone(SystemExit, RuntimeError):
@@ -36,13 +36,13 @@ class CheckpointGone(SystemExit, RuntimeError):
 
 def lost(error: Exception, url: str, step: int) -> ServiceLost:
     """The end of a run that was saved after a step, by an error of its service."""
-    what = f"What came after step {step} is lost." if step else "Nothing was saved yet."
+    what = f"Work after step {step} is lost." if step else "Nothing was saved yet."
     said = str(error) if isinstance(error, NoAnswer) else f"{url} cannot be reached: {error}"
     if isinstance(error, Ended):
         return ServiceLost(f"{said} {what} {going_on(step)}")
     return ServiceLost(
-        f"{said} {what} When the service is back, with its home folder: {going_on(step)} "
-        "service_timeout is how long to wait for it."
+        f"{said} {what} Restart the service with the same home folder. {going_on(step)} "
+        "service_timeout sets how long a run waits for it."
     )
 
 
@@ -50,6 +50,6 @@ def going_on(step: int) -> str:
     """What becomes of a run that was saved after a step.
 
     >>> going_on(12), going_on(0)
-    ('The same command resumes after step 12.', 'The same command begins again.')
+    ('The same command resumes after step 12.', 'The same command starts again.')
     """
-    return f"The same command {f'resumes after step {step}' if step else 'begins again'}."
+    return f"The same command {f'resumes after step {step}' if step else 'starts again'}."

@@ -136,7 +136,7 @@ class EndpointClient:
             text = choice["text"] if "prompt" in request else _said(choice["message"])
         except (ValueError, KeyError, TypeError) as error:
             raise EndpointFailed(
-                f"{self.url} answered something that is no completion: {reply.text[:200]}"
+                f"{self.url} returned something other than a completion: {reply.text[:200]}"
             ) from error
         cut = choice.get("finish_reason") == "length"
         tokens = self._tokenizer.encode(_MARKS.sub("", text)) + ([] if cut else [256])

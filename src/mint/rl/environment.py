@@ -86,7 +86,9 @@ async def run_environment(
 
 
 def _timed_out(seconds: float, cause: Exception) -> TimeoutError:
-    error = TimeoutError(f"no end after {seconds:g} s; raise rollout_timeout if it needs longer")
+    error = TimeoutError(
+        f"not finished after {seconds:g} s; raise rollout_timeout if it needs longer"
+    )
     error.__cause__ = cause  # whose traceback says where the rollout was waiting
     return error
 

@@ -18,7 +18,7 @@ def pass_at_k(right: int, count: int, k: int) -> float:
     (0.5, 0.5)
     """
     if not 1 <= k <= count or not 0 <= right <= count:
-        raise ValueError(f"pass@{k} cannot be told from {right} right of {count} answers.")
+        raise ValueError(f"pass@{k} cannot be computed from {right} right of {count} answers.")
     return 1.0 - math.comb(count - right, k) / math.comb(count, k)
 
 

@@ -37,7 +37,7 @@ class Findings:
         fatal = self.guards.fatal(list(found))
         if fatal is not None:
             self.directory.event("stopped", name=fatal.name, text=str(fatal))
-            anyway = "To go on regardless, take it out of stop_on."
+            anyway = "To continue regardless, remove it from stop_on."
             raise RunStopped(f"{fatal} {self.checkpoints.where} {anyway}")
 
     def keep_failure(self, failure: CodeFailure, step: int, sampled_for: str) -> None:

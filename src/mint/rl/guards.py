@@ -120,7 +120,7 @@ class Guards:
         return {"history": asdict(self.history), "told": self.told}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a kept state."""
+        """Restore a saved state."""
         self.history = History(**state["history"])
         self.told = dict(state["told"])
 
@@ -134,23 +134,23 @@ def no_signal(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
     equal = m.get("groups/all_equal", 0.0)
     if signal:
         seen = f"datums=0, though {signal:.0f} groups have better and worse answers."
-        yield Finding("no_signal", seen, "See what edit_datums leaves.")
+        yield Finding("no_signal", seen, "Check which datums edit_datums keeps.")
         return
     if m.get("groups/unscored", 0.0) > max(right, wrong, equal):
-        advice = "Most rewards are missing: see reward_errors and mask_truncated."
+        advice = "Most answers are excluded: see reward_errors and mask_truncated."
     elif equal > max(right, wrong):
         advice = (
-            "Most groups earn the same reward above 0 for every answer: let the reward tell a good "
-            "answer from a better one, lower success_threshold if that reward is the goal, or "
-            "raise group_size and temperature."
+            "In most groups every answer earns the same reward above 0: make the reward "
+            "distinguish good answers from better ones, lower success_threshold if that reward is "
+            "the goal, or raise group_size and temperature."
         )
     elif right > wrong:
         more = "" if cfg.curriculum else ", or set curriculum=true"
         advice = f"The prompts are too easy now: use harder ones{more}."
     else:
         advice = (
-            "The prompts are too hard, or the reward pays nothing on the way: give partial credit, "
-            "use easier prompts, or raise group_size and temperature."
+            "The prompts are too hard, or the reward gives no partial credit: give some, use "
+            "easier prompts, or raise group_size and temperature."
         )
     yield Finding(
         "no_signal",
@@ -195,8 +195,8 @@ def _hacked(before: Metrics, now: Metrics, how: str) -> Finding:
         "reward_hacking",
         f"the training reward rose from {before['train']:.3f} to {now['train']:.3f} while the "
         f"holdout {how} from {before['holdout/pass@1']:.1%} to {now['holdout/pass@1']:.1%}.",
-        "The policy learns the reward, not the task: read the best-paid rollouts, close the "
-        "gap in the reward, and go back to the best checkpoint.",
+        "The policy is exploiting the reward: read the rollouts with the highest rewards, fix the "
+        "reward, and return to the best checkpoint.",
     )
 
 
@@ -210,7 +210,7 @@ def length_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Find
         yield Finding(
             "length_runaway",
             f"answers grew from {before:.0f} to {now:.0f} tokens, and no more of them are right.",
-            f"Length is being paid: {_against_length(cfg)}, or punish length in the reward.",
+            f"The reward favours length: {_against_length(cfg)}, or penalise length in the reward.",
         )
 
 
@@ -236,8 +236,8 @@ def component_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[F
         yield Finding(
             "component_runaway",
             f"{winner!r} rose by {gains[winner]:.2f} while {loser!r} fell by {-gains[loser]:.2f}.",
-            f"The policy trades one for the other: pay {winner!r} only when {loser!r} is earned "
-            "(mint.rewards.gated), or lower its weight.",
+            f"The policy trades one for the other: reward {winner!r} only where {loser!r} is "
+            "earned (mint.rewards.gated), or lower its weight.",
         )
 
 
@@ -246,7 +246,7 @@ def masked_loss(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding
     if m.get("datums/unmasked", 0.0) > 0:
         yield Finding(
             "masked_loss",
-            f"{m['datums/unmasked']:.0f} datums have a weight on tokens of the prompt.",
+            f"{m['datums/unmasked']:.0f} datums have weight on tokens of the prompt.",
             "Set weights to 0 for everything that was not sampled; see edit_datums.",
         )
 
@@ -256,9 +256,12 @@ def truncation(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]
     share = m.get("length/truncated", 0.0)
     if share <= cfg.truncation_limit:
         return
-    advice = "Their rewards mislead: raise max_tokens, give stop texts, or set mask_truncated=true."
+    advice = (
+        "Their rewards are misleading: raise max_tokens, set stop strings, or set "
+        "mask_truncated=true."
+    )
     if cfg.mask_truncated:
-        advice = "They are left out of training: raise max_tokens, or give stop texts."
+        advice = "They are excluded from training: raise max_tokens, or set stop strings."
     paid = ""
     if "reward/truncated" in m and "reward/untruncated" in m:
         paid = (
@@ -280,7 +283,8 @@ def entropy_collapse(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Fi
         explore = " or clip_high_threshold" if cfg.loss_fn in CLIPPED else ""
         yield Finding(
             "entropy_collapse",
-            f"entropy fell from {before:.3f} to {now:.3f} per token: answers of a group are alike.",
+            f"entropy fell from {before:.3f} to {now:.3f} per token: the answers of a group are "
+            "nearly identical.",
             f"Lower the learning rate, raise temperature{explore}, or "
             f"{'raise' if cfg.kl_penalty_coef else 'set'} kl_penalty_coef.",
         )
@@ -293,7 +297,7 @@ def kl_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]
             "kl_runaway",
             f"the KL to the reference is {m['kl/k3']:.2f} per token, over {cfg.kl_limit:g}.",
             f"{'Raise' if cfg.kl_penalty_coef else 'Set'} kl_penalty_coef, lower the learning "
-            "rate, or go back to an earlier checkpoint.",
+            "rate, or return to an earlier checkpoint.",
         )
 
 
@@ -313,8 +317,8 @@ def reward_errors(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Findi
         yield Finding(
             "reward_errors",
             f"{m['reward/failures']:.0f} of {m.get('rollouts', 0.0):.0f} rollouts could not be "
-            "scored, and are left out of training.",
-            "rollouts/ has them with their tracebacks; correct the reward for such answers.",
+            "scored and are excluded from training.",
+            "rollouts/ contains them with their tracebacks; fix the reward for such answers.",
         )
 
 
@@ -325,7 +329,7 @@ def not_finite(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]
         yield Finding(
             "not_finite",
             f"{', '.join(wrong)}: not a finite number.",
-            f"{calmer(cfg)} Go back to the last checkpoint.",
+            f"{calmer(cfg)} Return to the last checkpoint.",
         )
 
 
@@ -336,7 +340,8 @@ def calmer(cfg: RLConfig) -> str:
 
 def mismatch(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
     """Sampler and trainer disagree on the same weights. Told only where they should agree."""
-    same_weights = m.get("policy/staleness", 0.0) == 0 and m.get("policy/temperature") == 1.0
+    same_logits = m.get("policy/temperature") == 1.0 or cfg.match_sampling
+    same_weights = m.get("staleness/max", 0.0) == 0 and same_logits
     if same_weights and m.get("mismatch/mean", 0.0) > cfg.mismatch_limit:
         remedy = "" if cfg.truncated_importance else "Set truncated_importance=2.0. "
         yield Finding(

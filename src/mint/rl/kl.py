@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from mint.rl.datums import replaced, values
 from mint.rl.rollout import Group, MissingLogprobs, Rollout, Segment
 
 Array = NDArray[np.float64]
+Clients = Mapping[int, mint.SamplingClient]
+"""The weights of each version that rollouts were sampled with."""
 
 
 def k1(policy: Array, reference: Array) -> Array:
@@ -40,8 +42,8 @@ def k3(policy: Array, reference: Array) -> Array:
 class Reference:
     """A frozen model that rollouts are compared with.
 
-    ``policy`` is asked for its logprobs at temperature 1 when the rollouts were sampled at another:
-    the KL must not count what the temperature did.
+    The weights that sampled a token (``policy``) are asked for its logprob at temperature 1 when
+    the rollouts were sampled at another: the KL must not count what the temperature did.
     """
 
     def __init__(
@@ -56,9 +58,7 @@ class Reference:
         self.samples = samples  # rollouts to measure when nothing is penalised
         self.every_group = every_group  # penalise groups in which all answers are alike too
 
-    async def penalise(
-        self, groups: Sequence[Group], policy: mint.SamplingClient | None
-    ) -> dict[str, float]:
+    async def penalise(self, groups: Sequence[Group], policy: Clients | None) -> dict[str, float]:
         """Take ``coefficient * k1`` from the rewards of all groups in which some answer was better
         than another. Returns what to report, of all groups: a policy that has collapsed gives such
         in which all are alike. Without a coefficient, only some rollouts are measured.
@@ -71,7 +71,7 @@ class Reference:
         return _figures([pair for of_group in found for pair in of_group])
 
     async def _measured(
-        self, groups: Sequence[Group], policy: mint.SamplingClient | None
+        self, groups: Sequence[Group], policy: Clients | None
     ) -> list[tuple[Array, Array]]:
         """Compare some rollouts, evenly spread over the groups, and change none."""
         rollouts = [r for group in groups for r in group.counted if r.length]
@@ -79,9 +79,7 @@ class Reference:
         chosen = rollouts[::apart]
         return list(await asyncio.gather(*(self._logprobs(r, policy) for r in chosen)))
 
-    async def _compare(
-        self, group: Group, policy: mint.SamplingClient | None
-    ) -> list[tuple[Array, Array]]:
+    async def _compare(self, group: Group, policy: Clients | None) -> list[tuple[Array, Array]]:
         rollouts = [rollout for rollout in group.counted if rollout.length]
         pairs = await asyncio.gather(*(self._logprobs(rollout, policy) for rollout in rollouts))
         if self.every_group or any(has_signal(returns_G) for returns_G in group.returns_by_turn):
@@ -97,15 +95,13 @@ class Reference:
             for datum, logprobs in zip(datums, found, strict=True)
         ]
 
-    async def _logprobs(
-        self, rollout: Rollout, policy: mint.SamplingClient | None
-    ) -> tuple[Array, Array]:
+    async def _logprobs(self, rollout: Rollout, policy: Clients | None) -> tuple[Array, Array]:
         segments = [segment.trimmed() for segment in rollout.segments if segment.sampled_count]
         theirs = [score(self.client, segment) for segment in segments]
         if policy is None:
             mine = np.asarray(rollout.sampled_logprobs, dtype=np.float64)
             return mine, np.concatenate(await asyncio.gather(*theirs))
-        ours = [score(policy, segment) for segment in segments]
+        ours = [score_by_version(policy, segment) for segment in segments]
         both = await asyncio.gather(*ours, *theirs)
         return np.concatenate(both[: len(ours)]), np.concatenate(both[len(ours) :])
 
@@ -147,6 +143,16 @@ def _figures(pairs: Sequence[tuple[Array, Array]]) -> dict[str, float]:
     }
 
 
+async def score_by_version(clients: Clients, segment: Segment) -> Array:
+    """The logprobs, at temperature 1, of a segment's sampled tokens under the weights that made
+    each of them."""
+    made_by = [version for version in segment.versions if version is not None]
+    versions = sorted(set(made_by))
+    found = await asyncio.gather(*(score(clients[version], segment) for version in versions))
+    chosen = [found[versions.index(version)][i] for i, version in enumerate(made_by)]
+    return np.asarray(chosen, dtype=np.float64)
+
+
 async def score(client: mint.SamplingClient, segment: Segment) -> Array:
     """The logprobs, at temperature 1, of a segment's sampled tokens under another model."""
     found = await client.compute_logprobs_async(types.ModelInput.from_ints(segment.tokens))
@@ -154,7 +160,8 @@ async def score(client: mint.SamplingClient, segment: Segment) -> Array:
     known = [logprob for logprob in chosen if logprob is not None]
     if len(known) < len(chosen):
         raise MissingLogprobs(
-            f"The service sent {len(known)} logprobs for {len(chosen)} sampled tokens. Without all "
-            "of them the KL is unknown; the first token of a context has none: give it a prompt."
+            f"The service sent {len(known)} logprobs for {len(chosen)} sampled tokens. The KL "
+            "needs all of them. The first token of a context has none, so every context needs a "
+            "prompt."
         )
     return np.asarray(known, dtype=np.float64)

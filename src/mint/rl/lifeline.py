@@ -24,7 +24,7 @@ class NoAnswer(ConnectionError):
 
 
 class Ended(NoAnswer):
-    """The service that this process started has ended: nobody will answer."""
+    """The service that this process started has exited and will not answer."""
 
 
 class Lifeline:
@@ -84,15 +84,15 @@ class Lifeline:
         """One look. The first in vain is told; the first after patience ended is an error."""
         if await self._answers(http):
             if self._told:
-                print(f"The service at {self.url} answers again.", flush=True)
+                print(f"The service at {self.url} is back.", flush=True)
             self._begin()
             return True
         if time.monotonic() - self._heard >= self.patience:
-            raise NoAnswer(f"The service at {self.url} has not answered for {self.patience:g} s.")
+            raise NoAnswer(f"The service at {self.url} has not responded for {self.patience:g} s.")
         if not self._told:
             self._told = True
-            waiting = f"Waiting up to {self.patience:g} s for it."
-            print(f"The service at {self.url} does not answer. {waiting}", flush=True)
+            waiting = f"Waiting up to {self.patience:g} s."
+            print(f"The service at {self.url} is not responding. {waiting}", flush=True)
         return False
 
     async def _answers(self, http: httpx.AsyncClient) -> bool:
@@ -106,5 +106,5 @@ class Lifeline:
         until = time.monotonic() + min(_EVERY, self.patience / 4)
         while (left := until - time.monotonic()) > 0:
             if embedded_service_ended(self.url):
-                raise Ended(f"The embedded service at {self.url} has ended.")
+                raise Ended(f"The embedded service at {self.url} has exited.")
             await asyncio.sleep(min(left, _OWN_EVERY))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from mint.rewards.aspects import repeated_share
+from mint.rl.collect import Batch
 from mint.rl.importance import entropy
 from mint.rl.rollout import Group, Rollout
 
@@ -39,6 +40,18 @@ def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
         "policy/repetition": _mean([repetition(r) for r in rollouts[:_LOOKED_AT]]),
     }
     return found | _truncation(rollouts) | _components(rollouts)
+
+
+def staleness(batch: Batch) -> dict[str, float]:
+    """How many steps old the weights were that made a batch's tokens, and how many groups were too
+    old to be trained on."""
+    versions = [v for group in batch.groups for r in group.rollouts for v in r.versions]
+    ages = [batch.step - 1 - version for version in versions]
+    return {
+        "staleness/mean": _mean(ages),
+        "staleness/max": float(max(ages, default=0)),
+        "staleness/dropped": float(len(batch.stale) + batch.given_up),
+    }
 
 
 def _truncation(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -25,7 +25,9 @@ def rank(evaluation: Evaluation) -> tuple[float, float]:
 
 
 def verdict(start: Evaluation, end: Evaluation) -> str:
-    """Whether training helped, by the difference of pass@1 and its 95% interval.
+    """Whether training helped, by the differences of pass@1 and of the reward.
+
+    Pass@1 decides; where its 95% interval contains 0, the reward is looked at.
 
     >>> from mint.rl.evaluation import evaluate
     >>> before = evaluate([[0.0]] * 40, threshold=1.0)
@@ -35,10 +37,16 @@ def verdict(start: Evaluation, end: Evaluation) -> str:
 (95% interval +32.8 to +64.8); reward 0.000 before, 0.500 after.
     """
     gain = end.estimate().above(start.estimate())
+    paid = end.estimate("reward").above(start.estimate("reward"))
+    unclear = gain.low <= 0 <= gain.high
     if gain.low > 0:
         said = "Training helped on the holdout"
     elif gain.high < 0:
         said = "Training made the model worse on the holdout"
+    elif paid.low > 0:
+        said = "Training raised the reward on the holdout, with no clear effect on pass@1"
+    elif paid.high < 0:
+        said = "Training lowered the reward on the holdout, with no clear effect on pass@1"
     else:
         said = "No clear effect on the holdout"
     text = (
@@ -46,8 +54,8 @@ def verdict(start: Evaluation, end: Evaluation) -> str:
         f"{100 * gain.value:+.1f} points (95% interval {100 * gain.low:+.1f} to "
         f"{100 * gain.high:+.1f}); reward {start.reward:.3f} before, {end.reward:.3f} after."
     )
-    if gain.low <= 0 <= gain.high:
-        text += " More held-out prompts (holdout_size) or steps would tell more."
+    if unclear:
+        text += " More held-out prompts (holdout_size) narrow the interval."
     return text
 
 

@@ -41,7 +41,7 @@ class PastRun:
         self.folder = folder
         self._reader = RunReader(folder)
         if not (folder / CONFIG).is_file():
-            raise ConfigError(f"{folder} is no run directory: it has no {CONFIG}.")
+            raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}.")
         self.cfg = RLConfig(**_known(yaml.safe_load((folder / CONFIG).read_text())))
 
     def points(self) -> list[Point]:

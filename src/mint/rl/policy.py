@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,16 +16,18 @@ from mint.rl.rollout import Segment
 
 @dataclass(frozen=True)
 class Answer:
-    """What the policy wrote: its tokens with their logprobs, and whether it was cut off."""
+    """What the policy wrote: its tokens with their logprobs, whether it was cut off, and which
+    version of the weights wrote it."""
 
     tokens: list[int]
     logprobs: list[float] | None
     truncated: bool
+    version: int = 0
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Weights to sample from, after ``version`` training steps; ``weights`` is their digest."""
+    """Weights to sample from, after ``version`` training steps."""
 
     client: mint.SamplingClient
     tokenizer: Any
@@ -33,7 +35,6 @@ class Policy:
     max_tokens: int
     stop: tuple[str, ...] = ()
     version: int = 0
-    weights: str | None = None
 
     async def sample(
         self,
@@ -50,7 +51,12 @@ class Policy:
             sampling_params=self._params(seed, max_tokens, stop),
         )
         return [
-            Answer(list(sequence.tokens), sequence.logprobs, sequence.stop_reason == "length")
+            Answer(
+                list(sequence.tokens),
+                sequence.logprobs,
+                sequence.stop_reason == "length",
+                self.version,
+            )
             for sequence in answer.sequences
         ]
 
@@ -94,12 +100,35 @@ class Policy:
         return str(self.tokenizer.decode(kept))
 
 
+@dataclass(frozen=True)
+class FollowingPolicy(Policy):
+    """A policy that answers every request with the newest weights, at its own temperature: a
+    conversation that is in flight while weights change goes on with the new ones."""
+
+    newest: Callable[[], Policy] | None = None
+
+    @classmethod
+    def from_policy(cls, policy: Policy, newest: Callable[[], Policy]) -> FollowingPolicy:
+        """Return a policy that begins as another one."""
+        return cls(**{f.name: getattr(policy, f.name) for f in fields(Policy)}, newest=newest)
+
+    async def sample(
+        self,
+        prompt: Sequence[int],
+        count: int,
+        seed: int | None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> list[Answer]:
+        """``count`` answers to a prompt."""
+        assert self.newest is not None
+        current = replace(self.newest(), temperature=self.temperature)
+        return await current.sample(prompt, count, seed, max_tokens, stop)
+
+
 def segment_of(prompt: Sequence[int], answer: Answer) -> Segment:
     """A prompt and an answer to it, or :class:`mint.rl.MissingLogprobs`."""
-    segment = Segment()
-    segment.give(prompt)
-    segment.sample(answer.tokens, answer.logprobs)
-    return segment
+    return Segment.of(prompt, answer.tokens, answer.logprobs, answer.version)
 
 
 def seed_for(seed: int | None, *place: object) -> int | None:

@@ -33,8 +33,8 @@ class PromptTemplate:
             found = list(Formatter().parse(text))
         except ValueError as error:
             raise ConfigError(
-                f"The template {text!r} cannot be read: {error}. A brace that is meant as one is "
-                "written twice: {{ or }}."
+                f"The template {text!r} cannot be parsed: {error}. Write literal braces "
+                "twice: {{ or }}."
             ) from None
         parts = []
         for before, name, form, conversion in found:
@@ -43,16 +43,16 @@ class PromptTemplate:
                 written += f":{form}" if form else ""
                 if written not in columns:
                     raise ConfigError(
-                        f"The template asks for {{{written}}}, and the columns are "
-                        f"{', '.join(columns)}.{closest(written, columns)} A brace that is meant "
-                        "as one is written twice: {{ or }}."
+                        f"The template uses {{{written}}}, but the columns are "
+                        f"{', '.join(columns)}.{closest(written, columns)} Write literal braces "
+                        "twice: {{ or }}."
                     )
                 name = written
             parts.append((before, name))
         if not any(name for _, name in parts):
             raise ConfigError(
-                f"The template {text!r} has no column in it, so that every prompt would be the "
-                f"same. Write one of the columns in braces: {{{next(iter(columns), 'prompt')}}}."
+                f"The template {text!r} contains no column, so every prompt would be the same. "
+                f"Insert a column in braces: {{{next(iter(columns), 'prompt')}}}."
             )
         return cls(tuple(parts))
 

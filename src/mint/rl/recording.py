@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,20 +29,26 @@ class Recording:
         self._batch, self._trained = batch, Trained()
 
     def trained(
-        self, datums: Sequence[types.Datum], logprobs_D_T: Sequence[NDArray[np.float64]]
+        self,
+        datums: Sequence[types.Datum],
+        logprobs_D_T: Sequence[NDArray[np.float64]],
+        entropy_D_T: Sequence[NDArray[np.float64]] = (),
     ) -> None:
-        """Keep the trainer's logprobs of the step's datums."""
-        self._trained = Trained(datums, logprobs_D_T)
+        """Keep the trainer's logprobs of the step's datums, and entropies where it has any."""
+        self._trained = Trained(datums, logprobs_D_T, entropy_D_T)
 
-    def write(self) -> None:
-        """Write what was kept."""
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """Write what was kept, and the metrics of its step, while the next step begins."""
+        self.directory.write_step(self._taken(), metrics)
+
+    def _taken(self) -> Iterable[dict[str, Any]]:
+        """The rows of what was kept, which is then forgotten."""
         batch, self._batch = self._batch, None
-        if batch is not None:
-            self.directory.rollouts(rollout_rows(batch, self._pieces, self._trained))
+        return () if batch is None else rollout_rows(batch, self._pieces, self._trained)
 
     def end(self, error: BaseException | None, finished: bool) -> None:
         """Write what is left of a step that was not completed, and how the run ended."""
-        self.write()
+        self.directory.rollouts(self._taken())
         if error is not None and not isinstance(error, KeyboardInterrupt):
             self.directory.set_status("failed")
         else:

@@ -41,7 +41,7 @@ class _Replies:
     ) -> Any:
         if not self.waiting:
             raise RuntimeError(
-                "The environment asks for another reply than the rehearsal was given. Add one."
+                "The environment asked for more replies than were passed to rehearse(). Add one."
             )
         said = list(self.tokenizer.encode(self.waiting.pop(0), add_special_tokens=False))
         limit = sampling_params.max_tokens or len(said) + 1

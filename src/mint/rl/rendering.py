@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -30,6 +31,10 @@ class TemplateRefused(ValueError):
     """The model's chat template has no form for a conversation like this."""
 
 
+class ToolsNotShown(UserWarning):
+    """The prompt names none of the tools that the model is to call."""
+
+
 class Renderer:
     """Turns messages into tokens, without ever rendering the model's own replies again.
 
@@ -44,7 +49,20 @@ class Renderer:
     def start(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation up to where the model replies."""
         self._check_shown([], messages)
-        return self._encoded(self._text(messages), alone=not self.has_template)
+        text = self._text(messages)
+        self._warn_of_hidden_tools(text)
+        return self._encoded(text, alone=not self.has_template)
+
+    def _warn_of_hidden_tools(self, prompt: str) -> None:
+        """Warn, at the line that asks for the reply, if a template has left all tools out."""
+        names = [each.get("function", each).get("name", "") for each in self.tools]
+        if self.has_template and names and not any(name in prompt for name in names):
+            warnings.warn(
+                "The model's chat template does not render tools, so the model does not see "
+                f"{', '.join(names)}. Describe them, and how to call them, with chat.system(...).",
+                ToolsNotShown,
+                stacklevel=5,
+            )
 
     def follow(
         self,
@@ -173,6 +191,6 @@ def _id(call: ToolCall, index: int) -> str:
 def _refusal(messages: Sequence[Message], reason: str) -> TemplateRefused:
     roles = ", ".join(str(message.get("role")) for message in messages)
     return TemplateRefused(
-        f"The model's chat template refuses these messages ({roles}): {reason}. Where it knows no "
-        "system or tool messages, say it with chat.user(...)."
+        f"The model's chat template rejects these messages ({roles}): {reason}. If it does not "
+        "support system or tool messages, use chat.user(...)."
     )

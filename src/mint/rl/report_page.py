@@ -100,8 +100,10 @@ def _title(data: Data) -> str:
 
 def _verdict(data: Data) -> str:
     found = data.get("verdict") or {}
-    parts = [found.get("verdict"), found.get("evidence"), found.get("advice")]
-    return _cell(" ".join(f"{part}".rstrip(":") for part in parts if part)) or "no verdict"
+    word, evidence = str(found.get("verdict") or ""), str(found.get("evidence") or "")
+    lead = f"{word[:1].upper()}{word[1:]}{'.' if evidence[:1].isupper() else ':'}" if word else ""
+    parts = [lead, evidence, str(found.get("advice") or "")]
+    return _cell(" ".join(part for part in parts if part)) or "no verdict"
 
 
 def _figures(data: Data) -> str:

@@ -1,4 +1,4 @@
-"""The rewards of every step in figures, while a run goes on."""
+"""Reward statistics of every step, during a run."""
 
 from __future__ import annotations
 

@@ -19,21 +19,30 @@ class MissingLogprobs(RuntimeError):
 class Segment:
     """Tokens in one context. Those that the policy sampled have logprobs; the rest is given.
 
-    >>> segment = Segment.of([5, 6], [7], [-0.5])
-    >>> segment.tokens, segment.sampled, segment.logprobs
-    ([5, 6, 7], [False, False, True], [0.0, 0.0, -0.5])
+    Each sampled token also has the version of the weights that made it: after how many steps.
+
+    >>> segment = Segment.of([5, 6], [7], [-0.5], version=3)
+    >>> segment.tokens, segment.sampled, segment.logprobs, segment.versions
+    ([5, 6, 7], [False, False, True], [0.0, 0.0, -0.5], [None, None, 3])
     """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
+    versions: list[int | None] = field(default_factory=list)
 
     @classmethod
-    def of(cls, prompt: Sequence[int], answer: Sequence[int], logprobs: Sequence[float]) -> Segment:
+    def of(
+        cls,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        logprobs: Sequence[float] | None,
+        version: int = 0,
+    ) -> Segment:
         """A prompt and one answer to it."""
         segment = cls()
         segment.give(prompt)
-        segment.sample(answer, logprobs)
+        segment.sample(answer, logprobs, version)
         return segment
 
     def give(self, tokens: Sequence[int]) -> None:
@@ -41,24 +50,29 @@ class Segment:
         self.tokens += list(tokens)
         self.logprobs += [0.0] * len(tokens)
         self.sampled += [False] * len(tokens)
+        self.versions += [None] * len(tokens)
 
-    def sample(self, tokens: Sequence[int], logprobs: Sequence[float] | None) -> None:
+    def sample(
+        self, tokens: Sequence[int], logprobs: Sequence[float] | None, version: int = 0
+    ) -> None:
         """Add tokens that the policy wrote, each with its logprob."""
         if logprobs is None or len(logprobs) != len(tokens):
             got = "no" if logprobs is None else str(len(logprobs))
             raise MissingLogprobs(
-                f"The service sent {got} logprobs for {len(tokens)} tokens. Without them the "
-                "importance ratio is unknown; use a service that returns logprobs."
+                f"The service sent {got} logprobs for {len(tokens)} tokens. The importance ratio "
+                "needs them; use a service that returns logprobs."
             )
         self.tokens += list(tokens)
         self.logprobs += list(logprobs)
         self.sampled += [True] * len(tokens)
+        self.versions += [version] * len(tokens)
 
     def extend(self, more: Segment) -> None:
         """Add what came after."""
         self.tokens += more.tokens
         self.logprobs += more.logprobs
         self.sampled += more.sampled
+        self.versions += more.versions
 
     @property
     def sampled_count(self) -> int:
@@ -69,7 +83,8 @@ class Segment:
         if True not in self.sampled:
             return Segment()
         end = len(self.sampled) - self.sampled[::-1].index(True)
-        return Segment(self.tokens[:end], self.logprobs[:end], self.sampled[:end])
+        logprobs, versions = self.logprobs[:end], self.versions[:end]
+        return Segment(self.tokens[:end], logprobs, self.sampled[:end], versions)
 
 
 def in_common(first: Sequence[int], second: Sequence[int]) -> int:
@@ -172,6 +187,11 @@ class Rollout:
         return sum(segment.sampled_count for segment in self.segments)
 
     @property
+    def versions(self) -> list[int]:
+        """Which weights made each token that the policy wrote."""
+        return [v for segment in self.segments for v in segment.versions if v is not None]
+
+    @property
     def sampled_logprobs(self) -> list[float]:
         return [
             logprob
@@ -189,8 +209,7 @@ class Group:
     identity: str
     prompt: str
     rollouts: list[Rollout]
-    version: int = 0  # after how many steps the weights were that sampled it
-    weights: str | None = None  # their digest
+    version: int = 0  # of the oldest weights that made a token of it
 
     @property
     def counted(self) -> list[Rollout]:

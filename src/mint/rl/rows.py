@@ -55,13 +55,13 @@ def read_rows(source: str | Path, split: str | None = None, argument: str = "fil
         files = files_of_split(path, split, argument.replace("file", "split"))
     elif path.is_file():
         if split is not None:
-            raise DataError(f"{path} is one file, which has no splits. Leave split={split} out.")
+            raise DataError(f"{path} is a single file without splits. Leave out split={split}.")
         files = [path]
     else:
         raise _missing(path, argument)
     rows = [row for file in files for row in _read_file(file)]
     if not rows:
-        raise DataError(f"{path} has no rows. Write one row for every problem to train on.")
+        raise DataError(f"{path} has no rows. It needs one row per problem.")
     return rows
 
 
@@ -83,10 +83,11 @@ def _read_file(path: Path) -> list[Row]:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(
-            f"{path} ends in {path.suffix!r}, and which format it has is told by its ending: "
+            f"{path} ends in {path.suffix!r}, which is not a supported format: "
             f"{', '.join(READERS)}. Rename or convert it."
             if path.suffix
-            else f"{path} has no ending, which tells its format: {', '.join(READERS)}. Rename it."
+            else f"{path} has no file extension, so its format is unknown. Supported: "
+            f"{', '.join(READERS)}. Rename it."
         )
     try:
         return list(reader(path))
@@ -115,7 +116,7 @@ def _decoded(path: Path) -> str:
         ) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise DataError(f"{path}, line {line}: it holds a zero byte, so it is no text file.")
+        raise DataError(f"{path}, line {line}: contains a zero byte, so this is not a text file.")
     return text
 
 
@@ -127,7 +128,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
         value = _parsed(line, place)
         if number == 1 and isinstance(value, list):
             raise DataError(
-                f"{place} is a list, so this is a JSON file and not JSON lines. Rename it to "
+                f"{place} is a list, so this is a JSON file, not JSON Lines. Rename it to "
                 f"{path.stem}.json."
             )
         yield Row(_as_fields(value, place), place)
@@ -148,7 +149,7 @@ def _read_json(path: Path) -> Iterator[Row]:
         raise DataError(f"{path} is not JSON: {_reason(error)}.") from None
     if not isinstance(rows, list):
         raise DataError(
-            f"{path} holds {kind_of(rows)}, and it must be a list of rows: "
+            f"{path} contains {kind_of(rows)}; it must be a list of rows: "
             '[{"prompt": ..., "answer": ...}, ...].'
         )
     for number, value in enumerate(rows, start=1):
@@ -175,7 +176,7 @@ def _reason(error: ValueError | RecursionError) -> str:
 def _as_fields(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(
-            f"{place} is {kind_of(value)}, and a row must be an object with named fields, as in "
+            f"{place} is {kind_of(value)}; a row must be an object with named fields, as in "
             '{"prompt": "What is 2 + 2?", "answer": "4"}'
         )
     return value
@@ -200,8 +201,8 @@ def _read_cells(path: Path, delimiter: str) -> Iterator[Row]:
             cells = next(reader, None)
         except csv.Error as error:
             raise DataError(
-                f"{path}, line {start}: {error}. Put a cell that holds quotes, commas or new lines "
-                'into double quotes, and write a quote inside it twice: ""'
+                f"{path}, line {start}: {error}. Enclose cells that contain quotes, commas or "
+                'newlines in double quotes, and double the quotes inside: ""'
             ) from None
         if cells is None:
             return

@@ -8,7 +8,7 @@
             run.record(batch, datums)
         path = run.finish()
 
-A run that was interrupted goes on at its last checkpoint, with the same data, schedules,
+A run that was interrupted resumes from its last checkpoint, with the same data, schedules,
 curriculum and optimizer.
 """
 
@@ -37,10 +37,11 @@ from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
 from mint.rl.failures import FailureLog
 from mint.rl.findings import Findings
+from mint.rl.group_queue import GroupQueue
 from mint.rl.guards import Finding, Guards, calmer, masked_loss
 from mint.rl.interruption import Interruption
 from mint.rl.loop import unbroken
-from mint.rl.measures import measure
+from mint.rl.measures import measure, staleness
 from mint.rl.outcome import advice, evaluations_in
 from mint.rl.policy import Policy
 from mint.rl.progress import Progress, step_line
@@ -49,7 +50,7 @@ from mint.rl.reward_analysis import Analyst
 from mint.rl.reward_log import RewardLog
 from mint.rl.rollout import Group
 from mint.rl.run_service import write_service
-from mint.rl.schedules import learning_rate_at, temperature_at
+from mint.rl.schedules import learning_rate_at
 from mint.rl.scoring import Ledger
 from mint.rl.threads import Threads, aside
 from mint.rl.update import train, trained_tokens
@@ -84,10 +85,8 @@ class Run:
         self._monitors: list[Callable[[Batch], None]] = []
         self._analyst: Analyst | None = None
         self._numbers: dict[str, float] = {}
-        self._ahead: asyncio.Task[Batch] | None = None
         self._refused: Finding | None = None
-        self._trained = self._calls = 0
-        self._position: dict[str, Any] | None = None
+        self._trained = 0
         self._half_done = False
         self._elapsed = 0.0
         self._findings = Findings(self.guards, self.directory, self.checkpoints)
@@ -120,7 +119,8 @@ class Run:
         held_out = self.data.holdout() if cfg.eval_every else []
         failures = FailureLog(self._findings.keep_failure)
         self.exam = Exam(self.adapter, cfg, held_out, self.tokenizer, self._threads, failures)
-        self.collector = Collector(self.adapter, cfg, self.ledger, self._threads, failures)
+        collector = Collector(self.adapter, cfg, self.ledger, self._threads, failures)
+        self.queue = GroupQueue(collector, self.data, cfg)
         self.reference = self._waiting.do(reference(self.service, cfg))
         print(f"Model: {cfg.base_model}, run directory: {self.directory.path}", flush=True)
         for note in cfg.notes():
@@ -129,6 +129,7 @@ class Run:
         print(order, flush=True)
         if not state:
             self.directory.event("data", order=self.data.order, text=order)
+        self._position = self.queue.state()
         if state:
             self._load(state)
             if self.done < cfg.steps:
@@ -145,13 +146,13 @@ class Run:
     def _load(self, state: dict[str, Any]) -> None:
         self.done = self._trained = state["step"]
         self.final = state["final"]
-        self._calls, self._position = state["calls"], state.get("position")
         self._elapsed = state["elapsed"]
         self.guards.load(state["guards"])
         self.ledger.load(state["ledger"])
         if self.data.curriculum is not None:
             self.data.curriculum.load(state["curriculum"])
-        self.data.resume(self._calls, self._position)
+        self.queue.load(state)
+        self._position = self.queue.state()
 
     # ---- the steps of a step ----
 
@@ -175,24 +176,17 @@ class Run:
         answers = self.cfg.batch_size * self.cfg.group_size
         seconds = time.monotonic() - self._since
         return (
-            f"Step {step}/{self.cfg.steps}: sampling, {self.collector.answered} of {answers} "
-            f"answers, {seconds:.0f} s"
+            f"Step {step}/{self.cfg.steps}: sampling, {min(answers, self.queue.answered)} of "
+            f"{answers} answers, {seconds:.0f} s"
         )
 
     async def _sampled(self, step: int) -> Batch:
-        if self._ahead is not None:
-            ahead, self._ahead = self._ahead, None
-            return await ahead
-        return await self._collected(step, await self._policy(step))
-
-    async def _collected(self, step: int, policy: Policy) -> Batch:
-        return await self.collector.batch(policy, self.data.draw(step))
-
-    async def _policy(self, step: int) -> Policy:
         client, cfg = await self._weights_before(step), self.cfg
-        version, weights = self._trained, await client.weights_digest()
-        limits = temperature_at(cfg, step), cfg.max_tokens, cfg.stop
-        return Policy(client, self.tokenizer, *limits, version, weights)
+        most, stop = cfg.max_tokens, cfg.stop
+        policy = Policy(client, self.tokenizer, cfg.temperature, most, stop, self._trained)
+        self.queue.publish(policy)
+        self.queue.fill(min(max(1, cfg.max_staleness), cfg.steps - step + 1))
+        return await self.queue.batch(step)
 
     async def _weights_before(self, step: int) -> mint.SamplingClient:
         request = self.client.save_weights_and_get_sampling_client_async(f"rl-step-{step}")
@@ -206,7 +200,7 @@ class Run:
     def penalise(self, batch: Batch) -> None:
         """Take the KL to the reference from the rewards, when the config asks for it."""
         if self.reference is not None:
-            policy = None if batch.policy.temperature == 1.0 else batch.policy.client
+            policy = None if batch.policy.temperature == 1.0 else batch.clients
             self._numbers |= self._waiting.do(self.reference.penalise(batch.groups, policy))
 
     def prefer(self, batch: Batch) -> list[types.Datum]:
@@ -241,20 +235,18 @@ class Run:
     async def _trained_on(self, batch: Batch, datums: list[types.Datum]) -> dict[str, float]:
         step, cfg = batch.step, self.cfg
         rate = learning_rate_at(cfg, step)
-        if cfg.max_staleness and step < cfg.steps:
-            policy = await self._policy(step + 1)
-            self._ahead = asyncio.ensure_future(self._collected(step + 1, policy))
+        self.queue.fill(min(cfg.max_staleness, cfg.steps - step))  # sampled while this trains
         found = {
             "train/learning_rate": rate,
             "train/tokens": float(trained_tokens(datums)),
             "policy/temperature": batch.policy.temperature,
-            "policy/staleness": float(step - 1 - batch.policy.version),
         }
         if not datums:
             return found
         try:
-            update = await train(self.client, datums, cfg, rate, self.reference)
-            self.recording.trained(datums, update.logprobs_D_T)
+            heat = batch.policy.temperature
+            update = await train(self.client, datums, cfg, rate, self.reference, heat)
+            self.recording.trained(datums, update.logprobs_D_T, update.entropy_D_T)
             return found | update.metrics
         except mint.RequestFailedError as error:
             if "finite" not in str(error) and "The loss is" not in str(error):
@@ -272,7 +264,8 @@ class Run:
 
     def _record(self, batch: Batch, datums: Sequence[types.Datum]) -> None:
         cfg, step = self.cfg, batch.step
-        numbers = measure(batch.everything, cfg.success_threshold) | self._numbers
+        numbers = measure(batch.everything, cfg.success_threshold) | staleness(batch)
+        numbers |= self._numbers
         numbers["groups/refilled"] = float(len(batch.dropped))
         if (curriculum := self.data.curriculum) is not None:
             numbers |= curriculum.learn_from(batch.everything, cfg.success_threshold, step)
@@ -282,15 +275,14 @@ class Run:
             evaluation = self._waiting.finish_first(self._evaluated(step))
             numbers |= evaluation.metrics()
         numbers["time/total"] = self._elapsed + time.monotonic() - self._began
-        self.recording.write()
-        self.directory.metrics({"step": step, **numbers})
+        self.recording.write({"step": step, **numbers})
         rewards = [reward for group in batch.everything for reward in group.rewards]
         seconds = time.monotonic() - self._since
         print(step_line(step, cfg.steps, numbers, seconds), flush=True)
         report(self.adapter, step, rewards, len(datums))
         self._findings.check(step, numbers)
         self.done, self.final = step, None
-        self._calls, self._position, self._half_done = batch.calls, batch.position, False
+        self._position, self._half_done = self.queue.state(), False
         if last or evaluation or self.checkpoints.due(step) or self.interruption.presses:
             self._waiting.finish_first(self._saved(evaluation))
 
@@ -320,8 +312,7 @@ class Run:
             "step": self.done,
             "finished": finished,
             "final": self.final,
-            "calls": self._calls,
-            "position": self._position,
+            **self._position,
             "elapsed": self._elapsed + time.monotonic() - self._began,
             "checkpoints": self.checkpoints.state(),
             "guards": self.guards.state(),
@@ -369,7 +360,7 @@ class Run:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        """Leave nothing behind. Ctrl-C becomes an end that says how to go on."""
+        """Leave nothing behind. Ctrl-C ends the run with a message that says how to resume."""
         self.interruption.ignore()
         self._waiting.reported = True
         try:
@@ -383,7 +374,7 @@ class Run:
         finally:
             self._close()
         if isinstance(error, KeyboardInterrupt) or (error is None and self.interruption.presses):
-            done = f"The run has finished: {self.final}"
+            done = f"The run is already finished: {self.final}"
             end = done if self.final else going_on(self._waiting.saved_step)
             print(f"Interrupted. {end}", flush=True)
             raise Interrupted from None

@@ -76,8 +76,8 @@ class Ledger:
         if not failed and (nothing_recent or not self.ever_scored):
             raise TooManyFailures(
                 f"All {len(fresh)} rewards of the step are None, so there is nothing to train on. "
-                "None means that a reward does not apply to an answer. Does the reward end without "
-                "a `return`?"
+                "None means that the reward does not apply to an answer. Is a `return` missing in "
+                "the reward function?"
             )
 
     def _told(self, failed: Sequence[str], of: str) -> str:
@@ -85,8 +85,8 @@ class Ledger:
         reasons = ", ".join(f"{reason} ({count}×)" for reason, count in most)
         return (
             f"{len(failed)} of {of} rollouts could not be scored, more than the "
-            f"{self.max_share:.0%} allowed: {reasons}. Each kind is shown above once, with its "
-            "traceback. Correct the reward, or raise max_reward_failures."
+            f"{self.max_share:.0%} allowed: {reasons}. Each kind is shown once above, with its "
+            "traceback. Fix the reward, or raise max_reward_failures."
         )
 
     def state(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Ledger:
         return {"recent": list(self.recent), "ever_scored": self.ever_scored}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a kept state."""
+        """Restore a saved state."""
         self.recent = deque(state.get("recent", []), maxlen=_RECENT)
         self.ever_scored = state.get("ever_scored", True)
 

@@ -17,16 +17,21 @@ Array = NDArray[np.float64]
 
 
 class Trained:
-    """What training knows of the tokens that it saw: the trainer's logprobs, and advantages.
+    """What training knows of the tokens that it saw: the trainer's logprobs, the entropy where each
+    was chosen, and advantages.
 
     Datums are found by their tokens, since ``edit_datums`` may leave some out or change their
     order.
     """
 
     def __init__(
-        self, datums: Sequence[types.Datum] = (), trainer_D_T: Sequence[Array] = ()
+        self,
+        datums: Sequence[types.Datum] = (),
+        trainer_D_T: Sequence[Array] = (),
+        entropy_D_T: Sequence[Array] = (),
     ) -> None:
         self._logprobs: dict[Tokens, Array] = {}
+        self._entropies: dict[Tokens, Array] = {}
         self._advantages: dict[Tokens, Array] = {}
         for index, datum in enumerate(datums):
             tokens = datum_tokens(datum)
@@ -34,10 +39,16 @@ class Trained:
                 self._advantages[tokens] = values(datum, "advantages")
             if index < len(trainer_D_T):
                 self._logprobs[tokens] = trainer_D_T[index]
+            if index < len(entropy_D_T):
+                self._entropies[tokens] = entropy_D_T[index]
 
     def logprobs(self, segment: Segment) -> list[float | None] | None:
         """Return the trainer's logprob of each token of a segment; None when it was not trained."""
         return _aligned(self._logprobs, segment)
+
+    def entropies(self, segment: Segment) -> list[float | None] | None:
+        """Return the entropy that the trainer saw before each token; None when not measured."""
+        return _aligned(self._entropies, segment)
 
     def advantages(self, segment: Segment) -> list[float | None] | None:
         """Return the advantage of each token of a segment; None when it was not trained on."""
@@ -115,7 +126,6 @@ def _row(group: Group, rollout: Rollout) -> dict[str, Any]:
         "traceback": rollout.traceback,
         "trace": rollout.trace,
         "version": group.version,
-        "weights": group.weights,
         "sampled_at": rollout.sampled_at,
     }
 
@@ -132,8 +142,9 @@ def _segment(segment: Segment, pieces: Pieces, trained: Trained) -> dict[str, An
         "tokens": segment.tokens,
         "pieces": pieces(segment.tokens),
         "mask": segment.sampled,
+        "versions": segment.versions,
         "sampler": segment.logprobs,
         "trainer": trained.logprobs(segment),
         "advantages": trained.advantages(segment),
-        "entropy": None,
+        "entropy": trained.entropies(segment),
     }

@@ -22,7 +22,7 @@ def in_a_thread(function: Callable[[], Result]) -> Future[Result]:
 
 
 async def aside(function: Callable[[], Result]) -> Result:
-    """The same for a coroutine, whose loop goes on meanwhile.
+    """The same for a coroutine, whose loop continues meanwhile.
 
     >>> asyncio.run(aside(lambda: 2 + 2))
     4

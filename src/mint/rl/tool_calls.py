@@ -220,7 +220,7 @@ def _from_python(text: str) -> list[ToolCall]:
     try:
         return [ToolCall(*call) for call in python_calls(text)] or [_empty()]
     except NOT_A_CALL as error:
-        return [ToolCall("", error=f"the call cannot be read: {error}")]
+        return [ToolCall("", error=f"the call cannot be parsed: {error}")]
 
 
 def _braced(piece: str) -> list[ToolCall]:
@@ -230,7 +230,7 @@ def _braced(piece: str) -> list[ToolCall]:
     try:
         return [_call({"name": found[1], "arguments": unquoted_object(found[2])})]
     except NOT_A_CALL as error:
-        return [ToolCall(found[1], error=f"the arguments cannot be read: {error}")]
+        return [ToolCall(found[1], error=f"the arguments cannot be parsed: {error}")]
 
 
 def _cut_off() -> ToolCall:

@@ -142,7 +142,7 @@ def _as_tool(each: Any) -> Tool:
     if callable(each):
         return tool(each)
     raise TypeError(
-        f"{each!r} is no tool. Give a function, or what mint.rl.tool(function) returns."
+        f"{each!r} is not a tool. Pass a function, or the result of mint.rl.tool(function)."
     )
 
 
@@ -213,7 +213,7 @@ def _value(node: ast.AST) -> float:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _bounded(_OPERATORS[type(op)](_value(left), _value(right)))
         case _:
-            raise ToolError("only numbers, + - * / // % ** and brackets are understood")
+            raise ToolError("only numbers, + - * / // % ** and brackets are supported")
 
 
 def _bounded(value: float) -> float:

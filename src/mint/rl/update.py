@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import mint
 from mint import types
+from mint.rl.clipping import clipped_share
 from mint.rl.config import RLConfig
 from mint.rl.datums import scaled, split, values
 from mint.rl.extensions import extensions, require_accepted, require_known
@@ -23,13 +24,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Update:
-    """The metrics of an update, and the trainer's logprobs of each datum before it."""
+    """The metrics of an update, and the trainer's logprobs of each datum before it, with entropies
+    where they are measured."""
 
     metrics: dict[str, float]
     logprobs_D_T: list[Array]
+    entropy_D_T: list[Array]
 
 
-def loss_config(cfg: RLConfig) -> dict[str, float | str] | None:
+def loss_config(cfg: RLConfig, temperature: float = 1.0) -> dict[str, float | str] | None:
     """The loss's thresholds, where the config sets them, and the terms that are added to it."""
     given = {
         "clip_low_threshold": cfg.clip_low_threshold if cfg.clips else None,
@@ -37,7 +40,7 @@ def loss_config(cfg: RLConfig) -> dict[str, float | str] | None:
         "beta": cfg.dro_beta if cfg.loss_fn == "dro" else None,
     }
     own = {name: value for name, value in given.items() if value is not None}
-    return {**own, **extensions(cfg)} or None
+    return {**own, **extensions(cfg, temperature)} or None
 
 
 async def train(
@@ -46,12 +49,14 @@ async def train(
     cfg: RLConfig,
     learning_rate: float,
     reference: Reference | None = None,
+    temperature: float = 1.0,
 ) -> Update:
-    """Train on a batch; with a KL term in the loss, towards a reference."""
+    """Train on a batch that was sampled at a temperature; with a KL term in the loss, towards a
+    reference."""
     try:
-        return await _train(client, datums, cfg, learning_rate, reference)
+        return await _train(client, datums, cfg, learning_rate, reference, temperature)
     except mint.RequestFailedError as error:
-        require_accepted(cfg, error)
+        require_accepted(cfg, error, temperature)
         raise
 
 
@@ -61,10 +66,11 @@ async def _train(
     cfg: RLConfig,
     learning_rate: float,
     reference: Reference | None,
+    temperature: float,
 ) -> Update:
     """Every request is on its way before the first answer is waited for."""
     loss_fn: Any = cfg.loss_fn
-    settings = loss_config(cfg)
+    settings = loss_config(cfg, temperature)
     found: dict[str, float] = {}
     batch = list(datums)
     if cfg.kl_loss_coef > 0:
@@ -86,15 +92,23 @@ async def _train(
         grad_clip_norm=cfg.grad_clip_norm,
     )
     waiting: list[Awaitable[Any]] = []
-    for _ in range(cfg.substeps):
-        for part in parts:
-            weighed = [scaled(datum, _share(cfg, len(parts))) for datum in part]
-            waiting.append(client.forward_backward(weighed, loss_fn, settings))
-            waiting.append(client.optim_step(adam))
+    passes = parts * cfg.substeps
+    for part in passes:
+        weighed = [scaled(datum, _share(cfg, len(parts))) for datum in part]
+        waiting.append(client.forward_backward(weighed, loss_fn, settings))
+        waiting.append(client.optim_step(adam))
     answers = await _all(waiting)
     losses, steps = answers[::2], answers[1::2]
-    require_known(cfg, losses)
-    first_D_T = [each for answer in losses[: len(parts)] for each in logprobs_of(answer)]
+    require_known(cfg, losses, temperature)
+    first = losses[: len(parts)]
+    first_D_T = [each for answer in first for each in logprobs_of(answer)]
+    entropy_D_T: list[Array] = []
+    if cfg.measures_entropy:
+        entropy_D_T = [each for answer in first for each in outputs_of(answer, "entropy")]
+        found["train/entropy"] = mean_over_tokens(batch, entropy_D_T)
+    if cfg.clips:
+        answered = zip(passes, map(logprobs_of, losses), strict=True)
+        found |= clipped_share(cfg, list(answered))
     if cfg.kl_loss_coef > 0:
         found |= kl_of(batch, first_D_T)
     if cfg.truncated_importance is None:
@@ -106,7 +120,7 @@ async def _train(
     found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
     found["train/updates"] = float(len(steps))
     found |= {"train/grad_norm": float(np.mean(known))} if known else {}
-    return Update(found, first_D_T if old is None else old)
+    return Update(found, first_D_T if old is None else old, entropy_D_T)
 
 
 def _correction(cfg: RLConfig) -> Correction:
@@ -144,9 +158,19 @@ async def _logprobs(future: Awaitable[types.ForwardBackwardOutput]) -> list[Arra
 
 def logprobs_of(output: types.ForwardBackwardOutput) -> list[Array]:
     """The trainer's logprob of every target token, for each datum."""
-    return [
-        np.asarray(result["logprobs"].data, dtype=np.float64) for result in output.loss_fn_outputs
-    ]
+    return outputs_of(output, "logprobs")
+
+
+def outputs_of(output: types.ForwardBackwardOutput, name: str) -> list[Array]:
+    """One of the arrays that the service returned for each datum."""
+    return [np.asarray(result[name].data, dtype=np.float64) for result in output.loss_fn_outputs]
+
+
+def mean_over_tokens(datums: Sequence[types.Datum], values_D_T: Sequence[Array]) -> float:
+    """The mean of values over the tokens that have a weight."""
+    pairs = zip(datums, values_D_T, strict=True)
+    found = np.concatenate([array[values(datum, "weights") != 0] for datum, array in pairs])
+    return float(found.mean()) if len(found) else 0.0
 
 
 def trained_tokens(datums: Sequence[types.Datum]) -> int:

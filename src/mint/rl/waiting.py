@@ -51,7 +51,10 @@ class Waiting:
     def _report_waiting(self) -> None:
         if not self.reported:
             self.reported = True
-            print("Interrupted: ending this step. Ctrl-C again leaves at once.", flush=True)
+            print(
+                "Interrupted: finishing this step. Press Ctrl-C again to stop immediately.",
+                flush=True,
+            )
 
     def run(
         self, work: Coroutine[Any, Any, Result], on_press: Callable[[], None] | None = None

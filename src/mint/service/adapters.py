@@ -50,7 +50,7 @@ class AdapterFiles:
         """Check an adapter's config and the shapes of its tensors. Raises UserError."""
         for name in (CONFIG, TENSORS):
             if not (folder / name).is_file():
-                raise UserError(f"There is no {name}, which every LoRA adapter in PEFT format has.")
+                raise UserError(f"{name} is missing, so this is not a LoRA adapter in PEFT format.")
         config = _read_config(folder / CONFIG)
         tensors = Tensors.open(folder / TENSORS)
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
@@ -88,7 +88,7 @@ class AdapterFiles:
         for key, entry in state.entries.items():
             match = _STATE_KEY.fullmatch(key)
             if match is None or int(match["index"]) >= len(names):
-                raise UserError(f"{OPTIMIZER}: {key[:100]} is no state of this adapter.")
+                raise UserError(f"{OPTIMIZER}: {key[:100]} does not belong to this adapter.")
             index, field = int(match["index"]), match["field"]
             wanted = () if field == "step" else self.tensors.entries[names[index]].shape
             if entry.shape != wanted or entry.dtype != "F32":
@@ -99,7 +99,7 @@ class AdapterFiles:
             _require_finite(state, key, least=-math.inf if field == "exp_avg" else 0.0)
             fields.setdefault(index, set()).add(field)
         if any(len(found) != 3 for found in fields.values()):
-            raise UserError(f"{OPTIMIZER} lacks a part of the state of some tensor.")
+            raise UserError(f"{OPTIMIZER} lacks part of the state of some tensors.")
 
 
 def mix(
@@ -145,7 +145,7 @@ def _stacked(
     pairs = [adapter.pair(layer) for adapter in adapters]
     shapes = {(pair[0].shape[1], pair[1].shape[0]) for pair in pairs if pair is not None}
     if len(shapes) != 1:
-        raise UserError(f"The adapters do not fit each other: {layer} has different sizes.")
+        raise UserError(f"The adapters are incompatible: {layer} has different sizes.")
     [(inputs, outputs)] = shapes
     blocks = []
     for adapter, factor, pair in zip(adapters, factors, pairs, strict=True):
@@ -165,7 +165,7 @@ def _read_config(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{CONFIG} is not valid JSON.") from error
     if not isinstance(config, dict):
-        raise UserError(f"{CONFIG} must hold keys and values.")
+        raise UserError(f"{CONFIG} must be a JSON object.")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if config.get("peft_type") != "LORA":
         raise UserError(f"{CONFIG}: peft_type must be LORA, not {config.get('peft_type')!r:.50}.")
@@ -186,7 +186,7 @@ def _layers(tensors: Tensors, rank: int) -> dict[str, tuple[str, str]]:
     for key, entry in tensors.entries.items():
         match = _KEY.fullmatch(key)
         if match is None:
-            raise UserError(f"{TENSORS}: {key[:200]} is no LoRA tensor in PEFT format.")
+            raise UserError(f"{TENSORS}: {key[:200]} is not a LoRA tensor in PEFT format.")
         across = 0 if match["part"] == "A" else 1
         if len(entry.shape) != 2 or entry.shape[across] != rank or 0 in entry.shape:
             raise UserError(
@@ -195,7 +195,7 @@ def _layers(tensors: Tensors, rank: int) -> dict[str, tuple[str, str]]:
             )
         found.setdefault(match["layer"], {})[match["part"]] = key
     if not found:
-        raise UserError(f"{TENSORS} has no tensor.")
+        raise UserError(f"{TENSORS} contains no tensors.")
     for layer, parts in found.items():
         if len(parts) != 2:
             raise UserError(f"{TENSORS}: {layer} has only one of lora_A and lora_B.")

@@ -9,11 +9,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, OperationalError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .dashboard import mount_dashboard
-from .errors import ApiError, UserError, log_hint, readable_os_error
+from .errors import ApiError, UserError, log_hint, readable_database_error, readable_os_error
 from .gauges import Gauges
 from .logs import REQUEST_ID, RequestLog
 from .requests import describe
@@ -27,13 +27,14 @@ from .routes import (
     tokenizers,
     training,
     transfers,
+    usage,
     weights,
 )
 from .service import Service
 from .visitors import Visitors
 
 log = logging.getLogger(__name__)
-_TINKER = (sessions, training, sampling, futures, transfers, weights, rest, tokenizers)
+_TINKER = (sessions, training, sampling, futures, transfers, weights, rest, tokenizers, usage)
 ROUTERS = (
     ("", health.router),
     ("/v1", openai.router),
@@ -67,6 +68,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(OSError, _disk_error)
     app.add_exception_handler(OperationalError, _database_error)
+    app.add_exception_handler(DataError, _unstorable)
     app.add_exception_handler(Exception, _unexpected_error)
     return app
 
@@ -90,11 +92,13 @@ async def _disk_error(request: Request, error: Any) -> JSONResponse:
 
 async def _database_error(request: Request, error: Any) -> JSONResponse:
     log.error("request %s failed in the database: %s", request.url.path, error.orig)
-    text = (
-        f"The service's database does not take this request now: {error.orig}. Its disk may be "
-        "full or read-only: make room or fix its permissions, then send the request again."
-    )
-    return JSONResponse({"detail": text}, 503)
+    return JSONResponse({"detail": readable_database_error(error)}, 503)
+
+
+async def _unstorable(_: Request, error: Any) -> JSONResponse:
+    """A value that PostgreSQL does not store or compare, such as a text with a NUL in it."""
+    text = f"A value of this request cannot be stored: {error.orig}. Correct it and send it again."
+    return JSONResponse({"detail": text}, 400)
 
 
 async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:

@@ -97,7 +97,7 @@ def _unpack(packed: tarfile.TarFile, folder: Path, limit: int) -> None:
             raise UserError(f"The archive has more than {_MAX_MEMBERS} entries.")
         left -= member.size
         if left < 0 or member.size < 0:
-            raise UserError(f"The archive opens to more than {limit} bytes.")
+            raise UserError(f"The archive unpacks to more than {limit} bytes.")
         name = _checked_name(member)
         if name not in _FILES:
             continue

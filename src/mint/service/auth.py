@@ -74,8 +74,8 @@ class Auth:
         if self._settings.is_loopback or self._only_key or self._store.active_keys():
             return
         raise SystemExit(
-            f"mint serve: {self._settings.host} can be reached from other machines and no API key "
-            "exists, so anybody could use this service.\n"
+            f"mint serve: {self._settings.host} is reachable from other machines and no API key "
+            "exists, so anyone could use this service.\n"
             f"Create one first:  mint keys create --home {self._settings.home}\n"
             "or serve this machine only:  mint serve --host 127.0.0.1"
         )
@@ -167,7 +167,7 @@ class Auth:
 def _refused(why: str = "The API key is not accepted by this service.") -> ApiError:
     return ApiError(
         401,
-        f"{why} Pass a key that was made with `mint keys create`, as api_key= or in MINT_API_KEY "
+        f"{why} Pass a key from `mint keys create`, as api_key= or in MINT_API_KEY "
         "(TINKER_API_KEY).",
     )
 

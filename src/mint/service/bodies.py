@@ -41,7 +41,7 @@ def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:
                 opened += piece
                 if len(opened) > limit:
                     raise BadBody(
-                        f"The zstd body opens to more than {limit} bytes. Send fewer datums.",
+                        f"The zstd body unpacks to more than {limit} bytes. Send fewer datums.",
                         bytes(opened[: 1 << 16]),
                     )
     except zstandard.ZstdError as error:

@@ -41,7 +41,7 @@ def run_folder_name(run_id: str) -> str:
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise UserError(
-            f"{name[:200]!r} cannot be the name of a checkpoint. Use 1 to 128 letters, digits, "
+            f"{name[:200]!r} is not a valid checkpoint name. Use 1 to 128 letters, digits, "
             "dots, underscores or hyphens, and no dot at the start, for example 'step-100'."
         )
     return name
@@ -65,8 +65,8 @@ class CheckpointPath:
         parts = rest.split("/")
         if scheme not in ("tinker", "mint") or len(parts) != 3 or parts[1] not in KINDS:
             raise UserError(
-                f"{text[:200]!r} is not a checkpoint path. It looks like "
-                "tinker://<run id>/weights/<name> or tinker://<run id>/sampler_weights/<name>; "
+                f"{text[:200]!r} is not a checkpoint path. A path looks like tinker://<run "
+                "id>/weights/<name> or tinker://<run id>/sampler_weights/<name>; "
                 "`mint checkpoints list` shows yours."
             )
         run_folder_name(parts[0])
@@ -128,7 +128,7 @@ class Checkpoints:
         if row is None:
             raise UserError(
                 f"There is no checkpoint {path.uri} for this API key. `mint checkpoints list` "
-                "shows yours, as list_user_checkpoints() does in Python; an expired one is gone."
+                "shows yours, as list_user_checkpoints() does in Python; expired ones are deleted."
             )
         return path, row
 
@@ -146,7 +146,7 @@ class Checkpoints:
         is_own_retry = row is not None and row.seq_id == new.seq_id
         if row is not None and not new.overwrite and not is_own_retry:
             raise UserError(
-                f"The checkpoint {new.path.uri} exists already. Choose another name, or pass "
+                f"The checkpoint {new.path.uri} already exists. Choose another name, or pass "
                 "overwrite=True to replace it."
             )
         draft = self.folder(new.path).with_name(f".draft-{uuid.uuid4().hex}")
@@ -182,9 +182,21 @@ class Checkpoints:
         sync_folder(draft)
         with self._publishing:
             self.check_quota(run, new.path, row.size_bytes)
-            _swap_in(draft, self.folder(new.path))
-            self._store.put_checkpoint(row)
+            self._put(row, draft)
+        self.discard(draft)
         return row
+
+    def _put(self, row: CheckpointRow, draft: Path) -> None:
+        """Let files and row be those of the draft; if either fails, both are as before."""
+        final = self.folder_of(row)
+        _swap_in(draft, final)
+        try:
+            for folder in list(final.parents)[:4]:  # up to the home folder: some may be new
+                sync(folder)
+            self._store.put_checkpoint(row)
+        except Exception:
+            _swap_out(final, draft)
+            raise
 
     def check_quota(self, run: RunRow, path: CheckpointPath, size: int = 0) -> None:
         """Raise UserError if a run's key may not have another checkpoint of this size."""
@@ -275,7 +287,7 @@ def _description(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise FilesDamaged(
             f"A checkpoint's {file.name} is damaged, so its other files cannot be checked and were "
-            "not loaded. Use another checkpoint, or put this one back from a backup."
+            "not loaded. Use another checkpoint, or restore this one from a backup."
         ) from error
     except FileNotFoundError:
         return {}
@@ -283,14 +295,19 @@ def _description(file: Path) -> dict[str, Any]:
 
 
 def _swap_in(draft: Path, final: Path) -> None:
-    """Rename over what is there. The old folder keeps existing until the new one has its name."""
+    """Give a draft its name; what had the name before is the draft then."""
     if not final.exists():
         draft.rename(final)
     else:
         _exchange(draft, final)
-        shutil.rmtree(draft, ignore_errors=True)
-    for folder in list(final.parents)[:4]:  # up to the home folder: some of them may be new
-        sync(folder)
+
+
+def _swap_out(final: Path, draft: Path) -> None:
+    """Undo :func:`_swap_in`."""
+    if draft.exists():
+        _exchange(draft, final)
+    else:
+        final.rename(draft)
 
 
 def _exchange(one: Path, other: Path) -> None:

@@ -79,8 +79,8 @@ def _decode_protobuf_request(body: bytes) -> ForwardBackward:
         message = wire.ForwardBackwardRequest.FromString(body)
     except DecodeError as error:
         raise UserError(
-            "The request is not a valid ForwardBackwardRequest message; it may have been cut "
-            "on its way. Send it again."
+            "The request is not a valid ForwardBackwardRequest message; it may have been "
+            "truncated. Send it again."
         ) from error
     cells = CellBudget()
     data = [_decode_protobuf_datum(i, datum, cells) for i, datum in enumerate(message.data)]
@@ -107,7 +107,7 @@ def _decode_protobuf_datum(index: int, datum: Any, cells: CellBudget) -> Datum:
 def _decode_protobuf_tensor(tensor: Any, where: str, cells: CellBudget) -> NDArray[Any]:
     dtype = _NUMPY_OF_WIRE.get(tensor.dtype)
     if dtype is None:
-        raise UserError(f"{where} has no dtype this service knows; send float32 or int64.")
+        raise UserError(f"{where} has an unsupported dtype; send float32 or int64.")
     shape = list(tensor.shape)
     if tensor.WhichOneof("encoding") == "sparse_csr":
         csr = tensor.sparse_csr
@@ -143,7 +143,7 @@ def _decode_json_request(body: bytes, forward_only: bool) -> ForwardBackward:
     ]
     config = _expect(request.get("loss_fn_config") or {}, dict, "loss_fn_config")
     if not all(isinstance(value, int | float | str) for value in config.values()):
-        raise UserError("loss_fn_config must map names to numbers or texts.")
+        raise UserError("loss_fn_config must map names to numbers or strings.")
     return ForwardBackward(
         data, _expect(request.get("loss_fn"), str, f"{key}.loss_fn"), config, forward_only
     )

@@ -152,10 +152,10 @@ def read_file(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} must hold keys and values, such as `port: 8000`.")
+        raise ConfigurationError(f"{path} must be a mapping, such as `port: 8000`.")
     for key in _NO_VARIABLE:
         if key in content:
-            raise ConfigurationError(f"{path}: {key} cannot be set in a file. Take it out.")
+            raise ConfigurationError(f"{path}: {key} cannot be set in a file. Remove it.")
     return {str(key): value for key, value in content.items() if value is not None}
 
 

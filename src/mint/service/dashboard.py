@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,15 @@ class Dashboard:
         from mint.watch.server import Watch, create_app
 
         folders = [Path(self._service.settings.runs).expanduser().absolute()]
-        watch = Watch(Library(folders), service=self._status, may_read=self._may_read_runs)
+        library = Library(folders, more=self._trained_here)
+        watch = Watch(library, service=self._status, may_read=self._may_read_runs)
         return create_app(watch, hosts=() if self._service.settings.is_loopback else None)
+
+    def _trained_here(self) -> list[Path]:
+        """Run directories that the local user's newest training runs say they write to."""
+        rows, _ = self._service.store.page(RunRow, LOCAL_USER, _MOST_ROWS, 0)
+        named = (row.user_metadata.get("run_dir") for row in rows)
+        return [Path(each) for each in named if isinstance(each, str) and os.path.isabs(each)]
 
     async def _may_read_runs(self, request: Request) -> bool:
         """Run directories are files of the one who started the service: only that user sees them,

@@ -111,8 +111,8 @@ class Decoder:
             if self._pool is pool:
                 self._pool = None
             raise UserError(
-                "The request could not be decoded: the process that did it ended, probably for "
-                "lack of memory. Send fewer datums at once."
+                "The request could not be decoded: the decoding process died, probably out of "
+                "memory. Send fewer datums at once."
             ) from error
 
     def close(self) -> None:

@@ -194,12 +194,12 @@ class EngineProcess:
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
             if code == -signal.SIGKILL:
-                how += " (often the machine's memory ran out)"
+                how += " (often because the machine ran out of memory)"
         elif code:
             how = f"ended with status {code}"
         return EngineDied(
-            f"The engine of {self.name} {how}. It starts again on the next request. "
-            f"Its log is {self.log_file}."
+            f"The engine of {self.name} {how}. It restarts at the next request. Its log is "
+            f"{self.log_file}."
         )
 
 

@@ -97,7 +97,7 @@ class Engines:
         task = self._folders.get(base_model)
         if task is None or (task.done() and not _succeeded(task)):
             if self._looking_up >= MAX_LOOK_UPS:
-                raise ApiError(429, "Too many models are being looked for. Try again later.")
+                raise ApiError(429, "Too many model lookups are in progress. Try again later.")
             self._looking_up += 1
             task = asyncio.create_task(self._look_up(base_model))
             self._folders[base_model] = task
@@ -112,7 +112,8 @@ class Engines:
                 raise
             raise UserError(
                 f"There is no model of this name: {base_model[:40]}… has {len(base_model)} "
-                "characters, more than a file's name can. `mint models list` shows what is there."
+                "characters, more than a file's name can. `mint models list` shows the available "
+                "models."
             ) from error
 
     async def _look_up(self, base_model: str) -> Path:
@@ -138,7 +139,7 @@ class Engines:
             await self._tell_waiters()
 
     async def get(self, base_model: str) -> EngineProcess:
-        """Load a base model, if it is not; it may be unloaded again when nobody uses it."""
+        """Load a base model, if it is not; it may be unloaded again when it is idle."""
         async with self.using(base_model) as engine:
             return engine
 
@@ -217,8 +218,8 @@ class Engines:
         budget = int(self._settings.memory_gb * GB)
         if needed > budget:
             raise UserError(
-                f"{base_model} needs about {needed / GB:.1f} GB, and this service may use "
-                f"{self._settings.memory_gb:g} GB for models. Raise memory_gb, or take a smaller "
+                f"{base_model} needs about {needed / GB:.1f} GB, but this service may use only "
+                f"{self._settings.memory_gb:g} GB for models. Raise memory_gb, or use a smaller "
                 "model."
             )
         deadline = time.monotonic() + self._settings.load_limit_s
@@ -229,15 +230,16 @@ class Engines:
             elif not await self._wait_for_change(deadline - time.monotonic()):
                 busy = ", ".join(slot.name for slot in self._slots.values())
                 raise EngineDied(
-                    f"{base_model} was not loaded: others used the memory of "
-                    f"{self._settings.memory_gb:g} GB all the time ({busy}). Try again later."
+                    f"{base_model} was not loaded: other models were using the "
+                    f"{self._settings.memory_gb:g} GB of memory the whole time ({busy}). Try "
+                    "again later."
                 )
 
     def _used_bytes(self) -> int:
         return sum(slot.size for slot in self._slots.values() if not slot.is_over)
 
     async def unload_idle(self) -> None:
-        """End the engines that nobody has used for a while."""
+        """End the engines that were idle for a while."""
         cutoff = time.monotonic() - self._settings.model_idle_s
         for slot in list(self._slots.values()):
             if slot.is_idle and slot.used_at < cutoff and slot.name not in self._settings.models:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import errno
 import os
 
+from sqlalchemy.exc import OperationalError
+
 from mint.engine.messages import UserError
 
-__all__ = ["ApiError", "EngineDied", "UserError", "log_hint", "not_found", "readable_os_error"]
+__all__ = [
+    "ApiError",
+    "EngineDied",
+    "UserError",
+    "log_hint",
+    "not_found",
+    "readable_database_error",
+    "readable_os_error",
+]
 
 
 class ApiError(Exception):
@@ -38,8 +48,17 @@ def readable_os_error(error: OSError, doing: str) -> str:
     """A sentence about a failed file operation, with what to do when the disk is full."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return (
-            f"The disk of the service is full, so {doing} failed. Nothing that was saved before "
-            "is lost. Free some space (for example delete old checkpoints) and try again."
+            f"The disk of the service is full, so {doing} failed. Everything saved earlier is "
+            "intact. Free some space (for example, delete old checkpoints) and try again."
         )
     where = f" ({error.filename})" if error.filename else ""
     return f"{doing[0].upper()}{doing[1:]} failed: {error.strerror or error}{where}."
+
+
+def readable_database_error(error: OperationalError) -> str:
+    """A sentence about a database that does not answer, with what to do about it."""
+    why = str(error.orig).splitlines()[0]
+    return (
+        f"The service's database failed: {why}. It may be down, or its disk full or "
+        "read-only. Start it, free space or fix its permissions, then try again."
+    )

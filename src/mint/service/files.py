@@ -57,8 +57,8 @@ def verify(folder: Path, wanted: Mapping[str, str], what: str) -> None:
         if found != checksum:
             raise FilesDamaged(
                 f"{what} is damaged: {name} is {'missing' if found == 'missing' else 'changed'} "
-                "since it was saved. Nothing was loaded, and the files were left as they are. Use "
-                "another checkpoint, or put this one back from a backup, and check the disk."
+                "since it was saved. Nothing was loaded, and the files were not touched. Use "
+                "another checkpoint, or restore this one from a backup, and check the disk."
             )
 
 

@@ -17,8 +17,11 @@ from .service import Service
 _ANSWER_WITHIN_S = 0.2
 _OF_MEMORY = {
     "cache_tokens_used": "Tokens in the key-value cache.",
-    "cache_tokens_kept": "Tokens in the key-value cache that are kept for prompts to come.",
-    "cache_tokens_capacity": "Tokens that the key-value cache may hold.",
+    "cache_tokens_kept": "Tokens in the key-value cache that are kept for later prompts.",
+    "cache_tokens_capacity": "Capacity of the key-value cache, in tokens.",
+    "device_bytes_used": "GPU memory used by the engine.",
+    "device_bytes_capacity": "Total GPU memory.",
+    "process_bytes": "Memory of the engine's process.",
     "runs_resident": "Training runs whose adapter is in memory.",
     "samplers_resident": "Samplers whose adapter is in memory.",
 }
@@ -43,10 +46,7 @@ class Gauges:
     async def memory(self) -> dict[EngineProcess, dict[str, float]]:
         """Return what each loaded engine holds, as far as it has answered."""
         await self._ask_engines()
-        return {
-            engine: {**found, "process_bytes": float(engine.resident_bytes)}
-            for engine, found in self._memory.items()
-        }
+        return dict(self._memory)
 
     async def _ask_engines(self) -> None:
         engines = self._service.engines.loaded()
@@ -60,14 +60,17 @@ class Gauges:
 
     async def _ask(self, engine: EngineProcess) -> None:
         try:
-            self._memory[engine] = await engine.call("memory")
+            found = await engine.call("memory")
+            self._memory[engine] = {**found, "process_bytes": float(engine.resident_bytes)}
         except Exception:  # counted already, and the next scrape asks again
             self._memory.pop(engine, None)
 
     def _families(self) -> Iterable[GaugeMetricFamily]:
         service = self._service
         depth = GaugeMetricFamily(
-            "mint_queue_depth", "Accepted and not yet answered, by kind.", labels=["kind"]
+            "mint_queue_depth",
+            "Operations accepted and not yet answered, by kind.",
+            labels=["kind"],
         )
         depth.add_metric(["operations"], service.runs.waiting)
         depth.add_metric(["samples"], service.samplers.waiting)

@@ -246,10 +246,10 @@ class Journal:
 
     def _damaged(self, at: int, how: str) -> JournalDamaged:
         return JournalDamaged(
-            f"The journal of this run is damaged at byte {at} ({how}), so the run is not opened: "
-            f"going on would lose operations that were acknowledged. The file is kept unchanged "
-            f"as runs/{self.folder.name}/{self._path.name} in the home folder. Put back a copy of "
-            "it from a backup, or start a new run from the last checkpoint with "
+            f"The journal of this run is damaged at byte {at} ({how}), so the run was not opened: "
+            "continuing would lose acknowledged operations. The file is kept unchanged "
+            f"as runs/{self.folder.name}/{self._path.name} in the home folder. Restore it from a "
+            "backup, or start a new run from the last checkpoint with "
             "create_training_client_from_state_with_optimizer(). Check the disk."
         )
 

@@ -58,13 +58,13 @@ class Links:
         """The link of a token. Raises ApiError 403 unless this service made it and it is fresh."""
         payload, _, signature = token.partition(".")
         if not hmac.compare_digest(signature.encode(), self._signature(payload).encode()):
-            raise ApiError(403, "The link is not one of this service's. Ask for a new one.")
+            raise ApiError(403, "The link was not issued by this service. Request a new one.")
         try:
             link = Link(**json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
         except (binascii.Error, ValueError, TypeError) as error:
-            raise ApiError(403, "The link is damaged. Ask for a new one.") from error
+            raise ApiError(403, "The link is malformed. Request a new one.") from error
         if link.expires < time.time():
-            raise ApiError(403, "The link has expired. Ask for a new one.")
+            raise ApiError(403, "The link has expired. Request a new one.")
         return link
 
     def _signature(self, payload: str) -> str:

@@ -21,7 +21,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 REGISTRY = CollectorRegistry()
 OPERATION_SECONDS = Histogram(
     "mint_operation_seconds",
-    "Time from asking an engine for an operation to its answer.",
+    "Time from sending an operation to an engine to its result.",
     ["operation"],
     buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
     registry=REGISTRY,
@@ -32,9 +32,11 @@ ERRORS = Counter(
     ["operation", "kind"],
     registry=REGISTRY,
 )
-TOKENS_SAMPLED = Counter("mint_tokens_sampled", "Tokens that were generated.", registry=REGISTRY)
+TOKENS_SAMPLED = Counter("mint_tokens_sampled", "Generated tokens.", registry=REGISTRY)
 TOKENS_TRAINED = Counter(
-    "mint_tokens_trained", "Tokens of data that went forward and backward.", registry=REGISTRY
+    "mint_tokens_trained",
+    "Tokens of training data processed forward and backward.",
+    registry=REGISTRY,
 )
 HTTP_REQUESTS = Counter(
     "mint_http_requests",

@@ -40,6 +40,7 @@ class Done:
 
     answers: list[Answer]
     result: dict[str, Any] | None = None
+    tokens: int = 0
 
     @classmethod
     def json(cls, result: dict[str, Any]) -> Done:
@@ -97,7 +98,8 @@ class Operations:
         encoded = await asyncio.to_thread(
             lambda: [codec.encode_forward_backward(result) for result in results]
         )
-        return Done([Answer.protobuf(body) for body in encoded])
+        tokens = sum(len(datum.tokens) for operation in operations for datum in operation.data)
+        return Done([Answer.protobuf(body) for body in encoded], tokens=tokens)
 
     async def _reverse_kl(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
         request = await asyncio.to_thread(requests.parse, requests.ReverseKl, body)
@@ -112,7 +114,9 @@ class Operations:
         )
         outputs = [{"loss": {"data": [x], "shape": [1], "dtype": "float32"}} for x in losses]
         kind = "mint_forward_backward_reverse_kl"
-        return Done.json({"outputs": outputs, "metrics": metrics, "type": kind})
+        result = {"outputs": outputs, "metrics": metrics, "type": kind}
+        tokens = sum(len(datum.student) for datum in data)
+        return Done([Answer.json(result)], result, tokens)
 
     async def _optim_step(self, engine: EngineProcess, body: bytes) -> Done:
         params = requests.parse(requests.OptimStep, body).to_engine()
@@ -198,7 +202,7 @@ def check_optimizer_of(path: CheckpointPath, wanted: bool) -> None:
     """Raises UserError when an optimizer is to be loaded from where there is none."""
     if wanted and path.kind != TRAINING:
         raise UserError(
-            f"{path.uri} holds weights for sampling, without an optimizer. Load a "
+            f"{path.uri} contains weights for sampling, without optimizer state. Load a "
             f"tinker://…/{TRAINING}/… checkpoint, which save_state() makes, or only the weights "
             "of this one (optimizer=False)."
         )

@@ -13,6 +13,7 @@ from .quotas import Quota
 from .sessions import Sessions
 from .settings import Settings
 from .store import Store
+from .usage import Usage
 
 
 @dataclass(frozen=True)
@@ -26,4 +27,5 @@ class Parts:
     engines: Engines
     checkpoints: Checkpoints
     decoder: Decoder
+    usage: Usage
     quota_of: Callable[[str], Quota]

@@ -57,8 +57,9 @@ def read_json(body: bytes) -> Any:
         return from_json(body)
     except ValueError as error:
         raise UserError(
-            f"The request is not valid JSON: {error}. It must be UTF-8, and its \\u escapes whole "
-            "characters (\\ud800 alone is half of one). Correct the request and send it again."
+            f"The request is not valid JSON: {error}. It must be UTF-8, and its \\u escapes must "
+            "form whole characters (\\ud800 alone is half of one). Correct the request and send "
+            "it again."
         ) from error
 
 
@@ -75,15 +76,24 @@ def describe(faults: list[Any]) -> str:
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+def _without_nul(texts: dict[str, str]) -> dict[str, str]:
+    if "\0" in "".join((*texts, *texts.values())):
+        raise ValueError("has a NUL character, which cannot be stored")
+    return texts
+
+
 Texts = Annotated[
     dict[str, str],
     BeforeValidator(lambda d: {k: str(v) for k, v in d.items()} if isinstance(d, dict) else d),
+    AfterValidator(_without_nul),
 ]
 Ttl = Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S)]
 Temperature = Annotated[NotNegative, AfterValidator(lambda t: t if t >= MIN_TEMPERATURE else 0.0)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 TopK = Annotated[int, Field(ge=-1), AfterValidator(lambda k: k if k <= MAX_TOP_K else -1)]
-"""How many of the likeliest tokens to choose from: -1, 0 and more than there are mean all."""
+"""How many of the most likely tokens to sample from: -1, 0 and more than there are mean all."""
 
 
 # ---- sessions ----------------------------------------------------------------------------------
@@ -191,7 +201,7 @@ class SaveWeightsExternal(Request):
     def _refuse_encryption(self) -> SaveWeightsExternal:
         if self.age_encryption_recipients:
             raise ValueError(
-                "age_encryption_recipients is not supported: files are exported as they are"
+                "age_encryption_recipients is not supported: exported files are not encrypted"
             )
         return self
 
@@ -203,8 +213,8 @@ class ReadsWeights(Request):
     def _refuse_tokens(self) -> ReadsWeights:
         if self.weights_access_token is not None:
             raise ValueError(
-                "weights_access_token is not supported; use the owner's API key, or let the owner "
-                "publish the checkpoint"
+                "weights_access_token is not supported; use the owner's API key, or ask the owner "
+                "to publish the checkpoint"
             )
         return self
 
@@ -234,9 +244,9 @@ class CopyWeights(ReadsWeights):
     @model_validator(mode="after")
     def _one_destination(self) -> CopyWeights:
         if (self.session_id is None) != (self.model_seq_id is None):
-            raise ValueError("session_id and model_seq_id belong together: give both or neither")
+            raise ValueError("session_id and model_seq_id belong together: set both or neither")
         if (self.session_id is None) == (self.destination_project_id is None):
-            raise ValueError("give destination_project_id, or session_id with model_seq_id")
+            raise ValueError("set destination_project_id, or session_id with model_seq_id")
         return self
 
 
@@ -257,7 +267,7 @@ class Interpolate(Request):
         if len(self.coefficients) != len(self.source_paths):
             raise ValueError(
                 f"coefficients has {len(self.coefficients)} numbers for the "
-                f"{len(self.source_paths)} source_paths; give one for each"
+                f"{len(self.source_paths)} source_paths; pass one for each"
             )
         return self
 
@@ -293,7 +303,7 @@ class SamplingParams(Request):
 
     def stops(self) -> list[str] | list[int] | None:
         if self.stop_token_ids is not None and self.stop is not None:
-            raise UserError("Give stop or stop_token_ids, not both.")
+            raise UserError("Set stop or stop_token_ids, not both.")
         if self.stop_token_ids is not None:
             return self.stop_token_ids
         return [self.stop] if isinstance(self.stop, str) else self.stop
@@ -359,7 +369,7 @@ class Sample(Request):
             raise UserError("prompt_logprobs_last_n needs prompt_logprobs=true as well.")
         if self.sampling_session_id is None:
             raise UserError(
-                "sampling_session_id is missing. Make one with create_sampling_session first."
+                "sampling_session_id is missing. Create one with create_sampling_session first."
             )
 
 

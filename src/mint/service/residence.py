@@ -147,7 +147,7 @@ class Residence:
         await asyncio.to_thread(write)
 
     async def maybe_snapshot(self, kind: str, first: int) -> None:
-        """Cut the journal when replaying it would take long. Only between gradient and gradient."""
+        """Cut a journal that is long to replay, only when no gradients are accumulated."""
         is_long = (
             self._work_s >= self._settings.snapshot_after_s
             or self._journal.size >= self._settings.snapshot_after_bytes
@@ -156,7 +156,7 @@ class Residence:
             await self.snapshot(first)
 
     async def snapshot(self, first: int) -> None:
-        """Save the run as it is before operation ``first``; on failure the journal goes on."""
+        """Save the run as it is before operation ``first``; on failure the journal continues."""
         if self._engine is None or not self.gradients.is_clear or not self._journal.outcomes:
             return
         folder: Path | None = None

@@ -15,8 +15,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sqlalchemy.exc import OperationalError
+
 from .engine_process import EngineProcess
-from .errors import ApiError, EngineDied, UserError, log_hint, readable_os_error
+from .errors import (
+    ApiError,
+    EngineDied,
+    UserError,
+    log_hint,
+    readable_database_error,
+    readable_os_error,
+)
 from .futures import Answer, Category, Pending
 from .journal import Journal, Outcome
 from .operations import Done
@@ -31,6 +40,8 @@ MAX_WAITING = 10_000
 MAX_DEATHS, MAX_FAILED_STARTS = 3, 6
 """How often a worker may die under one operation, and before the operation began."""
 RETRY_RESTORE_S = 30.0
+DATABASE_WAIT_S = 60.0
+"""How long an operation waits for a database that does not answer."""
 T = TypeVar("T")
 
 
@@ -42,6 +53,7 @@ class Run:
         self._journal = journal
         self._settings = parts.settings
         self._futures = parts.futures
+        self._usage = parts.usage
         self._residence = Residence(row, journal, parts, samplers)
         done = (n for outcome in journal.outcomes for n in outcome.seq_ids)
         self._stream = Stream(journal.next, [*journal.taken, *done])
@@ -152,9 +164,9 @@ class Run:
     def why_waiting(self, seq_id: int = 0) -> Pending | None:
         """What an unfinished operation of this run waits for; None while it is carried out."""
         if (gap := self._stream.gap) is not None:
-            return Pending(f"operation {gap} of this run has not arrived, and others wait for it")
+            return Pending(f"waiting for operation {gap} of this run, which has not arrived")
         if self._trouble is not None:
-            return Pending(f"the run could not be restored yet and is tried again: {self._trouble}")
+            return Pending(f"the run could not be restored; retrying: {self._trouble}")
         if (why := self._residence.why_waiting()) is not None:
             return Pending(why)
         before = seq_id - self._stream.next + self._turn.locked()
@@ -209,11 +221,16 @@ class Run:
         except OSError as error:
             text = readable_os_error(error, f"{kind} of {self.row.id}")
             outcome = Outcome(kind, seq_ids, text, "server")
+        except OperationalError as error:
+            text = f"{kind} failed. {readable_database_error(error)}"
+            outcome = Outcome(kind, seq_ids, text, "server")
         except Exception as error:
             outcome = Outcome(kind, seq_ids, self._unexpected(kind, error), "server")
         await self._close(outcome, done)
         if done is not None:
             self._trouble = None
+            counted = "prompt_tokens" if kind == "forward" else "tokens_trained"
+            self._usage.add(self.row.key, self.row.id, **{counted: done.tokens})
             await self._residence.maybe_snapshot(kind, self._stream.next)
 
     async def _perform(self, kind: str, group: list[Operation]) -> Done:
@@ -230,9 +247,11 @@ class Run:
         """Do something in the engine; when the worker dies, restore the run and try again.
 
         An operation under which a worker died too often is the cause of it and fails. A worker that
-        dies while the run is restored, or does not start, has more attempts.
+        dies while the run is restored, or does not start, has more attempts. A database that does
+        not answer is waited for.
         """
         deaths = failed_starts = 0
+        deadline = time.monotonic() + DATABASE_WAIT_S
         while True:
             try:
                 return await work()
@@ -240,10 +259,16 @@ class Run:
                 is_start = isinstance(died, DiedRestoring)
                 failed_starts, deaths = failed_starts + is_start, deaths + (not is_start)
                 if deaths >= MAX_DEATHS or failed_starts >= MAX_FAILED_STARTS:
-                    often = f"This happened {deaths + failed_starts} times; it is not tried again."
+                    times = deaths + failed_starts
+                    often = f"This happened {times} times; the operation is not retried."
                     raise EngineDied(f"{died} {often}") from died
-                log.warning("%s of %s is tried again: %s", what, self.row.id, died)
+                log.warning("retrying %s of %s: %s", what, self.row.id, died)
                 await asyncio.sleep(min(0.05 * 2 ** (deaths + failed_starts), 2.0))
+            except OperationalError as error:
+                if time.monotonic() > deadline:
+                    raise
+                log.warning("%s of %s is tried again: %s", what, self.row.id, error.orig)
+                await asyncio.sleep(1.0)
 
     async def _close(self, outcome: Outcome, done: Done | None) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)
@@ -297,8 +322,8 @@ class Run:
             self._retry_at = time.monotonic() + RETRY_RESTORE_S
         except Exception as error:
             text = (
-                f"The run could not be restored: {error} (This operation had been carried out. "
-                "Do not send it again.)"
+                f"The run could not be restored: {error} (This operation was already executed. Do "
+                "not send it again.)"
             )
             log.exception("%s could not be restored", self.row.id)
             for seq_id in [0, *(n for outcome in self._journal.outcomes for n in outcome.seq_ids)]:
@@ -352,5 +377,5 @@ def _together(group: list[Operation], text: str) -> str:
     first, last = group[0].seq_id, group[-1].seq_id
     return (
         f"{text} (Operations {first} to {last} arrived together as parts of one batch, so none of "
-        "their gradients was kept.)"
+        "their gradients were kept.)"
     )

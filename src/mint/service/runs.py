@@ -191,17 +191,17 @@ class Runs:
         if not self._folder(run_id).exists():
             raise ApiError(
                 404,
-                f"The run {run_id} cannot be trained: it only holds checkpoints that were copied "
-                "or uploaded, or its state was deleted because nobody used it for "
-                f"{self._settings.run_kept_s / 86400:.0f} days. Its checkpoints are still there: "
-                "create_training_client_from_state() makes a new run from one.",
+                f"The run {run_id} cannot be trained: it contains only copied or uploaded "
+                "checkpoints, or its state was deleted because it was unused for "
+                f"{self._settings.run_kept_s / 86400:.0f} days. Its checkpoints are kept: "
+                "create_training_client_from_state() creates a new run from one.",
             )
         if (self._folder(run_id) / _UNLOADED).exists():
             raise ApiError(
                 404,
-                f"The run {run_id} was unloaded with unload_model, so it takes no more operations. "
+                f"The run {run_id} was unloaded with unload_model and accepts no more operations. "
                 "Its checkpoints are kept (`mint checkpoints list --run` shows them): "
-                "create_training_client_from_state_with_optimizer() makes a new run from one.",
+                "create_training_client_from_state_with_optimizer() creates a new run from one.",
             )
         try:
             journal = await asyncio.to_thread(Journal, self._folder(run_id))
@@ -209,7 +209,7 @@ class Runs:
             raise ApiError(
                 400,
                 f"The run {run_id} is in use by another mint service with the same home folder. "
-                "Talk to that service, or end it first.",
+                "Use that service, or stop it first.",
             ) from None
         except JournalDamaged as error:
             log.error("%s: %s", run_id, error)
@@ -261,7 +261,7 @@ class Runs:
             await run.prepare_to_leave(engine)
 
     def delete_forgotten(self) -> None:
-        """Remove the journals and snapshots of runs that nobody has used for long."""
+        """Remove the journals and snapshots of runs that were unused for long."""
         for folder in (self._settings.home / "runs").glob("*"):
             changed = max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir()))
             idle = self._idleness.seconds(f"run {folder.name}", str(changed))

@@ -47,6 +47,7 @@ class Samplers:
         self._samplers: dict[str, Sampler] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sampling: dict[str, asyncio.Task[None]] = {}
+        self._usage = parts.usage
         self._quota_of = parts.quota_of
         self._queue = WaitingSamples()
         self._outstanding = Outstanding(parts.settings.max_outstanding_samples)
@@ -80,7 +81,7 @@ class Samplers:
                 user=found.user,
             )
         if base_model is None:
-            raise UserError("Give base_model or model_path, to say what to sample from.")
+            raise UserError("Set base_model or model_path to choose what to sample from.")
         await self._engines.locate(base_model)
         return SamplerRow(base_model=base_model, user="")
 
@@ -117,8 +118,8 @@ class Samplers:
         row = await asyncio.to_thread(self._store.add_once, row, sampler_id)
         if (row.run_id, row.seq_id) != (run.id, seq_id):
             raise UserError(
-                f"There is a sampler {sampler_id} already, and samplers never change. Use another "
-                "sampling_session_seq_id."
+                f"The sampler {sampler_id} already exists, and samplers cannot be changed. Use "
+                "another sampling_session_seq_id."
             )
         sampler = self._samplers.setdefault(sampler_id, Sampler(row))
         await self.weights.freeze(sampler, engine)
@@ -209,7 +210,7 @@ class Samplers:
             if row is not None:
                 sampler = self._samplers.setdefault(sampler_id, Sampler(row))
         if sampler is None or sampler.row.user != user or sampler.row.session_id == "named":
-            raise not_found("sampler", sampler_id, "Make one with create_sampling_client().")
+            raise not_found("sampler", sampler_id, "Create one with create_sampling_client().")
         self._sessions.saw(sampler.row.session_id, user)
         return sampler
 
@@ -285,7 +286,7 @@ class Samplers:
         try:
             answer = await self._answer(sampler, request, targets, place)
         except asyncio.CancelledError:
-            answer = Answer.failure("This sample was cancelled before it was done.", "user")
+            answer = Answer.failure("This sample was cancelled before it was finished.", "user")
         finally:
             self._sampling.pop(request_id, None)
         self._futures.finish(request_id, answer)
@@ -317,11 +318,19 @@ class Samplers:
                 on_tokens(tokens)
 
         try:
-            return await self._try_sample(sampler, request, hear)
+            result = await self._try_sample(sampler, request, hear)
         except EngineDied:
             if on_tokens is not None:
                 raise  # some tokens may have been told, and a second try would tell others
-            return await self._try_sample(sampler, request, hear)
+            result = await self._try_sample(sampler, request, hear)
+        sampled = sum(len(sequence.tokens) for sequence in result.sequences)
+        self._usage.add(
+            sampler.row.key,
+            sampler.trained_by,
+            prompt_tokens=len(request.prompt),
+            tokens_sampled=sampled,
+        )
+        return result
 
     async def _try_sample(
         self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens
@@ -374,6 +383,6 @@ def check_bias(request: SampleRequest, vocabulary: int) -> None:
     unknown = [token for token in request.logit_bias if not 0 <= token < vocabulary]
     if unknown:
         raise UserError(
-            f"logit_bias has the token id {unknown[0]}, and this model's vocabulary is "
-            f"0..{vocabulary - 1}. Take the ids from the model's own tokenizer."
+            f"logit_bias has the token id {unknown[0]}, but this model's token ids are 0 to "
+            f"{vocabulary - 1}. Use the model's own tokenizer."
         )

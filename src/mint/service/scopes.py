@@ -46,7 +46,7 @@ class Caller:
         if self.scope < needed:
             raise ApiError(
                 403,
-                f"This request needs a key with the scope {needed.label}, and the key "
-                f"{self.key!r} has the scope {self.scope.label}. Make one on the service's "
+                f"This request requires a key with the scope {needed.label}, and the key "
+                f"{self.key!r} has the scope {self.scope.label}. Create one on the service's "
                 f"machine:  mint keys create NAME --user {self.user} --scope {needed.label}",
             )

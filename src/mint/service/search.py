@@ -73,7 +73,9 @@ def _conditions(user: str, wanted: SessionSearch, alive_since: datetime) -> list
         where.append(func.coalesce(SessionRow.project_id, NO_PROJECT).in_(wanted.project_ids))
     for key, value in wanted.user_metadata.items():
         if _NOT_IN_A_KEY.search(key):
-            raise UserError(f"user_metadata: {key!r:.100} has a letter that no key can have here.")
+            raise UserError(
+                f"user_metadata: {key!r:.100} contains a character that is not allowed in keys."
+            )
         where.append(SessionRow.user_metadata[key].as_string() == value)
     if wanted.statuses is not None:
         where.append(or_(*(_status(status, alive_since) for status in wanted.statuses)))

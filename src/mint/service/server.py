@@ -1,4 +1,4 @@
-"""``serve``: run the service until it is told to stop or its parent is gone."""
+"""``serve``: run the service until it is stopped or its parent exits."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class _Server(uvicorn.Server):
         while parent is not None and os.getppid() == parent:
             await asyncio.sleep(_PARENT_POLL_S)
         if parent is not None:
-            log.info("the parent process %d is gone; ending", parent)
+            log.info("the parent process %d has exited; shutting down", parent)
             self.should_exit = True
 
 
@@ -127,7 +127,7 @@ def _bind(settings: Settings) -> socket.socket:
     except OSError as error:
         raise SystemExit(
             f"mint serve: cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
-            "Choose another with --port, or --port 0 for any free one."
+            "Choose another with --port, or use --port 0 for any free one."
         ) from None
     return sock
 

@@ -25,6 +25,7 @@ from .sessions import Sessions
 from .settings import Settings
 from .store import CheckpointRow, Store
 from .transfers import INTERPOLATION, Transfers
+from .usage import SAVE_EVERY_S, Usage
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 10.0
@@ -40,6 +41,7 @@ class Service:
         self.settings = settings
         self.store = Store(settings.store_url, settings.home)
         self.auth = Auth(settings, self.store)
+        self.usage = Usage(self.store)
         self.sessions = Sessions(self.store)
         self.futures = Futures(
             settings.result_kept_s,
@@ -58,6 +60,7 @@ class Service:
             self.engines,
             self.checkpoints,
             self.decoder,
+            self.usage,
             self.auth.quota_of,
         )
         self.samplers = Samplers(parts)
@@ -75,6 +78,7 @@ class Service:
         self._tasks = [
             asyncio.create_task(self._keep_house()),
             asyncio.create_task(self._watch_engines()),
+            asyncio.create_task(self._save_usage()),
         ]
 
     async def preload(self) -> None:
@@ -94,6 +98,7 @@ class Service:
         self.decoder.close()
         await self.sessions.save_last_seen()
         await self.auth.save_last_used()
+        await self.usage.save()
         self.store.close()
 
     # ---- futures --------------------------------------------------------------------------------
@@ -122,7 +127,7 @@ class Service:
             raise gone(request_id)
         elif request_id.startswith(INTERPOLATION):
             raise gone(request_id)
-        raise not_found("request", request_id, "Send the request that should have made it.")
+        raise not_found("request", request_id, "Send the request that creates it.")
 
     # ---- housekeeping ---------------------------------------------------------------------------
 
@@ -143,7 +148,7 @@ class Service:
             try:
                 await self.tidy()
             except Exception:
-                log.exception("housekeeping failed and will be tried again")
+                log.exception("housekeeping failed and will be retried")
 
     def _is_over(self, row: CheckpointRow) -> bool:
         """Whether a checkpoint has been expired for so long that no clock can be to blame."""
@@ -160,6 +165,14 @@ class Service:
         while True:
             await asyncio.sleep(self._round_s)
             self.engines.end_stuck()
+
+    async def _save_usage(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            try:
+                await self.usage.save()
+            except Exception:
+                log.exception("the usage was not saved and will be tried again")
 
     async def _save_what_is_in(self, engine: EngineProcess) -> None:
         """An engine is about to be unloaded: what it holds must come back as it is."""

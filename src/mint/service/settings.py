@@ -23,7 +23,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):
-    """Everything ``mint serve`` can be told. Checks itself when made.
+    """The settings of ``mint serve``, validated when created.
 
     Flags, ``MINT_*`` variables and the YAML file all fill these fields: see
     :mod:`mint.service.configuration`.
@@ -41,10 +41,10 @@ class Settings(BaseModel):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on. 127.0.0.1 serves this machine only."""
     allowed_hosts: tuple[str, ...] = ()
-    """More names by which a service on this machine may be asked, such as that of a proxy before
-    it, and hosts of web pages that may talk to it."""
+    """More host names that requests to this machine may use, such as that of a proxy in front of
+    it, and hosts of web pages that may send requests."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """0 takes a free port; the ready line names it."""
+    """0 chooses a free port; the ready line names it."""
     models: tuple[str, ...] = ()
     """Base models to load before the service is ready. Others load on first use."""
     aliases: Mapping[str, Path] = Field(default_factory=dict)
@@ -52,7 +52,7 @@ class Settings(BaseModel):
     api_key: Annotated[str, Field(min_length=1)] | None = Field(default=None, repr=False)
     """When set, the only accepted key (the embedded service uses it)."""
     parent_pid: int | None = None
-    """When set, the service ends when this parent process is gone."""
+    """When set, the service shuts down when this parent process exits."""
     database_url: str | None = Field(default=None, repr=False)
     """Default: SQLite in ``home``. PostgreSQL: ``postgresql+psycopg://user@host/mint``."""
     runs: Path = Path("runs")
@@ -60,41 +60,41 @@ class Settings(BaseModel):
     cache: Path | None = None
     """Folder of converted models, passed to the catalog."""
     precision: Literal["auto", "exact", "half", "bfloat16"] = "auto"
-    """Precision of the models: ``auto`` is the fastest that suits the device, ``exact`` makes the
+    """Precision of the models: ``auto`` is the fastest for the device, ``exact`` makes the
     logprobs of sampler and trainer agree to 1e-4."""
     log_format: Literal["text", "json"] = "text"
     """``json`` writes one JSON object a line."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least serious messages to log. At ``info`` every request is one line."""
+    """The lowest level to log. At ``info``, every request is one line."""
     session_idle_s: Seconds = 300.0
-    """A session without a heartbeat for this long gives its memory back."""
+    """A session without a heartbeat for this long is released."""
     result_kept_s: Seconds = 3600.0
     """How long a result stays retrievable; after its first retrieval, a tenth of that."""
     long_poll_s: Seconds = 25.0
-    """How long a client's question for a result is held before it must ask again."""
+    """How long a poll for a result is held open before the client must repeat it."""
     gap_limit_s: Seconds = 600.0
     """How long an operation waits for an earlier one that never arrives."""
     run_kept_s: Seconds = 7 * 24 * 3600.0
-    """How long the journal and snapshot of an unused run stay on disk. Checkpoints always stay."""
+    """How long the journal and snapshot of an unused run are kept. Checkpoints are always kept."""
     expired_kept_s: Seconds = 3600.0
-    """How long an expired checkpoint is only hidden before it is deleted: a clock may jump."""
+    """How long an expired checkpoint is hidden before it is deleted, in case the clock jumped."""
     load_limit_s: Seconds = 1800.0
     """How long a base model may take to load."""
     stuck_after_s: Seconds = 3600.0
-    """An engine that answers none of its calls for this long is ended."""
+    """An engine that answers no call for this long is killed."""
     snapshot_after_s: Seconds = 120.0
     """Snapshot a run when this much engine work would have to be replayed after a crash."""
     snapshot_after_bytes: NonNegativeInt = 256 * 1024 * 1024
-    """Snapshot a run when its journal has grown to this."""
+    """Snapshot a run when its journal has grown to this size."""
     samplers_per_run: PositiveInt = 32
-    """Ephemeral samplers of one run kept in memory; the least recently used goes first."""
+    """Ephemeral samplers of one run kept in memory; the least recently used is evicted first."""
     samplers_kept_per_run: NonNegativeInt = 16
-    """Ephemeral samplers of one run kept on disk, for when they leave the memory of the engine."""
+    """Ephemeral samplers of one run kept on disk after they are evicted from memory."""
     model_idle_s: Seconds = 1800.0
     """A base model that is idle for this long is unloaded; those in ``models`` stay."""
     memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """What all loaded base models may take, of the GPU's memory on a GPU and of the machine's on a
-    CPU; the least recently used makes room for another."""
+    CPU; the least recently used is unloaded to make room."""
     link_kept_s: Seconds = 3600.0
     """How long a signed download link works."""
     max_outstanding_samples: NonNegativeInt = 20_000
@@ -107,20 +107,19 @@ class Settings(BaseModel):
     """What finished results may take on disk; beyond it, the oldest are no longer kept, and clients
     send the sample again."""
     max_body_bytes: NonNegativeInt = 1024 * 1024 * 1024
-    """The largest request that is read."""
+    """The largest request that is accepted."""
     max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024
-    """The largest checkpoint archive that is taken in, packed or unpacked."""
+    """The largest checkpoint archive that is accepted, packed or unpacked."""
     quota_runs: PositiveInt | None = None
-    """Runs that a key may have, unless ``mint keys quota`` says otherwise for it. An unloaded run
-    does not count."""
+    """Runs per key, unless ``mint keys quota`` sets another limit. Unloaded runs do not count."""
     quota_samplers: PositiveInt | None = None
-    """Samplers that a key may have in memory; idle ones make room for others."""
+    """Samplers per key in memory; idle ones are moved to disk."""
     quota_checkpoints: PositiveInt | None = None
-    """Checkpoints that a key may have."""
+    """Checkpoints per key."""
     quota_tokens_in_flight: PositiveInt | None = None
-    """Tokens of prompts, and tokens that may be sampled, of a key's samples in progress."""
+    """Prompt tokens plus ``max_tokens`` of a key's samples in progress."""
     quota_bytes: ByteSize | None = None
-    """Size of the checkpoints that a key may have, such as ``10GB``."""
+    """Total size of a key's checkpoints, such as ``10GB``."""
 
     @field_validator("home")
     @classmethod

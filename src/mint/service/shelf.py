@@ -1,4 +1,4 @@
-"""Samplers on disk: where the weights of one wait that left the memory of its engine."""
+"""On-disk store of evicted samplers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Shelf:
         os.utime(folder)
 
     def delete_unused(self, kept_s: float, idleness: Idleness) -> None:
-        """Remove the samplers that nobody has used for so long."""
+        """Remove the samplers that were unused for so long."""
         for group in self._root.glob("*"):
             for folder in group.iterdir():
                 name = f"sampler {group.name}/{folder.name}"

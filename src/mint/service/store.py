@@ -21,6 +21,7 @@ from sqlalchemy import (
     ColumnElement,
     DateTime,
     Dialect,
+    Engine,
     Select,
     String,
     TypeDecorator,
@@ -28,13 +29,16 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
+    make_url,
     or_,
     select,
     text,
     update,
 )
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from .errors import UserError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x6D696E74
@@ -45,15 +49,15 @@ def now() -> datetime:
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A time with its zone, also on SQLite, which stores none."""
+    """A time in UTC: SQLite stores no zone, and PostgreSQL answers in its server's."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None or value.tzinfo is not None:
-            return value
-        return value.replace(tzinfo=UTC)
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class Table(DeclarativeBase):
@@ -135,6 +139,17 @@ class CheckpointRow(Table):
     expires_at: Mapped[datetime | None]
 
 
+class UsageRow(Table):
+    __tablename__ = "usage"
+    key: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    tokens_sampled: Mapped[int] = mapped_column(BigInteger)
+    tokens_trained: Mapped[int] = mapped_column(BigInteger)
+    last_used_at: Mapped[datetime]
+
+
 Condition = ColumnElement[bool]
 Row = TypeVar("Row", bound=Table)
 Listed = TypeVar("Listed", SessionRow, RunRow, SamplerRow, CheckpointRow)
@@ -145,14 +160,26 @@ class Store:
 
     def __init__(self, url: str, home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
-        if url.startswith("sqlite"):
+        self._engine = _open(url)
+        if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _prepare_sqlite)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         self._home = home
 
     def migrate(self, version: str = "head") -> None:
-        """Bring the tables to the newest version; several services may start at once."""
+        """Bring the tables to the newest version; several services may start at once.
+
+        Raises UserError when the database cannot be reached or written.
+        """
+        try:
+            self._migrate(version)
+        except OperationalError as error:
+            raise UserError(
+                f"The service's database {self._engine.url!r} cannot be used: {error.orig}. Start "
+                "it, or correct database_url or the permissions of the home folder."
+            ) from error
+
+    def _migrate(self, version: str) -> None:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         with open(self._home / "migrations.lock", "w") as lock:
@@ -169,14 +196,14 @@ class Store:
         self._engine.dispose()
 
     @contextmanager
-    def _transaction(self) -> Iterator[Session]:
+    def transaction(self) -> Iterator[Session]:
         with self._sessions.begin() as session:
             yield session
 
     # ---- any table ------------------------------------------------------------------------
 
     def add(self, row: Table) -> None:
-        with self._transaction() as session:
+        with self.transaction() as session:
             session.add(row)
 
     def add_once(self, row: Row, key: str) -> Row:
@@ -195,12 +222,12 @@ class Store:
 
     def get(self, table: type[Row], key: str, user: str) -> Row | None:
         """One row by its key, if it belongs to ``user``."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             row: Any = session.get(table, key)
             return row if row is not None and row.user == user else None
 
     def delete_run(self, run_id: str) -> None:
-        with self._transaction() as session:
+        with self.transaction() as session:
             if (row := session.get(RunRow, run_id)) is not None:
                 session.delete(row)
 
@@ -209,7 +236,7 @@ class Store:
     ) -> tuple[list[Listed], int]:
         """The newest rows of a user that fit, and how many there are in all."""
         where = [table.user == user, *conditions]
-        with self._transaction() as session:
+        with self.transaction() as session:
             total = session.scalar(select(func.count()).select_from(table).where(*where)) or 0
             rows = session.scalars(
                 select(table)
@@ -225,13 +252,13 @@ class Store:
     def touch(self, table: type[SessionRow] | type[RunRow], seen: dict[str, datetime]) -> None:
         """Note when sessions were last seen, or runs last used, in one transaction."""
         column = "last_seen" if table is SessionRow else "last_request_at"
-        with self._transaction() as session:
+        with self.transaction() as session:
             for key, when in seen.items():
                 session.execute(update(table).where(table.id == key).values({column: when}))
 
     def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
         """Note how a session ended; the first word wins."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             session.execute(
                 update(SessionRow)
                 .where(SessionRow.id == session_id, SessionRow.finish.is_(None))
@@ -240,7 +267,7 @@ class Store:
 
     def readable_run(self, run_id: str, user: str) -> RunRow | None:
         """A run of the user's own, or another's with a public checkpoint."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             run = session.get(RunRow, run_id)
             if run is None or run.user == user:
                 return run
@@ -250,14 +277,14 @@ class Store:
             return run if session.scalar(public.limit(1)) is not None else None
 
     def set_project(self, session_id: str, project_id: str) -> None:
-        with self._transaction() as session:
+        with self.transaction() as session:
             session.execute(
                 update(SessionRow).where(SessionRow.id == session_id).values(project_id=project_id)
             )
 
     def sessions_where(self, where: Sequence[Condition], limit: int) -> Sequence[SessionRow]:
         """The newest sessions that fit."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             order = (SessionRow.created_at.desc(), SessionRow.id)
             found = select(SessionRow).where(*where).order_by(*order).limit(limit)
             return session.scalars(found).all()
@@ -272,12 +299,12 @@ class Store:
             .where(RunRow.session_id.in_(session_ids))
             .group_by(RunRow.session_id)
         )
-        with self._transaction() as session:
-            return {key: (count, size) for key, count, size in session.execute(used)}
+        with self.transaction() as session:
+            return {key: (count, int(size)) for key, count, size in session.execute(used)}
 
     def add_client(self, sampler_id: str) -> int:
         """A number that no other client of this sampler has; the first client is 0."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             counted = (
                 update(SamplerRow)
                 .where(SamplerRow.id == sampler_id)
@@ -288,7 +315,7 @@ class Store:
 
     def note_digest(self, sampler_id: str, digest: str) -> None:
         """Note the digest of a sampler's weights, once."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             sampler = update(SamplerRow).where(SamplerRow.id == sampler_id)
             session.execute(sampler.where(SamplerRow.digest.is_(None)).values(digest=digest))
 
@@ -298,24 +325,24 @@ class Store:
         """Return the keys in force: neither revoked nor expired."""
         in_force = ApiKey.revoked_at.is_(None)
         in_time = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
-        with self._transaction() as session:
+        with self.transaction() as session:
             return list(session.scalars(select(ApiKey).where(in_force, in_time)))
 
     def touch_keys(self, used: dict[str, datetime]) -> None:
         """Note when keys, by their hashes, were last used."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             for key_hash, when in used.items():
                 changed = update(ApiKey).where(ApiKey.hash == key_hash)
                 session.execute(changed.values(last_used_at=when))
 
     def all_keys(self) -> Sequence[ApiKey]:
         """Every key that was ever made, the oldest first."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             return session.scalars(select(ApiKey).order_by(ApiKey.created_at)).all()
 
     def revoke_key(self, name: str) -> bool:
         """End a key; False when none of this name is in force."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             in_force = select(ApiKey).where(ApiKey.name == name, ApiKey.revoked_at.is_(None))
             key = session.scalar(in_force)
             if key is not None:
@@ -324,12 +351,12 @@ class Store:
 
     def set_quota(self, name: str, quota: dict[str, Any]) -> None:
         """Replace the limits of a key."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             session.execute(update(ApiKey).where(ApiKey.name == name).values(quota=quota))
 
     def runs_of_key(self, key: str) -> Sequence[str]:
         """Return the ids of all runs that a key made."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             return session.scalars(select(RunRow.id).where(RunRow.key == key)).all()
 
     # ---- checkpoints --------------------------------------------------------------------------
@@ -341,35 +368,35 @@ class Store:
             .join(RunRow, CheckpointRow.run_id == RunRow.id)
             .where(RunRow.key == key, *conditions)
         )
-        with self._transaction() as session:
+        with self.transaction() as session:
             count, size = session.execute(held).one()
             return int(count), int(size)
 
     def checkpoint(self, run_id: str, kind: str, name: str) -> CheckpointRow | None:
-        with self._transaction() as session:
+        with self.transaction() as session:
             return session.scalar(_checkpoint(run_id, kind, name))
 
     def put_checkpoint(self, row: CheckpointRow) -> None:
         """Insert, replacing what had this name."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             if (old := session.scalar(_checkpoint(row.run_id, row.kind, row.name))) is not None:
                 session.delete(old)
                 session.flush()
             session.add(row)
 
     def change_checkpoint(self, row: CheckpointRow, **values: Any) -> None:
-        with self._transaction() as session:
+        with self.transaction() as session:
             session.execute(
                 update(CheckpointRow).where(CheckpointRow.id == row.id).values(**values)
             )
 
     def delete_checkpoint(self, row: CheckpointRow) -> None:
-        with self._transaction() as session:
+        with self.transaction() as session:
             if (found := session.get(CheckpointRow, row.id)) is not None:
                 session.delete(found)
 
     def expired_checkpoints(self) -> Iterable[CheckpointRow]:
-        with self._transaction() as session:
+        with self.transaction() as session:
             return list(
                 session.scalars(select(CheckpointRow).where(CheckpointRow.expires_at <= now()))
             )
@@ -379,6 +406,20 @@ def _checkpoint(run_id: str, kind: str, name: str) -> Select[CheckpointRow]:
     return select(CheckpointRow).where(
         CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name
     )
+
+
+def _open(url: str) -> Engine:
+    """Return the connections to a database. Raises UserError when its driver is missing."""
+    parsed = make_url(url)
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    try:
+        return create_engine(parsed, pool_pre_ping=parsed.get_backend_name() != "sqlite")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"database_url is {parsed!r}, and the Python package {error.name} is not installed. "
+            "For PostgreSQL, type: pip install 'mint[postgresql]'"
+        ) from None
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:

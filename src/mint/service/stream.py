@@ -138,7 +138,7 @@ class Gradients:
             return None
         return (
             "optim_step did nothing: every forward_backward since the last optim_step failed, so "
-            f"there is no gradient to step on. The first failure was: {self.voided[0]}"
+            f"there is no gradient. The first failure was: {self.voided[0]}"
         )
 
     def note(self, kind: str, count: int, error: str | None) -> None:

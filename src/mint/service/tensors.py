@@ -82,7 +82,7 @@ def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
         start, stop = value["data_offsets"]
         entry = Entry(value["dtype"], tuple(map(_whole, value["shape"])), data + _whole(start))
         if entry.start + entry.size != data + _whole(stop) or data + stop > size:
-            raise ValueError(f"{name} is not where the header says")
+            raise ValueError(f"{name} is not at the offset in the header")
         yield name, entry
 
 

@@ -101,7 +101,7 @@ class Transfers:
         self._store.add_once(session, run.session_id)
         existing = self._store.add_once(run, run.id)
         if existing.user != run.user:
-            raise UserError(f"The run {run.id} is not yours. Use a session of your own.")
+            raise UserError(f"The run {run.id} belongs to another user. Use your own session.")
         run.key = existing.key
 
     def _write(
@@ -303,7 +303,7 @@ def _description(file: Path) -> dict[str, Any] | None:
     if not isinstance(description, dict) or not isinstance(description.get("path"), str):
         raise UserError(f"{file.name} does not name the checkpoint's path.")
     if not isinstance(description.get("base_model", ""), str):
-        raise UserError(f"{file.name}: base_model must be a text.")
+        raise UserError(f"{file.name}: base_model must be a string.")
     return description
 
 

@@ -57,7 +57,7 @@ class Upload:
                     parser.write(piece)
                 parser.finalize()
             except FormParserError as error:
-                raise UserError(f"The form cannot be read: {error}.") from error
+                raise UserError(f"The form cannot be parsed: {error}.") from error
         if not self.has_file:
             raise UserError("The form has no file. Send the archive in a field named 'file'.")
 

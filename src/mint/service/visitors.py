@@ -34,7 +34,8 @@ class Visitors:
         host = headers.get("host", "")
         if self._is_loopback and not self._is_ours(name_in(host)):
             return (
-                f"This service answers on this machine only, and was asked as {host[:100]!r}. Use "
+                "This service serves this machine only; the request was addressed to "
+                f"{host[:100]!r}. Use "
                 "http://127.0.0.1 or localhost, or name the host in allowed_hosts."
             )
         origin = headers.get("origin")
@@ -42,8 +43,8 @@ class Visitors:
         is_allowed = origin is not None and name_in(urlsplit(origin).netloc) in self._allowed
         if (is_foreign and not is_allowed) or headers.get("sec-fetch-site") == "cross-site":
             return (
-                "This service takes no requests from other web pages. Name the page's host in "
-                "allowed_hosts if it is yours."
+                "This service rejects requests from other web pages. If the page is yours, add "
+                "its host to allowed_hosts."
             )
         return None
 

@@ -47,6 +47,12 @@ class Sampler:
         return self.caller or self.row.user
 
     @property
+    def trained_by(self) -> str | None:
+        """The run whose weights these are; None for a base model."""
+        path = self.row.model_path
+        return self.row.run_id if path is None else CheckpointPath.parse(path).run_id
+
+    @property
     def group(self) -> str:
         """Samplers of one group share a bound on how many stay in memory."""
         return self.row.run_id or self.row.session_id
@@ -145,9 +151,9 @@ class Weights:
     def _no_longer_kept(self, row: SamplerRow) -> UserError:
         return UserError(
             f"The weights of the sampler {row.id} are no longer kept: its checkpoint was "
-            "deleted or overwritten, or it was an ephemeral one. Of these, a run keeps the "
-            f"{self._settings.samplers_per_run} most recently used in memory and "
-            f"{self._settings.samplers_kept_per_run} on disk. Make a new one with "
+            "deleted or overwritten, or it was ephemeral. Of its ephemeral samplers, a run keeps "
+            f"the {self._settings.samplers_per_run} most recently used in memory and "
+            f"{self._settings.samplers_kept_per_run} on disk. Create a new one with "
             "save_weights_and_get_sampling_client(), or save the weights under a name with "
             "save_weights_for_sampler()."
         )

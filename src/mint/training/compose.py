@@ -61,7 +61,9 @@ def find_conf(folder: Path | None) -> Path:
     """
     if folder is not None:
         if not any(folder.rglob("*.yaml")):
-            raise ConfigError(f"There is no YAML file in {folder}. Name a folder that has some.")
+            raise ConfigError(
+                f"There is no YAML file in {folder}. Name a folder that contains some."
+            )
         return folder.resolve()
     conf = Path("conf")
     return conf.resolve() if any(conf.rglob("*.yaml")) else bundled() / "conf"
@@ -119,7 +121,7 @@ def _jobs_of(overrides: Sequence[str], sweep: bool) -> Iterator[list[Typed]]:
 
 def _unreadable(text: str | None) -> ConfigError:
     return ConfigError(
-        f"{text!r} cannot be read. Write it as training.steps=10; values with commas, spaces or "
+        f"{text!r} cannot be parsed. Write it as training.steps=10; values with commas, spaces or "
         "brackets need quotes: 'task.arguments.x=\"a, b\"'"
     )
 
@@ -127,7 +129,8 @@ def _unreadable(text: str | None) -> ConfigError:
 def _unresolved(error: InterpolationResolutionError) -> ConfigError:
     if variable := re.search(r"Environment variable '(\w+)' not found", str(error)):
         return ConfigError(
-            f"{error.full_key} comes from the variable {variable[1]}, which is not set. Type: "
+            f"{error.full_key} uses the environment variable {variable[1]}, which is not set. "
+            "Type: "
             f"export {variable[1]}=... or {error.full_key}=..."
         )
     return ConfigError(" ".join(str(error).split()))
@@ -138,14 +141,16 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
     if not key:
         raise _unreadable(override.input_line)
     if override.is_delete():
-        raise ConfigError(f"{override.input_line}: a setting always has a value. Write {key}=...")
+        raise ConfigError(f"{override.input_line}: a setting cannot be removed. Write {key}=...")
     if override.is_hydra_override():
         raise ConfigError(
-            f"{override.input_line}: Hydra only composes here, and its own settings have no effect."
-            " The run directory is logging.run_dir."
+            f"{override.input_line}: mint uses Hydra only to compose the configuration; Hydra's "
+            "own settings have no effect. The run directory is logging.run_dir."
         )
     if override.package is not None or "/" in key:
-        raise ConfigError(f"{override.input_line}: groups have one place, so write GROUP=FILE.")
+        raise ConfigError(
+            f"{override.input_line}: groups cannot be moved to another package. Write GROUP=FILE."
+        )
     if not override.is_sweep_override():
         return [(key, override.get_value_element_as_str(), False)]
     if not sweep:
@@ -157,7 +162,7 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
         raise ConfigError(f"{override.input_line}: write the values, as in {key}=1,2,3")
     values = list(override.sweep_string_iterator())
     if not values:
-        raise ConfigError(f"{override.input_line} gives no value. Write them: {key}=1,2,3")
+        raise ConfigError(f"{override.input_line} has no values. Write them: {key}=1,2,3")
     return [(key, value, True) for value in values]
 
 

@@ -14,14 +14,14 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "algorithm": (
         *("loss_fn", "clip_low_threshold", "clip_high_threshold", "dro_beta"),
         *("advantage", "aggregation", "discount", "kl_penalty_coef", "kl_reference", "kl_samples"),
-        *("kl_loss_coef", "kl_loss", "kl_loss_ratio"),
-        *("substeps", "mini_batches", "max_staleness"),
+        *("kl_loss_coef", "kl_loss", "kl_loss_ratio", "entropy_coef", "measure_entropy"),
+        *("substeps", "mini_batches", "max_staleness", "staleness_rule"),
         *("truncated_importance", "importance_level", "importance_rule", "importance_low"),
         *("mask_truncated", "overlong_buffer", "overlong_limit"),
     ),
     "task": (),
     "sampling": (
-        *("group_size", "max_tokens", "temperature", "stop"),
+        *("group_size", "max_tokens", "temperature", "match_sampling", "stop"),
         *("temperature_schedule", "temperature_end", "max_refills"),
         *("max_turns", "rollout_timeout", "context_length"),
     ),
@@ -49,7 +49,7 @@ class TaskSettings:
     adapter: str | None = option(None, "the task's class: file.py:Class or package.module:Class")
     arguments: dict[str, Any] = field(
         default_factory=dict,
-        metadata={"help": "what the class is made with, as in task.arguments.task=gym:chain_sum"},
+        metadata={"help": "the arguments of the class, as in task.arguments.task=gym:chain_sum"},
     )
 
 
@@ -59,16 +59,16 @@ class TrainingSettings:
 
     reward_function: str | None = option(
         None,
-        "in place of the task's own reward: a name of `mint rewards list`, a function of "
+        "replaces the task's own reward: a name from `mint rewards list`, a function in "
         "src/agent_tunix/rewards.py, file.py:function or package.module:function",
     )
 
 
 @dataclass
 class LoggingSettings:
-    """What is shown while a run goes on."""
+    """What is shown during a run."""
 
-    samples: int = option(0, "answers of every step to print, with their prompt and reward", low=0)
+    samples: int = option(0, "number of answers to print per step, with prompt and reward", low=0)
 
 
 OWN: dict[str, type] = {

@@ -44,7 +44,7 @@ def _check_setting(key: str, value: Any) -> None:
     if key not in _keys():
         raise unknown(key)
     if isinstance(value, Mapping) and key not in OPEN:
-        raise ConfigError(f"{key} is one value, and nothing can stand under it: {value}.")
+        raise ConfigError(f"{key} is a single value and has no settings of its own: {value}.")
 
 
 def _no_settings(group: str, value: Any) -> ConfigError:

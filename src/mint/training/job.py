@@ -62,7 +62,7 @@ def check(job: Job) -> None:
         for name, (each, kind) in known.items():
             value = job[group][name]
             if value == _MISSING:
-                raise ConfigError(f"{group}.{name} is not set. Say: {group}.{name}=...")
+                raise ConfigError(f"{group}.{name} is not set. Type: {group}.{name}=...")
             if f"{group}.{name}" in OPEN:
                 _check_mapping(f"{group}.{name}", value)
             else:
@@ -93,9 +93,10 @@ def _check_reward(job: Job) -> None:
         has = f"only {names}" if names else "no metadata"
         raise ConfigError(
             f"training.reward_function={job['training']['reward_function']} asks for "
-            f"{missing[0]!r}, and a sample of {job['task']['adapter']} has {has}. Let "
-            f"build_dataset() give {missing[0]!r} as well, or use another reward function: "
-            "`mint rewards list` shows some, and training.reward_function=null is the task's own."
+            f"{missing[0]!r}, and a sample of {job['task']['adapter']} has {has}. Add "
+            f"{missing[0]!r} to the samples in build_dataset(), or use another reward function: "
+            "`mint rewards list` shows some, and training.reward_function=null selects the task's "
+            "own."
         )
 
 
@@ -112,10 +113,10 @@ def _check_mapping(key: str, value: Any) -> None:
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{key} is {value!r}; it must be names with values: '{key}={{a: 1}}'")
     if key in WEIGHTS and value is not None and not value:
-        raise ConfigError(f"{key} names nothing, so that every reward would be 0. Leave it out.")
+        raise ConfigError(f"{key} is empty, so every reward would be 0. Leave it out.")
     for name, item in (value or {}).items():
         if item == _MISSING:
-            raise ConfigError(f"{key}.{name} is not set. Say: {key}.{name}=...")
+            raise ConfigError(f"{key}.{name} is not set. Type: {key}.{name}=...")
         if key in WEIGHTS and type(item) not in (int, float):
             raise ConfigError(f"{key}.{name} is {item!r}; it must be a number.")
 
@@ -123,7 +124,7 @@ def _check_mapping(key: str, value: Any) -> None:
 def _check_task(job: Job) -> None:
     task, reward_function = job["task"], job["training"]["reward_function"]
     if task["adapter"] is None:
-        raise ConfigError("task.adapter is not set. Say: task.adapter=my_task.py:MyAdapter")
+        raise ConfigError("task.adapter is not set. Type: task.adapter=my_task.py:MyAdapter")
     reference = TaskReference.read(task["adapter"])
     reference.check(task["arguments"] or {})
     if reward_function is not None:
@@ -135,7 +136,8 @@ def _check_task(job: Job) -> None:
 def run_directory(job: Job, adapter: Any) -> str:
     """Where the run of a job is written: as asked for, or a folder of its own under ``runs/``.
 
-    A folder of an unfinished run of the same job is taken again, so that the run goes on.
+    A folder of an unfinished run of the same job is used again, so that
+    the run resumes.
     """
     named = job["logging"]["run_dir"]
     make_folder(Path(named) if named else RUNS)
@@ -156,7 +158,8 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"The folder {path} cannot be made: {error.strerror}. Name another: logging.run_dir=..."
+            f"The folder {path} cannot be created: {error.strerror}. Choose another: "
+            "logging.run_dir=..."
         ) from None
 
 
@@ -174,8 +177,8 @@ def _check_same_job(path: Path, job: Job) -> None:
     for key, old in _what(read_job(path)).items():
         if old != (new := _what(job)[key]):
             raise ConfigError(
-                f"{path} holds a run with {key}={old} (now {new}). Continue it with the same, or "
-                "use another logging.run_dir."
+                f"{path} contains a run with {key}={old} (now {new}). Resume it with the same "
+                "value, or use another logging.run_dir."
             )
 
 
@@ -190,7 +193,7 @@ def _what(job: Job) -> dict[str, Any]:
 
 
 def fingerprint(job: Job) -> str:
-    """Eight letters that say which run this is, however long it goes on."""
+    """Eight letters that identify the run, independent of its number of steps."""
     parts = [config_of(job).fingerprint(), _what(job)]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""What is shown of every step while a run goes on: samples to read."""
+"""Print samples of every step during a run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def reward_of(name: str) -> Reward:
     dotted = f"{place}.{function}" if separator and not in_file else name
     if name.endswith(".py") or not all([function] if in_file else dotted.split(".")):
         raise ConfigError(
-            f"training.reward_function={name} names no function. Write it as check_answer, "
+            f"training.reward_function={name} is not a function. Write it as check_answer, "
             "my_rewards.py:my_reward or package.module:my_reward."
         )
     importable(Path.cwd())
@@ -36,9 +36,8 @@ def reward_of(name: str) -> Reward:
         raise ConfigError(f"training.reward_function={name}: {error}") from None
     if isinstance(reward, Scheduled):
         raise ConfigError(
-            f"training.reward_function={name}: the weights of a schedule() would stay those of "
-            "step 0. Use weighted(), and let training.reward_weights and "
-            "training.reward_weights_end move them."
+            f"training.reward_function={name}: the weights of a schedule() would never change "
+            "here. Use weighted(), and set training.reward_weights and training.reward_weights_end."
         )
     return reward
 
@@ -84,9 +83,9 @@ def with_reward(task: type, reward: Reward, in_threads: bool) -> type:
 def environment_refused(name: str) -> ConfigError:
     """Why an agent's environment cannot have another reward."""
     return ConfigError(
-        f"training.reward_function: {name} is an environment, whose rollout() pays its agent for a "
-        "whole conversation; a function of one response cannot take its place. Leave it out, or "
-        "weigh the environment's own components: 'training.reward_weights={outcome: 1.0}'"
+        f"training.reward_function: {name} is an environment, which computes its own reward in "
+        "rollout(); a reward function cannot replace it. Leave it out, or weight the "
+        "environment's components: 'training.reward_weights={outcome: 1.0}'"
     )
 
 

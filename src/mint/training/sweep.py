@@ -71,7 +71,9 @@ class Sweep:
     def __init__(self, jobs: Sequence[Composed]) -> None:
         named = {each.job["logging"]["run_dir"] for each in jobs}
         if len(named) > 1:
-            raise ConfigError("logging.run_dir is the folder of the whole sweep: give one value.")
+            raise ConfigError(
+                "logging.run_dir is the folder of the whole sweep: set a single value."
+            )
         (folder,) = named
         self.folder = Path(folder) if folder else _unfinished(jobs)
         make_folder(self.folder)

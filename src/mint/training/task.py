@@ -1,4 +1,4 @@
-"""A task by its reference, ``file.py:Class`` or ``package.module:Class``: found, checked, made.
+"""Load a task from ``file.py:Class`` or ``package.module:Class``.
 
 What can be seen in the source is checked before the task and all it needs is imported.
 """
@@ -36,7 +36,7 @@ class TaskReference:
         """The reference that a text stands for."""
         place, _, name = text.rpartition(":")
         if not place or not name.isidentifier():
-            raise ConfigError(f"task.adapter is {text!r}, which names no class. {EXAMPLE}")
+            raise ConfigError(f"task.adapter is {text!r}, which is not a class. {EXAMPLE}")
         return cls(place, name)
 
     @property
@@ -129,12 +129,12 @@ def _check_arguments(node: ast.ClassDef, arguments: Mapping[str, Any]) -> None:
         if name not in known and takes.kwarg is None:
             raise ConfigError(
                 f"task.arguments.{name}: {node.name} has no such argument.{closest(name, known)} "
-                f"It takes {', '.join(known) or 'none'}."
+                f"It accepts {', '.join(known) or 'none'}."
             )
     required = positional[: len(positional) - len(takes.defaults)]
     for name in required:
         if name not in arguments:
-            raise ConfigError(f"{node.name} needs an argument. Say: task.arguments.{name}=...")
+            raise ConfigError(f"{node.name} requires an argument. Type: task.arguments.{name}=...")
 
 
 def importable(folder: Path) -> None:

@@ -85,17 +85,19 @@ class Access:
         headers = Headers(scope=scope)
         names = None if self._key is not None else self._hosts
         if names is not None and host_of(headers.get("host", "")) not in names:
-            return _refused(421, "This address is not one of mint watch. Use the one it printed.")
+            return _refused(
+                421, "mint watch does not serve this host name. Use the address it printed."
+            )
         if scope["method"] not in ("GET", "HEAD"):
-            return _refused(405, "mint watch only reads: use GET.")
+            return _refused(405, "mint watch is read-only: use GET.")
         if not in_api(scope):
             return None
         if headers.get("sec-fetch-site") in _FOREIGN:
-            return _refused(403, "mint watch does not answer the pages of other sites.")
+            return _refused(403, "mint watch rejects requests from other sites.")
         if self._key is not None and not hmac.compare_digest(
             headers.get("x-api-key", "").encode(), self._key.encode()
         ):
-            return _refused(401, "This needs the key that mint watch was started with.")
+            return _refused(401, "This requires the key that mint watch was started with.")
         return None
 
 

@@ -40,7 +40,7 @@ def write_bundle(folders: Sequence[Path], target: Path, limit: int) -> str:
     places = library.runs()
     if not places:
         names = ", ".join(str(folder) for folder in folders)
-        raise NoRuns(f"There is no run in {names}. Name a folder with a metrics.jsonl.")
+        raise NoRuns(f"There is no run in {names}. Name a folder that contains a metrics.jsonl.")
     runs = [{**run, "path": run["name"]} for run in list_runs(library, tables)]
     answers: dict[str, Any] = {"runs": {"runs": runs}}
     answers["about"] = {"service": False, "demo": False, "bundle": True}
@@ -77,22 +77,21 @@ def _rollouts(place: RunPlace, tables: Tables, limit: int) -> tuple[dict[str, An
         if not rows:
             continue
         found: dict[str, Any] = {f"{at}/steps/{step}": {"step": step, "rollouts": rows}}
-        for row in rows:
-            name = f"{at}/samples/{step}/{row['group']}/{row['index']}"
-            found[name] = rollouts.sample(step, row["group"], row["index"])
+        for row in rollouts.samples(step):
+            found[f"{at}/samples/{step}/{row['group']}/{row['index']}"] = row
         size = len(PlainJson(found).body)
         if used + size > limit and kept:
             break
         answers |= found
         used, kept = used + size, kept + 1
     prompts = rollouts.prompts(_MOST_PROMPTS)
-    for prompt in prompts:
-        rows = rollouts.of_prompt(prompt["identity"])
-        found = {"identity": prompt["identity"], "rollouts": rows}
+    named = rollouts.of_prompts([prompt["identity"] for prompt in prompts])
+    for identity, rows in named.items():
+        found = {"identity": identity, "rollouts": rows}
         size = len(PlainJson(found).body)
         if used + size > 2 * limit:
             break
-        answers[f"{at}/prompt?{prompt['identity']}"] = found
+        answers[f"{at}/prompt?{identity}"] = found
         used += size
     listed = [p for p in prompts if f"{at}/prompt?{p['identity']}" in answers]
     answers[f"{at}/prompts"] = {"prompts": listed}

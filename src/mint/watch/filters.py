@@ -61,7 +61,7 @@ class Filter:
         if chosen.component is None and (
             chosen.component_min is not None or chosen.component_max is not None
         ):
-            raise BadFilter("component_min and component_max need a component: name one.")
+            raise BadFilter("component_min and component_max require component=NAME.")
         return chosen
 
     def __repr__(self) -> str:

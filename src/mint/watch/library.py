@@ -6,8 +6,9 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 from .files import METRICS, ROLLOUTS, SUMMARY, RolloutFile, rollout_files
@@ -47,24 +48,26 @@ class RunPlace:
 
 
 class Library:
-    """Finds runs under the folders that a user named.
+    """Finds runs under the folders that a user named, and those that ``more`` names itself.
 
     >>> Library([Path("/nowhere")]).runs()
     []
     """
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    def __init__(
+        self, roots: Sequence[Path], more: Callable[[], Iterable[Path]] = lambda: ()
+    ) -> None:
         self.roots = [Path(os.path.realpath(root)) for root in roots]
+        self._more = more
         self._known: dict[str, RunPlace] = {}
 
     def runs(self) -> list[RunPlace]:
         """Look for run directories now."""
         found: dict[Path, RunPlace] = {}
-        for root in self.roots:
-            for path in _run_directories(root):
-                found.setdefault(path, RunPlace(_identifier(path), path))
-                if len(found) >= _MOST_RUNS:
-                    break
+        under = chain.from_iterable(_run_directories(root) for root in self.roots)
+        named = (Path(os.path.realpath(path)) for path in self._more())
+        for path in islice(chain(under, filter(_is_run, named)), _MOST_RUNS):
+            found.setdefault(path, RunPlace(_identifier(path), path))
         self._known = {place.id: place for place in found.values()}
         return list(found.values())
 
@@ -75,9 +78,7 @@ class Library:
             self.runs()
             place = self._known.get(run_id)
         if place is None:
-            raise UnknownRun(
-                f"There is no run {run_id!r} here. GET api/runs lists those there are."
-            )
+            raise UnknownRun(f"There is no run {run_id!r} here. GET api/runs lists all runs.")
         return place
 
 

@@ -61,8 +61,7 @@ _FORMAT_1 = {
 _ABSENT_IN_1 = """
     CAST(NULL AS VARCHAR) AS messages, MAP {}::MAP(VARCHAR, VARCHAR) AS reasons,
     CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop,
-    CAST(NULL AS VARCHAR) AS traceback, CAST(NULL AS VARCHAR) AS weights,
-    CAST(NULL AS DOUBLE) AS sampled_at, [] AS segments
+    CAST(NULL AS VARCHAR) AS traceback, CAST(NULL AS DOUBLE) AS sampled_at, [] AS segments
 """
 
 
@@ -83,7 +82,7 @@ class FilesMerged(QueryFailed):
 
 @dataclass(frozen=True)
 class Hits:
-    """Some results of a search, and where to go on."""
+    """Some results of a search, and where to continue."""
 
     rows: list[dict[str, Any]]
     next: Place | None
@@ -123,12 +122,31 @@ class Rollouts:
         rows = self._ask(_of(step), sql, [step, group, index])
         return _whole(rows[0]) if rows else None
 
+    def samples(self, step: int) -> list[dict[str, Any]]:
+        """Return everything about all rollouts of a step."""
+        sql = 'SELECT * FROM {} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
+        return [_whole(row) for row in self._ask(_of(step), sql, [step, MOST_ROLLOUTS])]
+
     def of_prompt(self, identity: str, limit: int = 2_000) -> list[dict[str, Any]]:
         """Return the rollouts of one prompt over all steps, in brief."""
         sql = (
             f'SELECT {_BRIEF} FROM {{}} WHERE identity = ? ORDER BY step, "group", "index" LIMIT ?'
         )
         return [_brief(row) for row in self._ask(list, sql, [identity, limit])]
+
+    def of_prompts(
+        self, identities: Sequence[str], limit: int = 2_000
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Return the rollouts of several prompts over all steps, in brief."""
+        sql = f"""
+            SELECT {_BRIEF} FROM {{}} WHERE identity IN (SELECT unnest(?))
+            QUALIFY row_number() OVER (PARTITION BY identity ORDER BY step, "group", "index") <= ?
+            ORDER BY step, "group", "index"
+        """
+        found: dict[str, list[dict[str, Any]]] = {identity: [] for identity in identities}
+        for row in self._ask(list, sql, [list(identities), limit]):
+            found[row["identity"]].append(_brief(row))
+        return found
 
     def prompts(self, limit: int = 500) -> list[dict[str, Any]]:
         """List the prompts that came up in the most steps, of the last files."""
@@ -206,7 +224,7 @@ class Rollouts:
                 return self._ask_files(choose(self.files()), sql, values)
             except FilesMerged:
                 continue
-        raise QueryFailed("The files of this run are changing too quickly. Try again.")
+        raise QueryFailed("The files of this run changed while they were read. Try again.")
 
     def _ask_files(
         self, files: Sequence[RolloutFile], sql: str, values: list[Any]
@@ -240,11 +258,11 @@ class Rollouts:
             yield connection
         except duckdb.InterruptException:
             raise QueryFailed(
-                f"The question took more than {_PATIENCE_S:.0f} s. Ask for fewer steps."
+                f"The query took more than {_PATIENCE_S:.0f} s. Select fewer steps."
             ) from None
         except duckdb.Error as error:
             if not all(file.path.exists() for file in files):
-                raise FilesMerged("The run has merged files that were being read.") from error
+                raise FilesMerged("The run merged files while they were read.") from error
             raise QueryFailed(f"A file of this run cannot be read: {error}") from error
         finally:
             watch.cancel()

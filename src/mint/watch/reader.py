@@ -67,8 +67,8 @@ def open_run(path: str | Path) -> RunReader:
     folder = Path(path)
     if not is_run(folder):
         raise NotARun(
-            f"{folder} is no run directory: it has neither {CONFIG} nor {METRICS}. Name the folder "
-            "that a run printed as its run directory, as in runs/math-1a2b3c4d."
+            f"{folder} is not a run directory: it has neither {CONFIG} nor {METRICS}. Use the run "
+            "directory that the run printed, such as runs/math-1a2b3c4d."
         )
     return RunReader(folder)
 

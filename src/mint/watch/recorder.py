@@ -7,10 +7,11 @@
     summary.json           status, last metrics and verdict
     state.json             where a run stands, to resume it
 
-What a call wrote is there when it returns, and a kill at any byte leaves a directory that opens. A
-file of rollouts gets its name when it is complete. ``state.json`` also keeps how long the tables
-were when it was written: a resumed run cuts them there, so that its files have no gap and no
-repeat. Files of rollouts that the state covers are merged by the hundred.
+What a call wrote is there when it returns, and a kill at any byte leaves a directory that opens.
+``write_step`` alone returns at once: the next call waits for it. A file of rollouts gets its name
+when it is complete. ``state.json`` also keeps how long the tables were when it was written: a
+resumed run cuts them there, so that its files have no gap and no repeat. Files of rollouts that the
+state covers are merged by the hundred.
 
 Format 1 had one table of rollouts, ``rollouts.jsonl``. A run that began in it resumes: its old
 rows stay where they are.
@@ -25,6 +26,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -84,7 +86,9 @@ class RunDirectory:
         self._config: dict[str, Any] | None = None
         self._status = "running"
         self._started: float | None = None
-        self._sinks = Sinks(lambda name, text: self.event("sink_failed", name=name, text=text))
+        self._sinks = Sinks(lambda name, text: self._event("sink_failed", name=name, text=text))
+        self._writer = ThreadPoolExecutor(1, "mint-recorder")
+        self._pending: Future[None] | None = None
 
     def _locked(self) -> IO[bytes]:
         lock = open(self.path / ".lock", "wb")  # noqa: SIM115 - held until close()
@@ -93,7 +97,7 @@ class RunDirectory:
         except BlockingIOError:
             lock.close()
             raise RunDirectoryBusy(
-                f"Another process is writing to {self.path}. Wait for its end, or use another "
+                f"Another process is writing to {self.path}. Wait until it ends, or use another "
                 "run directory."
             ) from None
         return lock
@@ -111,16 +115,27 @@ class RunDirectory:
 
     def close(self) -> None:
         """End writing, and let others in."""
-        self._sinks.close()
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-        self._lock.close()
+        try:
+            self._settle()
+        finally:
+            self._writer.shutdown()
+            self._sinks.close()
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+            self._lock.close()
+
+    def _settle(self) -> None:
+        """Wait for the step that is being written, and raise what went wrong with it."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     # ---- what a run writes ----
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Keep the settings, and note that the run is running."""
+        self._settle()
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         replace_file(self.path / CONFIG, text.encode())
         self._config = dict(config)
@@ -130,19 +145,36 @@ class RunDirectory:
         """Return the settings that were kept; empty when there are none."""
         return read_yaml(self.path / CONFIG)
 
+    def write_step(self, rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, Any]) -> None:
+        """Write a step's rollouts and then its numbers, while the caller goes on."""
+        self._settle()
+        stamped = {"time": round(time.time(), 3), **metrics}
+        self._pending = self._writer.submit(self._write_step, rows, stamped)
+
+    def _write_step(self, rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, Any]) -> None:
+        self._rollouts(rows)
+        self._metrics(metrics)
+
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Add a step's numbers, and bring the summary up to date."""
+        self._settle()
+        self._metrics(row)
+
+    def _metrics(self, row: Mapping[str, Any]) -> None:
         stamped = {"step": row.get("step"), "time": round(time.time(), 3), **row}
         stamped = {name: value for name, value in stamped.items() if value is not None}
         history = self._remembered()
         self._append(METRICS, [stamped])
         history.add(plain(stamped))
-        self.write_summary()
+        self._write_summary()
         self._sinks.log(stamped)
 
     def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the rollouts of a step, or of several."""
-        import pyarrow as pa
+        self._settle()
+        self._rollouts(rows)
+
+    def _rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         import pyarrow.parquet as pq
 
         from mint.watch.schema import table_of
@@ -156,12 +188,11 @@ class RunDirectory:
             file, table = step_file(self.path, step), table_of(given)
             if block_file(self.path, step - step % BLOCK).exists():
                 raise ValueError(
-                    f"The rollouts of step {step} are written already, and later ones too. Steps "
-                    "must not go back."
+                    f"Rollouts of step {step} or a later step are already written. Steps must not "
+                    "decrease."
                 )
-            if file.exists():
-                table = pa.concat_tables([pq.read_table(file, use_threads=False), table])
-            self._write_tables(file, [table])
+            before = [pq.read_table(file, use_threads=False)] if file.exists() else []
+            self._write_tables(file, [*before, table])
         self._sinks.rollouts(given_rows)
 
     def add_sinks(self, names: Iterable[str]) -> None:
@@ -169,6 +200,7 @@ class RunDirectory:
 
         Traces of agents go to OpenTelemetry wherever the program has set it up.
         """
+        self._settle()
         wanted = [*names, *(["opentelemetry"] if is_configured() else [])]
         self._sinks.add(wanted, self.path, self._config or self.config())
 
@@ -176,6 +208,7 @@ class RunDirectory:
         """Draw the run in the terminal after every step."""
         from mint.watch.terminal import LiveView
 
+        self._settle()
         config = self._config or self.config()
         task = str(config.get("task") or self.path.resolve().name)
         rows = read_rows(self.path / METRICS)
@@ -183,6 +216,10 @@ class RunDirectory:
 
     def event(self, kind: str, **details: Any) -> None:
         """Add something that happened."""
+        self._settle()
+        self._event(kind, **details)
+
+    def _event(self, kind: str, **details: Any) -> None:
         event = {"time": round(time.time(), 3), "event": kind, **details}
         history = self._remembered()
         self._append(EVENTS, [event])
@@ -192,12 +229,14 @@ class RunDirectory:
 
     def state(self) -> dict[str, Any] | None:
         """Return where the run stands, or None when it has not got anywhere yet."""
+        self._settle()
         file = self.path / STATE
         return dict(json.loads(file.read_text())) if file.exists() else None
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Keep where the run stands, together with the length of every table and the last step
         that has rollouts, all of which are on disk before the state that names them."""
+        self._settle()
         sizes = {}
         for name in self._tables():
             file = self._open(name)
@@ -210,6 +249,7 @@ class RunDirectory:
 
     def rewind(self) -> None:
         """Cut the tables to where they were when the state was kept, or to nothing without one."""
+        self._settle()
         state = self.state() or {}
         sizes = state.get("sizes", {})
         for name in self._tables():
@@ -251,10 +291,11 @@ class RunDirectory:
 
     def set_status(self, status: str) -> None:
         """Note that the run is running, finished, interrupted or failed."""
+        self._settle()
         self._status = status
-        self.write_summary()
+        self._write_summary()
 
-    def write_summary(self) -> None:
+    def _write_summary(self) -> None:
         """Write status, last metrics and verdict."""
         if self._config is None:
             self._config = self.config()
@@ -320,15 +361,19 @@ class RunDirectory:
         """Write a Parquet file whole or not at all, each table as a part that is read alone."""
         import pyarrow.parquet as pq
 
-        from mint.watch.schema import schema
+        from mint.watch.schema import current, repeated_columns, schema
 
         new = file.with_name(f".{file.name}.new")
         with open(new, "wb") as opened:
             with pq.ParquetWriter(
-                opened, schema(), compression="zstd", write_statistics=["step", "reward"]
+                opened,
+                schema(),
+                compression="zstd",
+                use_dictionary=repeated_columns(),
+                write_statistics=["step", "reward"],
             ) as writer:
                 for table in tables:
-                    writer.write_table(table)
+                    writer.write_table(current(table))
             opened.flush()
             os.fsync(opened.fileno())
         os.replace(new, file)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow as pa
 from mint.watch.files import plain
 
 Row = Mapping[str, Any]
+_PAIR = ("key", "value")
 
 
 @cache
@@ -24,6 +26,7 @@ def segment_type() -> pa.DataType:
             ("tokens", pa.list_(pa.int32())),
             ("pieces", pa.list_(pa.string())),
             ("mask", pa.list_(pa.bool_())),
+            ("versions", pa.list_(pa.int32())),
             ("sampler", pa.list_(pa.float32())),
             ("trainer", pa.list_(pa.float32())),
             ("advantages", pa.list_(pa.float32())),
@@ -57,13 +60,21 @@ def schema() -> pa.Schema:
             ("traceback", pa.string()),
             ("trace", pa.string()),
             ("version", pa.int32()),
-            ("weights", pa.string()),
             ("replaced", pa.bool_()),
             ("sampled_at", pa.float64()),
             ("segments", pa.list_(segment_type())),
         ],
         metadata={"mint.format": "2"},
     )
+
+
+@cache
+def repeated_columns() -> list[str]:
+    """Return the Parquet columns whose values repeat: texts, but no numbers of tokens, which a
+    dictionary would make larger and slower to write."""
+    texts = [field.name for field in schema() if pa.types.is_string(field.type)]
+    texts += [f"{name}.key_value.{part}" for name in ("components", "reasons") for part in _PAIR]
+    return [*texts, "segments.list.element.pieces.list.element"]
 
 
 def table_of(rows: Iterable[Row]) -> pa.Table:
@@ -100,6 +111,11 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
+def current(table: pa.Table) -> pa.Table:
+    """Return a table with the columns of today, which one of an earlier version may lack."""
+    return table if table.schema.equals(schema()) else table_of(rows_of(table))
+
+
 def full_row(row: Row) -> dict[str, Any]:
     """Fill in what a row of format 1 does not have.
 
@@ -110,7 +126,7 @@ def full_row(row: Row) -> dict[str, Any]:
     empty |= {"messages": None, "response": "", "reward": None, "components": {}, "reasons": {}}
     empty |= {"penalty": 0.0, "advantage": None, "length": 0, "truncated": False, "masked": False}
     empty |= {"error": None, "traceback": None, "trace": [], "version": 0, "replaced": False}
-    found = {**empty, "weights": None, "sampled_at": None, "segments": [], **row}
+    found = {**empty, "sampled_at": None, "segments": [], **row}
     found.setdefault("stop", "length" if found["truncated"] else "stop")
     return found
 
@@ -185,7 +201,8 @@ def _segments(rows: Sequence[Sequence[Row]]) -> pa.Array:
     flat = [segment for row in rows for segment in row]
     for segment in flat:
         _check_lengths(segment)
-    mask = [segment.get("mask") for segment in flat]
+    masks = [segment.get("mask") for segment in flat]
+    mask = [None if each is None else np.asarray(each, dtype=bool) for each in masks]
     fields: list[pa.Array] = []
     for field in segment_type():
         lists = [segment.get(field.name) for segment in flat]
@@ -195,7 +212,7 @@ def _segments(rows: Sequence[Sequence[Row]]) -> pa.Array:
         elif pa.types.is_string(field.type.value_type):
             fields.append(_lists(lists, _strings(lists), field.type))
         else:
-            values = [value for each in lists for value in each or ()]
+            values = list(chain.from_iterable(each or () for each in lists))
             fields.append(_lists(lists, pa.array(values, field.type.value_type), field.type))
     structs = pa.StructArray.from_arrays(fields, fields=list(segment_type()))
     return pa.ListArray.from_arrays(_offsets([len(row) for row in rows]), structs)
@@ -206,8 +223,8 @@ def _check_lengths(segment: Row) -> None:
     if len(set(lengths.values())) > 1:
         shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise ValueError(
-            f"The lists of a segment have different lengths: {shown}. Each has one value for every "
-            "token; use None for what a token does not have."
+            f"The lists of a segment have different lengths: {shown}. Each needs one value per "
+            "token; use None where a token has none."
         )
 
 
@@ -237,8 +254,8 @@ def _floats(lists: Sequence[Any], masks: Sequence[Any]) -> pa.Array:
             continue
         values = np.asarray(each, dtype=np.float32)  # None becomes NaN
         parts.append(values)
-        inside = np.ones(len(values), bool) if mask is None else np.asarray(mask, dtype=bool)
-        hidden.append(~inside | ~np.isfinite(values))
+        known = np.isfinite(values)
+        hidden.append(~known if mask is None else ~(mask & known))
     if not parts:
         return pa.array([], pa.float32())
     return pa.array(np.concatenate(parts), pa.float32(), mask=np.concatenate(hidden))

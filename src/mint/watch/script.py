@@ -55,8 +55,8 @@ class Record:
         number = self.last_step + 1 if step is None else int(step)
         if number < self.last_step:
             raise ValueError(
-                f"Step {number} comes after step {self.last_step}; steps must not go back. Leave "
-                "step out to count on."
+                f"Step {number} comes after step {self.last_step}; steps must not decrease. Leave "
+                "out step to count automatically."
             )
         rows = _placed(rollouts, number)
         if rows:
@@ -98,7 +98,7 @@ def record(
     resume: bool = False,
     sinks: Iterable[str] = (),
 ) -> Record:
-    """Record a script's run in a new run directory, or go on with one when ``resume``.
+    """Record a script's run in a new run directory, or resume one with ``resume``.
 
     When ``path`` holds a run already and ``resume`` is false, the next free name is taken:
     ``runs/x-2``. ``config`` is kept as config.yaml; its ``task`` and ``steps`` are shown.

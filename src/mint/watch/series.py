@@ -119,12 +119,12 @@ def shift(values: Series, window: int) -> Shift:
     best_step = values[min(len(values) - 1, best + wide // 2)][0]
     first, last = statistics.fmean(numbers[:head]), statistics.fmean(numbers[-wide:])
     size = max(abs(number) for number in numbers)
-    noise = max(_SIGMAS * _deviation(numbers) * math.sqrt(1.0 / head + 1.0 / wide), _LEAST * size)
+    noise = max(_SIGMAS * deviation(numbers) * math.sqrt(1.0 / head + 1.0 / wide), _LEAST * size)
     return Shift(first, means[best], last, best_step, noise)
 
 
-def _deviation(numbers: Sequence[float]) -> float:
-    """The standard deviation around a slow trend, from the differences of neighbours."""
+def deviation(numbers: Sequence[float]) -> float:
+    """Return the standard deviation around a slow trend, from the differences of neighbours."""
     if len(numbers) < 2:
         return 0.0
     squares = [(b - a) ** 2 for a, b in pairwise(numbers)]

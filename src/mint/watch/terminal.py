@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mint.watch.series import Series, series
-from mint.watch.verdict import DIVERGING, HACKING, LEARNING, STALLED, History, Verdict, judge
+from mint.watch.verdict import DIVERGING, FLAT, HACKING, LEARNING, STALLED, History, Verdict, judge
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 32
 _KEPT = 2000
 _SHOWN = 240
-_COLOURS = {LEARNING: "green", STALLED: "yellow", DIVERGING: "red", HACKING: "red"}
+_COLOURS = {LEARNING: "green", FLAT: "yellow", STALLED: "yellow", DIVERGING: "red", HACKING: "red"}
 _CURVES = (
     ("success", "reward/success"),
     ("reward", "reward/mean"),

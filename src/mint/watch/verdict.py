@@ -1,10 +1,11 @@
 """Whether a run is learning, in words: a pure function of its metrics and events.
 
-learning               reward or success rose by more than its noise
+learning               reward or success rises by more than its noise
+flat                   it was learning, and has not risen since
 stalled                no group has anything to prefer, or nothing has moved for long
 diverging              numbers are not finite, or what was learned is being lost
 hacking the reward     what is paid rises while what is wanted falls
-finished               all steps are done, and none of the two before holds
+finished               all steps are done, and neither of the two above holds
 too early to say       not enough steps for any of these
 """
 
@@ -14,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mint.watch.plateau import plateau_start, rises_after
 from mint.watch.series import (
     Series,
-    Shift,
     constant_share,
     first_named,
     mean_of,
@@ -28,9 +29,9 @@ from mint.watch.series import (
 
 Row = Mapping[str, Any]
 
-LEARNING, STALLED, DIVERGING = "learning", "stalled", "diverging"
+LEARNING, FLAT, STALLED, DIVERGING = "learning", "flat", "stalled", "diverging"
 HACKING, FINISHED, EARLY = "hacking the reward", "finished", "too early to say"
-VERDICTS = (LEARNING, STALLED, DIVERGING, HACKING, FINISHED, EARLY)
+VERDICTS = (LEARNING, FLAT, STALLED, DIVERGING, HACKING, FINISHED, EARLY)
 
 REWARD = ("reward/mean", "reward", "mean_reward", "avg_reward")
 SUCCESS = ("reward/success", "success", "accuracy", "exact_rate")
@@ -134,6 +135,7 @@ def judge(
 def _finished(found: Verdict, count: int) -> Verdict:
     ways = {
         LEARNING: ("It learned: ", "Evaluate the final weights on a holdout, or train longer."),
+        FLAT: ("It ", "Evaluate the final weights on a holdout. More steps alone will not help."),
         STALLED: ("It had stopped learning: ", found.advice),
         EARLY: (f"All {count} steps are done; ", "Train longer to see whether it learns."),
     }
@@ -217,8 +219,8 @@ def _hacking(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict | None:
         return None
     paid = shift(reward, _WINDOW)
     advice = (
-        "Read the best-paid rollouts, close the gap in the reward (mint.rewards.gated), and go "
-        "back to the best checkpoint on the holdout."
+        "Read the rollouts with the highest rewards, fix the reward (for example with "
+        "mint.rewards.gated), and return to the best checkpoint on the holdout."
     )
     held_out = [row for row in rows if _all_numbers(row, (HOLDOUT, HIGH, "step"))]
     if len(held_out) >= 2:
@@ -279,10 +281,13 @@ def _constant(trained: Sequence[Row]) -> Verdict | None:
 
 def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
     """Whether reward, success or the holdout rose by more than its noise."""
-    for names in (SUCCESS, REWARD):
-        name, values = first_named(trained, names)
-        if _rose(values):
-            return _learning(name, shift(values, _WINDOW), values)
+    goals = [first_named(trained, names) for names in (SUCCESS, REWARD)]
+    rising = [(name, values) for name, values in goals if _rose(values)]
+    if rising:
+        found = _learning(*rising[0])
+        others = rising[1:] if found.verdict == FLAT else []
+        still = [each for each in others if rises_after(each[1], found.since or 0)]
+        return _learning(*still[0]) if still else found
     held_out = [row for row in rows if _all_numbers(row, (HOLDOUT, LOW, HIGH, "step"))]
     if len(held_out) >= 2:
         first, now = held_out[0], held_out[-1]
@@ -291,7 +296,7 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
             return Verdict(LEARNING, evidence, int(first["step"]), "Let it run.")
     name, values = _goal(trained)
     if name in LOSS and _rose(values):
-        return _learning(name, shift(values, _WINDOW), values)
+        return _learning(name, values)
     if len(values) < _MANY:
         count = len(trained)
         evidence = f"{count} step{'' if count == 1 else 's'} so far."
@@ -303,21 +308,28 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
         f"{_said(name)} moved by {change:+.3f} in {_span(values)} steps, within its noise of "
         f"{move.noise:.3f}."
     )
-    advice = "Raise the learning rate or group_size, or give the reward more steps on the way."
+    advice = "Raise the learning rate or group_size, or give more partial credit."
     return Verdict(STALLED, evidence, values[0][0], advice)
 
 
-def _learning(name: str, move: Shift, values: Series) -> Verdict:
-    """A rise; one that ended a while ago still counts until it is lost again."""
-    since = next((step for step, value in values if value > move.first + move.noise), values[0][0])
+def _learning(name: str, values: Series) -> Verdict:
+    """A rise, which goes on or has ended."""
+    move = shift(values, _WINDOW)
+    levels = f"from {_shown(name, move.first)} to {_shown(name, move.last)}"
+    moved = f"{_said(name)} {'fell' if name in LOSS else 'rose'} {levels}"
     solved = name in SUCCESS and move.last >= _SOLVED
-    advice = "Nearly solved: stop here, or use harder prompts." if solved else "Let it run."
-    verb = "fell" if name in LOSS else "rose"
-    evidence = (
-        f"{_said(name)} {verb} from {_shown(name, move.first)} to {_shown(name, move.last)} in "
-        f"{_span(values)} steps."
-    )
-    return Verdict(LEARNING, evidence, since, advice)
+    done = "Nearly solved: stop here, or use harder prompts."
+    if (end := plateau_start(values)) is not None:
+        advice = (
+            "Stop here, or change something: harder prompts, another learning rate, a larger "
+            "group_size, a longer max_tokens."
+        )
+        after = values[-1][0] - end
+        evidence = f"was learning until step {end}: {moved}; flat for the {after} steps since."
+        return Verdict(FLAT, evidence, end, done if solved else advice)
+    since = next((step for step, value in values if value > move.first + move.noise), values[0][0])
+    advice = done if solved else "Let it run."
+    return Verdict(LEARNING, f"{moved} in {_span(values)} steps.", since, advice)
 
 
 # ---- words and numbers ----

@@ -15,13 +15,15 @@ from .recommend import Report, recommend
 
 def bench(
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Default: the first that is here.")
+        str | None, typer.Option("--model", "-m", help="Default: the first one available.")
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="A running service. Default: MINT_BASE_URL, or one started for this."),
+        typer.Option(help="A running service. Default: MINT_BASE_URL, or an embedded one."),
     ] = None,
-    answers: Annotated[str, typer.Option(help="Answers at once, to compare.")] = "1,8,48",
+    answers: Annotated[
+        str, typer.Option(help="Numbers of concurrent answers to compare.")
+    ] = "1,8,48",
     tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 64,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of a prompt.")] = 64,
     rank: Annotated[int, typer.Option(min=1, help="LoRA rank.")] = 16,
@@ -53,7 +55,7 @@ def parse_counts(text: str) -> list[int]:
     if len(counts) < len(parts) or counts[0] < 1 or sorted(set(counts)) != counts:
         raise Mistake(f"--answers {text}: write rising numbers, such as 1,8,48")
     if counts[-1] > MOST_ANSWERS:
-        raise Mistake(f"--answers {text}: {MOST_ANSWERS} at once is the most that is measured")
+        raise Mistake(f"--answers {text}: {MOST_ANSWERS} is the maximum")
     return counts
 
 
@@ -81,7 +83,7 @@ def print_report(report: Report) -> None:
     print_table(
         [f"SAMPLING, {shape}", "RATE", "TIME"],
         [
-            (f"{s.answers} at once", f"{s.tokens_per_second:,.0f} tok/s", f"{s.seconds:.2f} s")
+            (f"{s.answers} concurrently", f"{s.tokens_per_second:,.0f} tok/s", f"{s.seconds:.2f} s")
             for s in report.sampling
         ],
         "nothing was sampled",
@@ -91,7 +93,7 @@ def print_report(report: Report) -> None:
         ("new weights to the sampler", step.handoff, ""),
         ("sampling", step.sample, ""),
         ("training", step.train, f"{trained:,.0f} tok/s forward and backward, prompts included"),
-        ("all of it", step.total, ""),
+        ("total", step.total, ""),
     ]
     typer.echo()
     print_table(
@@ -124,7 +126,7 @@ def print_recommendation(report: Report) -> None:
     advice = recommend(report)
     rows = advice.batch_size * advice.group_size
     rate = f"about {advice.step_seconds:.1f} s a step, {advice.steps_per_minute:.1f} a minute"
-    typer.echo("Settings that suit this:")
+    typer.echo("Recommended settings:")
     print_fields(
         {
             f"batch_size={advice.batch_size} group_size={advice.group_size}": f"{rows} answers",
@@ -137,6 +139,6 @@ def print_recommendation(report: Report) -> None:
     for reason in advice.because:
         typer.echo(reason)
     typer.echo(
-        "This was one minute on this machine: other work beside it, other prompts and longer "
+        "This was measured in one minute. Other load on the machine, other prompts and longer "
         "answers change the figures."
     )

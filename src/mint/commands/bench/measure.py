@@ -158,7 +158,7 @@ def measure_ceilings(folder: Path, size: int | None) -> dict[str, Any]:
     )
     if done.returncode:
         last = "\n".join(done.stderr.strip().splitlines()[-3:])
-        raise Mistake(f"The machine's own speed could not be measured:\n{last}")
+        raise Mistake(f"The machine's speed could not be measured:\n{last}")
     ceilings: dict[str, Any] = json.loads(done.stdout)
     return ceilings
 
@@ -181,7 +181,9 @@ def locate(model: str | None) -> tuple[str, Path]:
     catalog = Catalog(aliases=settings.aliases, cache=settings.cache)
     names = [model] if model else catalog.names()
     if not names:
-        raise Mistake("There is no model here. Say which to fetch: mint bench --model NAME")
+        raise Mistake(
+            "There is no model on this machine. Name one to download: mint bench --model NAME"
+        )
     return names[0], catalog.locate(names[0])
 
 
@@ -195,5 +197,5 @@ def first_model(service: mint.ServiceClient) -> str:
     """Return the first model that a service offers."""
     names = [m.model_name for m in service.get_server_capabilities().supported_models]
     if not names or names[0] is None:
-        raise Mistake("Say which model: mint bench --model NAME. The service has none by itself.")
+        raise Mistake("Name a model: mint bench --model NAME. The service has no default.")
     return str(names[0])

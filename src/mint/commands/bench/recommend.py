@@ -130,8 +130,8 @@ def recommend(report: Report) -> Recommendation:
 
 def _explain_answers(report: Report, answers: int) -> str:
     if answers == report.sampling[-1].answers:
-        return f"Sampling still grew by more than 10% at {answers} answers, the most measured."
-    return f"More than {answers} answers at once sample at most 10% faster."
+        return f"Throughput still grew by more than 10% at {answers}, the most answers measured."
+    return f"More than {answers} concurrent answers increase throughput by at most 10%."
 
 
 def recommend_precision(report: Report) -> tuple[str, list[str]]:

@@ -61,7 +61,7 @@ def segments(tree: PrefixTree) -> list[slice]:
 
 
 class ReferenceDecode:
-    """One new token per sequence, which sees its own blocks: gathered anew for every layer."""
+    """One new token per sequence, which sees its own blocks: gathered again for every layer."""
 
     def __init__(self, pool: KVPool, rows: DecodeRows) -> None:
         positions = torch.as_tensor(rows.positions, device=pool.device)

@@ -8,7 +8,8 @@ queries that see a tile of keys are contiguous, and need no list.
 
 As in decoding, the query heads of one key head are rows of the same tile, and softmax runs in
 base 2. The backward pass recomputes the weights from the saved logsumexp. It multiplies 16-bit
-inputs in bfloat16 whatever the forward pass used, because gradients can leave float16's range.
+inputs in bfloat16 whatever the forward pass used, because gradients can leave float16's range; they
+are cast as they are loaded.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,no-untyped-call"
@@ -188,25 +189,20 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def _prepare_kernel(
-    query, out, grad, delta, query_cast, grad_cast, count, q_row, q_head,
-    HEADS: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
-    CAST: tl.constexpr,
+    out, grad, delta, grad_cast, count,
+    D: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, CAST: tl.constexpr,
 ):  # fmt: skip
-    """Compute the dot product of each output with its gradient; CAST copies for the dots."""
+    """Compute the dot product of each output with its gradient; CAST copies it for the dots."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     dim = tl.arange(0, DIM)
     mask = (row < count)[:, None] & (dim < D)[None, :]
     flat = row[:, None] * D + dim[None, :]
     gradient = tl.load(grad + flat, mask=mask, other=0.0)
     if CAST:  # delta is subtracted from dots with the cast gradient: it must round alike
-        gradient = gradient.to(tl.float32).to(grad_cast.dtype.element_ty)
+        gradient = gradient.to(grad_cast.dtype.element_ty)
+        tl.store(grad_cast + flat, gradient, mask=mask)
     outputs = tl.load(out + flat, mask=mask, other=0.0)
     tl.store(delta + row, tl.sum(gradient.to(tl.float32) * outputs, 1), mask=row < count)
-    if CAST:
-        place = (row // HEADS * q_row + row % HEADS * q_head)[:, None] + dim[None, :]
-        queries = tl.load(query + place, mask=mask, other=0.0).to(tl.float32)
-        tl.store(query_cast + flat, queries.to(query_cast.dtype.element_ty), mask=mask)
-        tl.store(grad_cast + flat, gradient, mask=mask)
 
 
 @triton.jit
@@ -237,6 +233,7 @@ def _load_queries(
     queries = tl.load(places[:, None] + dim[None, :], mask=mask, other=0.0)
     places = _query_places(grad, first, kv_head, step, member, heads * D, D, GROUP)
     grads = tl.load(places[:, None] + dim[None, :], mask=mask, other=0.0)
+    queries = queries.to(grads.dtype)
     places = _query_places(sums, first, kv_head, step, member, heads, 1, GROUP)
     row_sums = tl.load(places, mask=real, other=float("inf"))
     places = _query_places(delta, first, kv_head, step, member, heads, 1, GROUP)
@@ -253,8 +250,8 @@ def _query_step(
 ):  # fmt: skip
     """Add what one tile of keys contributes to the gradient of the queries."""
     key = key_tile * KEYS + tl.arange(0, KEYS)
-    keys = _load_keys(keys_base, key_tile, k_row, dim, nodes, D, KEYS)
-    values = _load_keys(values_base, key_tile, v_row, dim, nodes, D, KEYS)
+    keys = _load_keys(keys_base, key_tile, k_row, dim, nodes, D, KEYS).to(grads.dtype)
+    values = _load_keys(values_base, key_tile, v_row, dim, nodes, D, KEYS).to(grads.dtype)
     logits = base2_logits(tl.dot(queries, tl.trans(keys), input_precision="ieee"), scale, SOFTCAP)
     weights = tl.exp2(logits - sums[:, None])
     if not WHOLE:
@@ -354,6 +351,8 @@ def _key_kernel(
     end = tl.load(ends + key, mask=key < nodes, other=0)
     key_rows = _load_keys(keys + kv_head * k_head, key_tile, k_row, dim, nodes, D, KEYS)
     value_rows = _load_keys(values + kv_head * v_head, key_tile, v_row, dim, nodes, D, KEYS)
+    key_rows = key_rows.to(grad.dtype.element_ty)
+    value_rows = value_rows.to(grad.dtype.element_ty)
     key_grad = tl.zeros([KEYS, DIM], tl.float32)
     value_grad = tl.zeros([KEYS, DIM], tl.float32)
 
@@ -430,10 +429,10 @@ def _forward(
     softcap: float,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention output ``[N, H, D]`` and the logsumexp ``[N, H]`` (base 2)."""
+    """Return the attention output ``[N, H, D]`` in ``dtype``, and the logsumexp (base 2)."""
     nodes, heads, dim = q.shape
     kv_heads = k.shape[1]
-    out = torch.empty((nodes, heads, dim), dtype=torch.float32, device=q.device)
+    out = torch.empty((nodes, heads, dim), dtype=dtype, device=q.device)
     sums = torch.empty((nodes, heads), dtype=torch.float32, device=q.device)
     if nodes == 0:
         return out, sums
@@ -475,8 +474,8 @@ def _backward(
     if nodes == 0:
         return d_query, d_key, d_value
     operand = torch.float32 if dtype == torch.float32 else torch.bfloat16
-    q, k, v = unit_stride(q), unit_stride(k.to(operand)), unit_stride(v.to(operand))
-    q, grad, delta = _prepare(q, out, grad, operand)
+    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    grad, delta = _prepare(out, grad, operand)
     group = heads // kv_heads
     tile = choose_tile(QUERY_TILES, FLOAT32_TILE, dtype, dim, group)
     plan = _make_plan(ends, roots, positions, window, tile, group)
@@ -496,22 +495,17 @@ def _backward(
     return d_query, d_key, d_value
 
 
-def _prepare(
-    q: Tensor, out: Tensor, grad: Tensor, operand: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q and the output's gradient in the operand dtype, and their row-wise delta."""
-    nodes, heads, dim = q.shape
+def _prepare(out: Tensor, grad: Tensor, operand: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the output's gradient in the operand dtype, and its row-wise delta."""
+    nodes, heads, dim = out.shape
     grad = grad.contiguous()
-    cast = q.dtype != operand or grad.dtype != operand
-    query_cast = torch.empty(q.shape, dtype=operand, device=q.device) if cast else q
-    grad_cast = torch.empty(q.shape, dtype=operand, device=q.device) if cast else grad
-    delta = torch.empty((nodes, heads), dtype=torch.float32, device=q.device)
+    cast = grad.dtype != operand
+    grad_cast = torch.empty(out.shape, dtype=operand, device=out.device) if cast else grad
+    delta = torch.empty((nodes, heads), dtype=torch.float32, device=out.device)
     _prepare_kernel[(triton.cdiv(nodes * heads, _PREPARE_ROWS),)](
-        q, out, grad, delta, query_cast, grad_cast, nodes * heads, q.stride(0), q.stride(1),
-        heads, dim, pad(dim), _PREPARE_ROWS, cast,
-        num_warps=4,
-    )  # fmt: skip
-    return query_cast, grad_cast, delta
+        out, grad, delta, grad_cast, nodes * heads, dim, pad(dim), _PREPARE_ROWS, cast, num_warps=4
+    )
+    return grad_cast, delta
 
 
 @_forward.register_fake
@@ -528,7 +522,7 @@ def _(
     softcap: float,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    out = torch.empty(q.shape, dtype=dtype, device=q.device)
     return out, torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
 
 
@@ -564,9 +558,9 @@ class _TreeAttention(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         out, sums = _forward(q, k, v, ends, roots, positions, dtype, scale, window, softcap, sinks)
-        ctx.save_for_backward(q, k, v, out.to(dtype), sums, ends, roots, positions)
+        ctx.save_for_backward(q, k, v, out, sums, ends, roots, positions)
         ctx.settings = (dtype, scale, window, softcap)
-        return out
+        return out.float()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

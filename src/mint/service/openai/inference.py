@@ -102,8 +102,8 @@ def _check_ids(prompt: list[int]) -> list[int]:
     """Return a prompt whose ids fit an array; the engine knows which its vocabulary has."""
     if any(not 0 <= token < 2**31 for token in prompt):
         raise UserError(
-            "prompt has a number that is no token id. Encode the text with the model's own "
-            "tokenizer, or send the text itself."
+            "prompt contains a number that is not a token id. Encode the text with the model's "
+            "own tokenizer, or send the text itself."
         )
     return prompt
 

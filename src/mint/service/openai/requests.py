@@ -45,7 +45,7 @@ def read_token_ids(bias: Any) -> Any:
     for key in bias:
         if not _TOKEN_ID.fullmatch(str(key)):
             raise ValueError(
-                f"the key {str(key)[:40]!r} is not a token id; give token ids of the model's "
+                f"the key {str(key)[:40]!r} is not a token id; use token ids of the model's "
                 'tokenizer in quotes, such as {"198": -100}'
             )
     return {int(key): value for key, value in bias.items()}

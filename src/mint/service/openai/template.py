@@ -32,7 +32,7 @@ class ChatTemplate:
         try:
             self._template: Template = _environment().from_string(source)
         except TemplateError as error:
-            raise UserError(f"The model's chat template cannot be read: {error}") from error
+            raise UserError(f"The model's chat template cannot be parsed: {error}") from error
 
     def render(self, **variables: Any) -> str:
         """The text of a conversation. Raises UserError with the template's own words."""

@@ -47,7 +47,7 @@ class ModelTokenizer:
         """Token ids; ``special`` adds what the model expects before plain text, such as BOS."""
         if len(text) > MAX_CHARACTERS:
             raise UserError(
-                f"The text has {len(text)} characters, and this service encodes at most "
+                f"The text has {len(text)} characters; this service encodes at most "
                 f"{MAX_CHARACTERS} at once. Shorten it, or send tokens."
             )
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
@@ -84,8 +84,7 @@ class ModelTokenizer:
         template = (tools and self._templates.get("tool_use")) or self._templates.get("default")
         if template is None:
             raise UserError(
-                "This model has no chat template, so it cannot chat. "
-                "Use /v1/completions with a plain prompt."
+                "This model has no chat template. Use /v1/completions with a plain prompt."
             )
         if not template.knows_developer:
             messages = [

@@ -85,6 +85,6 @@ def _completion(future: Future) -> dict[str, Any]:
 async def cancel_future(
     service: TheService, user: SampleUser, body: requests.RetrieveFuture
 ) -> dict[str, Any]:
-    """Stop a sample that nobody waits for any more. Training operations run to their end."""
+    """Stop a sample whose client no longer waits. Training operations run to their end."""
     future = await service.future(body.request_id, user)
     return {"request_id": future.request_id, "cancelled": service.samplers.cancel(body.request_id)}

@@ -157,7 +157,7 @@ async def _while_awaited(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError(_CLIENT_GONE, "The client went away before the answer was there.")
+            raise ApiError(_CLIENT_GONE, "The client disconnected before the response was ready.")
         return await task
     finally:
         task.cancel()

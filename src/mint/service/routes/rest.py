@@ -146,7 +146,7 @@ async def export_trace(service: TheService, user: ReadUser, session_id: str) -> 
     await _session(service, user, session_id)
     return {
         "status": "failed",
-        "error": "This service records no traces. Its /metrics show how long operations take.",
+        "error": "This service records no traces. /metrics shows how long operations take.",
     }
 
 

@@ -77,7 +77,7 @@ async def delete_key(service: TheService, _: ReadUser, key: Key) -> dict[str, st
     """Revoke the presented key."""
     found = await service.auth.key_of(key)
     if found is None:
-        raise ApiError(400, "This service was started with its key, which cannot be revoked here.")
+        raise ApiError(400, "This service was started with a fixed key, which cannot be revoked.")
     await asyncio.to_thread(service.store.revoke_key, found.name)
     return {"revoked": found.name}
 

@@ -95,10 +95,12 @@ async def submit(
     if address is None:
         raise ApiError(
             400,
-            error or "The request cannot be read: it needs a model_id text and a seq_id number.",
+            error or "The request needs model_id (a string) and seq_id (a number).",
         )
     if address.seq_id is not None and not 1 <= address.seq_id < 2**53:
-        raise ApiError(400, f"seq_id is {address.seq_id}; the operations of a run count from 1.")
+        raise ApiError(
+            400, f"seq_id is {address.seq_id}; the operations of a run are numbered from 1."
+        )
     if kind == "forward_backward" and address.forward_only:
         kind = "forward"
     run = await service.runs.find(address.run_id, user)
@@ -117,6 +119,6 @@ for _kind in OPERATIONS:
 async def create_custom_loss(_: TrainUser) -> dict[str, str]:
     raise ApiError(
         400,
-        "This service runs no custom losses of its own. forward_backward_custom() computes them in "
-        "the client, which needs nothing from here.",
+        "This service does not run custom losses. forward_backward_custom() computes them in the "
+        "client, without this route.",
     )

@@ -76,7 +76,7 @@ async def download(service: TheService, token: str, name: str) -> Response:
     row = await asyncio.to_thread(service.checkpoints.find, path, link.user)
     if row is None or version_of(row) != link.version:
         raise ApiError(
-            404, f"{path.uri} was deleted, overwritten or made private. Ask for a new link."
+            404, f"{path.uri} was deleted, overwritten or made private. Request a new link."
         )
     folder = service.checkpoints.folder(path)
     if link.file is None:

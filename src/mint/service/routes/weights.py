@@ -162,7 +162,7 @@ async def copy_weights(
     if request.headers.get("x-tinker-weights-access-token") is not None:
         raise ApiError(
             400,
-            "weights_access_token is not supported. Use the owner's API key, or let the owner "
+            "weights_access_token is not supported. Use the owner's API key, or ask the owner to "
             "publish the checkpoint.",
         )
     row = await service.transfers.copy(caller, body, request.headers.get("x-idempotency-key"))

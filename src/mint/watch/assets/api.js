@@ -47,7 +47,7 @@ export async function request(address, options = {}) {
   try {
     answer = await fetch(address, { ...options, headers: { ...options.headers, ...keyHeaders() } });
   } catch {
-    throw new Error("The server does not answer. Is mint watch still running?");
+    throw new Error("The server is not responding. Is mint watch still running?");
   }
   if (answer.ok) return answer;
   let detail = answer.statusText;

@@ -17,7 +17,7 @@ export class Bundle {
     if (what === "metrics" && (parameters.from || parameters.to)) return this.range(id, parameters);
     if (what === "metrics" || what === "events") return this.whole(path, parameters);
     const found = this.answers[path + (what === "prompt" ? `?${parameters.identity}` : "")];
-    if (found === undefined) throw new Error("This part of the run is not in the bundle. Make it with a larger --size.");
+    if (found === undefined) throw new Error("This part of the run is not in the bundle. Write the bundle with a larger --size.");
     return found;
   }
 

@@ -80,7 +80,7 @@ export function Text({ text, label, limit = SHOWN_AT_ONCE }) {
 const VERDICTS = [
   [/hack/i, "bad", "!"],
   [/diverg|fail|collapse/i, "bad", "!"],
-  [/stall|stuck|no signal|interrupt/i, "warn", "="],
+  [/stall|flat|stuck|no signal|interrupt/i, "warn", "="],
   [/learn/i, "good", "↗"],
   [/finish/i, "done", "✓"],
 ];

@@ -6,6 +6,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,10 +34,10 @@ def open_sink(name: str, path: Path, config: Row) -> Sink:
 
     >>> open_sink("tensorbord", Path("run"), {})
     Traceback (most recent call last):
-    ValueError: 'tensorbord' is no sink. Use one of tensorboard, wandb, trackio, mlflow, opentelemetry.
+    ValueError: 'tensorbord' is not a sink. Use one of tensorboard, wandb, trackio, mlflow, opentelemetry.
     """  # noqa: E501
     if name not in SINKS:
-        raise ValueError(f"{name!r} is no sink. Use one of {', '.join(SINKS)}.")
+        raise ValueError(f"{name!r} is not a sink. Use one of {', '.join(SINKS)}.")
     module = importlib.import_module(f"mint.watch.sinks.{name}_sink")
     try:
         sink: Sink = module.open_sink(path, dict(config))
@@ -57,17 +58,16 @@ class Sinks:
         self._open: dict[str, Sink] = {}
 
     def add(self, names: Iterable[str], path: Path, config: Row) -> None:
-        """Switch sinks on."""
+        """Switch sinks on, each in a thread of its own."""
+        from mint.watch.sinks.worker import Worker
+
         for name in names:
             if name not in self._open:
-                self._try(name, lambda name=name: self._opened(name, path, config))  # type: ignore[misc]
+                self.attach(name, Worker(partial(open_sink, name, path, config)))
 
     def attach(self, name: str, sink: Sink) -> None:
-        """Switch on a sink that is open already."""
+        """Switch on a sink that is open already, and called where its caller stands."""
         self._open[name] = sink
-
-    def _opened(self, name: str, path: Path, config: Row) -> None:
-        self._open[name] = open_sink(name, path, config)
 
     def log(self, row: Row) -> None:
         """Pass on the numbers of a step; what is no finite number stays in the run directory."""
@@ -93,7 +93,7 @@ class Sinks:
         except Exception as error:
             self._open.pop(name, None)
             said = f"The sink {name!r} is switched off: {type(error).__name__}: {error}"
-            warnings.warn(f"{said} Training goes on.", stacklevel=2)
+            warnings.warn(f"{said} Training continues.", stacklevel=2)
             self._on_failure(name, said)
 
 

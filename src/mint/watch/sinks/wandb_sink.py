@@ -10,7 +10,7 @@ from typing import Any
 
 
 class WeightsAndBiases:
-    """One W&B run for a run directory; a resumed run goes on in it."""
+    """One W&B run for a run directory; a resumed run continues in it."""
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         import wandb

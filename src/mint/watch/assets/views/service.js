@@ -1,5 +1,5 @@
 // The service that the dashboard is attached to: what it does now, and a chat with its checkpoints.
-import { get, request, useRepeated } from "../api.js";
+import { get, NeedsKey, request, setKey, useRepeated } from "../api.js";
 import { address, ago, count, Empty, fixed, go, html, Loading, Problem, Text, Title } from "../parts.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 
@@ -39,9 +39,15 @@ function Now({ value }) {
         ${model.memory.cache_tokens_capacity > 0 && html`<${Tile} name="KV cache">
           <meter min="0" max="1" value=${(model.memory.cache_tokens_used ?? 0) / model.memory.cache_tokens_capacity} aria-label="KV cache in use"></meter>
           ${fixed(model.memory.cache_tokens_used)} of ${fixed(model.memory.cache_tokens_capacity)} tokens<//>`}
-        ${model.memory.device_bytes_used !== undefined && html`<${Tile} name="Device memory">${fixed(model.memory.device_bytes_used / 2 ** 30, 2)} GiB<//>`}
-        ${model.memory.process_bytes !== undefined && html`<${Tile} name="Memory of the engine">${fixed(model.memory.process_bytes / 2 ** 30, 2)} GiB<//>`}
+        ${model.memory.device_bytes_capacity > 0 && html`<${Tile} name="GPU memory">
+          <meter min="0" max="1" value=${model.memory.device_bytes_used / model.memory.device_bytes_capacity} aria-label="GPU memory in use"></meter>
+          ${gib(model.memory.device_bytes_used)} of ${gib(model.memory.device_bytes_capacity)} GiB<//>`}
+        ${model.memory.process_bytes !== undefined && html`<${Tile} name="Memory of the process">${gib(model.memory.process_bytes)} GiB<//>`}
       </dl>${model.plan && html`<p class="hint">${model.plan}</p>`}</section>`)}`;
+}
+
+function gib(bytes) {
+  return fixed(bytes / 2 ** 30, 2);
 }
 
 function Runs({ runs }) {
@@ -66,6 +72,7 @@ function Playground({ value, model }) {
   const [talks, setTalks] = useState({ left: [], right: [] });
   const [busy, setBusy] = useState(0);
   const [text, setText] = useState("");
+  const [locked, setLocked] = useState(false);
   const [temperature, setTemperature] = useState(0.7);
   const [longest, setLongest] = useState(128);
   const section = useRef(null);
@@ -87,6 +94,7 @@ function Playground({ value, model }) {
       put(said || "(an empty answer)");
     } catch (error) {
       put("", error.message);
+      if (error instanceof NeedsKey) setLocked(true);
     } finally {
       setBusy((n) => n - 1);
     }
@@ -102,6 +110,12 @@ function Playground({ value, model }) {
       ask(side, name, history);
     }
   };
+  const unlock = (event) => {
+    event.preventDefault();
+    setKey(new FormData(event.target).get("key"));
+    setLocked(false);
+    setTalks({ left: [], right: [] });
+  };
   return html`<section class="card playground" ref=${section} aria-labelledby="playground-title"><h2 id="playground-title">Playground</h2>
     <div class="toolbar">
       <label>Checkpoint <select value=${chosen?.path || ""} onChange=${(e) => go("service", e.target.value)}><option value="">choose one</option>${samplers.map((c) => html`<option value=${c.path}>${c.path}</option>`)}</select></label>
@@ -112,7 +126,9 @@ function Playground({ value, model }) {
     ${!names.length && !chosen ? html`<${Empty}><p>No model is loaded. Start the service with --model, or run a script.</p><//>` : html`
       <div class="talks">${chosen && html`<${Talk} name=${chosen.path} label="checkpoint" messages=${talks.left} />`}<${Talk} name=${beside} label="base model" messages=${talks.right} /></div>
       <form class="say" onSubmit=${send}><label class="wide"><span class="visually-hidden">Message</span><input value=${text} onInput=${(e) => setText(e.target.value)} placeholder="Say something to both" maxlength="20000" /></label>
-        <button class="main" disabled=${busy > 0}>Send</button><button type="button" onClick=${() => setTalks({ left: [], right: [] })}>Clear</button></form>`}
+        <button class="main" disabled=${busy > 0}>Send</button><button type="button" onClick=${() => setTalks({ left: [], right: [] })}>Clear</button></form>
+      ${locked && html`<form class="say" onSubmit=${unlock}><label>Key of the service <input name="key" type="password" autocomplete="off" required /></label><button class="main">Use this key</button>
+        <span class="hint">A script prints the dashboard's address with the key of its service in it.</span></form>`}`}
   </section>`;
 }
 

@@ -84,7 +84,7 @@ function HeatMap({ run, groups, range, bar, opened }) {
     const [row, column] = [Number(cell.dataset.row) + to[0], Number(cell.dataset.column) + to[1]];
     table.current.querySelector(`[data-row="${row}"][data-column="${column}"]`)?.focus();
   };
-  return html`<div class="scroll"><table class="heat" ref=${table} onKeyDown=${move} aria-label="Rewards: one row a prompt, one column an answer. Arrow keys move.">
+  return html`<div class="scroll"><table class="heat" ref=${table} onKeyDown=${move} aria-label="Rewards: one row per prompt, one column per answer. Arrow keys move.">
     <thead><tr><th scope="col">Prompt</th>${Array.from({ length: width }, (_, i) => html`<th scope="col">${i + 1}</th>`)}<th scope="col">Mean</th><th scope="col"><span class="visually-hidden">Signal</span></th></tr></thead>
     <tbody>${groups.map((g, i) => html`<tr key=${g.group} class="${g.silent ? "silent" : ""} ${opened === g ? "opened" : ""}">
       <th scope="row"><a href=${address("run", run.id, "step", g.rows[0].step, "group", g.group)} title="See its answers side by side">${visible((g.prompt || g.identity || "").slice(-90))}</a></th>

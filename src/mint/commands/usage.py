@@ -1,0 +1,44 @@
+"""``mint usage``: what keys and runs used."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from .durations import seconds_of
+from .output import JsonOption, print_json, print_table, size, when
+from .remote import Remote, UrlOption
+
+_NUMBERS = ("prompt_tokens", "tokens_sampled", "tokens_trained", "checkpoints")
+
+
+def usage(
+    by: Annotated[
+        Literal["key", "run"], typer.Option(help="One line for each key, or for each run.")
+    ] = "key",
+    since: Annotated[
+        str | None, typer.Option(help="Tokens of this time only, in whole hours: 7d, 12h")
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show tokens sampled and trained, and checkpoints now: of your key, or with an admin key of
+    all keys."""
+    query = {"by": by} | ({"since_s": seconds_of(since)} if since else {})
+    rows = Remote(url).get("/api/v1/mint/usage", **query)["usage"]
+    if as_json:
+        print_json(rows)
+        return
+    names = ["KEY", *(["RUN"] if by == "run" else [])]
+    print_table(
+        [*names, "PROMPT", "SAMPLED", "TRAINED", "CHECKPOINTS", "SIZE", "LAST USE"],
+        (_row(row, by) for row in rows),
+        "Nothing was used.",
+    )
+
+
+def _row(row: dict[str, Any], by: str) -> list[str]:
+    run = [row["run_id"] or "(base models)"] if by == "run" else []
+    numbers = [f"{row[name]:,}" for name in _NUMBERS]
+    return [row["key"], *run, *numbers, size(row["bytes"]), when(row["last_used"])]
