@@ -137,7 +137,7 @@ class Client:
 
     async def train(self, run: str, seq_id: int, padding: int = 0) -> None:
         """One forward_backward, with as many bytes of padding as that."""
-        body = batch(run, seq_id, padding)
+        body = await asyncio.to_thread(batch, run, seq_id, padding)
         headers = {"Content-Type": "application/x-protobuf"}
         asked = await self.post("/forward_backward", content=body, headers=headers)
         if asked is not None and asked.is_success:

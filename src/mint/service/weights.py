@@ -82,6 +82,16 @@ class Weights:
             sampler.refused = error
         else:
             sampler.engine, sampler.refused = engine, None
+            await self._keep_what_no_replay_gives(row, engine)
+
+    async def _keep_what_no_replay_gives(self, row: SamplerRow, engine: EngineProcess) -> None:
+        """Put the weights on disk unless a replay would give the same bits, as it does on a CPU."""
+        if engine.info.plan is None or engine.info.plan.device == "cpu":
+            return
+        try:
+            await self.shelf.save(row, engine)
+        except (OSError, RuntimeError) as error:
+            log.warning("%s is only in memory: %s", row.id, error)
 
     async def load(self, sampler: Sampler, engine: EngineProcess) -> None:
         """See to it that the engine has the weights. Raises UserError, WeightsUnproven if not."""
