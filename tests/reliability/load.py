@@ -174,7 +174,9 @@ def batch(run: str, seq_id: int, padding: int) -> bytes:
 @asynccontextmanager
 async def client_of(service: LiveService, tally: Tally) -> AsyncIterator[Client]:
     # A connection that idled is not used again: the service may be closing it at that moment.
-    limits = httpx.Limits(None, None, keepalive_expiry=1.0)
+    limits = httpx.Limits(
+        max_connections=None, max_keepalive_connections=None, keepalive_expiry=1.0
+    )
     options: dict[str, Any] = {"headers": KEY, "timeout": TIMEOUT_S, "limits": limits}
     async with httpx.AsyncClient(base_url=service.base_url, **options) as http:
         client = Client(http, tally)
