@@ -94,7 +94,7 @@ async def accuracy(judge: Judge, pairs_N: list[Pair]) -> str:
     sure_N = await asyncio.gather(*(judge.prefers(*pair) for pair in pairs_N))
     right = sum(sure > 0.5 for sure in sure_N) / len(pairs_N)
     mean = sum(sure_N) / len(pairs_N)
-    return f"accuracy={right:.1%}, sure of it={mean:.1%} on {len(pairs_N)} held-out pairs"
+    return f"accuracy={right:.1%}, confidence={mean:.1%} on {len(pairs_N)} held-out pairs"
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
@@ -63,7 +64,13 @@ def show(page: Page, url: str, view: str) -> None:
         page.goto(url)
         expect(page.locator("li.run .verdict")).to_be_visible()
         return
-    address = {"curves": "", "step": f"/step/{step}/group/3", "sample": f"/sample/{step}/3/0"}
+    rows = page.request.get(f"{url}/api/runs/{run['id']}/steps/{step}").json()["rollouts"]
+    group = most_varied(rows)
+    address = {
+        "curves": "",
+        "step": f"/step/{step}/group/{group}",
+        "sample": f"/sample/{step}/{group}/0",
+    }
     page.goto(f"{url}/#/run/{run['id']}{address[view]}")
     seen = {
         "curves": page.get_by_role("img", name=re.compile(r"^Reward\. ")),
@@ -71,6 +78,12 @@ def show(page: Page, url: str, view: str) -> None:
         "sample": page.locator(".token.coloured").first,
     }
     expect(seen[view]).to_be_visible()
+
+
+def most_varied(rows: list[dict[str, Any]]) -> int:
+    """Return the group of a step whose answers earned the most different rewards."""
+    groups = sorted({row["group"] for row in rows})
+    return max(groups, key=lambda g: len({row["reward"] for row in rows if row["group"] == g}))
 
 
 def save(page: Page, path: Path) -> None:

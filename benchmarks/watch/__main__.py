@@ -2,7 +2,8 @@
 
     python -m benchmarks.watch runs/big      # made up first, if it is not there
 
-Prints a table: what was opened, and how long it took until it was on the screen of a real browser.
+Prints a table: what was opened, how long it took until it was on the screen of a real browser, and
+the CPU time of the server, which other work on the machine does not change.
 The server is ``mint watch`` in a process of its own; its memory is read at the end.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,6 +26,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from benchmarks.watch.generate import generate
 
+Cost = tuple[float, float]
 STEPS, GROUPS, ANSWERS = 10_000, 10, 10
 ROUNDS = 3
 PATIENCE_MS = 60_000
@@ -45,43 +48,52 @@ def main() -> None:
     try:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
-        rows = measure(url)
+        rows = measure(url, process.pid)
         pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
     finally:
         process.terminate()
         process.wait()
-    print("| view | seconds |\n|---|---|")
-    for name, seconds in rows.items():
-        print(f"| {name} | {seconds:.2f} |")
+    print("| view | seconds | CPU seconds of the server |\n|---|---|---|")
+    for name, (seconds, used) in rows.items():
+        print(f"| {name} | {seconds:.2f} | {used:.2f} |")
     print(f"\nMemory of the server afterwards: {pages * 4096 / 2**20:.0f} MiB.")
 
 
-def measure(url: str) -> dict[str, float]:
-    """Return the median seconds until each view was on the screen."""
+def measure(url: str, server: int) -> dict[str, Cost]:
+    """Return the median seconds until each view was on the screen, and the server's CPU time."""
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        times: dict[str, list[float]] = {}
+        times: dict[str, list[Cost]] = {}
         for _ in range(ROUNDS):
             page = browser.new_page(viewport={"width": 1280, "height": 900})
-            for name, seconds in walk(page, url).items():
-                times.setdefault(name, []).append(seconds)
+            for name, cost in walk(page, url, server).items():
+                times.setdefault(name, []).append(cost)
             page.close()
         browser.close()
-    return {name: median(found) for name, found in times.items()}
+    return {
+        name: (median(seconds for seconds, _ in found), median(used for _, used in found))
+        for name, found in times.items()
+    }
 
 
-def walk(page: Page, url: str) -> dict[str, float]:
+def cpu_seconds(process: int) -> float:
+    """Return the CPU time that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def walk(page: Page, url: str, server: int) -> dict[str, Cost]:
     """Open one view after the other."""
-    times: dict[str, float] = {}
+    times: dict[str, Cost] = {}
 
     def timed(name: str, act: Callable[[], Any], seen: Callable[[], Any]) -> None:
-        start = time.perf_counter()
+        start, used = time.perf_counter(), cpu_seconds(server)
         act()
         seen()
-        times[name] = time.perf_counter() - start
+        times[name] = time.perf_counter() - start, cpu_seconds(server) - used
 
     def opens(view: str) -> Callable[[], Any]:
         return lambda: page.goto(f"{url}/#/run/{run}{view}")

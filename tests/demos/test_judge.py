@@ -37,7 +37,7 @@ def test_a_judge_learns_from_comparisons_and_a_policy_from_the_judge(recipe: Rec
     assert losses[-1] < losses[0]
     for when in ("Before", "After"):
         assert re.search(
-            rf"^{when}: accuracy=[\d.]+%, sure of it=[\d.]+% on 8 held-out pairs$", told, re.M
+            rf"^{when}: accuracy=[\d.]+%, confidence=[\d.]+% on 8 held-out pairs$", told, re.M
         )
     [path] = SAVED.findall(told)
     assert "/sampler_weights/" in path

@@ -181,7 +181,7 @@ def test_the_command_sets_and_shows_limits(
     assert "5.0GB" in command("quota", "app", "--bytes", "default")
     assert "10GB or 500MiB" in command("quota", "app", "--bytes", "lots")
     assert "There is no quota of 'rnus'" in command("create", "b", "--quota", "rnus=1")
-    assert "The keys in force are: app" in command("quota", "other")
+    assert "Active keys: app" in command("quota", "other")
 
 
 def test_an_old_databases_runs_belong_to_the_only_key_of_their_user(tmp_path: Path) -> None:

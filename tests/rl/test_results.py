@@ -111,7 +111,7 @@ def test_two_models_are_compared_prompt_by_prompt() -> None:
     assert (same.p, same.difference) == (1.0, 0.0)
     several = compare(result((1.0, 0.0), (0.0, 0.0)), result((1.0, 1.0), (1.0, 0.0)))
     assert several.test == "paired permutation test"
-    with pytest.raises(ValueError, match="not of the same prompts"):
+    with pytest.raises(ValueError, match="cover different prompts"):
         compare(result((1.0,)), result((1.0,), (1.0,)))
 
 

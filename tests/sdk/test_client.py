@@ -182,5 +182,5 @@ def test_reverse_kl_takes_its_turn_among_the_operations_of_a_run(
 
     losses = [towards_the_base_model() for _ in range(5)]
     assert losses[-1] < losses[0]
-    with pytest.raises(ValueError, match="got no data"):
+    with pytest.raises(ValueError, match="was called without data"):
         training_client.forward_backward_reverse_kl([], SEED_MODEL)

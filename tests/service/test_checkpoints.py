@@ -104,7 +104,7 @@ def test_a_bad_path_is_a_user_error(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\\b", "a\0", "ü", "x" * 129, "a\n"])
 def test_a_bad_name_is_a_user_error(name: str) -> None:
-    with pytest.raises(UserError, match="name of a checkpoint"):
+    with pytest.raises(UserError, match="valid checkpoint name"):
         check_name(name)
 
 

@@ -88,7 +88,7 @@ def test_a_checkpoint_without_an_optimizer_or_of_another_model(raw: RawClient) -
     run, session = raw.run(), raw.session()
     path = raw.result(raw.operate("save_weights_for_sampler", run, 1, path="p"))["path"]
     refused = raw.post("/load_weights", creation(session, path))
-    assert "without an optimizer" in refused.json()["detail"]
+    assert "without optimizer state" in refused.json()["detail"]
     made = raw.post("/load_weights", creation(session, path, optimizer=False)).json()
     assert raw.result(made["request_id"])["model_id"] == made["model_id"]
     unknown = creation(session, path, optimizer=False, base_model="no/such", model_seq_id=4)

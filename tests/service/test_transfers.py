@@ -124,7 +124,7 @@ def test_an_uploaded_sampler_gives_weights_only(
     np.testing.assert_array_equal(scores(client, uploaded), scores(client, path))
     run = raw.run()
     refused = raw.result(raw.operate("load_weights", run, 1, path=uploaded, optimizer=True))
-    assert "without an optimizer" in refused["error"]
+    assert "without optimizer state" in refused["error"]
     assert raw.result(raw.operate("load_weights", run, 2, path=uploaded, optimizer=False))["path"]
 
 
@@ -163,7 +163,7 @@ def test_an_archive_that_is_wrong_is_refused(
         answer = upload(raw, content)
         assert answer.status_code == 400, named
         assert named in answer.json()["detail"]
-    assert "name of a checkpoint" in upload(raw, archive, name="../x").json()["detail"]
+    assert "valid checkpoint name" in upload(raw, archive, name="../x").json()["detail"]
     assert "no/model" in upload(raw, archive, base_model="no/model").json()["detail"]
 
 
@@ -225,7 +225,10 @@ def test_a_mixture_of_nonsense_is_refused(training: tinker.TrainingClient, raw: 
         ({"source_paths": [], "coefficients": []}, "source_paths"),
         ({"source_paths": [path], "coefficients": [None]}, "coefficients"),
         ({"source_paths": ["x"], "coefficients": [1]}, "checkpoint path"),
-        ({"source_paths": [path], "coefficients": [1], "output_path": "a/b"}, "name of a"),
+        (
+            {"source_paths": [path], "coefficients": [1], "output_path": "a/b"},
+            "valid checkpoint name",
+        ),
         ({"source_paths": [path], "coefficients": [1], "output_path": "tinker://x"}, "path"),
         (
             {

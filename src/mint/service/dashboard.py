@@ -121,6 +121,7 @@ def _model(engine: EngineProcess, memory: dict[str, float]) -> dict[str, Any]:
 def _run(row: RunRow) -> dict[str, Any]:
     return {
         "id": row.id,
+        "task": str(row.user_metadata.get("task") or "")[:100],
         "base_model": row.base_model,
         "rank": row.lora["rank"],
         "last_request": row.last_request_at.timestamp(),

@@ -49,7 +49,7 @@ function App() {
       </nav>
       ${about?.demo && html`<span class="badge plain" title="A recorded run: mint watch DIR shows your own">demo</span>`}
       <span class="spacer"></span>
-      <button class="quiet" onClick=${() => help.current?.showModal()} aria-label="Keyboard shortcuts">?</button>
+      <button class="quiet for-keys" onClick=${() => help.current?.showModal()} aria-label="Keyboard shortcuts">?</button>
       <${Theme} />
     </header>
     <main id="main" tabindex="-1">${view(kind, rest, state)}</main>

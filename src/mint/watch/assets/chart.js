@@ -21,10 +21,11 @@ export function smoothed(values, weight) {
   });
 }
 
-// Sums from the bottom up, the last series on top.
+// Sums from the bottom up, the last series on top; nothing where no series has a value.
 export function stacked(lists) {
   const sums = [];
-  return lists.map((list) => list.map((value, i) => (sums[i] = (sums[i] || 0) + (value || 0))));
+  const isKnown = (value) => value !== null && value !== undefined;
+  return lists.map((list) => list.map((value, i) => (lists.some((each) => isKnown(each[i])) ? (sums[i] = (sums[i] || 0) + (value || 0)) : null)));
 }
 
 export function describe(title, x, series) {

@@ -40,11 +40,16 @@ export function Tokens({ segments }) {
     <div class="toolbar" role="radiogroup" aria-label="Colour tokens by">
       ${usable.map((name) => html`<label key=${name}><input type="radio" name="token-mode" value=${name} checked=${mode === name} onChange=${() => setMode(name)} /> ${MODES[name].name}</label>`)}
     </div>
-    ${mode && html`<p class="hint">${MODES[mode].help}. Tokens that were given are dimmed.${usable.includes("entropy") ? "" : " With measure_entropy=true, a run also records the entropy of each token."}</p>`}
+    ${mode && html`<p class="hint">${MODES[mode].help}. Tokens that were given are dimmed.${missing(usable)}</p>`}
     ${scale && html`<${Scale} mode=${mode} scale=${scale} />`}
     ${segments.map((segment, i) => html`<${SegmentView} key=${i} number=${i} segments=${segments.length} segment=${segment} values=${lists[i]} scale=${scale} mode=${mode} onPick=${setPicked} picked=${picked} />`)}
     <p class="picked" role="status">${picked ? words(segments[picked[0]], picked[1]) : "Point at a token, or walk over them with the arrow keys."}</p>
   </section>`;
+}
+
+function missing(usable) {
+  if (!usable.includes("gap")) return " This answer was not trained on, so the trainer has no numbers for it.";
+  return usable.includes("entropy") ? "" : " With measure_entropy=true, a run also records the entropy of each token.";
 }
 
 function Scale({ mode, scale }) {

@@ -10,7 +10,7 @@ const CHARTS = [
   { title: "Reward", help: "training beside the holdout", lines: [["reward/mean", "training"], ["holdout/reward", "holdout", { points: true }]] },
   { title: "Success rate", help: "share of right answers; the band is the holdout's 95% interval", lines: [["reward/success", "training"], ["holdout/pass@1", "holdout", { points: true, band: ["holdout/pass@1_low", "holdout/pass@1_high"] }]] },
   { title: "Reward components", help: "stacked means", pick: /^component\//, stack: true },
-  { title: "Groups", help: "what a step can learn from: only groups with signal", lines: [["groups/signal", "signal"], ["groups/all_right", "all right"], ["groups/all_wrong", "all wrong"], ["groups/unscored", "unscored"]], stack: true },
+  { title: "Groups", help: "what a step can learn from: only groups with signal", lines: [["groups/signal", "signal"], ["groups/all_right", "all right"], ["groups/all_wrong", "all wrong"], ["groups/all_equal", "all equal"], ["groups/unscored", "unscored"]], stack: true },
   { title: "Answer length", help: "tokens", lines: [["length/mean", "mean"], ["length/max", "longest"]] },
   { title: "Truncation", help: "share of answers cut off", lines: [["length/truncated", "truncated"]] },
   { title: "Entropy", help: "nats per token", lines: [["train/entropy", "exact"], ["policy/entropy", "estimate"]] },

@@ -36,6 +36,7 @@ function Card({ run, alone, chosen, onChoose }) {
   const main = ["reward/success", "reward/mean", "holdout/pass@1"].find((name) => run.spark[name]?.length > 1);
   const values = run.spark[main];
   const shown = main === "reward/mean" ? fixed : percent;
+  const [first, last] = main ? ends(values) : [];
   const label = { "reward/success": "Success rate", "reward/mean": "Reward", "holdout/pass@1": "Held-out success" }[main];
   const open = address("run", run.id);
   const progress = run.steps ? Math.min(1, run.step / run.steps) : null;
@@ -48,8 +49,8 @@ function Card({ run, alone, chosen, onChoose }) {
     <${Verdict} run=${run} long />
     ${main && html`<a class="trend" href=${open}>
       <span class="caption">${label}</span>
-      <span class="numbers">${shown(values[0])} <span aria-label="to">→</span> <strong>${shown(values[values.length - 1])}</strong></span>
-      <${Spark} values=${values} label="${label} from ${shown(values[0])} to ${shown(values[values.length - 1])}" />
+      <span class="numbers">${shown(first)} <span aria-label="to">→</span> <strong>${shown(last)}</strong></span>
+      <${Spark} values=${values} label="${label} from ${shown(first)} to ${shown(last)}" />
     </a>`}
     <div class="foot">
       ${progress !== null && html`<progress max="1" value=${progress} aria-label="Progress of ${run.name}"></progress>`}
@@ -59,6 +60,13 @@ function Card({ run, alone, chosen, onChoose }) {
       ${!isBundle() && run.updated && html`<span>${run.status === "running" ? "updated " : ""}${ago(run.updated)}</span>`}
     </div>
   </li>`;
+}
+
+// Where a curve began and where it is now: means, since single steps are noisy.
+function ends(values) {
+  const count = Math.max(1, Math.min(5, Math.floor(values.length / 4)));
+  const mean = (part) => part.reduce((sum, value) => sum + value, 0) / part.length;
+  return [mean(values.slice(0, count)), mean(values.slice(-count))];
 }
 
 function left(run) {

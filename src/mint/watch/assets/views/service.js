@@ -1,6 +1,6 @@
 // The service that the dashboard is attached to: what it does now, and a chat with its checkpoints.
 import { get, NeedsKey, request, setKey, useRepeated } from "../api.js";
-import { address, ago, count, Empty, fixed, go, html, Loading, Problem, Text, Title } from "../parts.js";
+import { address, ago, count, Empty, fixed, go, html, Loading, Problem, Text, Title, visible } from "../parts.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 
 export function Service({ model }) {
@@ -46,13 +46,19 @@ function Now({ value }) {
       </dl>${model.plan && html`<p class="hint">${model.plan}</p>`}</section>`)}`;
 }
 
+// A checkpoint's name and the beginning of its run's.
+function brief(path) {
+  const parts = path.replace(/^\w+:\/\//, "").split("/");
+  return `${parts[parts.length - 1]} of ${parts[0].slice(0, 8)}`;
+}
+
 function gib(bytes) {
   return fixed(bytes / 2 ** 30, 2);
 }
 
 function Runs({ runs }) {
-  return html`<section><h2>Training runs</h2>${runs.length === 0 ? html`<p class="hint">None yet.</p>` : html`<div class="scroll"><table class="list"><thead><tr><th scope="col">Run</th><th scope="col">Base model</th><th scope="col">Rank</th><th scope="col">Last request</th></tr></thead>
-    <tbody>${runs.map((run) => html`<tr key=${run.id}><th scope="row"><code>${run.id}</code></th><td>${run.base_model}</td><td>${run.rank}</td><td>${ago(run.last_request)}</td></tr>`)}</tbody></table></div>`}</section>`;
+  return html`<section><h2>Training runs</h2>${runs.length === 0 ? html`<p class="hint">None yet.</p>` : html`<div class="scroll"><table class="list"><thead><tr><th scope="col">Run</th><th scope="col">Task</th><th scope="col">Base model</th><th scope="col">Rank</th><th scope="col">Last request</th></tr></thead>
+    <tbody>${runs.map((run) => html`<tr key=${run.id}><th scope="row"><code>${run.id}</code></th><td>${visible(run.task)}</td><td>${run.base_model}</td><td>${run.rank}</td><td>${ago(run.last_request)}</td></tr>`)}</tbody></table></div>`}</section>`;
 }
 
 function Checkpoints({ checkpoints }) {
@@ -118,7 +124,7 @@ function Playground({ value, model }) {
   };
   return html`<section class="card playground" ref=${section} aria-labelledby="playground-title"><h2 id="playground-title">Playground</h2>
     <div class="toolbar">
-      <label>Checkpoint <select value=${chosen?.path || ""} onChange=${(e) => go("service", e.target.value)}><option value="">choose one</option>${samplers.map((c) => html`<option value=${c.path}>${c.path}</option>`)}</select></label>
+      <label>Checkpoint <select value=${chosen?.path || ""} onChange=${(e) => go("service", e.target.value)}><option value="">choose one</option>${samplers.map((c) => html`<option value=${c.path}>${brief(c.path)}</option>`)}</select></label>
       <label>beside <select value=${beside} onChange=${(e) => setBase(e.target.value)}>${[...new Set([beside, ...names])].filter(Boolean).map((name) => html`<option>${name}</option>`)}</select></label>
       <label>Temperature <input type="number" min="0" max="2" step="0.1" value=${temperature} onInput=${(e) => setTemperature(Number(e.target.value))} /></label>
       <label>Longest answer <input type="number" min="1" max="4096" value=${longest} onInput=${(e) => setLongest(Number(e.target.value) || 1)} /></label>

@@ -26,6 +26,14 @@ export function histogram(rows, range) {
   return bars;
 }
 
+// What tells prompts apart: without what all of them begin with, such as examples.
+export function distinct(prompts) {
+  let common = prompts[0] || "";
+  for (const prompt of prompts) while (!prompt.startsWith(common)) common = common.slice(0, -1);
+  const start = common.lastIndexOf(" ") + 1;
+  return prompts.map((prompt) => (prompts.length > 1 && start > 16 && prompt.length > start ? "… " + prompt.slice(start) : prompt).slice(-90));
+}
+
 function barOf(reward, [low, high]) {
   return Math.max(0, Math.min(BARS - 1, Math.floor(((reward - low) / (high - low || 1)) * BARS)));
 }
@@ -76,6 +84,7 @@ function Histogram({ rows, range, bar, onBar }) {
 function HeatMap({ run, groups, range, bar, opened }) {
   const table = useRef(null);
   const width = Math.max(...groups.map((g) => g.rows.length), 1);
+  const names = distinct(groups.map((g) => g.prompt || g.identity || ""));
   const move = (event) => {
     const to = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
     const cell = event.target.closest("[data-row]");
@@ -87,7 +96,7 @@ function HeatMap({ run, groups, range, bar, opened }) {
   return html`<div class="scroll"><table class="heat" ref=${table} onKeyDown=${move} aria-label="Rewards: one row per prompt, one column per answer. Arrow keys move.">
     <thead><tr><th scope="col">Prompt</th>${Array.from({ length: width }, (_, i) => html`<th scope="col">${i + 1}</th>`)}<th scope="col">Mean</th><th scope="col"><span class="visually-hidden">Signal</span></th></tr></thead>
     <tbody>${groups.map((g, i) => html`<tr key=${g.group} class="${g.silent ? "silent" : ""} ${opened === g ? "opened" : ""}">
-      <th scope="row"><a href=${address("run", run.id, "step", g.rows[0].step, "group", g.group)} title="See its answers side by side">${visible((g.prompt || g.identity || "").slice(-90))}</a></th>
+      <th scope="row"><a href=${address("run", run.id, "step", g.rows[0].step, "group", g.group)} title="See its answers side by side">${visible(names[i])}</a></th>
       ${Array.from({ length: width }, (_, k) => html`<td>${g.rows[k] && html`<${Cell} run=${run} row=${g.rows[k]} range=${range} bar=${bar} at=${[i, k]} />`}</td>`)}
       <td class="mean">${fixed(g.mean, 2)}</td>
       <td>${g.silent && html`<span class="badge" title="Equal rewards: nothing to learn from">no signal</span>`}${g.replaced && html`<span class="badge plain" title="Sampled, and replaced by a group with signal">replaced</span>`}</td></tr>`)}</tbody>
