@@ -160,9 +160,10 @@ class Soak:
             assert found >= least * rounds, f"only {found} {what} in {rounds} rounds"
 
     def compare(self) -> dict[str, Any]:
-        """Compare the early phase with the late one: the second and the last quarter."""
-        quarter = max(len(self.vitals) // 4, 1)
-        phases = {"early": slice(quarter, 2 * quarter), "late": slice(-quarter, None)}
+        """Return what the service held in each quarter; the first warms it up."""
+        part = max(len(self.vitals) // 4, 1)
+        phases = {f"quarter {n + 1}": slice(n * part, (n + 1) * part) for n in range(3)}
+        phases["quarter 4"] = slice(-part, None)
         return {
             name: {
                 "service_mb": round(median(v.service_mb for v in self.vitals[phase]), 1),
@@ -171,12 +172,13 @@ class Soak:
                 "sample_ms": round(1000 * median(self.sample_s[phase]), 1),
             }
             for name, phase in phases.items()
+            if self.vitals[phase]
         }
 
     def growth(self) -> list[str]:
-        """Return what the late phase has too much of."""
+        """Return what the last quarter has too much of, compared with the second."""
         phases = self.compare()
-        early, late = phases["early"], phases["late"]
+        early, late = phases["quarter 2"], phases["quarter 4"]
         found = []
         for what in ("service_mb", "workers_mb"):
             if late[what] > early[what] * (1 + MOST_GROWTH) + MOST_GROWTH_MB:

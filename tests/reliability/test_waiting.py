@@ -67,7 +67,7 @@ def test_the_tinker_client_hears_that_a_model_loads_and_how_many_are_before_it(
 def test_an_operation_behind_others_of_its_run_is_active_and_says_how_many(
     own_service: Callable[..., LiveService],
 ) -> None:
-    """The second waits for the first, whose 2,000 samples' worth of work takes a while."""
+    """The second waits for the first, which trains on 60,000 tokens."""
     service = own_service(long_poll_s=0.0)
     client = RawClient(service.base_url)
     run = client.run()
@@ -80,7 +80,7 @@ def test_an_operation_behind_others_of_its_run_is_active_and_says_how_many(
             "model_input": {"chunks": [{"tokens": [row % 250] + [5] * 199}]},
             "loss_fn_inputs": tensors,
         }
-        for row in range(1000)
+        for row in range(300)
     ]
     batch = {"forward_backward_input": {"data": data, "loss_fn": "cross_entropy"}}
     first = client.operate("forward_backward", run, 1, **batch)
