@@ -22,8 +22,10 @@ from tinker.lib.retry_handler import RetryConfig
 
 from mint.digest import fetch_digest
 from mint.embedded import embedded_service
+from mint.extended_sampling import send_extended_sample
 from mint.reverse_kl import ReverseKLDatum, ReverseKLOutput, submit_reverse_kl
 from mint.tokenizer import fetch_tokenizer, plain_tokenizer
+from mint.types import SamplingParams
 
 _Client = TypeVar("_Client")
 
@@ -103,6 +105,17 @@ class SamplingClient(tinker.SamplingClient):
         The service checks it wherever the weights are loaded, moved or restored.
         """
         return fetch_digest(self.holder, self._sampling_session_id)
+
+    async def _send_asample_request(self, *arguments: Any) -> Any:
+        """Send a request; sampling parameters that the SDK does not have go with it.
+
+        The SDK calls this with ``request_id`` first and ``sampling_params`` fourth. Its own request
+        class leaves out what a subclass of ``SamplingParams`` adds.
+        """
+        params = arguments[3]
+        if not isinstance(params, SamplingParams) or not (params.min_p or params.renormalize):
+            return await super()._send_asample_request(*arguments)
+        return await send_extended_sample(self, *arguments)
 
     @staticmethod
     def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:

@@ -225,13 +225,6 @@ class Checkpoints:
             folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
-    def delete_expired(self, is_due: Callable[[CheckpointRow], bool] = lambda _: True) -> None:
-        """Delete what has expired and ``is_due``; until then it is hidden, and a clock that was
-        put right brings it back."""
-        for row in self._store.expired_checkpoints():
-            if is_due(row):
-                self.delete(row)
-
 
 def path_of(row: CheckpointRow) -> CheckpointPath:
     return CheckpointPath(row.run_id, row.kind, row.name)

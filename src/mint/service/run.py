@@ -284,7 +284,9 @@ class Run:
         error_id = uuid.uuid4().hex[:8]
         log.exception("%s of %s failed (error %s)", kind, self.row.id, error_id, exc_info=error)
         log_file = self._residence.log_file
-        where = f"The engine's log is {log_file}." if log_file else log_hint()
+        where = log_hint()
+        if log_file is not None:
+            where = f"The engine's log is logs/{log_file.name} in the home folder."
         return f"{kind} failed in the service (error {error_id}): {error}. {where}"
 
     # ---- in the engine --------------------------------------------------------------------------

@@ -192,6 +192,15 @@ class Samplers:
     def _of_session(self, session_id: str) -> list[Sampler]:
         return [s for s in self._samplers.values() if s.row.session_id == session_id]
 
+    def open_paths(self) -> set[str]:
+        """Return the checkpoints that somebody samples from."""
+        return {
+            s.row.model_path
+            for s in list(self._samplers.values())
+            if s.row.model_path is not None
+            and (s.row.session_id != "named" or (s.engine is not None and s.engine.is_alive))
+        }
+
     def delete_unused(self, idleness: Idleness) -> None:
         self.weights.shelf.delete_unused(self._settings.run_kept_s, idleness)
 

@@ -110,6 +110,12 @@ class Settings(BaseModel):
     """The largest request that is accepted."""
     max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024
     """The largest checkpoint archive that is accepted, packed or unpacked."""
+    retention_older_than_s: Seconds | None = None
+    """Housekeeping deletes checkpoints older than this, except public ones and those in use."""
+    retention_keep_last: NonNegativeInt = 3
+    """The number of newest checkpoints of each kind that housekeeping keeps for each run."""
+    retention_keep: tuple[str, ...] = ("*final*", "*best*")
+    """Names of checkpoints that housekeeping keeps; * matches anything."""
     quota_runs: PositiveInt | None = None
     """Runs per key, unless ``mint keys quota`` sets another limit. Unloaded runs do not count."""
     quota_samplers: PositiveInt | None = None
