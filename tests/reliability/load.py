@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -310,6 +310,15 @@ class Vitals:
             except FileNotFoundError:  # it has just ended
                 continue
         return cls(resident(pid), workers, len(os.listdir(f"/proc/{pid}/fd")))
+
+
+def open_journals(service: LiveService) -> int:
+    """Count the files of runs that a service has open."""
+    folder, found = Path(f"/proc/{service.process.pid}/fd"), 0
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            found += "/home/runs/" in os.readlink(file)
+    return found
 
 
 def main() -> None:

@@ -19,7 +19,15 @@ from typing import Any
 
 import httpx
 
-from tests.reliability.load import KEY, Client, Tally, Vitals, client_of, probing
+from tests.reliability.load import (
+    KEY,
+    Client,
+    Tally,
+    Vitals,
+    client_of,
+    open_journals,
+    probing,
+)
 from tests.service_fixture import MODEL, LiveService, start_service
 
 LEAST = {"samples": 40, "batches": 4, "crashes": 4, "mistakes": 12, "checkpoints": 1}
@@ -56,7 +64,7 @@ class Soak:
                 return done
 
     async def settle(self) -> None:
-        """Wait until the service has released every session."""
+        """Wait until the service has released every run and closed its journal."""
         async with httpx.AsyncClient(base_url=self.service.base_url, headers=KEY) as http:
             while True:
                 text = (await http.get("/metrics")).text
@@ -65,7 +73,8 @@ class Soak:
                     for line in text.splitlines()
                     if line.startswith(("mint_runs_resident", "mint_queue_depth"))
                 ]
-                if held and all(float(line.split()[-1]) == 0 for line in held):
+                is_empty = held and all(float(line.split()[-1]) == 0 for line in held)
+                if is_empty and not open_journals(self.service):
                     return
                 await asyncio.sleep(0.2)
 

@@ -68,7 +68,7 @@ def test_an_operation_behind_others_of_its_run_is_active_and_says_how_many(
     own_service: Callable[..., LiveService],
 ) -> None:
     """The second waits for the first, which trains on 60,000 tokens."""
-    service = own_service(long_poll_s=0.0)
+    service = own_service(long_poll_s=0.05)
     client = RawClient(service.base_url)
     run = client.run()
     tensors = {

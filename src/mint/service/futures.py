@@ -78,10 +78,11 @@ class Future:
 
     async def wait(self, seconds: float) -> Answer | None:
         """The answer, or None when it is not there after ``seconds``. Raises ResultExpired."""
-        try:
-            await asyncio.wait_for(self._done.wait(), seconds)
-        except TimeoutError:
-            return None
+        if not self._done.is_set():  # waiting for no time at all would miss it
+            try:
+                await asyncio.wait_for(self._done.wait(), seconds)
+            except TimeoutError:
+                return None
         if self.file is None:
             return self.answer
         return await asyncio.to_thread(self.read)
