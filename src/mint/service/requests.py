@@ -98,6 +98,7 @@ Texts = Annotated[
 Ttl = Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S)]
 Temperature = Annotated[NotNegative, AfterValidator(lambda t: t if t >= MIN_TEMPERATURE else 0.0)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 TopK = Annotated[int, Field(ge=-1), AfterValidator(lambda k: k if k <= MAX_TOP_K else -1)]
 """How many of the most likely tokens to sample from: -1, 0 and more than there are mean all."""
 
@@ -314,6 +315,8 @@ class SamplingParams(Request):
     temperature: Temperature = 1.0
     top_k: TopK = -1
     top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    renormalize: bool = False
 
     def stops(self) -> list[str] | list[int] | None:
         if self.stop_token_ids is not None and self.stop is not None:
@@ -355,6 +358,8 @@ class Sample(Request):
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
+            min_p=params.min_p,
+            renormalize=params.renormalize,
             seed=params.seed,
             stop=params.stops(),
             prompt_logprobs=self.prompt_logprobs or self.topk_prompt_logprobs > 0,
