@@ -19,6 +19,7 @@ SDK = (
     "mint.reverse_kl",
     "mint.embedded",
     "mint.tokenizer",
+    "mint.digest",
     "mint.catalog",
     "mint.home",
 )

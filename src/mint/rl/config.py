@@ -79,6 +79,18 @@ class RLConfig:
     stop: tuple[str, ...] = option(
         (), "strings that end an answer, besides the model's end-of-turn token"
     )
+    top_k: int = option(
+        0,
+        "sample from the k likeliest tokens, and train on logprobs among these; 0 is off",
+        low=0,
+        high=1024,
+    )
+    top_p: float = option(
+        1.0, "with top_k: the likeliest tokens that have this probability together", above=0, high=1
+    )
+    min_p: float = option(
+        0.0, "with top_k: tokens at least this share as likely as the likeliest", low=0, high=1
+    )
 
     # The loss and its optimizer
     loss_fn: str = option(
@@ -321,7 +333,13 @@ class RLConfig:
     @property
     def samples_plainly(self) -> bool:
         """Whether sampling is from the model's own distribution, at temperature 1 throughout."""
-        return self.temperature == 1.0 and self.temperature_schedule == "constant"
+        heated = self.temperature != 1.0 or self.temperature_schedule != "constant"
+        return not heated and self.top_k == 0
+
+    @property
+    def matches_sampling(self) -> bool:
+        """Whether the trainer's logprobs are those of the distribution that was sampled from."""
+        return self.match_sampling or self.top_k > 0
 
     @property
     def compares_batch(self) -> bool:

@@ -38,18 +38,23 @@ def conflicts(cfg: RLConfig) -> Iterator[str]:
 
 
 def _of_the_temperature(cfg: RLConfig) -> Iterator[str]:
-    """Conflicts of training at the sampling temperature."""
-    if cfg.match_sampling and cfg.kl_loss_coef > 0 and not cfg.samples_plainly:
+    """Conflicts of training on the distribution that was sampled from."""
+    if cfg.matches_sampling and cfg.kl_loss_coef > 0 and not cfg.samples_plainly:
         yield (
-            "kl_loss_coef compares logprobs at temperature 1, and with match_sampling those of "
-            f"the loss are at {cfg.temperature:g}. Set temperature=1.0, or use "
-            "kl_penalty_coef in place of kl_loss_coef."
+            "kl_loss_coef compares logprobs at temperature 1 over all tokens, but with "
+            "match_sampling or top_k the loss uses those of the sampling distribution. Set "
+            "temperature=1.0 and leave out top_k, or use kl_penalty_coef instead of kl_loss_coef."
+        )
+    if cfg.top_k == 0 and (cfg.top_p < 1 or cfg.min_p > 0):
+        yield (
+            "top_p and min_p need top_k, because the tokens that each position kept are sent for "
+            "training and top_k limits their number. Set top_k=64."
         )
     mixed = cfg.max_staleness > 1 and cfg.temperature_schedule != "constant"
-    if cfg.match_sampling and mixed:
+    if cfg.matches_sampling and mixed:
         yield (
-            "match_sampling trains a step at one temperature, but with max_staleness above "
-            "1 and a temperature_schedule it has answers of several. Leave out one of these."
+            "match_sampling (or top_k) trains a step at one temperature, but with max_staleness "
+            "above 1 and a temperature_schedule it has answers of several. Leave out one of these."
         )
 
 

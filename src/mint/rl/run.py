@@ -38,6 +38,7 @@ from mint.rl.endings import Interrupted, ServiceLost, going_on
 from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
 from mint.rl.failures import FailureLog
+from mint.rl.filters import Filters
 from mint.rl.findings import Findings
 from mint.rl.group_queue import GroupQueue
 from mint.rl.guards import Finding, Guards, calmer, masked_loss
@@ -193,7 +194,9 @@ class Run:
         if not self._waiting.half_done:
             client = await self._weights_before(step)
             most, stop = cfg.max_tokens, cfg.stop
-            policy = Policy(client, self.tokenizer, cfg.temperature, most, stop, version)
+            filters = Filters(cfg.top_k, cfg.top_p, cfg.min_p)
+            heat = cfg.temperature
+            policy = Policy(client, self.tokenizer, heat, most, stop, version, filters)
             self.queue.publish(policy)
             self.queue.fill(min(max(1, cfg.max_staleness), cfg.steps - version))
         return await self.queue.batch(step, groups)
@@ -210,7 +213,7 @@ class Run:
     def penalise(self, batch: Batch) -> None:
         """Take the KL to the reference from the rewards, when the config asks for it."""
         if self.reference is not None:
-            policy = None if batch.policy.temperature == 1.0 else batch.clients
+            policy = None if batch.policy.is_plain else batch.clients
             self._tally.add(self._waiting.do(self.reference.penalise(batch.groups, policy)))
 
     def prefer(self, batch: Batch) -> list[types.Datum]:

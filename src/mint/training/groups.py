@@ -22,6 +22,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "task": (),
     "sampling": (
         *("group_size", "max_tokens", "temperature", "match_sampling", "stop"),
+        *("top_k", "top_p", "min_p"),
         *("temperature_schedule", "temperature_end", "max_refills"),
         *("max_turns", "rollout_timeout", "context_length"),
     ),
