@@ -93,6 +93,7 @@ def measure(model: Path, max_staleness: int, args: argparse.Namespace) -> Measur
             learning_rate=args.learning_rate,
             aggregation="token",
             max_staleness=max_staleness,
+            staleness_rule=args.rule,
             truncated_importance=2.0,
             checkpoint_every=10_000,
             truncation_limit=1.0,
@@ -146,17 +147,19 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 
 def main() -> None:
-    """Measure, print a table, and keep every run in a file."""
+    """Measure, print a table, and keep every run in a file of a folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--rule", choices=("drop", "correct"), default="drop")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=1e-2)
     parser.add_argument("--goal", type=float, default=0.7)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/asynchrony.json"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/asynchrony"))
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MINT_HOME"] = f"{folder}/home"
@@ -164,7 +167,8 @@ def main() -> None:
         for round_ in range(args.rounds):
             for bound in args.staleness if round_ % 2 == 0 else args.staleness[::-1]:
                 found.append(measure(model, bound, args))
-                args.out.write_text(json.dumps([asdict(each) for each in found]) + "\n")
+                rows = json.dumps([asdict(each) for each in found])
+                (args.out / f"{args.rule}.json").write_text(rows + "\n")
     print(table(found, args.goal))
 
 

@@ -20,6 +20,7 @@ SDK = (
     "mint.extended_sampling",
     "mint.embedded",
     "mint.tokenizer",
+    "mint.digest",
     "mint.catalog",
     "mint.home",
 )

@@ -55,6 +55,7 @@ async def send(local: Local, method: str, url: str, body: Any, key: str) -> http
     return await local.http.request(method.upper(), url, headers=headers, **options)
 
 
+@pytest.mark.slow
 def test_no_marker_reaches_the_log_or_an_error(
     tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

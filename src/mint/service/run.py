@@ -26,7 +26,7 @@ from .errors import (
     readable_database_error,
     readable_os_error,
 )
-from .futures import Answer, Category
+from .futures import Answer, Category, Pending
 from .journal import Journal, Outcome
 from .operations import Done
 from .parts import Parts
@@ -156,18 +156,23 @@ class Run:
             self.wake()
 
     def _open_future(self, seq_id: int) -> None:
-        self._futures.open(self.request_id(seq_id), self.row.user, self.why_waiting)
+        self._futures.open(self.request_id(seq_id), self.row.user, lambda: self.why_waiting(seq_id))
 
     def _finish(self, seq_id: int, answer: Answer) -> None:
         self._futures.finish(self.request_id(seq_id), answer)
 
-    def why_waiting(self) -> str | None:
-        """What an unfinished operation of this run waits for, in words."""
+    def why_waiting(self, seq_id: int = 0) -> Pending | None:
+        """What an unfinished operation of this run waits for; None while it is carried out."""
         if (gap := self._stream.gap) is not None:
-            return f"waiting for operation {gap} of this run, which has not arrived"
+            return Pending(f"waiting for operation {gap} of this run, which has not arrived")
         if self._trouble is not None:
-            return f"the run could not be restored; retrying: {self._trouble}"
-        return self._residence.why_waiting()
+            return Pending(f"the run could not be restored; retrying: {self._trouble}")
+        if (why := self._residence.why_waiting()) is not None:
+            return Pending(why)
+        before = seq_id - self._stream.next + self._turn.locked()
+        if seq_id < self._stream.next or before <= 0:
+            return None
+        return Pending(f"queued behind {before} operations of this run", "active")
 
     # ---- running --------------------------------------------------------------------------------
 

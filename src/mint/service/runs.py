@@ -52,7 +52,7 @@ class Runs:
         self._tasks: set[asyncio.Task[None]] = set()
         self._used: dict[str, datetime] = {}
         self._creating = asyncio.Lock()
-        samplers.restore_run = self._restore
+        samplers.weights.restore_run = self._restore
 
     # ---- creating -------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from .usage import SAVE_EVERY_S, Usage
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 10.0
+_KEPT = "results are kept for a while and up to a size (result_kept_s, max_result_bytes)."
 _RUN_REQUEST = re.compile(r"(?P<id>[^:]+:train:\d+):(?P<number>-?\d{1,18})")
 _SAMPLE_REQUEST = re.compile(r"(?P<id>[^:]+:sample:\d+):(?P<number>[0-9a-f-]+)")
 
@@ -44,7 +45,12 @@ class Service:
         self.auth = Auth(settings, self.store)
         self.usage = Usage(self.store)
         self.sessions = Sessions(self.store)
-        self.futures = Futures(settings.result_kept_s)
+        self.futures = Futures(
+            settings.result_kept_s,
+            settings.max_result_bytes,
+            settings.max_stored_result_bytes,
+            settings.home / "results",
+        )
         self.engines = Engines(settings)
         self.checkpoints = Checkpoints(settings.home, self.store, self.auth.quota_of)
         self.decoder = Decoder(settings.max_body_bytes)
@@ -114,12 +120,16 @@ class Service:
             if (future := self.futures.find(request_id, user)) is not None:
                 return future
             if run.was_taken(int(match["number"])):
-                raise _gone(request_id)
+                raise ApiError(
+                    410,
+                    f"The operation {request_id} was carried out, but its result is no longer "
+                    f"kept: {_KEPT} Do not send it again; continue with the next operation.",
+                )
         elif match := _SAMPLE_REQUEST.fullmatch(request_id):
             await self.samplers.find(match["id"], user)
-            raise _gone(request_id)
+            raise gone(request_id)
         elif request_id.startswith(INTERPOLATION):
-            raise _gone(request_id)
+            raise gone(request_id)
         raise not_found("request", request_id, "Send the request that creates it.")
 
     # ---- housekeeping ---------------------------------------------------------------------------
@@ -211,5 +221,8 @@ class Service:
         await asyncio.to_thread(self.idleness.save, self._is_there)
 
 
-def _gone(request_id: str) -> ApiError:
-    return ApiError(410, f"The result of {request_id} is no longer kept. Send the request again.")
+def gone(request_id: str) -> ApiError:
+    """The answer for a sample whose result had to give way or is too old."""
+    return ApiError(
+        410, f"The result of {request_id} is no longer kept: {_KEPT} Send the request again."
+    )

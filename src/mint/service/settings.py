@@ -100,6 +100,12 @@ class Settings(BaseModel):
     max_outstanding_samples: NonNegativeInt = 20_000
     """Samples in progress at once; further requests get 429, and clients retry. A key may have
     four fifths of what the others leave."""
+    max_result_bytes: NonNegativeInt = 256 * 1024 * 1024
+    """What finished results may take in memory; beyond it, the oldest move to the disk. A key may
+    have four fifths of what the others leave."""
+    max_stored_result_bytes: NonNegativeInt = 4 * 1024 * 1024 * 1024
+    """What finished results may take on disk; beyond it, the oldest are no longer kept, and clients
+    send the sample again."""
     max_body_bytes: NonNegativeInt = 1024 * 1024 * 1024
     """The largest request that is accepted."""
     max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024

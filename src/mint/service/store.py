@@ -118,6 +118,7 @@ class SamplerRow(Table):
     run_id: Mapped[str | None]
     seq_id: Mapped[int | None] = mapped_column(BigInteger)
     version: Mapped[str | None]
+    digest: Mapped[str | None] = mapped_column(String(64))
     clients: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[datetime] = mapped_column(default=now)
 
@@ -324,6 +325,12 @@ class Store:
                 .returning(SamplerRow.clients)
             )
             return session.scalars(counted).one()
+
+    def note_digest(self, sampler_id: str, digest: str) -> None:
+        """Note the digest of a sampler's weights, once."""
+        with self.transaction() as session:
+            sampler = update(SamplerRow).where(SamplerRow.id == sampler_id)
+            session.execute(sampler.where(SamplerRow.digest.is_(None)).values(digest=digest))
 
     # ---- keys -------------------------------------------------------------------------------
 

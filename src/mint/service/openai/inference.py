@@ -19,9 +19,9 @@ from mint.engine.messages import (
 )
 
 from ..errors import ApiError, UserError
-from ..samplers import Sampler
 from ..scopes import Caller
 from ..service import Service
+from ..weights import Sampler
 from .requests import ChatCompletion, Completion, Inference
 from .text import TextStream, TokenScore
 from .tokenizer import ModelTokenizer, check_length
