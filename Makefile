@@ -11,6 +11,7 @@
 # make test-sinks    only: metrics in W&B, Trackio and MLflow, with the real packages
 # make fuzz          20,000 mutated requests over every route; none may be answered with 5xx
 # make chaos         kills, failing disks and random operations for about an hour
+# make soak          clients that come, go, crash and misbehave, for an hour (SOAK_MINUTES=10 make soak)
 # make trl-env       TRL's environment, for python -m benchmarks.trl
 # make bench         mint and its peers on two cores, into benchmarks/results and benchmarks/README.md
 # make bench-envs    the peers' environments, for make bench
@@ -29,7 +30,7 @@ PYTEST := $(BIN)/python -m pytest
 # Whole files go to a worker, since the tests of a file share a service. Two cores and 24 GiB are enough.
 PARALLEL := -n 3 --dist loadfile
 
-.PHONY: install demo packages test test-slow fuzz chaos test-wheel test-first-hour test-gpu test-sinks conformance \
+.PHONY: install demo packages test test-slow fuzz chaos soak test-wheel test-first-hour test-gpu test-sinks conformance \
   conformance-envs trl-env bench bench-envs recordings snapshots check lint format clean
 .DELETE_ON_ERROR:
 
@@ -72,6 +73,9 @@ fuzz: $(INSTALLED)
 
 chaos: $(INSTALLED)
 	@$(PYTEST) -m chaos -s tests/reliability
+
+soak: $(INSTALLED)
+	@$(BIN)/python -m tests.reliability.soak --minutes $${SOAK_MINUTES:-60}
 
 trl-env: .venvs/trl/.installed
 

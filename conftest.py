@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import doctest
+import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A slow machine is not a failure. With CI=true, hypothesis draws the same examples every time.
+settings.register_profile(
+    "mint",
+    settings.get_profile("ci" if os.environ.get("CI") == "true" else "default"),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("mint")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -19,14 +30,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, object, object]:
-    """Treat an example that finds no sandbox like a test that asks for one."""
+    """Treat an example that finds no sandbox or reasoning-gym like a test that asks for one."""
     try:
         return (yield)
     except doctest.UnexpectedException as error:
+        from mint.rewards.gym import GymUnavailable
         from mint.rewards.sandbox import SandboxUnavailable
-        from tests.needs import missing_sandbox
+        from tests.needs import missing_sandbox, need_gym
 
         cause = error.exc_info[1]
+        if isinstance(cause, GymUnavailable):
+            need_gym()
         if isinstance(cause, SandboxUnavailable):
             missing_sandbox(cause)
         raise

@@ -2,15 +2,15 @@
 
     python demos/resume.py
 
-The script is demos/rl/adapters/verifiable_math.py, and nothing in it is about resuming: `run_grpo`
-keeps a run directory and checkpoints, and the same command goes on where they end. It is run
+The script is demos/rl/adapters/verifiable_math.py, and it has no code for resuming: `run_grpo`
+keeps a run directory and checkpoints, and the same command resumes from them. It is run
   - once to its end, to compare with;
   - once until it has reported MINT_RESUME_KILL_AFTER steps, and then killed (SIGKILL: it cannot
     save anything any more). Without MINT_BASE_URL its service dies with it;
   - once more, exactly as before.
-The interrupted run has the steps, prompts, answers and metrics of the one that was left alone, up
+The interrupted run has the steps, prompts, answers and metrics of the uninterrupted one, up
 to rounding: answers are computed in batches as requests arrive, which changes the last bits of a
-logprob and, once in a while, a sampled token. Two runs that nobody kills differ in the same way.
+logprob and, once in a while, a sampled token. Two uninterrupted runs differ in the same way.
 
 Settings are environment variables: those of the script (docs/rl.md), with these defaults here:
 

@@ -1,17 +1,17 @@
-"""Take weights from one service to another, and train on there.
+"""Move weights from one service to another, and continue training there.
 
     python demos/upload_weights.py
 
-A run is trained for a few steps on one service. Its checkpoint leaves as an archive (adapter and
-optimizer) and as a PEFT folder (the adapter alone: what PEFT's `save_pretrained` writes, and what
-PEFT and vLLM load). Both are uploaded to a second service, which has never seen the run:
+A run is trained for a few steps on one service. Its checkpoint is downloaded as an archive
+(adapter and optimizer) and as a PEFT folder (the adapter alone, as PEFT's `save_pretrained` writes
+it and PEFT and vLLM load it). Both are uploaded to a second service, which does not know the run:
 
     mint checkpoints download tinker://RUN/weights/NAME --output halfway.tar.gz
     mint checkpoints upload halfway.tar.gz --url http://OTHER:8000
     mint checkpoints upload adapter-folder --url http://OTHER:8000
 
-From the archive, training goes on as if it had never moved. From the folder it goes on with the
-same weights and a fresh optimizer.
+From the archive, training continues as if the run had never moved. From the folder it continues
+with the same weights and a new optimizer.
 
 Both services are started here, unless these environment variables name them:
 

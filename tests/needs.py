@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,6 +48,12 @@ def need_postgres() -> Path:
         if (folder / "initdb").exists():
             return folder
     missing(f"needs PostgreSQL, which is not installed. {INSTALL} postgresql")
+
+
+def need_gym() -> None:
+    """Skip the test where reasoning-gym is not installed."""
+    if find_spec("reasoning_gym") is None:
+        missing(f"needs reasoning-gym, which needs a C compiler. {INSTALL}, then make test")
 
 
 def missing(why: str) -> NoReturn:

@@ -17,8 +17,10 @@ SDK = (
     "mint.types",
     "mint.client",
     "mint.reverse_kl",
+    "mint.extended_sampling",
     "mint.embedded",
     "mint.tokenizer",
+    "mint.digest",
     "mint.catalog",
     "mint.home",
 )

@@ -2,9 +2,9 @@
 
 A language model answers each question several times. A reward function says how good each answer
 is. An answer that is better than the others to the same question is made more likely, a worse one
-less likely. That is all; everything below is this, said precisely.
+less likely. The code below does exactly this.
 
-A task is an `RLAdapter`: where questions come from, how they are asked, what an answer is worth.
+A task is an `RLAdapter`: where questions come from, how they are asked, how an answer is scored.
 
     from rl_core import RLAdapter, RLConfig, run_grpo
 
@@ -47,7 +47,7 @@ __all__ = ["RLAdapter", "RLConfig", "run_grpo"]
 def run_grpo(adapter: Any, cfg: RLConfig | None = None) -> str:
     """Train on a task. Returns the path of the trained weights.
 
-    Interrupted by Ctrl-C, a crash or a lost service, the same call goes on where it stopped.
+    After Ctrl-C, a crash or a lost service, the same call resumes the run.
     """
     with Run(adapter, cfg) as run:
         cfg = run.cfg

@@ -160,7 +160,7 @@ class Catalog:
             raise NotHere("no alias has that name" if self.aliases else "none are configured")
         folder = self.aliases[name].expanduser()
         if missing := missing_from(folder):
-            raise NotHere(f"{name}={folder}: {missing}")
+            raise NotHere(f"{name}={folder}: {missing}" if self.local_paths else missing)
         return folder.resolve()
 
     def _hub_cache(self, name: str) -> Path:
@@ -169,9 +169,10 @@ class Catalog:
         try:
             folder = Path(snapshot_download(name, local_files_only=True))
         except (OSError, ValueError) as error:
-            raise NotHere(f"it is not in {constants.HF_HUB_CACHE}") from error
+            where = constants.HF_HUB_CACHE if self.local_paths else "the cache"
+            raise NotHere(f"it is not in {where}") from error
         if missing := missing_from(folder):
-            raise NotHere(f"{folder}: {missing}")
+            raise NotHere(f"{folder}: {missing}" if self.local_paths else missing)
         return folder
 
     def _package(self, name: str) -> Path:

@@ -11,6 +11,7 @@ from mint import __version__
 from mint.catalog import ModelNotFound
 from mint.commands import checkpoints, evaluate, keys, models, runs, train
 from mint.commands.bench.command import bench
+from mint.commands.doctor import doctor
 from mint.commands.export import export
 from mint.commands.init import init
 from mint.commands.output import Mistake
@@ -36,6 +37,7 @@ app.command()(bench)
 app.command()(report)
 app.command()(watch)
 app.command()(usage)
+app.command()(doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(runs.app, name="runs")

@@ -20,9 +20,12 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.lib.public_interfaces.api_future import APIFuture
 from tinker.lib.retry_handler import RetryConfig
 
+from mint.digest import fetch_digest
 from mint.embedded import embedded_service
+from mint.extended_sampling import send_extended_sample
 from mint.reverse_kl import ReverseKLDatum, ReverseKLOutput, submit_reverse_kl
 from mint.tokenizer import fetch_tokenizer, plain_tokenizer
+from mint.types import SamplingParams
 
 _Client = TypeVar("_Client")
 
@@ -95,6 +98,24 @@ class SamplingClient(tinker.SamplingClient):
         """The tokenizer of the base model, as the service has it."""
         tokenizer = fetch_tokenizer(self.holder, self.get_base_model())
         return tokenizer if tokenizer is not None else plain_tokenizer(super().get_tokenizer())
+
+    def weights_digest(self) -> APIFuture[str | None]:
+        """The SHA-256 of the adapter that answers; None for a base model.
+
+        The service checks it wherever the weights are loaded, moved or restored.
+        """
+        return fetch_digest(self.holder, self._sampling_session_id)
+
+    async def _send_asample_request(self, *arguments: Any) -> Any:
+        """Send a request; sampling parameters that the SDK does not have go with it.
+
+        The SDK calls this with ``request_id`` first and ``sampling_params`` fourth. Its own request
+        class leaves out what a subclass of ``SamplingParams`` adds.
+        """
+        params = arguments[3]
+        if not isinstance(params, SamplingParams) or not (params.min_p or params.renormalize):
+            return await super()._send_asample_request(*arguments)
+        return await send_extended_sample(self, *arguments)
 
     @staticmethod
     def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:

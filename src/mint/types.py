@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tinker.types
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 DEFAULT_BETAS = (0.9, 0.999)
 
@@ -20,11 +20,18 @@ DEFAULT_BETAS = (0.9, 0.999)
 class SamplingParams(tinker.types.SamplingParams):
     """How to sample. ``stop_token_ids`` names tokens that end an answer, like a ``stop`` of ids.
 
-    On the wire there is one ``stop``: token ids from both fields are joined there.
+    On the wire there is one ``stop``: token ids from both fields are joined there. ``min_p`` and
+    ``renormalize`` are known to mint's service only.
     """
 
     stop_token_ids: Sequence[int] | None = Field(default=None, exclude=True)
     """Token ids that end an answer. An empty list adds none."""
+
+    min_p: float = 0.0
+    """Leave out tokens that are less likely than this share of the likeliest."""
+
+    renormalize: bool = False
+    """Report logprobs after ``top_k``, ``top_p`` and ``min_p``; tokens left out have -inf."""
 
     @model_validator(mode="before")
     @classmethod
@@ -46,6 +53,12 @@ class SamplingParams(tinker.types.SamplingParams):
                 "stop=[...]."
             )
         return {**fields, "stop": list(dict.fromkeys([*texts, *ids]))}
+
+
+class ExtendedSampleRequest(tinker.types.SampleRequest):
+    """A request whose sampling parameters are sent whole, with what the SDK's do not have."""
+
+    sampling_params: SerializeAsAny[tinker.types.SamplingParams]
 
 
 class AdamParams(tinker.types.AdamParams):

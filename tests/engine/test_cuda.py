@@ -16,6 +16,7 @@ from mint.engine.model import BaseModel
 from mint.engine.trainer import LoraTrainer
 from mint.engine.trunk_graphs import TrunkGraphs
 from tests.engine.conftest import ids, sample
+from tests.engine.test_logprobs import reference, with_kept
 from tests.engine.test_sampler import trained_engine, trainer_logprobs
 from tests.engine.test_trainer import PlainModel, assert_close, gradients, group, loss_of, randomise
 from tests.tiny import FAMILIES, VOCABULARY, build_model
@@ -76,9 +77,9 @@ def test_gradients_equal_those_of_a_float64_model_with_the_same_weights(
     if family == "granite":
         limit *= 2  # its small logits leave small gradients
     for name, pair in gradients(run).items():
-        for mine, reference in zip(pair, plain.pairs[name], strict=True):
+        for mine, theirs in zip(pair, plain.pairs[name], strict=True):
             # The backward products round the incoming gradient to bfloat16.
-            gap = (mine.cpu().double() - reference.grad).norm() / reference.grad.norm()
+            gap = (mine.cpu().double() - theirs.grad).norm() / theirs.grad.norm()
             assert gap <= limit, name
 
 
@@ -121,6 +122,31 @@ def test_compiled_layers_agree_too(precision: str, tmp_path: Path) -> None:
     test_gradients_equal_those_of_a_float64_model_with_the_same_weights(
         "qwen3", precision, tmp_path / "again"
     )
+
+
+@pytest.mark.parametrize("chosen", ["all", "kept"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_compiled_entropies_temperatures_and_kept_tokens_agree_with_float64(
+    family: str, chosen: str, tmp_path: Path
+) -> None:
+    model = load(family, tmp_path, "exact")
+    run = LoraTrainer(model, LoraSpec(rank=8, seed=1), 1024)
+    randomise_on_cpu(run)
+    data = group(seed=5) if chosen == "all" else with_kept(group(seed=5))
+    config: dict[str, float | str] = {"temperature": 1.7, "entropy_coef": 0.4, "entropy": 1.0}
+    [result] = run.forward_backward([ForwardBackward(data, "importance_sampling", config)])
+    plain = rounded_weights(PlainModel(tmp_path / family, on_cpu(run)), model)
+    total, _, logprobs, entropies = reference(plain, data, 1.7, 0.4)
+    total.backward()
+    bound = 2e-2 if family == "gemma2" else 1e-3
+    for mine, theirs in zip(result.logprobs, logprobs, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=bound)
+    for mine, theirs in zip(result.entropy, entropies, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=bound)
+    for name, pair in gradients(run).items():
+        for mine, theirs in zip(pair, plain.pairs[name], strict=True):
+            gap = (mine.cpu().double() - theirs.grad).norm() / theirs.grad.norm()
+            assert gap <= 4e-2, name
 
 
 def test_compiled_layers_run_forward_only(tmp_path: Path) -> None:

@@ -10,11 +10,20 @@ import pytest
 import torch
 
 from mint.engine import head
-from mint.engine.messages import Datum, ForwardBackward, ForwardBackwardResult, LoraSpec, UserError
+from mint.engine.messages import (
+    Datum,
+    ForwardBackward,
+    ForwardBackwardResult,
+    LoraSpec,
+    SampleRequest,
+    UserError,
+)
 from mint.engine.model import BaseModel
 from mint.engine.trainer import LoraTrainer
 from tests.tiny import VOCABULARY, build_model
 
+from .conftest import ids, sample
+from .test_sampler import trained_engine
 from .test_trainer import PlainModel, assert_close, gradients, group, randomise
 
 
@@ -180,3 +189,76 @@ def test_datums_with_and_without_kept_tokens_train_together(
         [plain[0], narrow[1], wide[2], *plain[3:]],
         CONFIGS["both"],
     )
+
+
+FILTERS: list[dict[str, Any]] = [
+    {"top_k": 7},
+    {"top_k": 40, "top_p": 0.6},
+    {"top_k": 40, "min_p": 0.1},
+    {"top_k": 30, "top_p": 0.8, "min_p": 0.02},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_trainer_and_sampler_agree_on_the_filtered_distribution(
+    base: BaseModel, filters: dict[str, Any], temperature: float
+) -> None:
+    engine, prompt, width = trained_engine(base), ids("the prompt"), filters["top_k"]
+    asked = SampleRequest(
+        prompt, 3, 8, temperature=temperature, seed=4, stop=[], renormalize=True,
+        topk_sample_logprobs=width, **filters,
+    )  # fmt: skip
+    [result] = sample(engine, "trained", asked)
+    data = []
+    for sequence in result.sequences:
+        assert sequence.topk_logprobs is not None
+        top = sequence.topk_logprobs
+        np.testing.assert_allclose(np.exp(top.logprobs).sum(1), 1.0, rtol=1e-5)
+        full = np.concatenate([prompt, sequence.tokens])
+        kept = np.full((len(full) - 1, width), -1)
+        kept[len(prompt) - 1 :] = np.where(np.isfinite(top.logprobs), top.token_ids, -1)
+        data.append(Datum(full[:-1], {"target_tokens": full[1:], "kept_tokens": kept}))
+    assert any((datum.inputs["kept_tokens"] >= 0).sum(1).max() > 1 for datum in data)
+    config: dict[str, float | str] = {"temperature": temperature}
+    [found] = engine.forward_backward("run", [ForwardBackward(data, "cross_entropy", config)])
+    for sequence, logprobs in zip(result.sequences, found.logprobs, strict=True):
+        np.testing.assert_allclose(logprobs[len(prompt) - 1 :], sequence.logprobs, atol=1e-4)
+
+
+def test_the_mean_gradient_is_that_of_the_expected_reward_of_what_was_sampled(
+    base: BaseModel, tiny_model: Path
+) -> None:
+    """Over all answers of one token that a filtered sampler can give, each as often as it comes."""
+    run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
+    randomise(run.adapter)
+    plain, temperature = PlainModel(tiny_model, run.adapter), 0.7
+    prompt = ids("the prompt")
+    logits = plain.logits(Datum(prompt, {}))[-1] / temperature
+    kept = logits.topk(12).indices
+    p = torch.softmax(logits[kept], 0)
+    rewards = torch.linspace(-1, 2, len(kept), dtype=torch.float64)
+    (p * rewards).sum().backward()
+    data = []
+    for token, share, reward in zip(kept.tolist(), p.tolist(), rewards.tolist(), strict=True):
+        at_end = np.zeros(len(prompt), np.float32)
+        at_end[-1] = 1.0
+        sets = np.full((len(prompt), len(kept)), -1)
+        sets[-1] = kept
+        data.append(
+            Datum(
+                prompt,
+                {
+                    "target_tokens": np.append(prompt[1:], token),
+                    "logprobs": at_end * np.float32(np.log(share)),
+                    "advantages": at_end * np.float32(reward),
+                    "weights": at_end * np.float32(share),
+                    "kept_tokens": sets,
+                },
+            )
+        )
+    config: dict[str, float | str] = {"temperature": temperature}
+    run.forward_backward([ForwardBackward(data, "importance_sampling", config)])
+    for name, pair in gradients(run).items():
+        for mine, theirs in zip(pair, plain.pairs[name], strict=True):
+            assert_close(-mine, theirs.grad, name)

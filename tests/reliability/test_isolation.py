@@ -44,6 +44,7 @@ OF_NO_OBJECT = {
     ("post", "/api/v1/create_custom_loss"),
     ("post", "/api/v1/checkpoints/upload"),
     ("get", "/api/v1/mint/tokenizers/{name}"),
+    ("get", "/api/v1/mint/load"),
 }
 LISTS = {
     ("get", "/v1/models"): None,
@@ -53,6 +54,7 @@ LISTS = {
     ("get", "/api/v1/sessions"): None,
     ("post", "/api/v1/sessions/search"): {},
     ("get", "/api/v1/mint/usage"): None,
+    ("post", "/api/v1/mint/checkpoints/prune"): {"keep_last": 0},
 }
 """Routes that list the caller's own objects, with their bodies: nothing foreign may be in them."""
 Example = tuple[str, Any]

@@ -180,7 +180,7 @@ def test_the_command_sets_and_shows_limits(
     assert (limits["runs"], limits["bytes"]) == (None, 10_000_000_000)
     assert "5.0GB" in command("quota", "app", "--bytes", "default")
     assert "10GB or 500MiB" in command("quota", "app", "--bytes", "lots")
-    assert "There is no quota of 'rnus'" in command("create", "b", "--quota", "rnus=1")
+    assert "There is no quota 'rnus'" in command("create", "b", "--quota", "rnus=1")
     assert "Active keys: app" in command("quota", "other")
 
 

@@ -13,6 +13,7 @@ import tarfile
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -120,6 +121,26 @@ def test_many_prompts_times_many_samples_are_refused(tmp_path: Path) -> None:
     answer = with_service(tmp_path, work)
     assert answer.status_code == 400
     assert "send fewer at once" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "x " * 5_000_000},
+        {"prompt": ["x " * 250_000] * 20},
+        {"messages": [{"role": "user", "content": "x " * 5_000_000}]},
+    ],
+)
+def test_ten_megabytes_of_text_are_refused(
+    tmp_path: Path, tiny_model: Path, body: dict[str, Any]
+) -> None:
+    async def work(local: Local) -> httpx.Response:
+        route = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        return await local.http.post(route, json={"model": "tiny", **body})
+
+    answer = with_service(tmp_path, work, aliases={"tiny": tiny_model})
+    assert answer.status_code == 400
+    assert "at most 1000000 at once" in answer.json()["error"]["message"]
 
 
 # ---- archives ------------------------------------------------------------------------------------

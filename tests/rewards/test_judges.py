@@ -83,7 +83,7 @@ def test_a_server_without_structured_answers_is_asked_without_them() -> None:
     ("judge", "statuses", "hint"),
     [
         (lambda body: "I would say nine.", [], "no JSON|not JSON|does not fit"),
-        (lambda body: '{"right": 11}', [], "does not fit"),
+        (lambda body: '{"right": 11}', [], "does not match the schema"),
         (lambda body: "", [], "returned an empty answer"),
         (by_words, [401, 401], "HTTP 401"),
         (by_words, [500] * 20, "HTTP 500"),

@@ -8,15 +8,18 @@ import string
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
+from websockets.sync.server import ServerConnection, serve
 
 from mint.rl import RLConfig, rehearse
-from mint.rl.episodes import GymnasiumEnvironment, OpenEnvEnvironment, OpenEnvHttp
+from mint.rl.episodes import GymnasiumEnvironment, OpenEnvEnvironment
+from mint.rl.openenv import OpenEnvHttp, OpenEnvSocket
 from tests.needs import need_sandbox
 
 
@@ -141,6 +144,68 @@ def test_an_openenv_server_that_refuses_an_action_says_so(server: str) -> None:
     environment = OpenEnvEnvironment(lambda: OpenEnvHttp(server), to_action=lambda text: {})
     with pytest.raises(RuntimeError, match="HTTP 422"):
         rehearse(environment, {}, ["x"])
+
+
+def play(socket: ServerConnection) -> None:
+    """OpenEnv's WebSocket protocol: an episode for each connection, of repeating a word."""
+    word = ""
+    for text in socket:
+        message = json.loads(text)
+        data = message["data"]
+        if message["type"] == "reset":
+            word = data.get("word", "mint")
+            found = {"observation": {"prompt": f"Say {word}."}, "reward": None, "done": False}
+        elif "message" in data:
+            right = data["message"] == word
+            prompt = "Right." if right else "Again."
+            found = {"observation": {"prompt": prompt}, "reward": float(right), "done": right}
+        else:
+            error = {"message": "no message", "code": "VALIDATION_ERROR"}
+            socket.send(json.dumps({"type": "error", "data": error}))
+            continue
+        socket.send(json.dumps({"type": "observation", "data": found}))
+
+
+@pytest.fixture
+def socket_server() -> Iterator[str]:
+    with serve(play, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_openenv_server_is_played_over_a_websocket_with_an_episode_each(
+    socket_server: str,
+) -> None:
+    """Two conversations at a time: one connection each, and neither sees the other's word."""
+    environment = OpenEnvEnvironment(
+        lambda: OpenEnvSocket(socket_server),
+        [{"word": "tea"}, {"word": "milk"}],
+        show=lambda seen: str(seen["prompt"]),
+    )
+    replies = {"tea": ["coffee", "tea"], "milk": ["milk"]}
+    with ThreadPoolExecutor(2) as both:
+        rollouts = list(
+            both.map(
+                lambda task: rehearse(environment, task, replies[task["word"]]),
+                environment.build_dataset(),
+            )
+        )
+    assert [rollout.turn_rewards for rollout in rollouts] == [[0.0, 1.0], [1.0]]
+    said = [m["content"] for m in rollouts[0].messages if m["role"] == "user"]
+    assert said == ["Say tea.", "Again."]
+
+
+def test_a_websocket_server_that_refuses_or_is_gone_is_named(socket_server: str) -> None:
+    refused = OpenEnvEnvironment(lambda: OpenEnvSocket(socket_server), to_action=lambda text: {})
+    with pytest.raises(RuntimeError, match=r"rejected step: no message \(code VALIDATION_ERROR\)"):
+        rehearse(refused, {}, ["x"])
+    gone = OpenEnvEnvironment(lambda: OpenEnvSocket("http://127.0.0.1:1"))
+    with pytest.raises(RuntimeError, match=r"no OpenEnv server at ws://127\.0\.0\.1:1/ws"):
+        rehearse(gone, {}, ["x"])
+    assert OpenEnvSocket("https://space.example/").url == "wss://space.example/ws"
 
 
 def call(tool: str, /, **arguments: str) -> str:

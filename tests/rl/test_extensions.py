@@ -36,6 +36,7 @@ def test_a_service_that_ignores_a_setting_is_noticed_by_what_it_does_not_answer(
 SETTINGS: dict[str, tuple[dict[str, Any], types.ForwardBackwardOutput]] = {
     "entropy_coef": ({"entropy_coef": 0.01}, output("entropy", entropy_loss__sum=-0.5)),
     "measure_entropy": ({"measure_entropy": True}, output("entropy")),
+    "top_k": ({"top_k": 9}, output(temperature__mean=0.8, kept_tokens__sum=5)),
     "match_sampling": ({"match_sampling": True}, output(temperature__mean=0.8)),
 }
 

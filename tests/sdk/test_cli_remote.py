@@ -107,11 +107,43 @@ def test_usage_is_shown_by_key_and_by_run(command: Command, saved: Saved) -> Non
     assert saved.run in command("usage", "--by", "run").out
 
 
+def test_old_checkpoints_are_pruned_by_rule(command: Command, served: str) -> None:
+    client = mint.ServiceClient(base_url=served).create_lora_training_client(SEED_MODEL, rank=4)
+    paths = [client.save_state(name).result().path for name in ("one", "best-two", "three", "four")]
+    rule = ["checkpoints", "prune", "--run", client.model_id, "--keep-last", "1"]
+    assert command(*rule, "--older-than", "1d", "--yes").out == "deleted 0, 0 B\n"
+    shown = command(*rule, "--dry-run", "--keep", "best*", "--json").json
+    assert [checkpoint["tinker_path"] for checkpoint in shown] == [paths[0], paths[2]]
+    assert command(*rule, "--keep", "best*", "--yes").out.startswith("deleted 2, ")
+    left = command("checkpoints", "list", "--run", client.model_id, "--json").json
+    assert [checkpoint["tinker_path"] for checkpoint in left] == [paths[3], paths[1]]
+    assert "Look with --dry-run" in command("checkpoints", "prune").err
+
+
+def test_states_of_runs_and_the_load_are_shown(command: Command, saved: Saved) -> None:
+    assert " idle " in next(
+        line for line in command("runs", "list").out.splitlines() if line.startswith(saved.run)
+    )
+    assert "idle" in command("runs", "show", saved.run).out
+    load = command("runs", "status", "--json").json
+    [engine] = load["engines"]
+    assert engine["model"] == SEED_MODEL
+    assert engine["cache_tokens_capacity"] > 0
+    assert engine["runs_resident"] >= 1
+    assert engine["process_bytes"] > 2**20
+    shown = command("runs", "status").out
+    assert "operations waiting" in shown
+    assert f"of {engine['cache_tokens_capacity']:,.0f}" in shown
+
+
 def test_a_run_is_unloaded(command: Command, served: str) -> None:
     client = mint.ServiceClient(base_url=served).create_lora_training_client(SEED_MODEL, rank=4)
+    run = client.model_id
     assert command("runs", "unload", client.model_id, "--yes").code == 0
     with pytest.raises(mint.NotFoundError, match="was unloaded"):
         client.save_state("late").result()
+    runs = {run["training_run_id"]: run for run in command("runs", "list", "--json").json}
+    assert runs[run]["mint_status"]["state"] == "unloaded"
 
 
 def test_checkpoints_are_listed_and_shown(command: Command, saved: Saved) -> None:

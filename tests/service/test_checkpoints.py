@@ -174,20 +174,19 @@ def test_deleting_removes_row_and_folder(checkpoints: Checkpoints, run: RunRow) 
     assert not checkpoints.folder(new().path).exists()
 
 
-def test_expired_checkpoints_are_not_found_and_then_deleted(
+def test_expired_checkpoints_are_not_found(
     checkpoints: Checkpoints, run: RunRow, store: Store
 ) -> None:
     row = save(checkpoints, run, new(ttl_seconds=3600), "x")
     assert row.expires_at is not None
     assert row.expires_at - row.created_at > timedelta(minutes=59)
-    checkpoints.delete_expired()
+    assert store.expired_checkpoints() == []
     assert checkpoints.find(new().path, "ada") is not None
     expired = save(checkpoints, run, new(seq_id=1, ttl_seconds=-1), "x")
     assert expired.expires_at is not None
     assert expired.expires_at < now()
     assert checkpoints.find(new().path, "ada") is None
-    checkpoints.delete_expired()
-    assert not checkpoints.folder(new().path).exists()
+    assert [row.id for row in store.expired_checkpoints()] == [expired.id]
 
 
 def test_what_a_crash_left_behind_is_removed_after_a_while(

@@ -11,6 +11,7 @@ import tinker
 import torch
 from tinker import types
 
+import mint
 from mint.service.requests import MAX_SAMPLES
 from tests.service.samples import TOKENS, prompt
 from tests.service_fixture import MODEL, LiveService, RawClient
@@ -222,3 +223,23 @@ def test_a_copied_client_samples_under_numbers_of_its_own(sampler: tinker.Sampli
     copy = pickle.loads(pickle.dumps(sampler))
     assert len(copy.sample(prompt(), 1, ONE).result().sequences) == 1
     assert copy._request_id_counter > 10**9
+
+
+def test_filters_and_renormalized_logprobs_reach_the_sampler(live_service: LiveService) -> None:
+    ours = mint.ServiceClient(base_url=live_service.base_url, api_key="tml-test")
+    sampler = ours.create_sampling_client(base_model=MODEL)
+    params = mint.types.SamplingParams(
+        max_tokens=4, top_k=20, top_p=0.8, min_p=0.1, renormalize=True, seed=1, temperature=0.7
+    )
+    [sequence] = sampler.sample(prompt(), 1, params, topk_sample_logprobs=20).result().sequences
+    found = sequence.topk_logprobs_np
+    assert found is not None
+    kept = np.isfinite(found.logprobs)
+    np.testing.assert_allclose(np.exp(found.logprobs).sum(1), 1.0, rtol=1e-4)
+    assert (kept.sum(1) < 20).all()
+    share = np.exp(found.logprobs - found.logprobs.max(1, keepdims=True))
+    assert (share[kept] >= 0.0999).all()
+    for token, logprob, ids, logprobs in zip(
+        sequence.tokens, sequence.logprobs or [], found.token_ids, found.logprobs, strict=True
+    ):
+        assert logprob == pytest.approx(logprobs[list(ids).index(token)], abs=1e-6)

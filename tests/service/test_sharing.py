@@ -221,7 +221,7 @@ def test_a_search_that_cannot_be(ada: RawClient, wanted: dict[str, object], name
     assert named in answer.json()["detail"]
     for odd in ("$.x", "a.b", "[0]", "ü", "\\", "'; --", "\0", ""):
         found = ada.post("/sessions/search", {"user_metadata": {odd: odd}})
-        assert found.status_code in (200, 400), odd
+        assert found.status_code in (200, 400, 422), odd
 
 
 def test_a_session_of_another_is_unknown(ada: RawClient, eve: RawClient) -> None:

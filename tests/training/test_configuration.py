@@ -17,6 +17,7 @@ from mint.training.compose import Composed, compose_jobs
 from mint.training.groups import FIELDS, defaults
 from mint.training.job import adapter_of, check, config_of
 from mint.training.task import TaskReference
+from tests.needs import need_gym
 
 from .conftest import CONF, ROOT
 
@@ -156,6 +157,7 @@ def test_a_sweep_is_every_combination_of_values() -> None:
 
 
 def test_a_task_is_made_of_its_reference_and_arguments() -> None:
+    need_gym()
     adapter = adapter_of(composed("task.arguments.task=gym:chain_sum", "task=gym").job)
     assert type(adapter).__name__ == "VerifiableMathAdapter"
     assert adapter.task == "gym:chain_sum"

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from mint.training.job import JOB
+from mint.watch.recorder import CONFIG
 
 from .conftest import ROOT, TASK, Command
 
@@ -99,8 +100,9 @@ def test_an_experiment_is_no_part_of_a_run_that_was_made(
 def test_a_service_that_does_not_answer_is_one_message(
     command: str, train: Command, evaluated: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = ["training.steps=1", "training.service_timeout=0.1", "logging.run_dir=run"]
-    assert train(*TASK, *run).code == 0
+    assert train(*TASK, "training.steps=1", "logging.run_dir=run").code == 0
+    for file in (Path("run") / JOB, Path("run") / CONFIG):
+        file.write_text(re.sub(r"service_timeout: \S+", "service_timeout: 0.1", file.read_text()))
     monkeypatch.setenv("MINT_BASE_URL", "http://127.0.0.1:9")
     asked = "checkpoint=run"
     ended = evaluated(asked) if command == "eval" else train("bisect", "run", "--prompts", "2")

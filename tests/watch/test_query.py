@@ -52,9 +52,24 @@ def test_a_sample_that_is_not_there_is_none(first: RunPlace) -> None:
 def test_a_prompt_is_followed_over_the_steps(first: RunPlace) -> None:
     rollouts = Rollouts(first)
     listed = rollouts.prompts()
-    rows = rollouts.of_prompt(listed[0]["identity"])
+    identity = listed[0]["identity"]
+    found = rollouts.of_prompts([identity])[identity]
+    rows = found["rollouts"]
+    assert found["answers"] == len(rows)
     assert len({row["step"] for row in rows}) == listed[0]["steps"]
     assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
+
+
+def test_of_a_prompt_with_too_many_answers_steps_are_left_out_evenly(first: RunPlace) -> None:
+    rollouts = Rollouts(first)
+    listed = rollouts.prompts()[0]
+    whole = rollouts.of_prompts([listed["identity"], "unknown"])
+    part = rollouts.of_prompts([listed["identity"]], limit=listed["steps"] * 2)
+    assert whole["unknown"] == {"identity": "unknown", "answers": 0, "rollouts": []}
+    steps = {row["step"] for row in part[listed["identity"]]["rollouts"]}
+    assert {listed["first"], listed["last"]} <= steps
+    assert len(steps) < listed["steps"]
+    assert part[listed["identity"]]["answers"] == whole[listed["identity"]]["answers"]
 
 
 @pytest.mark.parametrize(

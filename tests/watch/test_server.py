@@ -76,8 +76,8 @@ def test_long_runs_are_sent_in_few_points_and_zoomed_in_full(tmp_path: Path) -> 
     client = client_of(tmp_path)
     run = client.get("/api/runs").json()["runs"][0]["id"]
     whole = client.get(f"/api/runs/{run}/metrics").json()
-    assert len(whole["steps"]) == 3_000
-    assert whole["bucket"] == 3
+    assert len(whole["steps"]) == 1_800
+    assert whole["bucket"] == 5
     part = client.get(f"/api/runs/{run}/metrics", params={"from": 100, "to": 199}).json()
     assert part["steps"] == list(range(100, 200))
 

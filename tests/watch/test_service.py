@@ -39,9 +39,10 @@ def checkpoint(service: LiveService) -> str:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    program = need_browser()  # before Playwright, whose own program may not start either
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=need_browser(), args=["--no-sandbox", "--disable-dev-shm-usage"]
+            executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"]
         )
         yield browser
         browser.close()

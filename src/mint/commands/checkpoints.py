@@ -220,6 +220,55 @@ def delete(
         typer.echo(f"deleted {where.uri}")
 
 
+@app.command("prune")
+def prune(
+    older_than: Annotated[
+        str | None, typer.Option(help="Only those saved before this time: 30d, 12h")
+    ] = None,
+    keep_last: Annotated[
+        int | None,
+        typer.Option(min=0, help="Keep the newest N of each kind of a run. Default: 1"),
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Keep these names too: 'best*'")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete old checkpoints of yours for good. Public ones and those in use are kept."""
+    if older_than is None and keep_last is None:
+        raise Mistake("Give --older-than 30d, --keep-last 3, or both. Look with --dry-run.")
+    remote = Remote(url)
+    rule: dict[str, Any] = {
+        "older_than_s": seconds_of(older_than) if older_than else 0,
+        "keep_last": 1 if keep_last is None else keep_last,
+        "keep": keep or [],
+        "run_id": run_id(remote, run) if run else None,
+    }
+
+    def ask(dry_run: bool) -> list[dict[str, Any]]:
+        body = {**rule, "dry_run": dry_run}
+        answer = remote.request("POST", "/api/v1/mint/checkpoints/prune", json=body)
+        return list(answer["checkpoints"])
+
+    found = ask(dry_run=True)
+    if found and not dry_run:
+        if not yes:
+            print_checkpoints(found)
+            typer.confirm(f"Delete these {len(found)} for good?", abort=True)
+        found = ask(dry_run=False)
+    if as_json:
+        print_json(found)
+        return
+    if dry_run:
+        print_checkpoints(found)
+    freed = sum(checkpoint["size_bytes"] for checkpoint in found)
+    typer.echo(f"{'would delete' if dry_run else 'deleted'} {len(found)}, {size(freed)}")
+
+
 @app.command("publish")
 def publish(
     path: PathArgument,

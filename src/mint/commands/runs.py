@@ -10,10 +10,10 @@ import typer
 from .checkpoints import print_checkpoints
 from .durations import age
 from .named import run_id
-from .output import JsonOption, print_fields, print_json, print_table, when
+from .output import JsonOption, print_fields, print_json, print_table, size, when
 from .remote import Remote, UrlOption
 
-app = typer.Typer(help="List and show the training runs of a service.", no_args_is_help=True)
+app = typer.Typer(help="Manage the training runs of a service.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -32,7 +32,7 @@ def list_runs(
         print_json(runs)
         return
     print_table(
-        ["RUN", "TASK", "REWARD", "MODEL", "AGE", "RUN DIRECTORY", "LAST CHECKPOINT"],
+        ["RUN", "TASK", "REWARD", "MODEL", "STATE", "AGE", "RUN DIRECTORY", "LAST CHECKPOINT"],
         (_row(run) for run in runs),
         "There are no runs yet. `mint train` or a script creates one.",
     )
@@ -49,10 +49,47 @@ def _row(run: dict[str, Any]) -> list[str]:
         about.get("task", "-"),
         _reward(Path(folder)) if folder else "-",
         run["base_model"],
+        _state(run.get("mint_status")),
         age(run["last_request_time"]),
         _nearby(Path(folder)) if folder else "-",
         last["checkpoint_id"] if last else "-",
     ]
+
+
+def _state(status: dict[str, Any] | None) -> str:
+    """The state of a run, with the number of operations that wait."""
+    if status is None:
+        return "-"
+    return f"{status['state']} ({status['waiting']})" if status["waiting"] else status["state"]
+
+
+@app.command("status")
+def show_load(url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Show the load of a service: queue lengths, and the KV cache and memory of each engine."""
+    load = Remote(url).get("/api/v1/mint/load")
+    if as_json:
+        print_json(load)
+        return
+    print_fields(
+        {
+            "ready": "yes" if load["ready"] else "loading",
+            "operations waiting": str(load["operations_waiting"]),
+            "samples in progress": str(load["samples_in_progress"]),
+        }
+    )
+    print_table(
+        ["ENGINE", "CALLS", "KV TOKENS", "RUNS", "SAMPLERS", "MEMORY"],
+        (_engine(engine) for engine in load["engines"]),
+        "No model is loaded.",
+    )
+
+
+def _engine(engine: dict[str, Any]) -> list[str]:
+    numbers = {name: f"{value:,.0f}" for name, value in engine.items() if name != "model"}
+    kv = (numbers.get(f"cache_tokens_{name}", "-") for name in ("used", "capacity"))
+    held = (numbers.get(f"{name}_resident", "-") for name in ("runs", "samplers"))
+    memory = size(engine.get("process_bytes"))
+    return [engine["model"], numbers["calls"], " of ".join(kv), *held, memory]
 
 
 def _reward(folder: Path) -> str:
@@ -71,17 +108,15 @@ def _nearby(folder: Path) -> str:
 
 @app.command("unload")
 def unload_run(
-    run: Annotated[
-        str, typer.Argument(help="The id, as `mint runs list` shows it, or its first letters.")
-    ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    run: Annotated[str, typer.Argument(help="A run id from `mint runs list`, or a prefix of one.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     url: UrlOption = None,
 ) -> None:
     """End a run: its memory is freed and it takes no more operations. Its checkpoints stay."""
-    remote = Remote(url)
+    remote = Remote.running_or_embedded(url)
     run = run_id(remote, run)
     if not yes:
-        typer.confirm(f"{run}\nEnd this run? It cannot be trained further.", abort=True)
+        typer.confirm(f"{run}\nUnload this run? It cannot be trained further.", abort=True)
     remote.request("POST", "/api/v1/unload_model", json={"model_id": run})
     typer.echo(f"unloaded {run}")
 
@@ -106,7 +141,10 @@ def show_run(
         "rank": str(found["lora_rank"]),
         "owner": found["model_owner"],
         "last used": when(found["last_request_time"]),
+        "state": _state(found.get("mint_status")),
     }
+    if reason := (found.get("mint_status") or {}).get("reason"):
+        fields["waits for"] = reason
     print_fields(
         fields | {key: str(value) for key, value in (found["user_metadata"] or {}).items()}
     )

@@ -15,10 +15,10 @@ _NUMBERS = ("prompt_tokens", "tokens_sampled", "tokens_trained", "checkpoints")
 
 def usage(
     by: Annotated[
-        Literal["key", "run"], typer.Option(help="One line for each key, or for each run.")
+        Literal["key", "run"], typer.Option(help="Show one line per key or per run.")
     ] = "key",
     since: Annotated[
-        str | None, typer.Option(help="Tokens of this time only, in whole hours: 7d, 12h")
+        str | None, typer.Option(help="Count only this period, in hours: 7d, 12h")
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -26,7 +26,7 @@ def usage(
     """Show tokens sampled and trained, and checkpoints now: of your key, or with an admin key of
     all keys."""
     query = {"by": by} | ({"since_s": seconds_of(since)} if since else {})
-    rows = Remote(url).get("/api/v1/mint/usage", **query)["usage"]
+    rows = Remote.running_or_embedded(url).get("/api/v1/mint/usage", **query)["usage"]
     if as_json:
         print_json(rows)
         return
@@ -34,7 +34,7 @@ def usage(
     print_table(
         [*names, "PROMPT", "SAMPLED", "TRAINED", "CHECKPOINTS", "SIZE", "LAST USE"],
         (_row(row, by) for row in rows),
-        "Nothing was used.",
+        "There is no usage.",
     )
 
 

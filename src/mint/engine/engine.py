@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from .digest import digest_of
 from .lora import Adapter
 from .memory import describe, device_memory, plan_memory
 from .messages import (
@@ -77,19 +78,24 @@ class Engine:
     def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
         return self._runs[run_id].optim_step(params)
 
-    def save_state(self, run_id: str, folder: str) -> None:
+    def save_state(self, run_id: str, folder: str) -> str:
+        """Write adapter and optimizer; return the digest of the adapter."""
         self._runs[run_id].save(Path(folder))
+        return digest_of(self._runs[run_id].adapter)
 
     def load_state(self, run_id: str, folder: str, optimizer: bool) -> None:
         self._runs[run_id].load(Path(folder), optimizer)
 
-    def save_adapter(self, run_id: str, folder: str) -> None:
+    def save_adapter(self, run_id: str, folder: str) -> str:
+        """Write an adapter; return its digest."""
         write_adapter(self._runs[run_id].adapter, Path(folder), self.model.name)
+        return digest_of(self._runs[run_id].adapter)
 
     def create_sampler(
         self, sampler_id: str, run_id: str | None = None, folder: str | None = None
-    ) -> None:
-        """A frozen sampler: of a run as it is now, of an adapter on disk, or of the base model."""
+    ) -> str | None:
+        """Create a frozen sampler: of a run as it is now, of an adapter on disk, or of the base
+        model. Return the digest of its adapter, as it is in memory; the base model has none."""
         adapter: Adapter | None = None
         if run_id is not None:
             adapter = self._runs[run_id].adapter
@@ -97,8 +103,10 @@ class Engine:
             adapter = read_adapter(Path(folder), self.model.sites)
         if adapter is not None:
             adapter = adapter.frozen_copy(self.model.device)
+            adapter = replace(adapter, digest=digest_of(adapter))
             _require_usable(adapter, self.model.precision.lora)
         self._samplers[sampler_id] = adapter
+        return adapter.digest if adapter is not None else None
 
     def save_sampler(self, sampler_id: str, folder: str) -> None:
         """Write a sampler's adapter into an existing folder; the bare base model has none."""

@@ -30,6 +30,7 @@ class Adapter:
 
     spec: LoraSpec
     pairs: dict[str, tuple[Tensor, Tensor]]
+    digest: str | None = None  # of a frozen one: see :mod:`.digest`
 
     @property
     def scale(self) -> float:

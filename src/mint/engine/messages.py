@@ -203,6 +203,7 @@ class SampleResult:
     topk_prompt_logprobs: TopkLogprobs | None = None
     target_prompt_logprobs: FloatArray | None = None  # [N - 1, K], 0 where the id was -1
     prompt_alt_tokens: TopkLogprobs | None = None  # [N - 1, K] draws, row i for prompt token i + 1
+    digest: str | None = None  # of the adapter that made it; the base model has none
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,8 @@ class Call:
 class Reply:
     """The worker's answer: a value, or an error of the user's or of the engine's making.
 
-    One that is not final carries the :class:`SampledToken` list of a step, and more will follow.
+    One that is not final carries the :class:`SampledToken` list of a step, and more will follow. An
+    empty list says that a sample has started.
     """
 
     id: int

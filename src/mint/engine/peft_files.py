@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from .linear import Site
@@ -90,8 +91,14 @@ def write_tensors_as(source: Path, folder: Path, dtype: torch.dtype) -> None:
 
 def read_adapter(folder: Path, sites: list[Site]) -> Adapter:
     """The adapter in a folder, which must fit the base model that has these sites."""
-    config = json.loads((folder / _CONFIG).read_text())
-    tensors = load_file(folder / _TENSORS)
+    try:
+        config = json.loads((folder / _CONFIG).read_text())
+        tensors = load_file(folder / _TENSORS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(
+            f"The files of an adapter cannot be read ({type(error).__name__}), so its weights were "
+            "not loaded. Use another checkpoint, and check the disk of the service."
+        ) from error
     targets = tuple(config.get("target_parameters") or ())
     files = _file_names(s.name for s in sites if s.experts and s.name.endswith(targets))
     known = {site.name: site for site in sites}

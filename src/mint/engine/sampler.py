@@ -27,6 +27,7 @@ class Sampler:
         self._over: list[Job] = []  # finished or failed, for the next step to return
         self._growing: dict[int, list[SampledToken]] = {}
         self.grown: dict[int, list[SampledToken]] = {}  # by ticket, what the last step added
+        self.started: list[int] = []  # tickets of jobs whose first answer began in the last step
 
     @property
     def capacity(self) -> int:
@@ -55,6 +56,7 @@ class Sampler:
     @torch.inference_mode()
     def step(self) -> list[Job]:
         """Advance everything by one token; return the jobs that this finished."""
+        self.started = []
         if self.scheduler.begin_step():
             self._drain()
         if steps := self.scheduler.next_prefills():
@@ -140,6 +142,7 @@ class Sampler:
         """Pick the first tokens, each from the last hidden state of its prompt."""
         if not sequences:
             return
+        self.started = [s.job.ticket for s in sequences if s.index == 0]
         for tokens in self._runner.first(sequences):
             self._append(tokens)
         copies = []

@@ -178,4 +178,5 @@ class Job:
             topk_prompt_logprobs=scores.topk,
             target_prompt_logprobs=scores.targets,
             prompt_alt_tokens=scores.alternatives,
+            digest=self.adapter.digest if self.adapter is not None else None,
         )

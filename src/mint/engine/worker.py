@@ -168,6 +168,8 @@ class Worker:
             for job in self._engine.sampling.abandon(error):
                 self._channel.send(_failure(job.ticket, error))
         else:
+            for ticket in self._engine.sampling.started:
+                self._channel.send(Reply(ticket, [], is_final=False))
             for ticket, tokens in self._engine.sampling.grown.items():
                 self._channel.send(Reply(ticket, tokens, is_final=False))
             for job in jobs:

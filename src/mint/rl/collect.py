@@ -41,6 +41,19 @@ class Batch:
         return [*self.groups, *self.dropped, *self.stale]
 
 
+def merge_parts(parts: Sequence[Batch]) -> Batch:
+    """Return the batch of a step that came in parts."""
+    return Batch(
+        parts[0].step,
+        [group for part in parts for group in part.groups],
+        parts[0].policy,
+        [group for part in parts for group in part.dropped],
+        [group for part in parts for group in part.stale],
+        sum(part.given_up for part in parts),
+        {version: client for part in parts for version, client in part.clients.items()},
+    )
+
+
 class StepFailed(TooManyFailures):
     """Too many rewards of a step, or of an evaluation, are missing. ``batch`` has its answers."""
 

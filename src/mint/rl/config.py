@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import Field, asdict, dataclass, fields
 from typing import Any, get_type_hints
 
+from mint.rl.conflicts import conflicts
 from mint.rl.notes import suspicious
 from mint.rl.options import ConfigError, checked, closest, option, parsed
 from mint.watch.sinks import SINKS
@@ -78,6 +79,18 @@ class RLConfig:
     stop: tuple[str, ...] = option(
         (), "strings that end an answer, besides the model's end-of-turn token"
     )
+    top_k: int = option(
+        0,
+        "sample from the k likeliest tokens, and train on logprobs among these; 0 is off",
+        low=0,
+        high=1024,
+    )
+    top_p: float = option(
+        1.0, "with top_k: the likeliest tokens that have this probability together", above=0, high=1
+    )
+    min_p: float = option(
+        0.0, "with top_k: tokens at least this share as likely as the likeliest", low=0, high=1
+    )
 
     # The loss and its optimizer
     loss_fn: str = option(
@@ -144,6 +157,9 @@ class RLConfig:
     substeps: int = option(1, "passes over a batch; above 1 with a clipped loss only", low=1)
     mini_batches: int = option(
         1, "number of parts of a batch, each with its own optimizer step", low=1
+    )
+    stream_mini_batches: bool = option(
+        False, "train on each mini-batch as soon as it is sampled, while the others are sampled"
     )
     max_staleness: int = option(
         0,
@@ -291,54 +307,8 @@ class RLConfig:
 
     def check(self) -> None:
         """Check what single settings cannot know of each other."""
-        if self.temperature == 0:
-            raise ConfigError(
-                "temperature is 0, so all answers of a group would be equal. Try 0.8."
-            )
-        if self.mini_batches > self.batch_size:
-            raise ConfigError(
-                f"mini_batches is {self.mini_batches}, more than the {self.batch_size} prompts of "
-                "a batch. Lower it, or raise batch_size."
-            )
-        if self.temperature_schedule != "constant" and not self.temperature_end:
-            raise ConfigError("A temperature_schedule needs a temperature_end above 0, as in 0.5.")
-        if self.match_sampling and self.kl_loss_coef > 0 and not self.samples_plainly:
-            raise ConfigError(
-                "kl_loss_coef compares logprobs at temperature 1, and with match_sampling those of "
-                f"the loss are at {self.temperature:g}. Set temperature=1.0, or use "
-                "kl_penalty_coef in place of kl_loss_coef."
-            )
-        if self.overlong_buffer > self.max_tokens:
-            raise ConfigError(
-                f"overlong_buffer is {self.overlong_buffer}, over max_tokens={self.max_tokens}."
-            )
-        ends, starts = self.reward_weights_end, self.reward_weights
-        if ends is not None and set(ends) != set(starts or {}):
-            raise ConfigError("reward_weights_end needs the same names as reward_weights.")
-        if self.advantage == "dr_grpo" and self.aggregation not in ("sum", "constant"):
-            raise ConfigError(
-                f"dr_grpo is centred rewards with constant aggregation, not {self.aggregation!r}. "
-                "Leave aggregation out, or use advantage='centre'."
-            )
-        if (
-            self.match_sampling
-            and self.max_staleness > 1
-            and self.temperature_schedule != "constant"
-        ):
-            raise ConfigError(
-                "match_sampling trains a step at one temperature, but with max_staleness above "
-                "1 and a temperature_schedule it has answers of several. Leave out one of these."
-            )
-        if self.staleness_rule == "correct" and self.truncated_importance is None:
-            raise ConfigError(
-                "staleness_rule=correct weights old answers by truncated_importance, which is not "
-                "set. Set truncated_importance=2.0."
-            )
-        if self.eval_samples > 1 and self.eval_temperature == 0:
-            raise ConfigError(
-                f"eval_samples is {self.eval_samples} but eval_temperature is 0, which makes all "
-                "answers equal. Set eval_temperature, for example to 0.8."
-            )
+        for conflict in conflicts(self):
+            raise ConfigError(conflict)
 
     def notes(self) -> list[str]:
         """Warn about suspicious settings."""
@@ -363,7 +333,13 @@ class RLConfig:
     @property
     def samples_plainly(self) -> bool:
         """Whether sampling is from the model's own distribution, at temperature 1 throughout."""
-        return self.temperature == 1.0 and self.temperature_schedule == "constant"
+        heated = self.temperature != 1.0 or self.temperature_schedule != "constant"
+        return not heated and self.top_k == 0
+
+    @property
+    def matches_sampling(self) -> bool:
+        """Whether the trainer's logprobs are those of the distribution that was sampled from."""
+        return self.match_sampling or self.top_k > 0
 
     @property
     def compares_batch(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
+from mint.rl.filters import Kept
 from mint.rl.rollout import Group, Segment, in_common
 
 Array = NDArray[np.float64]
@@ -34,15 +35,23 @@ def datum_of(
     if not isinstance(advantage, Sequence):
         advantage = [advantage] * len(segment.tokens)
     credit = zip(advantage[1:], mask, strict=False)  # which may go on after the last sampled token
-    return types.Datum(
-        model_input=types.ModelInput.from_ints(tokens=kept.tokens[:-1]),
-        loss_fn_inputs={
-            "target_tokens": tensor(kept.tokens[1:], "int64"),
-            "weights": tensor([weight * inside for inside in mask]),
-            "logprobs": tensor(kept.logprobs[1:]),
-            "advantages": tensor([each * inside for each, inside in credit]),
-        },
-    )
+    inputs = {
+        "target_tokens": tensor(kept.tokens[1:], "int64"),
+        "weights": tensor([weight * inside for inside in mask]),
+        "logprobs": tensor(kept.logprobs[1:]),
+        "advantages": tensor([each * inside for each, inside in credit]),
+    }
+    if any(kept.kept):
+        inputs["kept_tokens"] = _kept_tokens(kept.kept[1:])
+    tokens = types.ModelInput.from_ints(tokens=kept.tokens[:-1])
+    return types.Datum(model_input=tokens, loss_fn_inputs=inputs)
+
+
+def _kept_tokens(kept: Sequence[Kept]) -> types.TensorData:
+    """The tokens that each target was chosen from, [N, K]; -1 fills up."""
+    width = max(len(each) for each in kept)
+    rows = [token for each in kept for token in (*each, *[-1] * (width - len(each)))]
+    return types.TensorData(data=rows, dtype="int64", shape=[len(kept), width])
 
 
 def tensor(
@@ -155,10 +164,16 @@ def split(datums: Sequence[types.Datum], parts: int) -> list[list[types.Datum]]:
     >>> [len(part) for part in split([None] * 7, 3)]
     [3, 2, 2]
     """
-    parts = max(1, min(parts, len(datums)))
-    size, more = divmod(len(datums), parts)
-    ends = np.cumsum([size + (index < more) for index in range(parts)])
-    return [list(datums[end - size - (i < more) : end]) for i, end in enumerate(ends)]
+    sizes = part_sizes(len(datums), parts)
+    return [
+        list(datums[end - size : end]) for size, end in zip(sizes, np.cumsum(sizes), strict=True)
+    ]
+
+
+def part_sizes(count: int, parts: int) -> list[int]:
+    """The sizes of at most ``parts`` nearly equal parts, none empty unless there is nothing."""
+    parts = max(1, min(parts, count))
+    return [count // parts + (index < count % parts) for index in range(parts)]
 
 
 def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int]:

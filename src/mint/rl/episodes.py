@@ -9,10 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
-
-import httpx
 
 from mint.rl.chat import Chat, ContextFull
 from mint.rl.credit import TurnScore, per_turn
@@ -118,9 +115,9 @@ class GymnasiumEnvironment(Episodes):
 class OpenEnvEnvironment(Episodes):
     """An environment behind an OpenEnv server.
 
-    ``connect`` returns a client for every rollout: the environment's own, from its package, or
-    :class:`OpenEnvHttp`. A client has ``reset(**task)`` and ``step(action)``, async or not, whose
-    results have ``observation``, ``reward`` and ``done``::
+    ``connect`` returns a client for every rollout: the environment's own, from its package, or one
+    of :mod:`mint.rl.openenv`. A client has ``reset(**task)`` and ``step(action)``, async or not,
+    whose results have ``observation``, ``reward`` and ``done``::
 
         OpenEnvEnvironment(lambda: EchoEnv(base_url=url), to_action=EchoAction)
     """
@@ -142,43 +139,6 @@ class OpenEnvEnvironment(Episodes):
     async def act(self, episode: Any, action: Any) -> tuple[Any, float, bool]:
         found = await _result(lambda: episode.step(action))
         return found.observation, float(found.reward or 0.0), bool(found.done)
-
-
-class OpenEnvHttp:
-    """Speaks OpenEnv's ``POST /reset`` and ``POST /step``, to a server that keeps one episode.
-
-    A server that keeps an episode for each of several connections does so over a WebSocket: use
-    the client of its own package.
-    """
-
-    def __init__(self, url: str, timeout: float = 60.0) -> None:
-        self._client = httpx.AsyncClient(base_url=url.rstrip("/"), timeout=timeout)
-
-    async def reset(self, **task: Any) -> Any:
-        """Begin an episode."""
-        return await self._post("/reset", task)
-
-    async def step(self, action: Any) -> Any:
-        """Carry out an action: a mapping with the fields of the environment's action."""
-        return await self._post("/step", {"action": action})
-
-    async def close(self) -> None:
-        """End the connection."""
-        await self._client.aclose()
-
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        answer = await self._client.post(path, json=dict(body))
-        if answer.status_code >= 300:
-            raise RuntimeError(
-                f"The OpenEnv server answered {path} with HTTP {answer.status_code}: "
-                f"{answer.text[:200]}"
-            )
-        found = answer.json()
-        return SimpleNamespace(
-            observation=found.get("observation"),
-            reward=found.get("reward"),
-            done=bool(found.get("done")),
-        )
 
 
 async def _result(function: Callable[[], Any]) -> Any:

@@ -18,6 +18,7 @@ _METRICS = {
     "kl_loss_coef": "kl_loss:sum",
     "entropy_coef": "entropy_loss:sum",
     "match_sampling": "temperature:mean",
+    "top_k": "kept_tokens:sum",
 }
 """What a service answers that has done what a setting of the loop asks for."""
 
@@ -40,7 +41,7 @@ def extensions(cfg: RLConfig, temperature: float = 1.0) -> Settings:
         found["entropy_coef"] = cfg.entropy_coef
     if cfg.measures_entropy:
         found["entropy"] = 1.0
-    if cfg.match_sampling and temperature != 1.0:
+    if cfg.matches_sampling and temperature != 1.0:
         found["temperature"] = temperature
     return found
 
@@ -52,6 +53,7 @@ def wanted(cfg: RLConfig, temperature: float = 1.0) -> list[str]:
         "entropy_coef": cfg.entropy_coef > 0,
         "measure_entropy": cfg.measure_entropy,
         "match_sampling": cfg.match_sampling and temperature != 1.0,
+        "top_k": cfg.top_k > 0,
     }
     return [name for name, needs_mint in asked.items() if needs_mint]
 

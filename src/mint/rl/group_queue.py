@@ -68,10 +68,11 @@ class GroupQueue:
             self._width = len(items)
             self._start_all(items, "")
 
-    async def batch(self, step: int) -> Batch:
-        """The groups of a step; those without signal are replaced as often as the config allows."""
+    async def batch(self, step: int, count: int | None = None) -> Batch:
+        """The groups of a step, or ``count`` of them; those without signal are replaced as often as
+        the config allows."""
         try:
-            return await self._batch(step)
+            return await self._batch(step, count or self._width)
         except (Exception, asyncio.CancelledError):
             tasks = [each.task for each in self.pending]
             for task in tasks:
@@ -79,8 +80,8 @@ class GroupQueue:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _batch(self, step: int) -> Batch:
-        groups = await self._take(self._width, step)
+    async def _batch(self, step: int, count: int) -> Batch:
+        groups = await self._take(count, step)
         dropped: list[Group] = []
         for round_ in range(1, self.cfg.max_refills + 1):
             useless = [group for group in groups if not self._has_signal(group)]

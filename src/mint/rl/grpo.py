@@ -50,7 +50,6 @@ def _run(
 ) -> str:
     with Run(adapter, cfg, service, interruption) as run:
         for step in run:
-            batch = run.sample(step)
-            datums = run.train(batch, run.prefer(batch))
+            batch, datums = run.learn(step)
             run.record(batch, datums)
         return run.finish()

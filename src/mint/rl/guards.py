@@ -340,7 +340,7 @@ def calmer(cfg: RLConfig) -> str:
 
 def mismatch(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
     """Sampler and trainer disagree on the same weights. Told only where they should agree."""
-    same_logits = m.get("policy/temperature") == 1.0 or cfg.match_sampling
+    same_logits = m.get("policy/temperature") == 1.0 or cfg.matches_sampling
     same_weights = m.get("staleness/max", 0.0) == 0 and same_logits
     if same_weights and m.get("mismatch/mean", 0.0) > cfg.mismatch_limit:
         remedy = "" if cfg.truncated_importance else "Set truncated_importance=2.0. "

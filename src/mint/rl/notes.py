@@ -15,7 +15,7 @@ _OF_EVALUATION = ("eval_samples", "eval_temperature", "holdout_size")
 def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
     """Return warnings about suspicious settings, given the names of those not at their default."""
     found = [f"{name} has no effect: {why}" for name, why in _idle(cfg) if name in changed]
-    corrected = cfg.truncated_importance is not None or cfg.match_sampling
+    corrected = cfg.truncated_importance is not None or cfg.matches_sampling
     if cfg.clips and cfg.temperature != 1.0 and not corrected:
         found.append(
             f"{cfg.loss_fn} clips the ratio of trainer to sampler, and at temperature "
@@ -65,14 +65,17 @@ def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
         "importance_low": corrected if cfg.truncated_importance is None else masks,
         **dict.fromkeys(_OF_LORA, (cfg.start_from is None, "start_from has its own.")),
         **dict.fromkeys(_OF_EVALUATION, (cfg.eval_every > 0, "set eval_every=10.")),
+        "stream_mini_batches": (cfg.mini_batches > 1, "set mini_batches=2."),
         "staleness_rule": (cfg.max_staleness > 1, "no answer can be too old: set max_staleness=2."),
         "measure_entropy": (cfg.entropy_coef == 0, "with entropy_coef, it is always measured."),
         "match_sampling": (
-            not cfg.samples_plainly,
-            "at temperature=1.0 the logprobs are the same.",
+            not cfg.samples_plainly and cfg.top_k == 0,
+            "with top_k, it is always on."
+            if cfg.top_k
+            else "at temperature=1.0 the logprobs are the same.",
         ),
         "mismatch_limit": (
-            cfg.temperature == 1.0 or cfg.match_sampling,
+            cfg.temperature == 1.0 or cfg.matches_sampling,
             "it is only checked at temperature=1.0 or with match_sampling=true.",
         ),
         "temperature_end": (

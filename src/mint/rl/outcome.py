@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mint.rl.evaluation import Evaluation
@@ -77,3 +78,12 @@ def advice(
     else:
         which = f"step {best}, {paths[best]}. Use that one."
     return [*lines, f"Best on the holdout: {which}"]
+
+
+def closing_lines(path: str, folder: Path) -> list[str]:
+    """What a run prints at its end: where its weights are, and what to do with them."""
+    return [
+        f"Saved: {path}",
+        f'Sample from it: mint sample -m {folder} "..."',
+        f"Export it:      mint export {folder} --to FOLDER --merge",
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import mint
 from mint import types
+from mint.rl.filters import PLAIN, Filters, Kept
 from mint.rl.rendering import marks_of
 from mint.rl.rollout import Segment
 
@@ -23,6 +24,7 @@ class Answer:
     logprobs: list[float] | None
     truncated: bool
     version: int = 0
+    kept: list[Kept] | None = None  # the tokens that each was chosen from, where some were left out
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,12 @@ class Policy:
     max_tokens: int
     stop: tuple[str, ...] = ()
     version: int = 0
+    filters: Filters = PLAIN
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it samples from the model's own distribution."""
+        return self.temperature == 1.0 and not self.filters.is_on
 
     async def sample(
         self,
@@ -49,6 +57,7 @@ class Policy:
             prompt=types.ModelInput.from_ints(tokens=list(prompt)),
             num_samples=count,
             sampling_params=self._params(seed, max_tokens, stop),
+            **self.filters.requests(),
         )
         return [
             Answer(
@@ -56,6 +65,7 @@ class Policy:
                 sequence.logprobs,
                 sequence.stop_reason == "length",
                 self.version,
+                self.filters.kept_tokens(sequence),
             )
             for sequence in answer.sequences
         ]
@@ -71,6 +81,7 @@ class Policy:
             seed=seed,
             stop=texts or None,
             stop_token_ids=None if texts or end is None else [end],
+            **self.filters.params(),
         )
 
     @property
@@ -128,7 +139,7 @@ class FollowingPolicy(Policy):
 
 def segment_of(prompt: Sequence[int], answer: Answer) -> Segment:
     """A prompt and an answer to it, or :class:`mint.rl.MissingLogprobs`."""
-    return Segment.of(prompt, answer.tokens, answer.logprobs, answer.version)
+    return Segment.of(prompt, answer.tokens, answer.logprobs, answer.version, answer.kept)
 
 
 def seed_for(seed: int | None, *place: object) -> int | None:

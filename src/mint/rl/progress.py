@@ -27,6 +27,16 @@ def step_line(step: int, total: int, numbers: Mapping[str, float], seconds: floa
     )
 
 
+def sampling_line(step: int, total: int, answered: int, answers: int, seconds: float) -> str:
+    """How far the sampling of a step is; of what is sampled ahead, only as much as it needs.
+
+    >>> sampling_line(3, 20, 40, 32, 4.06)
+    'Step 3/20: sampling, 32 of 32 answers, 4 s'
+    """
+    counted = f"{min(answers, answered)} of {answers} answers"
+    return f"Step {step}/{total}: sampling, {counted}, {seconds:.0f} s"
+
+
 class Progress:
     """A line on a terminal that changes during work; nothing in pipes and files."""
 

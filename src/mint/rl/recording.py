@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
-from mint.rl.collect import Batch
+from mint.rl.collect import Batch, merge_parts
 from mint.rl.tables import Pieces, Trained, rollout_rows
 from mint.watch.recorder import RunDirectory
 
@@ -24,9 +24,9 @@ class Recording:
         self._pieces: Pieces | None = None
 
     def sampled(self, batch: Batch) -> None:
-        """Keep the rollouts of a step."""
+        """Keep the rollouts of a step, or of a part of it."""
         self._pieces = self._pieces or Pieces(batch.policy.tokenizer)
-        self._batch, self._trained = batch, Trained()
+        self._batch = merge_parts([self._batch, batch]) if self._batch else batch
 
     def trained(
         self,
@@ -35,7 +35,7 @@ class Recording:
         entropy_D_T: Sequence[NDArray[np.float64]] = (),
     ) -> None:
         """Keep the trainer's logprobs of the step's datums, and entropies where it has any."""
-        self._trained = Trained(datums, logprobs_D_T, entropy_D_T)
+        self._trained.add(datums, logprobs_D_T, entropy_D_T)
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Write what was kept, and the metrics of its step, while the next step begins."""
@@ -44,7 +44,8 @@ class Recording:
     def _taken(self) -> Iterable[dict[str, Any]]:
         """The rows of what was kept, which is then forgotten."""
         batch, self._batch = self._batch, None
-        return () if batch is None else rollout_rows(batch, self._pieces, self._trained)
+        trained, self._trained = self._trained, Trained()
+        return () if batch is None else rollout_rows(batch, self._pieces, trained)
 
     def end(self, error: BaseException | None, finished: bool) -> None:
         """Write what is left of a step that was not completed, and how the run ended."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from mint.rl.advantage import by_turn, has_signal, returns_to_go
 from mint.rl.failures import CodeFailure
+from mint.rl.filters import Kept
 
 
 class MissingLogprobs(RuntimeError):
@@ -19,7 +20,8 @@ class MissingLogprobs(RuntimeError):
 class Segment:
     """Tokens in one context. Those that the policy sampled have logprobs; the rest is given.
 
-    Each sampled token also has the version of the weights that made it: after how many steps.
+    Each sampled token also has the version of the weights that made it: after how many steps; and
+    the tokens it was chosen from, where sampling left some out.
 
     >>> segment = Segment.of([5, 6], [7], [-0.5], version=3)
     >>> segment.tokens, segment.sampled, segment.logprobs, segment.versions
@@ -30,6 +32,7 @@ class Segment:
     logprobs: list[float] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
     versions: list[int | None] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -38,11 +41,12 @@ class Segment:
         answer: Sequence[int],
         logprobs: Sequence[float] | None,
         version: int = 0,
+        kept: Sequence[Kept] | None = None,
     ) -> Segment:
         """A prompt and one answer to it."""
         segment = cls()
         segment.give(prompt)
-        segment.sample(answer, logprobs, version)
+        segment.sample(answer, logprobs, version, kept)
         return segment
 
     def give(self, tokens: Sequence[int]) -> None:
@@ -51,9 +55,14 @@ class Segment:
         self.logprobs += [0.0] * len(tokens)
         self.sampled += [False] * len(tokens)
         self.versions += [None] * len(tokens)
+        self.kept += [()] * len(tokens)
 
     def sample(
-        self, tokens: Sequence[int], logprobs: Sequence[float] | None, version: int = 0
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float] | None,
+        version: int = 0,
+        kept: Sequence[Kept] | None = None,
     ) -> None:
         """Add tokens that the policy wrote, each with its logprob."""
         if logprobs is None or len(logprobs) != len(tokens):
@@ -66,6 +75,7 @@ class Segment:
         self.logprobs += list(logprobs)
         self.sampled += [True] * len(tokens)
         self.versions += [version] * len(tokens)
+        self.kept += [()] * len(tokens) if kept is None else list(kept)
 
     def extend(self, more: Segment) -> None:
         """Add what came after."""
@@ -73,6 +83,7 @@ class Segment:
         self.logprobs += more.logprobs
         self.sampled += more.sampled
         self.versions += more.versions
+        self.kept += more.kept
 
     @property
     def sampled_count(self) -> int:
@@ -84,7 +95,7 @@ class Segment:
             return Segment()
         end = len(self.sampled) - self.sampled[::-1].index(True)
         logprobs, versions = self.logprobs[:end], self.versions[:end]
-        return Segment(self.tokens[:end], logprobs, self.sampled[:end], versions)
+        return Segment(self.tokens[:end], logprobs, self.sampled[:end], versions, self.kept[:end])
 
 
 def in_common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -8,6 +8,8 @@
             run.record(batch, datums)
         path = run.finish()
 
+``run.learn(step)`` is the first three of them.
+
 A run that was interrupted resumes from its last checkpoint, with the same data, schedules,
 curriculum and optimizer.
 """
@@ -19,32 +21,33 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import mint
 from mint import types
 from mint.rl.adapter import report
 from mint.rl.checkpoints import Checkpoints
 from mint.rl.clients import connect, continuing, lifeline_of, reference, training_client
-from mint.rl.collect import Batch, Collector
+from mint.rl.collect import Batch, Collector, merge_parts
 from mint.rl.config import RLConfig
 from mint.rl.credit import assign_advantages
 from mint.rl.data import Data
-from mint.rl.datums import build_datums, unmasked, with_weights
+from mint.rl.datums import build_datums, part_sizes, unmasked, with_weights
 from mint.rl.directory import describe_run, open_directory
 from mint.rl.endings import Interrupted, ServiceLost, going_on
 from mint.rl.evaluation import Evaluation
 from mint.rl.evaluator import Exam
 from mint.rl.failures import FailureLog
+from mint.rl.filters import Filters
 from mint.rl.findings import Findings
 from mint.rl.group_queue import GroupQueue
 from mint.rl.guards import Finding, Guards, calmer, masked_loss
 from mint.rl.interruption import Interruption
 from mint.rl.loop import unbroken
 from mint.rl.measures import measure, staleness
-from mint.rl.outcome import advice, evaluations_in
+from mint.rl.outcome import advice, closing_lines, evaluations_in
 from mint.rl.policy import Policy
-from mint.rl.progress import Progress, step_line
+from mint.rl.progress import Progress, sampling_line, step_line
 from mint.rl.recording import Recording
 from mint.rl.reward_analysis import Analyst
 from mint.rl.reward_log import RewardLog
@@ -52,12 +55,11 @@ from mint.rl.rollout import Group
 from mint.rl.run_service import write_service
 from mint.rl.schedules import learning_rate_at
 from mint.rl.scoring import Ledger
+from mint.rl.tally import Tally
 from mint.rl.threads import Threads, aside
-from mint.rl.update import train, trained_tokens
+from mint.rl.update import Update, train, trained_tokens
 from mint.rl.waiting import Waiting
 from mint.watch.recorder import METRICS, read_rows
-
-Result = TypeVar("Result")
 
 
 class Run:
@@ -84,10 +86,7 @@ class Run:
         self.progress = Progress()
         self._monitors: list[Callable[[Batch], None]] = []
         self._analyst: Analyst | None = None
-        self._numbers: dict[str, float] = {}
-        self._refused: Finding | None = None
-        self._trained = 0
-        self._half_done = False
+        self._tally = Tally()
         self._elapsed = 0.0
         self._findings = Findings(self.guards, self.directory, self.checkpoints)
         self._waiting = Waiting(self.interruption, self.directory, self.checkpoints, self.recording)
@@ -144,7 +143,7 @@ class Run:
             self._monitors.append(self._analyst.see)
 
     def _load(self, state: dict[str, Any]) -> None:
-        self.done = self._trained = state["step"]
+        self.done = state["step"]
         self.final = state["final"]
         self._elapsed = state["elapsed"]
         self.guards.load(state["guards"])
@@ -162,31 +161,45 @@ class Run:
             self.interruption.check()
             yield self.done + 1
 
-    def sample(self, step: int) -> Batch:
-        """Sample and score the groups of a step."""
-        self._since = time.monotonic()
-        self._numbers = {}
-        sampled = self.progress.during(self._sampled(step), lambda: self._shown(step))
+    def learn(self, step: int) -> tuple[Batch, list[types.Datum]]:
+        """Sample a step and train on it: with ``stream_mini_batches`` on each mini-batch as soon as
+        it is complete, while the others are sampled."""
+        if not self.cfg.stream_mini_batches:
+            batch = self.sample(step)
+            return batch, self.train(batch, self.prefer(batch))
+        parts, datums = [], []
+        for size in part_sizes(self.cfg.batch_size, self.cfg.mini_batches):
+            parts.append(part := self.sample(step, size))
+            datums += self.train(part, self.prefer(part), mini_batches=1)
+        return merge_parts(parts), datums
+
+    def sample(self, step: int, groups: int | None = None) -> Batch:
+        """Sample and score the groups of a step, or as many of them as are complete first."""
+        since = time.monotonic()
+        if not self._waiting.half_done:
+            self._since, self._tally = since, Tally()
+        sampled = self.progress.during(self._sampled(step, groups), lambda: self._shown(step))
         batch = self._waiting.do(sampled)
         self.recording.sampled(batch)
-        self._numbers["time/sample"] = time.monotonic() - self._since
+        self._tally.add({"time/sample": time.monotonic() - since})
         return batch
 
     def _shown(self, step: int) -> str:
         answers = self.cfg.batch_size * self.cfg.group_size
         seconds = time.monotonic() - self._since
-        return (
-            f"Step {step}/{self.cfg.steps}: sampling, {min(answers, self.queue.answered)} of "
-            f"{answers} answers, {seconds:.0f} s"
-        )
+        return sampling_line(step, self.cfg.steps, self.queue.answered, answers, seconds)
 
-    async def _sampled(self, step: int) -> Batch:
-        client, cfg = await self._weights_before(step), self.cfg
-        most, stop = cfg.max_tokens, cfg.stop
-        policy = Policy(client, self.tokenizer, cfg.temperature, most, stop, self._trained)
-        self.queue.publish(policy)
-        self.queue.fill(min(max(1, cfg.max_staleness), cfg.steps - step + 1))
-        return await self.queue.batch(step)
+    async def _sampled(self, step: int, groups: int | None) -> Batch:
+        cfg, version = self.cfg, step - 1
+        if not self._waiting.half_done:
+            client = await self._weights_before(step)
+            most, stop = cfg.max_tokens, cfg.stop
+            filters = Filters(cfg.top_k, cfg.top_p, cfg.min_p)
+            heat = cfg.temperature
+            policy = Policy(client, self.tokenizer, heat, most, stop, version, filters)
+            self.queue.publish(policy)
+            self.queue.fill(min(max(1, cfg.max_staleness), cfg.steps - version))
+        return await self.queue.batch(step, groups)
 
     async def _weights_before(self, step: int) -> mint.SamplingClient:
         request = self.client.save_weights_and_get_sampling_client_async(f"rl-step-{step}")
@@ -200,8 +213,8 @@ class Run:
     def penalise(self, batch: Batch) -> None:
         """Take the KL to the reference from the rewards, when the config asks for it."""
         if self.reference is not None:
-            policy = None if batch.policy.temperature == 1.0 else batch.clients
-            self._numbers |= self._waiting.do(self.reference.penalise(batch.groups, policy))
+            policy = None if batch.policy.is_plain else batch.clients
+            self._tally.add(self._waiting.do(self.reference.penalise(batch.groups, policy)))
 
     def prefer(self, batch: Batch) -> list[types.Datum]:
         """From rewards to what is trained on."""
@@ -213,46 +226,47 @@ class Run:
         groups = batch.groups if every else groups
         return build_datums(groups, cfg.token_weights, cfg.max_tokens, cfg.loss_fn, every)
 
-    def train(self, batch: Batch, datums: Sequence[types.Datum]) -> list[types.Datum]:
+    def train(
+        self, batch: Batch, datums: Sequence[types.Datum], mini_batches: int | None = None
+    ) -> list[types.Datum]:
         """Train on a batch. Ctrl-C waits for its end, so that a step is done or not begun."""
+        parts = mini_batches or self.cfg.mini_batches
         since = time.monotonic()
         edit = getattr(self.adapter, "edit_datums", list)
         edited = [with_weights(datum) for datum in edit(list(datums))]
         wrong = unmasked(edited, batch.groups)
-        self._numbers |= {"datums": float(len(edited)), "datums/unmasked": float(len(wrong))}
-        self._findings.stop_if(list(masked_loss(self._numbers, self.guards.history, self.cfg)))
-        self.interruption.check()
-        self._half_done = True
-        self._numbers |= self._waiting.finish_first(self._trained_on(batch, edited))
-        self._numbers["time/train"] = time.monotonic() - since
-        if self._refused is not None:
-            refused, self._refused = self._refused, None
+        self._tally.add({"datums": float(len(edited)), "datums/unmasked": float(len(wrong))})
+        masked = masked_loss(self._tally.numbers, self.guards.history, self.cfg)
+        self._findings.stop_if(list(masked))
+        if not self._waiting.half_done:
+            self.interruption.check()
+        self._waiting.half_done = True
+        update = self._waiting.finish_first(self._trained_on(batch, edited, parts))
+        self._tally.add({**update.metrics, "time/train": time.monotonic() - since})
+        if update.refused is not None:
+            refused = Finding("not_finite", update.refused, calmer(self.cfg))
             self._findings.report(batch.step, refused)
             self._findings.stop_if([refused])
-        self._trained = batch.step
         return edited
 
-    async def _trained_on(self, batch: Batch, datums: list[types.Datum]) -> dict[str, float]:
+    async def _trained_on(self, batch: Batch, datums: list[types.Datum], parts: int) -> Update:
         step, cfg = batch.step, self.cfg
         rate = learning_rate_at(cfg, step)
         self.queue.fill(min(cfg.max_staleness, cfg.steps - step))  # sampled while this trains
-        found = {
-            "train/learning_rate": rate,
-            "train/tokens": float(trained_tokens(datums)),
-            "policy/temperature": batch.policy.temperature,
-        }
+        temperature = batch.policy.temperature
+        self._tally.add(
+            {
+                "train/learning_rate": rate,
+                "train/tokens": float(trained_tokens(datums)),
+                "policy/temperature": temperature,
+            }
+        )
         if not datums:
-            return found
-        try:
-            heat = batch.policy.temperature
-            update = await train(self.client, datums, cfg, rate, self.reference, heat)
+            return Update({})
+        update = await train(self.client, datums, cfg, rate, self.reference, temperature, parts)
+        if update.refused is None:
             self.recording.trained(datums, update.logprobs_D_T, update.entropy_D_T)
-            return found | update.metrics
-        except mint.RequestFailedError as error:
-            if "finite" not in str(error) and "The loss is" not in str(error):
-                raise
-            self._refused = Finding("not_finite", str(error), calmer(cfg))
-            return found | {"train/refused": 1.0}
+        return update
 
     def record(self, batch: Batch, datums: Sequence[types.Datum]) -> None:
         """Write a step down, look for trouble, evaluate and save when it is time."""
@@ -265,7 +279,7 @@ class Run:
     def _record(self, batch: Batch, datums: Sequence[types.Datum]) -> None:
         cfg, step = self.cfg, batch.step
         numbers = measure(batch.everything, cfg.success_threshold) | staleness(batch)
-        numbers |= self._numbers
+        numbers |= self._tally.numbers
         numbers["groups/refilled"] = float(len(batch.dropped))
         if (curriculum := self.data.curriculum) is not None:
             numbers |= curriculum.learn_from(batch.everything, cfg.success_threshold, step)
@@ -282,7 +296,7 @@ class Run:
         report(self.adapter, step, rewards, len(datums))
         self._findings.check(step, numbers)
         self.done, self.final = step, None
-        self._position, self._half_done = self.queue.state(), False
+        self._position, self._waiting.half_done = self.queue.state(), False
         if last or evaluation or self.checkpoints.due(step) or self.interruption.presses:
             self._waiting.finish_first(self._saved(evaluation))
 
@@ -325,12 +339,8 @@ class Run:
         """Save the trained weights for sampling, and return their path."""
         if self.final is None:
             self.final = self._waiting.do(self._final())
-        for line in self._advice():
-            print(line, flush=True)
-        print(f"Saved: {self.final}", flush=True)
-        folder = self.directory.path
-        print(f'Sample from it: mint sample -m {folder} "..."', flush=True)
-        print(f"Export it:      mint export {folder} --to FOLDER --merge", flush=True)
+        lines = [*self._advice(), *closing_lines(self.final, self.directory.path)]
+        print("\n".join(lines), flush=True)
         return self.final
 
     def _advice(self) -> list[str]:
@@ -381,7 +391,7 @@ class Run:
 
     def _leave(self) -> None:
         """After Ctrl-C: keep what was done, unless it is pressed again meanwhile."""
-        if self.done > self._waiting.saved_step and not self._half_done:
+        if self.done > self._waiting.saved_step and not self._waiting.half_done:
             save = asyncio.wait_for(self._saved(), self.cfg.service_timeout)
             with (
                 contextlib.suppress(KeyboardInterrupt, ServiceLost, TimeoutError),

@@ -24,15 +24,18 @@ class Trained:
     order.
     """
 
-    def __init__(
-        self,
-        datums: Sequence[types.Datum] = (),
-        trainer_D_T: Sequence[Array] = (),
-        entropy_D_T: Sequence[Array] = (),
-    ) -> None:
+    def __init__(self) -> None:
         self._logprobs: dict[Tokens, Array] = {}
         self._entropies: dict[Tokens, Array] = {}
         self._advantages: dict[Tokens, Array] = {}
+
+    def add(
+        self,
+        datums: Sequence[types.Datum],
+        trainer_D_T: Sequence[Array],
+        entropy_D_T: Sequence[Array] = (),
+    ) -> None:
+        """Keep what an update knows."""
         for index, datum in enumerate(datums):
             tokens = datum_tokens(datum)
             if "advantages" in datum.loss_fn_inputs:

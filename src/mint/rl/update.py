@@ -25,11 +25,12 @@ Array = NDArray[np.float64]
 @dataclass(frozen=True)
 class Update:
     """The metrics of an update, and the trainer's logprobs of each datum before it, with entropies
-    where they are measured."""
+    where they are measured. ``refused`` says why the service has not made the update."""
 
     metrics: dict[str, float]
-    logprobs_D_T: list[Array]
-    entropy_D_T: list[Array]
+    logprobs_D_T: Sequence[Array] = ()
+    entropy_D_T: Sequence[Array] = ()
+    refused: str | None = None
 
 
 def loss_config(cfg: RLConfig, temperature: float = 1.0) -> dict[str, float | str] | None:
@@ -50,13 +51,18 @@ async def train(
     learning_rate: float,
     reference: Reference | None = None,
     temperature: float = 1.0,
+    mini_batches: int = 1,
 ) -> Update:
-    """Train on a batch that was sampled at a temperature; with a KL term in the loss, towards a
-    reference."""
+    """Train on a batch that was sampled at a temperature, in so many parts; with a KL term in the
+    loss, towards a reference."""
     try:
-        return await _train(client, datums, cfg, learning_rate, reference, temperature)
+        return await _train(
+            client, datums, cfg, learning_rate, reference, temperature, mini_batches
+        )
     except mint.RequestFailedError as error:
         require_accepted(cfg, error, temperature)
+        if "finite" in str(error) or "The loss is" in str(error):
+            return Update({"train/refused": 1.0}, refused=str(error))
         raise
 
 
@@ -67,6 +73,7 @@ async def _train(
     learning_rate: float,
     reference: Reference | None,
     temperature: float,
+    mini_batches: int,
 ) -> Update:
     """Every request is on its way before the first answer is waited for."""
     loss_fn: Any = cfg.loss_fn
@@ -83,7 +90,7 @@ async def _train(
         batch, before = corrected(batch, old, _correction(cfg)), batch
         if cfg.importance_rule == "mask":
             found["mismatch/masked"] = masked_share(before, batch)
-    parts = split(batch, cfg.mini_batches)
+    parts = split(batch, mini_batches)
     adam = types.AdamParams(
         learning_rate=learning_rate,
         betas=cfg.betas,

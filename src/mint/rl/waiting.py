@@ -34,11 +34,15 @@ class Waiting:
         self.checkpoints = checkpoints
         self.recording = recording
         self.lifeline: Lifeline | None = None  # set when the service's address is known
+        self.half_done = False  # the weights are those of no step: one is being trained on
         self.reported = False  # that Ctrl-C waits for the end of a step
         self._loop = Loop(interruption)
 
     def do(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Return the result of work that Ctrl-C cancels."""
+        """Return the result of work that Ctrl-C cancels, unless a step has been trained on in
+        part: then it waits for the end of that step."""
+        if self.half_done:
+            return self.finish_first(work)
         if self.interruption.presses:
             work.close()
         self.interruption.check()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import and_, not_, or_
 
@@ -152,8 +153,18 @@ class Checkpoints:
         draft.mkdir(parents=True)
         return draft
 
-    def publish(self, new: NewCheckpoint, draft: Path, run: RunRow) -> CheckpointRow:
-        """Make the draft the checkpoint, in one step that a crash cannot cut in half."""
+    def weights_digest(self, path: CheckpointPath) -> str | None:
+        """Return the digest of the adapter that was saved; of one from elsewhere there is none."""
+        digest = _description(self.folder(path) / DESCRIPTION).get("adapter_digest")
+        return digest if isinstance(digest, str) else None
+
+    def publish(
+        self, new: NewCheckpoint, draft: Path, run: RunRow, digest: str | None = None
+    ) -> CheckpointRow:
+        """Make the draft the checkpoint, in one step that a crash cannot cut in half.
+
+        ``digest`` is that of the adapter in the engine's memory.
+        """
         row = CheckpointRow(
             run_id=run.id,
             kind=new.path.kind,
@@ -167,7 +178,7 @@ class Checkpoints:
             created_at=now(),
             expires_at=_expiry(new.ttl_seconds),
         )
-        _describe(draft / DESCRIPTION, new.path, row)
+        _describe(draft / DESCRIPTION, new.path, row, digest)
         sync_folder(draft)
         with self._publishing:
             self.check_quota(run, new.path, row.size_bytes)
@@ -214,13 +225,6 @@ class Checkpoints:
             folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
-    def delete_expired(self, is_due: Callable[[CheckpointRow], bool] = lambda _: True) -> None:
-        """Delete what has expired and ``is_due``; until then it is hidden, and a clock that was
-        put right brings it back."""
-        for row in self._store.expired_checkpoints():
-            if is_due(row):
-                self.delete(row)
-
 
 def path_of(row: CheckpointRow) -> CheckpointPath:
     return CheckpointPath(row.run_id, row.kind, row.name)
@@ -248,7 +252,7 @@ def lora_of(lora: dict[str, object]) -> LoraSpec:
     return LoraSpec(**lora)  # type: ignore[arg-type]
 
 
-def _describe(file: Path, path: CheckpointPath, row: CheckpointRow) -> None:
+def _describe(file: Path, path: CheckpointPath, row: CheckpointRow, digest: str | None) -> None:
     description = {
         "path": path.uri,
         "base_model": row.base_model,
@@ -257,22 +261,30 @@ def _describe(file: Path, path: CheckpointPath, row: CheckpointRow) -> None:
         "created_at": row.created_at.isoformat(),
         "expires_at": row.expires_at.isoformat() if row.expires_at else None,
         "sha256": checksums(file.parent, but=file.name),
+        "adapter_digest": digest,
     }
     file.write_text(json.dumps(description, indent=2) + "\n")
 
 
 def _checksums_in(file: Path) -> dict[str, str]:
     """Return the checksums in a checkpoint's description; older ones have none."""
+    found = _description(file).get("sha256", {})
+    return found if isinstance(found, dict) else {}
+
+
+def _description(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text()).get("sha256", {})
-    except (ValueError, AttributeError) as error:
+        found = json.loads(file.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("no object")
+    except ValueError as error:
         raise FilesDamaged(
             f"A checkpoint's {file.name} is damaged, so its other files cannot be checked and were "
             "not loaded. Use another checkpoint, or restore this one from a backup."
         ) from error
     except FileNotFoundError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return found
 
 
 def _swap_in(draft: Path, final: Path) -> None:

@@ -80,7 +80,7 @@ class EngineProcess:
             await engine.stop()
             raise EngineDied(
                 f"Loading {name} took more than {limit_s:.0f} s and was aborted. "
-                f"The engine's log is {log_file}."
+                f"The engine's log is logs/{log_file.name} in the home folder."
             ) from None
         except BaseException:
             await engine.stop()
@@ -199,7 +199,7 @@ class EngineProcess:
             how = f"ended with status {code}"
         return EngineDied(
             f"The engine of {self.name} {how}. It restarts at the next request. Its log is "
-            f"{self.log_file}."
+            f"logs/{self.log_file.name} in the home folder."
         )
 
 

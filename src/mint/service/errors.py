@@ -51,7 +51,7 @@ def readable_os_error(error: OSError, doing: str) -> str:
             f"The disk of the service is full, so {doing} failed. Everything saved earlier is "
             "intact. Free some space (for example, delete old checkpoints) and try again."
         )
-    where = f" ({error.filename})" if error.filename else ""
+    where = f" ({os.path.basename(os.fsdecode(error.filename))})" if error.filename else ""
     return f"{doing[0].upper()}{doing[1:]} failed: {error.strerror or error}{where}."
 
 

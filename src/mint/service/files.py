@@ -78,7 +78,8 @@ def link_files(files: Iterable[Path], folder: Path) -> None:
 def delete_leftovers(home: Path, age_s: float = 24 * 3600.0) -> None:
     """Remove drafts and uploads that a crash left behind so long ago that nobody can want them."""
     cutoff = time.time() - age_s
-    for leftover in (*home.glob("checkpoints/*/*/.draft-*"), *home.glob("uploads/*")):
+    drafts = home.glob("checkpoints/*/*/.draft-*")
+    for leftover in (*drafts, *home.glob("uploads/*"), *home.glob("results/*")):
         with contextlib.suppress(FileNotFoundError):
             if leftover.stat().st_mtime < cutoff:
                 shutil.rmtree(leftover, ignore_errors=True)

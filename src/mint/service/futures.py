@@ -1,37 +1,57 @@
-"""Results that clients come back for: long-polled, retrievable again, forgotten after a while."""
+"""Results that clients come back for: long-polled, retrievable again, forgotten after a while.
+
+What they may take is bounded: see :mod:`.results`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from .codec import PROTOBUF
+from .results import MAX_RESULTS, Queue, Share, Spool
 
-MAX_RESULT_BYTES = 512 * 1024 * 1024
+log = logging.getLogger(__name__)
 Category = Literal["user", "server"]
-Reason = Callable[[], str | None]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Why a result is not there yet, for whoever waits for it. What is ``active`` is on its way."""
+
+    reason: str
+    state: Literal["active", "paused_capacity"] = "paused_capacity"
+
+
+Reason = Callable[[], Pending | None]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The body of a finished future, as it goes to the client."""
+    """The body of a finished future, as it goes to the client.
+
+    A sample has the ``digest`` of the weights that made it; the base model has none.
+    """
 
     body: bytes
     content_type: str = "application/json"
     is_failure: bool = False
+    digest: str | None = None
 
     @classmethod
     def json(cls, value: dict[str, Any]) -> Answer:
         return cls(json.dumps(value).encode())
 
     @classmethod
-    def protobuf(cls, body: bytes) -> Answer:
-        return cls(body, PROTOBUF)
+    def protobuf(cls, body: bytes, digest: str | None = None) -> Answer:
+        return cls(body, PROTOBUF, digest=digest)
 
     @classmethod
     def failure(cls, text: str, category: Category) -> Answer:
@@ -41,27 +61,44 @@ class Answer:
 
 @dataclass
 class Future:
-    """One promised answer and whose it is. ``reason`` says what it waits for."""
+    """One promised answer and whose it is. ``reason`` says what it waits for.
+
+    The body of a large answer may have moved to a ``file``.
+    """
 
     request_id: str
     user: str
     reason: Reason = lambda: None
     answer: Answer | None = None
+    size: int = 0
+    file: Path | None = None
     forget_at: float = field(default=float("inf"))
     number: int = 0
     _done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait(self, seconds: float) -> Answer | None:
-        """The answer, or None when it is not there after ``seconds``."""
+        """The answer, or None when it is not there after ``seconds``. Raises ResultExpired."""
+        if not self._done.is_set():  # waiting for no time at all would miss it
+            try:
+                await asyncio.wait_for(self._done.wait(), seconds)
+            except TimeoutError:
+                return None
+        if self.file is None:
+            return self.answer
+        return await asyncio.to_thread(self.read)
+
+    def read(self) -> Answer | None:
+        """The answer, from disk if it is there. Raises ResultExpired."""
+        if self.answer is None or (file := self.file) is None:
+            return self.answer
         try:
-            await asyncio.wait_for(self._done.wait(), seconds)
-        except TimeoutError:
-            return None
-        return self.answer
+            return replace(self.answer, body=file.read_bytes())
+        except FileNotFoundError:
+            raise ResultExpired from None
 
     def finish(self, answer: Answer, kept_s: float) -> None:
         if self.answer is None:
-            self.answer = answer
+            self.answer, self.size = answer, len(answer.body)
             self.forget_at = time.monotonic() + kept_s
             self._done.set()
 
@@ -69,21 +106,41 @@ class Future:
         self._done.set()
 
 
+class ResultExpired(Exception):
+    """A result had to give way just now."""
+
+
 class Futures:
     """All futures of this service by request id."""
 
-    def __init__(self, kept_s: float) -> None:
+    def __init__(self, kept_s: float, memory_bytes: int, disk_bytes: int, folder: Path) -> None:
         self._kept_s = kept_s
         self._futures: dict[str, Future] = {}
+        self._of_owner: dict[str, dict[str, Future]] = {}
         self._numbers = itertools.count(time.time_ns() // 1000)
         self._watchers: dict[str, list[asyncio.Event]] = {}
+        self._in_memory, self._on_disk = Queue(memory_bytes), Queue(disk_bytes)
+        self._count = Share(MAX_RESULTS)
+        self._spool = Spool(folder)
+        self._moving: asyncio.Task[None] | None = None
         self._is_closed = False
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """What the results take that are in memory."""
+        return self._in_memory.bytes.total
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """What the results take that were moved to disk."""
+        return self._on_disk.bytes.total
 
     def open(self, request_id: str, user: str, reason: Reason = lambda: None) -> Future:
         """The future of this id, made if it is new."""
         future = self._futures.get(request_id)
         if future is None:
             future = self._futures[request_id] = Future(request_id, user, reason)
+            self._of_owner.setdefault(owner_of(request_id), {})[request_id] = future
         return future
 
     def find(self, request_id: str, user: str) -> Future | None:
@@ -96,12 +153,69 @@ class Futures:
         return future is not None and future.answer is None
 
     def finish(self, request_id: str, answer: Answer) -> None:
-        if (future := self._futures.get(request_id)) is not None:
-            if future.answer is None:
-                future.number = next(self._numbers)
-            future.finish(answer, self._kept_s)
-            for watcher in self._watchers.get(owner_of(request_id), ()):
-                watcher.set()
+        future = self._futures.get(request_id)
+        if future is None or future.answer is not None:
+            return
+        future.number = next(self._numbers)
+        future.finish(answer, self._kept_s)
+        self._in_memory.add(future.user, request_id, future.size)
+        self._count.add(future.user, 1)
+        for watcher in self._watchers.get(owner_of(request_id), ()):
+            watcher.set()
+        self._keep_within_bounds()
+
+    # ---- bounds ---------------------------------------------------------------------------------
+
+    def _keep_within_bounds(self) -> None:
+        while (user := self._count.greediest()) is not None:
+            self._expire(user)
+        is_moving = self._moving is not None and not self._moving.done()
+        if self._in_memory.bytes.greediest() is not None and not is_moving:
+            self._moving = asyncio.create_task(self._move_to_disk())
+
+    async def _move_to_disk(self) -> None:
+        """Move bodies to disk until those in memory are within their bound, and drop the first of
+        those that are too many there."""
+        while (user := self._in_memory.bytes.greediest()) is not None:
+            request_id = self._in_memory.first(user)
+            assert request_id is not None, "who has too much has something"
+            future = self._futures[request_id]
+            assert future.answer is not None, "it is finished"
+            self._in_memory.remove(user, request_id)
+            self._on_disk.add(user, request_id, future.size)
+            try:
+                file = await asyncio.to_thread(self._spool.write, future.answer.body)
+            except OSError as error:
+                log.warning("the result of %s was dropped: %s", request_id, error)
+                self._delete(future)
+                continue
+            if self._futures.get(request_id) is future:
+                future.file, future.answer = file, replace(future.answer, body=b"")
+            else:
+                file.unlink(missing_ok=True)
+            while (user := self._on_disk.bytes.greediest()) is not None:
+                self._expire(user)
+
+    def _expire(self, user: str) -> None:
+        request_id = self._on_disk.first(user) or self._in_memory.first(user)
+        assert request_id is not None, "who has too much has something"
+        log.warning("the result of %s is no longer kept: there were too many", request_id)
+        self._delete(self._futures[request_id])
+
+    def _delete(self, future: Future) -> None:
+        if self._futures.get(future.request_id) is not future:
+            return
+        owner = owner_of(future.request_id)
+        del self._futures[future.request_id], self._of_owner[owner][future.request_id]
+        if not self._of_owner[owner]:
+            del self._of_owner[owner]
+        self._in_memory.remove(future.user, future.request_id)
+        self._on_disk.remove(future.user, future.request_id)
+        self._count.add(future.user, -1)
+        if future.file is not None:
+            future.file.unlink(missing_ok=True)
+
+    # ---- retrieving -----------------------------------------------------------------------------
 
     async def finished_since(
         self, owner: str, number: int, is_wanted: Callable[[Future], bool], seconds: float
@@ -127,35 +241,28 @@ class Futures:
     def _finished(
         self, owner: str, number: int, is_wanted: Callable[[Future], bool]
     ) -> list[Future]:
-        found = [
-            future
-            for future in self._futures.values()
-            if future.number > number and owner_of(future.request_id) == owner and is_wanted(future)
-        ]
+        mine = self._of_owner.get(owner, {}).values()
+        found = [future for future in mine if future.number > number and is_wanted(future)]
         return sorted(found, key=lambda future: future.number)
 
     def forget(self, request_id: str, user: str) -> None:
         """Drop a finished result: its client has it for good."""
         future = self.find(request_id, user)
         if future is not None and future.answer is not None:
-            del self._futures[request_id]
+            self._delete(future)
 
     def retrieved(self, future: Future) -> None:
         """A retrieved answer stays a while longer: its HTTP response may have been lost."""
         soon = time.monotonic() + self._kept_s / 10
         future.forget_at = min(future.forget_at, soon)
+        for queue in (self._in_memory, self._on_disk):
+            queue.hurry(future.user, future.request_id)
 
     def forget_old(self) -> None:
-        """Drop results whose time is over, and retrieved ones early when they take much memory."""
-        cutoff = time.monotonic()
-        soon = cutoff + self._kept_s / 10
-        size = sum(len(f.answer.body) for f in self._futures.values() if f.answer)
-        for future in sorted(self._futures.values(), key=lambda f: f.forget_at):
-            is_spare = size > MAX_RESULT_BYTES and future.forget_at <= soon
-            if future.answer is None or not (future.forget_at < cutoff or is_spare):
-                break
-            size -= len(future.answer.body)
-            del self._futures[future.request_id]
+        """Drop results whose time is over."""
+        now = time.monotonic()
+        for future in [future for future in self._futures.values() if future.forget_at < now]:
+            self._delete(future)
 
     def close(self) -> None:
         """Let every waiting poll go: the service is ending."""
@@ -165,6 +272,9 @@ class Futures:
         for watchers in self._watchers.values():
             for watcher in watchers:
                 watcher.set()
+        if self._moving is not None:
+            self._moving.cancel()
+        self._spool.close()
 
 
 def owner_of(request_id: str) -> str:

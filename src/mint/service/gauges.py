@@ -76,6 +76,12 @@ class Gauges:
         depth.add_metric(["samples"], service.samplers.waiting)
         yield depth
         yield GaugeMetricFamily("mint_ready", "1 once the service is ready.", service.is_ready)
+        results = GaugeMetricFamily(
+            "mint_results_bytes", "Finished results that are kept.", labels=["where"]
+        )
+        results.add_metric(["memory"], service.futures.bytes_in_memory)
+        results.add_metric(["disk"], service.futures.bytes_on_disk)
+        yield results
         loaded = service.engines.loaded()
         yield GaugeMetricFamily("mint_models_loaded", "Base models in memory.", len(loaded))
         calls = GaugeMetricFamily(

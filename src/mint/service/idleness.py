@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 _SAVE_EVERY_S = 60.0
@@ -52,6 +52,12 @@ class Idleness:
         if known is None or known[0] != mark:
             known = self._since[key] = (mark, self.now)
         return self.now - known[1]
+
+    def forget_others(self, kind: str, kept: Collection[str]) -> None:
+        """Drop the notes of a kind but ``kept``: a thing that is noted again begins anew."""
+        others = [key for key in self._since if key.startswith(f"{kind} ") and key not in kept]
+        for key in others:
+            del self._since[key]
 
     def save(self, kept: Callable[[str], bool], at_once: bool = False) -> None:
         """Write the notes of what is still there, at most once a minute."""

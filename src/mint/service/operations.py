@@ -164,10 +164,10 @@ class Operations:
         draft: Path = await asyncio.to_thread(self.checkpoints.begin, new)
         try:
             try:
-                await engine.call(method, run_id=self.run.id, folder=str(draft))
+                digest = await engine.call(method, run_id=self.run.id, folder=str(draft))
             except RuntimeError as error:
                 raise _as_full_disk(error) or error from error
-            return await asyncio.to_thread(self.checkpoints.publish, new, draft, self.run)
+            return await asyncio.to_thread(self.checkpoints.publish, new, draft, self.run, digest)
         except BaseException:
             await asyncio.to_thread(self.checkpoints.discard, draft)
             raise

@@ -40,8 +40,8 @@ class Quota:
             raise ApiError(
                 403,
                 f"The key {key!r} has {_many(held, 'run')}, and its quota is {self.runs}. Unload "
-                "one that is done: mint runs unload RUN (`mint runs list` shows yours; its "
-                f"checkpoints stay).{_raise(key, 'runs')}",
+                "one that is finished: mint runs unload RUN (`mint runs list` shows yours; its "
+                f"checkpoints are kept).{_raise(key, 'runs')}",
             )
 
     def refuse_checkpoint(self, key: str, held: int, held_bytes: int, more_bytes: int) -> None:
@@ -107,10 +107,10 @@ def parse_limit(name: str, text: str) -> int | None:
             return value
     except ValidationError:
         pass
-    example = "10GB or 500MiB" if name == "bytes" else "a number from 1 on"
+    example = "10GB or 500MiB" if name == "bytes" else "a positive integer"
     raise ValueError(
-        f"{text!r} cannot be a quota of {name}. Write {example}, or {UNLIMITED}, or {DEFAULT} for "
-        "what the service's configuration says."
+        f"{text!r} is not a valid quota of {name}. Write {example}, {UNLIMITED}, or {DEFAULT} for "
+        "the service's configured limit."
     )
 
 
@@ -118,7 +118,7 @@ def change(own: Mapping[str, int | None], typed: Mapping[str, str]) -> dict[str,
     """Return a key's own limits with what was typed for some of them."""
     for name in typed:
         if name not in LIMITS:
-            raise ValueError(f"There is no quota of {name!r}. There are: {', '.join(LIMITS)}.")
+            raise ValueError(f"There is no quota {name!r}. Use one of: {', '.join(LIMITS)}.")
     kept = {name: limit for name, limit in own.items() if name not in typed}
     set_now = {name: parse_limit(name, t) for name, t in typed.items() if t != DEFAULT}
     return kept | set_now

@@ -30,6 +30,8 @@ MAX_SAMPLES = 4096
 MAX_TOP_K = 2**31 - 1  # more than any vocabulary has
 MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits / 1e-40 is infinite
 Model = TypeVar("Model", bound=BaseModel)
+_CONTENT = {"prompt", "messages", "stop", "tools", "data", "user_metadata", "tags", "detail"}
+"""Fields whose content no error repeats."""
 
 
 class Request(BaseModel):
@@ -64,12 +66,16 @@ def read_json(body: bytes) -> Any:
 
 
 def describe(faults: list[Any]) -> str:
-    """One line per fault: the field, what is wrong with it, what was sent."""
+    """One line per fault: the field, what is wrong with it, and what was sent, unless that may be
+    a prompt: errors end up in logs."""
     lines = []
     for fault in faults:
-        field = ".".join(str(part) for part in fault["loc"] if part != "body") or "the request"
-        sent = "" if fault["type"] == "missing" else f" (sent: {str(fault.get('input'))[:80]})"
-        lines.append(f"{field}: {fault['msg']}{sent}")
+        names = [str(part) for part in fault["loc"] if part != "body"]
+        sent = fault.get("input")
+        is_named = bool(names) and not _CONTENT.intersection(names)
+        is_shown = isinstance(sent, int | float) or (isinstance(sent, str) and is_named)
+        shown = f" (sent: {str(sent)[:80]})" if is_shown else ""
+        lines.append(f"{'.'.join(names) or 'the request'}: {fault['msg']}{shown}")
     return "; ".join(lines) + ". Correct the request and send it again."
 
 
@@ -92,6 +98,7 @@ Texts = Annotated[
 Ttl = Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S)]
 Temperature = Annotated[NotNegative, AfterValidator(lambda t: t if t >= MIN_TEMPERATURE else 0.0)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 TopK = Annotated[int, Field(ge=-1), AfterValidator(lambda k: k if k <= MAX_TOP_K else -1)]
 """How many of the most likely tokens to sample from: -1, 0 and more than there are mean all."""
 
@@ -256,6 +263,14 @@ class SetTtl(BaseModel):
     ttl_seconds: Ttl | None
 
 
+class Prune(Request):
+    older_than_s: NotNegative = 0.0
+    keep_last: int = Field(default=1, ge=0, le=10**6)
+    keep: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=100)
+    run_id: str | None = None
+    dry_run: bool = True
+
+
 class Interpolate(Request):
     source_paths: list[str] = Field(min_length=1, max_length=64)
     coefficients: list[Finite]
@@ -300,6 +315,8 @@ class SamplingParams(Request):
     temperature: Temperature = 1.0
     top_k: TopK = -1
     top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    renormalize: bool = False
 
     def stops(self) -> list[str] | list[int] | None:
         if self.stop_token_ids is not None and self.stop is not None:
@@ -341,6 +358,8 @@ class Sample(Request):
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
+            min_p=params.min_p,
+            renormalize=params.renormalize,
             seed=params.seed,
             stop=params.stops(),
             prompt_logprobs=self.prompt_logprobs or self.topk_prompt_logprobs > 0,

@@ -14,6 +14,7 @@ from .checkpoints import lora_of
 from .engine_process import EngineProcess
 from .errors import EngineDied
 from .files import link_files
+from .futures import ResultExpired
 from .journal import Journal, KeptAnswer, Outcome
 from .operations import Done, Operations
 from .parts import Parts
@@ -168,7 +169,8 @@ class Residence:
             await self._samplers.keep(self._engine, run_id=self._row.id)
             folder = await asyncio.to_thread(self._journal.new_snapshot_folder, first)
             await self._engine.call("save_state", run_id=self._row.id, folder=str(folder))
-            await asyncio.to_thread(self._journal.cut, folder, first, self._kept_answers())
+            answers = await asyncio.to_thread(self._kept_answers)
+            await asyncio.to_thread(self._journal.cut, folder, first, answers)
         except (OSError, RuntimeError, EngineDied) as error:
             log.warning("no snapshot of %s was made: %s", self._row.id, error)
             if folder is not None:
@@ -186,10 +188,14 @@ class Residence:
             future = self._futures.find(f"{self._row.id}:{number}", self._row.user)
             if future is None or future.answer is None:
                 continue
-            answer = future.answer
-            size += len(answer.body)
+            size += future.size
             if size > _KEPT_BYTES:
                 break
+            try:
+                answer = future.read()
+            except ResultExpired:
+                continue
+            assert answer is not None, "it is finished"
             kept[number] = KeptAnswer(answer.body, answer.content_type, answer.is_failure)
         return dict(reversed(kept.items()))  # the oldest first
 

@@ -27,7 +27,7 @@ from .errors import (
     readable_database_error,
     readable_os_error,
 )
-from .futures import Answer, Category
+from .futures import Answer, Category, Pending
 from .journal import Journal, Outcome
 from .operations import Done
 from .parts import Parts
@@ -157,18 +157,23 @@ class Run:
             self.wake()
 
     def _open_future(self, seq_id: int) -> None:
-        self._futures.open(self.request_id(seq_id), self.row.user, self.why_waiting)
+        self._futures.open(self.request_id(seq_id), self.row.user, lambda: self.why_waiting(seq_id))
 
     def _finish(self, seq_id: int, answer: Answer) -> None:
         self._futures.finish(self.request_id(seq_id), answer)
 
-    def why_waiting(self) -> str | None:
-        """What an unfinished operation of this run waits for, in words."""
+    def why_waiting(self, seq_id: int = 0) -> Pending | None:
+        """What an unfinished operation of this run waits for; None while it is carried out."""
         if (gap := self._stream.gap) is not None:
-            return f"waiting for operation {gap} of this run, which has not arrived"
+            return Pending(f"waiting for operation {gap} of this run, which has not arrived")
         if self._trouble is not None:
-            return f"the run could not be restored; retrying: {self._trouble}"
-        return self._residence.why_waiting()
+            return Pending(f"the run could not be restored; retrying: {self._trouble}")
+        if (why := self._residence.why_waiting()) is not None:
+            return Pending(why)
+        before = seq_id - self._stream.next + self._turn.locked()
+        if seq_id < self._stream.next or before <= 0:
+            return None
+        return Pending(f"queued behind {before} operations of this run", "active")
 
     # ---- running --------------------------------------------------------------------------------
 
@@ -281,7 +286,9 @@ class Run:
         error_id = uuid.uuid4().hex[:8]
         log.exception("%s of %s failed (error %s)", kind, self.row.id, error_id, exc_info=error)
         log_file = self._residence.log_file
-        where = f"The engine's log is {log_file}." if log_file else log_hint()
+        where = log_hint()
+        if log_file is not None:
+            where = f"The engine's log is logs/{log_file.name} in the home folder."
         return f"{kind} failed in the service (error {error_id}): {error}. {where}"
 
     # ---- in the engine --------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Runs:
         self._tasks: set[asyncio.Task[None]] = set()
         self._used: dict[str, datetime] = {}
         self._creating = asyncio.Lock()
-        samplers.restore_run = self._restore
+        samplers.weights.restore_run = self._restore
 
     # ---- creating -------------------------------------------------------------------------------
 
@@ -229,6 +229,18 @@ class Runs:
         """How many accepted operations of all runs have not begun."""
         return sum(run.waiting for run in self._runs.values())
 
+    def status(self, run_id: str) -> dict[str, Any]:
+        """Return what a run is doing: its state, how many operations wait, and for what."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            state = "busy" if run.is_working else "waiting" if run.waiting else "idle"
+            reason = run.why_waiting() if state != "idle" else None
+            return {"state": state, "waiting": run.waiting, "reason": reason}
+        state = "on disk" if self._can_train(run_id) else "checkpoints only"
+        if (self._folder(run_id) / _UNLOADED).exists():
+            state = "unloaded"
+        return {"state": state, "waiting": 0, "reason": None}
+
     # ---- releasing ------------------------------------------------------------------------------
 
     async def release(self, run_id: str) -> None:
@@ -269,6 +281,10 @@ class Runs:
                 with contextlib.suppress(RunIsElsewhere, JournalDamaged):
                     Journal(folder).close()
                     shutil.rmtree(folder, ignore_errors=True)
+
+    def open_runs(self) -> set[str]:
+        """Return the ids of the runs that are open in this service."""
+        return set(self._runs)
 
     def _open_folders(self) -> set[str]:
         return {run_folder_name(run_id) for run_id in list(self._runs)}

@@ -6,59 +6,31 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from mint.engine.messages import SampledToken, SampleRequest, SampleResult
 
 from . import codec
 from .arrays import Csr
-from .checkpoints import CheckpointPath
 from .engine_process import EngineProcess
 from .errors import EngineDied, UserError, not_found
-from .futures import Answer
+from .futures import Answer, Pending
 from .idleness import Idleness
 from .links import version_of
 from .outstanding import Outstanding
 from .parts import Parts
 from .requests import CreateSamplingSession, Sample
 from .scopes import Caller
-from .shelf import Shelf
 from .store import RunRow, SamplerRow
+from .waiting import Place, WaitingSamples
+from .weights import Sampler, Weights, unproven
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _USUAL_CONTEXT = 4096  # what a sample without max_tokens may take, until its model is loaded
 OnTokens = Callable[[list[SampledToken]], None]
-
-
-@dataclass
-class Sampler:
-    """A sampler's row, and the engine that holds its weights now (if one does)."""
-
-    row: SamplerRow
-    engine: EngineProcess | None = None
-    users: int = 0
-    caller: str = ""
-    used_at: float = field(default_factory=time.monotonic)
-    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def tenant(self) -> str:
-        """Whose samples these are: those of each share the engine evenly."""
-        return self.caller or self.row.user
-
-    @property
-    def trained_by(self) -> str | None:
-        """The run whose weights these are; None for a base model."""
-        path = self.row.model_path
-        return self.row.run_id if path is None else CheckpointPath.parse(path).run_id
-
-    @property
-    def group(self) -> str:
-        """Samplers of one group share a bound on how many stay in memory."""
-        return self.row.run_id or self.row.session_id
 
 
 class Samplers:
@@ -71,14 +43,14 @@ class Samplers:
         self._futures = parts.futures
         self._engines = parts.engines
         self._checkpoints = parts.checkpoints
-        self._shelf = Shelf(parts.settings.home / "samplers", parts.settings.samplers_kept_per_run)
+        self.weights = Weights(parts)
         self._samplers: dict[str, Sampler] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sampling: dict[str, asyncio.Task[None]] = {}
         self._usage = parts.usage
         self._quota_of = parts.quota_of
+        self._queue = WaitingSamples()
         self._outstanding = Outstanding(parts.settings.max_outstanding_samples)
-        self.restore_run: Callable[[str, str], Awaitable[None]]
 
     # ---- making ---------------------------------------------------------------------------------
 
@@ -149,9 +121,8 @@ class Samplers:
                 f"The sampler {sampler_id} already exists, and samplers cannot be changed. Use "
                 "another sampling_session_seq_id."
             )
-        await engine.call("create_sampler", sampler_id=sampler_id, run_id=run.id)
         sampler = self._samplers.setdefault(sampler_id, Sampler(row))
-        sampler.engine = engine
+        await self.weights.freeze(sampler, engine)
         await self._bound(sampler)
 
     # ---- keeping and dropping -------------------------------------------------------------------
@@ -161,7 +132,7 @@ class Samplers:
         sampler = self._samplers.get(sampler_id)
         if sampler is None:
             return False
-        return sampler.engine is engine or self._shelf.find(sampler.row) is not None
+        return sampler.engine is engine or self.weights.shelf.find(sampler.row) is not None
 
     async def keep(self, engine: EngineProcess, run_id: str | None = None) -> None:
         """Put on disk what only this engine's memory has, the most recently used of each group."""
@@ -169,17 +140,13 @@ class Samplers:
         held.sort(key=lambda sampler: sampler.used_at)
         groups: dict[str, list[Sampler]] = {}
         for sampler in held:
-            if run_id in (None, sampler.row.run_id) and await self._is_only_in_memory(sampler):
+            if run_id in (None, sampler.row.run_id) and await self.weights.are_only_in_memory(
+                sampler.row
+            ):
                 groups.setdefault(sampler.group, []).append(sampler)
         for samplers in groups.values():
             for sampler in samplers[-self._settings.samplers_kept_per_run :]:
-                await self._shelf.save(sampler.row, engine)
-
-    async def _is_only_in_memory(self, sampler: Sampler) -> bool:
-        row = sampler.row
-        if row.run_id is not None:
-            return True
-        return row.model_path is not None and await self._checkpoint_folder(row) is None
+                await self.weights.shelf.save(sampler.row, engine)
 
     async def _bound(self, newest: Sampler) -> None:
         """Drop the least recently used samplers of a sampler's group and key beyond the bounds."""
@@ -196,8 +163,12 @@ class Samplers:
     async def _evict(self, sampler: Sampler) -> None:
         engine = sampler.engine
         try:
-            if engine is not None and engine.is_alive and await self._is_only_in_memory(sampler):
-                await self._shelf.save(sampler.row, engine)
+            if (
+                engine is not None
+                and engine.is_alive
+                and await self.weights.are_only_in_memory(sampler.row)
+            ):
+                await self.weights.shelf.save(sampler.row, engine)
         except (OSError, RuntimeError, EngineDied) as error:
             log.warning("%s stays in memory: %s", sampler.row.id, error)
         else:
@@ -221,8 +192,17 @@ class Samplers:
     def _of_session(self, session_id: str) -> list[Sampler]:
         return [s for s in self._samplers.values() if s.row.session_id == session_id]
 
+    def open_paths(self) -> set[str]:
+        """Return the checkpoints that somebody samples from."""
+        return {
+            s.row.model_path
+            for s in list(self._samplers.values())
+            if s.row.model_path is not None
+            and (s.row.session_id != "named" or (s.engine is not None and s.engine.is_alive))
+        }
+
     def delete_unused(self, idleness: Idleness) -> None:
-        self._shelf.delete_unused(self._settings.run_kept_s, idleness)
+        self.weights.shelf.delete_unused(self._settings.run_kept_s, idleness)
 
     @property
     def waiting(self) -> int:
@@ -256,10 +236,10 @@ class Samplers:
         request_id = f"{sampler.row.id}:{number}"
         if self._futures.find(request_id, user) is None:
             tokens = self._admit(sampler, engine_request)
-            base_model = sampler.row.base_model
-            self._futures.open(request_id, user, lambda: self._engines.why_waiting(base_model))
-            work = self._sample(sampler, request_id, engine_request, targets)
-            self._sampling[request_id] = self._counted(sampler, tokens, work)
+            place = self._queue.enter(sampler.row.base_model, sampler.tenant)
+            self._futures.open(request_id, user, lambda: self._why_waiting(sampler, place))
+            work = self._sample(sampler, request_id, engine_request, targets, place)
+            self._sampling[request_id] = self._counted(sampler, tokens, place, work)
         return request_id, [f"{request_id}:{i}" for i in range(request.num_samples)]
 
     def cancel(self, request_id: str) -> bool:
@@ -275,7 +255,16 @@ class Samplers:
         ``on_tokens`` hears the tokens of a request that asks for progress, as they are sampled.
         """
         tokens = self._admit(sampler, request)
-        return await self._counted(sampler, tokens, self._result(sampler, request, on_tokens))
+        place = self._queue.enter(sampler.row.base_model, sampler.tenant)
+        work = self._result(sampler, request, place, on_tokens)
+        return await self._counted(sampler, tokens, place, work)
+
+    def _why_waiting(self, sampler: Sampler, place: Place) -> Pending | None:
+        """Say what keeps a sample from being answered; None once it has started."""
+        if (why := self._engines.why_waiting(sampler.row.base_model)) is None:
+            is_loading = sampler.engine is None and sampler.loading.locked()
+            why = "the weights of the sampler are being loaded" if is_loading else place.describe()
+        return None if why is None else Pending(why)
 
     def _admit(self, sampler: Sampler, request: SampleRequest) -> int:
         """Return how many tokens a request may take. Raises ApiError 429 while it has no place."""
@@ -296,10 +285,15 @@ class Samplers:
         return max(context - len(request.prompt), 0)
 
     async def _sample(
-        self, sampler: Sampler, request_id: str, request: SampleRequest, targets: Csr | None
+        self,
+        sampler: Sampler,
+        request_id: str,
+        request: SampleRequest,
+        targets: Csr | None,
+        place: Place,
     ) -> None:
         try:
-            answer = await self._answer(sampler, request, targets)
+            answer = await self._answer(sampler, request, targets, place)
         except asyncio.CancelledError:
             answer = Answer.failure("This sample was cancelled before it was finished.", "user")
         finally:
@@ -307,11 +301,11 @@ class Samplers:
         self._futures.finish(request_id, answer)
 
     async def _answer(
-        self, sampler: Sampler, request: SampleRequest, targets: Csr | None
+        self, sampler: Sampler, request: SampleRequest, targets: Csr | None, place: Place
     ) -> Answer:
         try:
-            result = await self._result(sampler, request)
-            return Answer.protobuf(codec.encode_sample(result, targets))
+            result = await self._result(sampler, request, place)
+            return Answer.protobuf(codec.encode_sample(result, targets), result.digest)
         except UserError as error:
             return Answer.failure(str(error), "user")
         except EngineDied as error:
@@ -321,14 +315,23 @@ class Samplers:
             return Answer.failure(f"Sampling failed in the service: {error}", "server")
 
     async def _result(
-        self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None = None
+        self,
+        sampler: Sampler,
+        request: SampleRequest,
+        place: Place,
+        on_tokens: OnTokens | None = None,
     ) -> SampleResult:
+        def hear(tokens: list[SampledToken]) -> None:
+            place.leave()  # the first news, without tokens, is that the sample has started
+            if on_tokens is not None and tokens:
+                on_tokens(tokens)
+
         try:
-            result = await self._try_sample(sampler, request, on_tokens)
+            result = await self._try_sample(sampler, request, hear)
         except EngineDied:
             if on_tokens is not None:
                 raise  # some tokens may have been told, and a second try would tell others
-            result = await self._try_sample(sampler, request, None)
+            result = await self._try_sample(sampler, request, hear)
         sampled = sum(len(sequence.tokens) for sequence in result.sequences)
         self._usage.add(
             sampler.row.key,
@@ -339,7 +342,7 @@ class Samplers:
         return result
 
     async def _try_sample(
-        self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None
+        self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens
     ) -> SampleResult:
         sampler.users += 1
         try:
@@ -353,58 +356,18 @@ class Samplers:
                     sampler_id=sampler.row.id,
                     request=replace(request, tenant=sampler.tenant),
                 )
+                if result.digest != sampler.row.digest:
+                    await self._drop(sampler)
+                    raise unproven(sampler.row.id, "its engine answered with other weights")
                 return result
         finally:
             sampler.users -= 1
 
     async def _load(self, sampler: Sampler, engine: EngineProcess) -> None:
         """See to it that the engine has the sampler's weights."""
-        row = sampler.row
-        async with sampler.loading:
-            if sampler.engine is engine:
-                return
-            shelved = await asyncio.to_thread(self._shelf.find, row)
-            if shelved is not None:
-                await engine.call("create_sampler", sampler_id=row.id, folder=str(shelved))
-                await asyncio.to_thread(self._shelf.touch, shelved)
-            elif row.run_id is not None:
-                await self.restore_run(row.run_id, row.user)
-                if sampler.engine is not engine:
-                    raise self._lost(row.id)
-            else:
-                folder = await self._checkpoint_folder(row)
-                if row.model_path is not None and folder is None:
-                    raise self._lost(row.id)
-                if row.model_path is not None:
-                    path = CheckpointPath.parse(row.model_path)
-                    await asyncio.to_thread(self._checkpoints.verified_folder, path)
-                await engine.call("create_sampler", sampler_id=row.id, folder=folder)
-            sampler.engine = engine
-        await self._bound(sampler)
-
-    async def _checkpoint_folder(self, row: SamplerRow) -> str | None:
-        """The folder of the checkpoint that a sampler was made from, unless it changed since."""
-        if row.model_path is None:
-            return None
-        try:
-            path, found = await asyncio.to_thread(
-                self._checkpoints.require, row.model_path, row.user
-            )
-        except UserError:
-            return None
-        is_same = row.version in (None, version_of(found))
-        return str(self._checkpoints.folder(path)) if is_same else None
-
-    def _lost(self, sampler_id: str) -> UserError:
-        return UserError(
-            f"The weights of the sampler {sampler_id} are no longer kept: its checkpoint was "
-            "deleted or overwritten, or it was ephemeral. Of its ephemeral samplers, a run keeps "
-            "the "
-            f"{self._settings.samplers_per_run} most recently used in memory and "
-            f"{self._settings.samplers_kept_per_run} on disk. Create a new one with "
-            "save_weights_and_get_sampling_client(), or save the weights under a name with "
-            "save_weights_for_sampler()."
-        )
+        if sampler.engine is not engine:
+            await self.weights.load(sampler, engine)
+            await self._bound(sampler)
 
     def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
@@ -413,13 +376,14 @@ class Samplers:
         return task
 
     def _counted(
-        self, sampler: Sampler, tokens: int, work: Coroutine[Any, Any, T]
+        self, sampler: Sampler, tokens: int, place: Place, work: Coroutine[Any, Any, T]
     ) -> asyncio.Task[T]:
         """Start a sample, which counts as in progress until it is done."""
         user, key = sampler.tenant, sampler.row.key
         task = self._in_background(work)
         self._outstanding.begin(user, key, tokens)
         task.add_done_callback(lambda _: self._outstanding.end(user, key, tokens))
+        task.add_done_callback(lambda _: place.leave())
         return task
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+from collections.abc import Collection
 
 from .auth import Auth
 from .checkpoints import Checkpoints
@@ -19,16 +20,18 @@ from .idleness import Idleness
 from .links import Links
 from .openai.tokenizer import Tokenizers
 from .parts import Parts
+from .retention import Retention, Rule
 from .runs import Runs
 from .samplers import Samplers
 from .sessions import Sessions
 from .settings import Settings
-from .store import CheckpointRow, Store
+from .store import Store
 from .transfers import INTERPOLATION, Transfers
 from .usage import SAVE_EVERY_S, Usage
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 10.0
+_KEPT = "results are kept for a while and up to a size (result_kept_s, max_result_bytes)."
 _RUN_REQUEST = re.compile(r"(?P<id>[^:]+:train:\d+):(?P<number>-?\d{1,18})")
 _SAMPLE_REQUEST = re.compile(r"(?P<id>[^:]+:sample:\d+):(?P<number>[0-9a-f-]+)")
 
@@ -42,7 +45,12 @@ class Service:
         self.auth = Auth(settings, self.store)
         self.usage = Usage(self.store)
         self.sessions = Sessions(self.store)
-        self.futures = Futures(settings.result_kept_s)
+        self.futures = Futures(
+            settings.result_kept_s,
+            settings.max_result_bytes,
+            settings.max_stored_result_bytes,
+            settings.home / "results",
+        )
         self.engines = Engines(settings)
         self.checkpoints = Checkpoints(settings.home, self.store, self.auth.quota_of)
         self.decoder = Decoder(settings.max_body_bytes)
@@ -60,6 +68,7 @@ class Service:
         self.samplers = Samplers(parts)
         self.idleness = Idleness(settings.home / "idle.json")
         self.runs = Runs(parts, self.samplers, self.idleness)
+        self.retention = Retention(self.store, settings.session_idle_s, self._in_use)
         self.transfers = Transfers(parts)
         self.links = Links(self.auth.secret, settings.link_kept_s)
         self.engines.before_unload = self._save_what_is_in
@@ -111,12 +120,16 @@ class Service:
             if (future := self.futures.find(request_id, user)) is not None:
                 return future
             if run.was_taken(int(match["number"])):
-                raise _gone(request_id)
+                raise ApiError(
+                    410,
+                    f"The operation {request_id} was carried out, but its result is no longer "
+                    f"kept: {_KEPT} Do not send it again; continue with the next operation.",
+                )
         elif match := _SAMPLE_REQUEST.fullmatch(request_id):
             await self.samplers.find(match["id"], user)
-            raise _gone(request_id)
+            raise gone(request_id)
         elif request_id.startswith(INTERPOLATION):
-            raise _gone(request_id)
+            raise gone(request_id)
         raise not_found("request", request_id, "Send the request that creates it.")
 
     # ---- housekeeping ---------------------------------------------------------------------------
@@ -140,10 +153,26 @@ class Service:
             except Exception:
                 log.exception("housekeeping failed and will be retried")
 
-    def _is_over(self, row: CheckpointRow) -> bool:
-        """Whether a checkpoint has been expired for so long that no clock can be to blame."""
-        mark = f"{row.id} {row.expires_at}"
-        return self.idleness.seconds(f"expired {row.id}", mark) >= self.settings.expired_kept_s
+    def _delete_due(self) -> None:
+        """Delete the checkpoints that have expired, or that the configured rule lets go.
+
+        Each must have been due for so long that no clock can be to blame; an expired one is hidden
+        until then, and a clock that was put right brings it back.
+        """
+        rule = Rule.of(self.settings)
+        due = {
+            "expired": list(self.store.expired_checkpoints()),
+            "old": self.retention.find(rule) if rule is not None else [],
+        }
+        for kind, rows in due.items():
+            self.idleness.forget_others(kind, {f"{kind} {row.id}" for row in rows})
+            for row in rows:
+                mark = f"{row.created_at} {row.expires_at}"
+                if self.idleness.seconds(f"{kind} {row.id}", mark) >= self.settings.expired_kept_s:
+                    self.checkpoints.delete(row)
+
+    def _in_use(self) -> tuple[Collection[str], Collection[str]]:
+        return self.runs.open_runs(), self.samplers.open_paths()
 
     def _is_there(self, key: str) -> bool:
         kind, _, name = key.partition(" ")
@@ -186,11 +215,14 @@ class Service:
                 await self.samplers.release_session(session_id)
                 self.sessions.forget(session_id)
                 log.info("released session %s", session_id)
-        await asyncio.to_thread(self.checkpoints.delete_expired, self._is_over)
+        await asyncio.to_thread(self._delete_due)
         await asyncio.to_thread(self.runs.delete_forgotten)
         await asyncio.to_thread(self.samplers.delete_unused, self.idleness)
         await asyncio.to_thread(self.idleness.save, self._is_there)
 
 
-def _gone(request_id: str) -> ApiError:
-    return ApiError(410, f"The result of {request_id} is no longer kept. Send the request again.")
+def gone(request_id: str) -> ApiError:
+    """The answer for a sample whose result had to give way or is too old."""
+    return ApiError(
+        410, f"The result of {request_id} is no longer kept: {_KEPT} Send the request again."
+    )

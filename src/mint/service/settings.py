@@ -100,10 +100,22 @@ class Settings(BaseModel):
     max_outstanding_samples: NonNegativeInt = 20_000
     """Samples in progress at once; further requests get 429, and clients retry. A key may have
     four fifths of what the others leave."""
+    max_result_bytes: NonNegativeInt = 256 * 1024 * 1024
+    """What finished results may take in memory; beyond it, the oldest move to the disk. A key may
+    have four fifths of what the others leave."""
+    max_stored_result_bytes: NonNegativeInt = 4 * 1024 * 1024 * 1024
+    """What finished results may take on disk; beyond it, the oldest are no longer kept, and clients
+    send the sample again."""
     max_body_bytes: NonNegativeInt = 1024 * 1024 * 1024
     """The largest request that is accepted."""
     max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024
     """The largest checkpoint archive that is accepted, packed or unpacked."""
+    retention_older_than_s: Seconds | None = None
+    """Housekeeping deletes checkpoints older than this, except public ones and those in use."""
+    retention_keep_last: NonNegativeInt = 3
+    """The number of newest checkpoints of each kind that housekeeping keeps for each run."""
+    retention_keep: tuple[str, ...] = ("*final*", "*best*")
+    """Names of checkpoints that housekeeping keeps; * matches anything."""
     quota_runs: PositiveInt | None = None
     """Runs per key, unless ``mint keys quota`` sets another limit. Unloaded runs do not count."""
     quota_samplers: PositiveInt | None = None

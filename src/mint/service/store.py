@@ -15,6 +15,8 @@ from typing import Any, ClassVar, TypeVar
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -116,6 +118,7 @@ class SamplerRow(Table):
     run_id: Mapped[str | None]
     seq_id: Mapped[int | None] = mapped_column(BigInteger)
     version: Mapped[str | None]
+    digest: Mapped[str | None] = mapped_column(String(64))
     clients: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[datetime] = mapped_column(default=now)
 
@@ -179,8 +182,7 @@ class Store:
             ) from error
 
     def _migrate(self, version: str) -> None:
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+        config = _migrations()
         with open(self._home / "migrations.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with self._engine.begin() as connection:
@@ -190,6 +192,13 @@ class Store:
                     )
                 config.attributes["connection"] = connection
                 command.upgrade(config, version)
+
+    def versions(self) -> tuple[str | None, list[str]]:
+        """Return the version of the tables, and all that this code knows, the newest first."""
+        scripts = ScriptDirectory.from_config(_migrations())
+        with self._engine.connect() as connection:
+            current = MigrationContext.configure(connection).get_current_revision()
+        return current, [script.revision for script in scripts.walk_revisions()]
 
     def close(self) -> None:
         self._engine.dispose()
@@ -275,6 +284,11 @@ class Store:
             )
             return run if session.scalar(public.limit(1)) is not None else None
 
+    def last_request(self) -> datetime | None:
+        """Return when any run was last used."""
+        with self.transaction() as session:
+            return session.scalar(select(func.max(RunRow.last_request_at)))
+
     def set_project(self, session_id: str, project_id: str) -> None:
         with self.transaction() as session:
             session.execute(
@@ -311,6 +325,12 @@ class Store:
                 .returning(SamplerRow.clients)
             )
             return session.scalars(counted).one()
+
+    def note_digest(self, sampler_id: str, digest: str) -> None:
+        """Note the digest of a sampler's weights, once."""
+        with self.transaction() as session:
+            sampler = update(SamplerRow).where(SamplerRow.id == sampler_id)
+            session.execute(sampler.where(SamplerRow.digest.is_(None)).values(digest=digest))
 
     # ---- keys -------------------------------------------------------------------------------
 
@@ -395,6 +415,12 @@ class Store:
             )
 
 
+def _migrations() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config
+
+
 def _checkpoint(run_id: str, kind: str, name: str) -> Select[CheckpointRow]:
     return select(CheckpointRow).where(
         CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name
@@ -407,7 +433,8 @@ def _open(url: str) -> Engine:
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     try:
-        return create_engine(parsed, pool_pre_ping=parsed.get_backend_name() != "sqlite")
+        is_remote = parsed.get_backend_name() != "sqlite"
+        return create_engine(parsed, pool_pre_ping=is_remote, hide_parameters=True)
     except ModuleNotFoundError as error:
         raise UserError(
             f"database_url is {parsed!r}, and the Python package {error.name} is not installed. "

@@ -21,8 +21,7 @@ def train(composed: Composed) -> str:
         write_job(folder, job)
         monitors = monitors_of(job)
         for step in run:
-            batch = run.sample(step)
-            datums = run.train(batch, run.prefer(batch))
+            batch, datums = run.learn(step)
             try:
                 run.record(batch, datums)
             finally:  # also of a step at which a guard rail ends the run

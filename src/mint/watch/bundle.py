@@ -86,8 +86,7 @@ def _rollouts(place: RunPlace, tables: Tables, limit: int) -> tuple[dict[str, An
         used, kept = used + size, kept + 1
     prompts = rollouts.prompts(_MOST_PROMPTS)
     named = rollouts.of_prompts([prompt["identity"] for prompt in prompts])
-    for identity, rows in named.items():
-        found = {"identity": identity, "rollouts": rows}
+    for identity, found in named.items():
         size = len(PlainJson(found).body)
         if used + size > 2 * limit:
             break

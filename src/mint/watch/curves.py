@@ -7,7 +7,7 @@ from typing import Any
 
 from .tail import number
 
-MOST_POINTS = 4_000
+MOST_POINTS = 2_000
 _MOST_NAMES = 500
 _LEFT_OUT = frozenset({"step"})
 

@@ -127,25 +127,35 @@ class Rollouts:
         sql = 'SELECT * FROM {} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
         return [_whole(row) for row in self._ask(_of(step), sql, [step, MOST_ROLLOUTS])]
 
-    def of_prompt(self, identity: str, limit: int = 2_000) -> list[dict[str, Any]]:
-        """Return the rollouts of one prompt over all steps, in brief."""
-        sql = (
-            f'SELECT {_BRIEF} FROM {{}} WHERE identity = ? ORDER BY step, "group", "index" LIMIT ?'
-        )
-        return [_brief(row) for row in self._ask(list, sql, [identity, limit])]
+    def of_prompts(self, identities: Sequence[str], limit: int = 1_000) -> dict[str, Any]:
+        """Return the rollouts of some prompts over the steps, in brief, and how many there are.
 
-    def of_prompts(
-        self, identities: Sequence[str], limit: int = 2_000
-    ) -> dict[str, list[dict[str, Any]]]:
-        """Return the rollouts of several prompts over all steps, in brief."""
-        sql = f"""
-            SELECT {_BRIEF} FROM {{}} WHERE identity IN (SELECT unnest(?))
-            QUALIFY row_number() OVER (PARTITION BY identity ORDER BY step, "group", "index") <= ?
-            ORDER BY step, "group", "index"
+        With more than ``limit``, steps are left out evenly, but never the last.
         """
-        found: dict[str, list[dict[str, Any]]] = {identity: [] for identity in identities}
-        for row in self._ask(list, sql, [list(identities), limit]):
-            found[row["identity"]].append(_brief(row))
+        sql = """
+            SELECT identity, step, count(*) AS answers FROM {} WHERE identity IN (SELECT unnest(?))
+            GROUP BY ALL ORDER BY step
+        """
+        found: dict[str, Any] = {}
+        for identity in identities:
+            found[identity] = {"identity": identity, "answers": 0, "rollouts": []}
+        steps: dict[str, list[int]] = {identity: [] for identity in identities}
+        for row in self._ask(list, sql, [list(identities)]):
+            found[row["identity"]]["answers"] += row["answers"]
+            steps[row["identity"]].append(row["step"])
+        pairs = [
+            (identity, step)
+            for identity, every in steps.items()
+            for step in _spread(every, -(-found[identity]["answers"] // limit))
+        ]
+        sql = f"""
+            SELECT {_BRIEF} FROM {{}} WHERE (identity, step) IN (SELECT unnest(?), unnest(?))
+            ORDER BY step, "group", "index" LIMIT ?
+        """
+        most = MOST_ROLLOUTS * len(found)
+        if pairs:
+            for row in self._ask(list, sql, [*map(list, zip(*pairs, strict=True)), most]):
+                found[row["identity"]]["rollouts"].append(_brief(row))
         return found
 
     def prompts(self, limit: int = 500) -> list[dict[str, Any]]:
@@ -283,6 +293,15 @@ def _confine(connection: Any, paths: Sequence[Path]) -> None:
 
 def _of(step: int) -> Choice:
     return lambda files: [file for file in files if file.first <= step <= file.last]
+
+
+def _spread(steps: Sequence[int], every: int) -> list[int]:
+    """Take every n-th step, and the last.
+
+    >>> _spread([1, 2, 3, 4, 5, 6], 4)
+    [1, 5, 6]
+    """
+    return sorted({*steps[:: max(1, every)], *steps[-1:]})
 
 
 def _share(files: Sequence[RolloutFile], reached: RolloutFile) -> float:

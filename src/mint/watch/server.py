@@ -292,8 +292,8 @@ async def _prompt(request: Request) -> Response:
     watch = _watch(request)
     rollouts = Rollouts(await watch.place(request))
     identity = request.query_params.get("identity", "")
-    rows = await watch.work(rollouts.of_prompt, identity)
-    return PlainJson({"identity": identity, "rollouts": rows})
+    found = await watch.work(rollouts.of_prompts, [identity])
+    return PlainJson(found[identity])
 
 
 async def _search(request: Request) -> Response:

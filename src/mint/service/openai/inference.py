@@ -19,12 +19,12 @@ from mint.engine.messages import (
 )
 
 from ..errors import ApiError, UserError
-from ..samplers import Sampler
 from ..scopes import Caller
 from ..service import Service
+from ..weights import Sampler
 from .requests import ChatCompletion, Completion, Inference
 from .text import TextStream, TokenScore
-from .tokenizer import ModelTokenizer
+from .tokenizer import ModelTokenizer, check_length
 
 _LOWEST = -9999.0  # JSON has no infinity
 
@@ -92,6 +92,7 @@ def _chat_prompt(request: ChatCompletion, tokenizer: ModelTokenizer) -> list[lis
 
 
 def _plain_prompts(request: Completion, tokenizer: ModelTokenizer) -> list[list[int]]:
+    check_length(sum(len(text) for text in request.prompts() if isinstance(text, str)))
     return [
         tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else _check_ids(prompt)
         for prompt in request.prompts()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from ..errors import UserError
-from ..requests import MAX_SAMPLES, Request, Temperature, TopK, TopP
+from ..requests import MAX_SAMPLES, MinP, Request, Temperature, TopK, TopP
 
 MAX_TOP_LOGPROBS = 20
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
@@ -71,7 +71,7 @@ class Inference(Request):
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     top_k: TopK = -1
-    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    min_p: MinP = 0.0
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     repetition_penalty: RepetitionPenalty = 1.0

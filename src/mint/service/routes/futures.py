@@ -8,11 +8,14 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from .. import requests
-from ..futures import Future
+from ..futures import Future, ResultExpired
+from ..service import gone
 from .caller import SampleUser, TheService
 from .json_route import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
+WEIGHTS_HEADER = "X-Mint-Weights"
+"""Of a sample: the SHA-256 of the adapter that made it."""
 _CLONE_BLOCK = 10**9
 """A copy of a sampling client numbers its requests from its own id times this."""
 
@@ -23,17 +26,21 @@ async def retrieve_future(
 ) -> Response:
     """Wait for a result; 408 says it is not there yet and the client should ask again."""
     future = await service.future(body.request_id, user)
-    answer = await future.wait(service.settings.long_poll_s)
+    try:
+        answer = await future.wait(service.settings.long_poll_s)
+    except ResultExpired:
+        raise gone(future.request_id) from None
     if answer is not None:
         service.futures.retrieved(future)
-        return Response(answer.body, media_type=answer.content_type)
+        headers = {WEIGHTS_HEADER: answer.digest} if answer.digest else None
+        return Response(answer.body, media_type=answer.content_type, headers=headers)
     pending: dict[str, Any] = {
         "type": "try_again",
         "request_id": future.request_id,
         "queue_state": "active",
     }
-    if (reason := future.reason()) is not None:
-        pending |= {"queue_state": "paused_capacity", "queue_state_reason": reason}
+    if (why := future.reason()) is not None:
+        pending |= {"queue_state": why.state, "queue_state_reason": why.reason}
     return JSONResponse(pending, 408)
 
 
@@ -70,7 +77,7 @@ def _completion(future: Future) -> dict[str, Any]:
     return {
         "state": "finished",
         "request_id": future.request_id,
-        "response_payload_uncompressed_size": len(future.answer.body),
+        "response_payload_uncompressed_size": future.size,
     }
 
 

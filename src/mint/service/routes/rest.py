@@ -74,6 +74,9 @@ async def _describe_run(service: TheService, row: RunRow, reader: str) -> dict[s
         "last_checkpoint": await _newest(service, row, TRAINING, reader),
         "last_sampler_checkpoint": await _newest(service, row, SAMPLER, reader),
         "user_metadata": row.user_metadata or None,
+        "mint_status": await asyncio.to_thread(service.runs.status, row.id)
+        if row.user == reader
+        else None,
     }
 
 

@@ -1,11 +1,11 @@
-"""What keys and runs used."""
+"""What keys and runs used, and the load of the service."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
 from ..scopes import Scope
 from ..store import now
@@ -31,3 +31,18 @@ async def usage(
     since = None if since_s is None else now() - timedelta(seconds=since_s)
     key = None if caller.scope >= Scope.ADMIN else caller.key
     return {"by": by, "usage": await service.usage.read(by, since, key)}
+
+
+@router.get("/mint/load")
+async def load(service: TheService, _: ReadUser, request: Request) -> dict[str, Any]:
+    """Queue lengths, and what each engine holds: KV tokens, adapters, memory."""
+    memory = await request.app.state.gauges.memory()
+    return {
+        "ready": service.is_ready,
+        "operations_waiting": service.runs.waiting,
+        "samples_in_progress": service.samplers.waiting,
+        "engines": [
+            {"model": engine.name, "calls": engine.depth, **memory.get(engine, {})}
+            for engine in service.engines.loaded()
+        ],
+    }

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from .. import requests
 from ..checkpoints import EXTERNAL, SAMPLER, TRAINING, CheckpointPath, path_of, unexpired
 from ..errors import ApiError, UserError, not_found
+from ..retention import Rule
 from ..store import CheckpointRow, Condition
 from .caller import ReadUser, TheCaller, TheService, TrainUser
 from .json_route import JsonRoute
@@ -149,6 +150,19 @@ async def set_ttl(service: TheService, row: Owned, body: requests.SetTtl) -> dic
 async def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
     await asyncio.to_thread(service.checkpoints.delete, row)
     return {"deleted": path_of(row).uri}
+
+
+@router.post("/mint/checkpoints/prune")
+async def prune(service: TheService, user: TrainUser, body: requests.Prune) -> dict[str, Any]:
+    """Delete the caller's checkpoints that a rule lets go, or with ``dry_run`` only list them."""
+    conditions = [CheckpointRow.user == user]
+    if body.run_id is not None:
+        conditions.append(CheckpointRow.run_id == (await service.runs.row(body.run_id, user)).id)
+    rule = Rule(body.older_than_s, body.keep_last, tuple(body.keep))
+    rows = await asyncio.to_thread(service.retention.find, rule, *conditions)
+    for row in rows if not body.dry_run else ():
+        await asyncio.to_thread(service.checkpoints.delete, row)
+    return {"checkpoints": [describe_checkpoint(row) for row in rows], "dry_run": body.dry_run}
 
 
 @router.post("/copy_weights")

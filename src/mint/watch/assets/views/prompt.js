@@ -31,7 +31,7 @@ export function Prompt({ run, identity }) {
   return html`
     <p><a href=${address("run", run.id, "prompts")}>← All prompts</a></p>
     <${Text} text=${rows[0].prompt} limit=${2000} label="The prompt" />
-    <p class="lead">${count(rows.length, "answer")} in ${count(numbers.length, "step")}.</p>
+    <p class="lead">${count(rows.length, "answer")} in ${count(numbers.length, "step")}${value.answers > rows.length ? `, of ${value.answers.toLocaleString("en")} in all: steps between them are left out` : ""}.</p>
     ${numbers.length > 1 && html`<div class="charts wide"><${Chart} title="Reward of this prompt" x=${numbers} series=${series} onPick=${(step) => go("run", run.id, "step", step)} /></div>`}
     ${rows.length > 1 && html`<${Between} run=${run} steps=${steps} numbers=${numbers} />`}
     <h2>Answers in time</h2>

@@ -1,0 +1,176 @@
+"""Whether sampling ahead is faster per unit of reward: python -m benchmarks.asynchrony
+
+A random byte model is paid for bytes below 128. How long an answer is, its task says: mostly 8 to
+24 tokens, and 160 for one task in six. Runs that differ in nothing but ``max_staleness`` take turns
+on one service, and rounds go back and forth, so that a machine that becomes slower is slower for
+all. The first step, in which the engine warms up, is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import mint
+from mint.rl import Chat, RLConfig, Run
+from mint.watch.recorder import METRICS, read_rows
+from tests.tiny import build_model
+
+MODEL = {"max_position_embeddings": 512}
+SMOOTH = 3  # steps over which the reward is averaged before it is compared with the goal
+LONG, LONG_SHARE = 160, 1 / 6
+
+
+class Uneven:
+    """Pays for bytes below 128: half of what a random byte model writes."""
+
+    def build_dataset(self) -> list[tuple[int, int]]:
+        return [(random.randint(0, 999), self._length()) for _ in range(64)]
+
+    def _length(self) -> int:
+        return LONG if random.random() < LONG_SHARE else random.randint(8, 24)
+
+    async def rollout(self, task: tuple[int, int], chat: Chat) -> float:
+        chat.user(f"{task[0]}")
+        text = (await chat.reply(max_tokens=task[1])).text
+        return sum(character < "\x80" for character in text) / max(1, len(text))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run: when each step ended, what it was paid, and how old its answers were."""
+
+    max_staleness: int
+    ended: list[float]  # seconds since the end of the first step
+    rewards: list[float]
+    staleness: float
+    dropped: int
+    length: float
+    longest: int
+    load: float
+
+    @property
+    def seconds_per_step(self) -> float:
+        return self.ended[-1] / len(self.ended)
+
+    @property
+    def reward_per_second(self) -> float:
+        """Mean reward of a step over the seconds of a step."""
+        return statistics.fmean(self.rewards) / self.seconds_per_step
+
+    def reached(self, goal: float) -> int | None:
+        """The step at which the reward, averaged over some steps, reached a goal."""
+        for index in range(SMOOTH, len(self.rewards) + 1):
+            if statistics.fmean(self.rewards[index - SMOOTH : index]) >= goal:
+                return index
+        return None
+
+    def seconds_to(self, goal: float) -> float | None:
+        """When it did."""
+        reached = self.reached(goal)
+        return None if reached is None else self.ended[reached - 1]
+
+
+def measure(model: Path, max_staleness: int, args: argparse.Namespace) -> Measured:
+    """Train once, from the same start with the same prompts."""
+    with tempfile.TemporaryDirectory() as folder:
+        cfg = RLConfig(
+            base_model=str(model),
+            run_dir=f"{folder}/run",
+            steps=args.steps + 1,
+            batch_size=args.prompts,
+            group_size=args.group,
+            max_tokens=LONG,
+            temperature=1.0,
+            learning_rate=args.learning_rate,
+            aggregation="token",
+            max_staleness=max_staleness,
+            staleness_rule=args.rule,
+            truncated_importance=2.0,
+            checkpoint_every=10_000,
+            truncation_limit=1.0,
+        )
+        ended = []
+        with Run(Uneven(), cfg, mint.ServiceClient()) as run:
+            for step in run:
+                batch, datums = run.learn(step)
+                run.record(batch, datums)
+                ended.append(time.perf_counter())
+        first, *rows = read_rows(Path(folder, "run", METRICS))
+    return Measured(
+        max_staleness,
+        [seconds - ended[0] for seconds in ended[1:]],
+        [row["reward/mean"] for row in rows],
+        statistics.fmean(row["staleness/mean"] for row in rows),
+        int(sum(row["staleness/dropped"] for row in rows)),
+        first["length/mean"],
+        int(first["length/max"]),
+        os.getloadavg()[0],
+    )
+
+
+def table(found: Sequence[Measured], goal: float) -> str:
+    """The medians of all rounds, with the lowest and the highest, in Markdown."""
+    lines = [
+        f"| `max_staleness` | s per step | reward per second | steps to a reward of {goal:g} | "
+        "seconds to it | `staleness/mean` | dropped |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for bound in sorted({each.max_staleness for each in found}):
+        runs = [each for each in found if each.max_staleness == bound]
+        steps = [run.reached(goal) for run in runs]
+        cells = [
+            _spread([run.seconds_per_step for run in runs], 2),
+            _spread([run.reward_per_second for run in runs], 2),
+            _spread([float(each) for each in steps if each is not None], 0),
+            _spread([s for run in runs if (s := run.seconds_to(goal)) is not None], 1),
+            f"{statistics.median(run.staleness for run in runs):.2f}",
+            f"{statistics.median(run.dropped for run in runs):.0f}",
+        ]
+        lines.append(f"| {bound} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return "not reached"
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def main() -> None:
+    """Measure, print a table, and keep every run in a file of a folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--rule", choices=("drop", "correct"), default="drop")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--group", type=int, default=4)
+    parser.add_argument("--learning-rate", type=float, default=1e-2)
+    parser.add_argument("--goal", type=float, default=0.7)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/asynchrony"))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    found: list[Measured] = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MINT_HOME"] = f"{folder}/home"
+        model = build_model(Path(folder, "model", "llama"), **MODEL)
+        for round_ in range(args.rounds):
+            for bound in args.staleness if round_ % 2 == 0 else args.staleness[::-1]:
+                found.append(measure(model, bound, args))
+                rows = json.dumps([asdict(each) for each in found])
+                (args.out / f"{args.rule}.json").write_text(rows + "\n")
+    print(table(found, args.goal))
+
+
+if __name__ == "__main__":
+    main()

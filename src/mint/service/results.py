@@ -1,0 +1,104 @@
+"""The finished results of a service, within bounds: in memory, then on disk, then no more.
+
+Each bound holds for all users together, and one user may have four fifths of what the others leave.
+Beyond it, the user that has the most gives way: what was retrieved already goes first, then the
+oldest.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+from collections import Counter, OrderedDict
+from pathlib import Path
+
+from .outstanding import most_outstanding
+
+log = logging.getLogger(__name__)
+MAX_RESULTS = 100_000
+"""Results that are kept, however small they are."""
+
+
+class Share:
+    """How much of something each user has, and who has too much of it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._of: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        return self._of.total()
+
+    def add(self, user: str, amount: int) -> None:
+        """Count what a user has more, or with a negative amount less."""
+        self._of[user] += amount
+        if self._of[user] <= 0:
+            del self._of[user]
+
+    def greediest(self) -> str | None:
+        """Return the user that has the most, if it is more than one user may have.
+
+        >>> share = Share(100)
+        >>> share.add("ada", 80)
+        >>> share.greediest()
+        >>> share.add("bob", 10)
+        >>> share.greediest()
+        'ada'
+        """
+        if not self._of:
+            return None
+        user, amount = max(self._of.items(), key=lambda item: item[1])
+        return user if amount > most_outstanding(self._limit, self.total - amount) else None
+
+
+class Queue:
+    """Results by user, in the order in which they give way."""
+
+    def __init__(self, limit: int) -> None:
+        self.bytes = Share(limit)
+        self._of: dict[str, OrderedDict[str, int]] = {}
+
+    def add(self, user: str, request_id: str, size: int) -> None:
+        self._of.setdefault(user, OrderedDict())[request_id] = size
+        self.bytes.add(user, size)
+
+    def remove(self, user: str, request_id: str) -> None:
+        """Forget a result, if it is here."""
+        mine = self._of.get(user, OrderedDict())
+        if (size := mine.pop(request_id, None)) is not None:
+            self.bytes.add(user, -size)
+            if not mine:
+                del self._of[user]
+
+    def hurry(self, user: str, request_id: str) -> None:
+        """Let a result give way before the others of its user."""
+        if request_id in self._of.get(user, ()):
+            self._of[user].move_to_end(request_id, last=False)
+
+    def first(self, user: str) -> str | None:
+        """Return the result of a user that gives way next."""
+        return next(iter(self._of.get(user, ())), None)
+
+
+class Spool:
+    """Bodies of results on disk, in a folder of this process. They do not outlive it."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / uuid.uuid4().hex
+
+    def write(self, body: bytes) -> Path:
+        """Write a body; return its file. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / uuid.uuid4().hex
+        try:
+            file.write_bytes(body)
+        except OSError:
+            file.unlink(missing_ok=True)
+            raise
+        return file
+
+    def close(self) -> None:
+        """Remove all files."""
+        shutil.rmtree(self._folder, ignore_errors=True)

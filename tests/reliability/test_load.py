@@ -1,0 +1,52 @@
+"""Overload in a short form: nothing fails, nothing is lost. The long form is ``make soak``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.load import Tally, burst, open_journals, probing
+from tests.reliability.soak import Soak
+from tests.service_fixture import MODEL, LiveService, start_service
+
+
+@pytest.fixture(scope="module")
+def loaded_service(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveService]:
+    service = start_service(tmp_path_factory.mktemp("load"), tiny_model, models=(MODEL,))
+    yield service
+    service.stop()
+
+
+@pytest.mark.slow
+def test_a_burst_beside_long_polls_and_a_large_batch_fails_nothing(
+    loaded_service: LiveService,
+) -> None:
+    tally = Tally()
+    with probing(loaded_service, tally):
+        asyncio.run(burst(loaded_service, tally, polls=200, samples=100, clients=10, megabytes=20))
+    assert tally.errors == []
+    assert (tally.counts["samples"], tally.counts["polls"]) == (100, 200)
+    assert tally.counts["batch bytes"] >= 20_000_000
+    assert tally.counts["healthz 200"] >= 5, "somebody looked all the while"
+
+
+@pytest.mark.slow
+def test_clients_that_come_go_crash_and_misbehave_leave_nothing_behind(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = {"models": (MODEL,), "session_idle_s": 5.0, "result_kept_s": 5.0}
+    service = start_service(tmp_path / "home", tiny_model, gap_limit_s=5.0, **settings)
+    try:
+        soak = Soak(service)
+        asyncio.run(soak.run(rounds=2))
+        assert soak.tally.errors == []
+        soak.require(rounds=2)
+        assert open_journals(service) > 0, "the clients that crashed left their runs behind"
+        asyncio.run(soak.settle())
+    finally:
+        service.stop()

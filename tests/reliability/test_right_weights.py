@@ -1,0 +1,198 @@
+"""A sampler answers with the weights that it was made with, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mint.service.files import checksums
+from mint.service.store import SamplerRow, Store
+from tests.service_fixture import MODEL, LiveService, RawClient, start_service
+
+HEADER = "X-Mint-Weights"
+
+
+@pytest.fixture(scope="module")
+def weights_service(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveService]:
+    """A service that keeps one sampler of a run in memory, the others on disk."""
+    service = start_service(tmp_path_factory.mktemp("weights"), tiny_model, samplers_per_run=1)
+    yield service
+    service.stop()
+
+
+@dataclass
+class Trained:
+    """A run whose weights change with every sampler that is made of it."""
+
+    client: RawClient
+    home: Path
+    run: str
+    seq_id: int = 0
+
+    def operate(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self.seq_id += 1
+        return self.client.result(self.client.operate(kind, self.run, self.seq_id, **fields))
+
+    def train(self) -> dict[str, Any]:
+        """Take a step on a gradient of its own."""
+        targets = [5 + self.seq_id, 6, 7]
+        tensors = {
+            "target_tokens": {"data": targets, "dtype": "int64"},
+            "weights": {"data": [1.0, 1.0, 1.0], "dtype": "float32"},
+        }
+        data = [
+            {
+                "model_input": {"chunks": [{"tokens": [5, 6, 7]}]},
+                "loss_fn_inputs": tensors,
+            }
+        ]
+        self.seq_id += 1
+        fields = {"forward_backward_input": {"data": data, "loss_fn": "cross_entropy"}}
+        request = self.client.operate("forward_backward", self.run, self.seq_id, **fields)
+        assert self.client.retrieve(request).status_code == 200
+        return self.operate("optim_step", adam_params={"learning_rate": 0.1})
+
+    def sampler(self) -> str:
+        """Train a step; return an ephemeral sampler of what came out."""
+        self.train()
+        fields = {"sampling_session_seq_id": self.seq_id}
+        return str(self.operate("save_weights_for_sampler", **fields)["sampling_session_id"])
+
+    def sample(self, sampler: str, number: int) -> httpx.Response:
+        body = {
+            "sampling_session_id": sampler,
+            "seq_id": number,
+            "num_samples": 1,
+            "prompt": {"chunks": [{"tokens": [1, 2, 3]}]},
+            "sampling_params": {"max_tokens": 8, "seed": 1, "stop": []},
+        }
+        asked = self.client.post("/asample", body)
+        assert asked.status_code == 200, asked.text
+        return self.client.retrieve(asked.json()["request_id"])
+
+    def evicted(self, sampler: str) -> Path:
+        """Return the file of a sampler that left memory."""
+        folder = self.home / "samplers" / self.run.replace(":", "_") / sampler.replace(":", "_")
+        return folder / "adapter_model.safetensors"
+
+
+@pytest.fixture
+def trained(weights_service: LiveService) -> Trained:
+    client = RawClient(weights_service.base_url)
+    return Trained(client, weights_service.home, client.run())
+
+
+def is_refused(answer: httpx.Response) -> bool:
+    return "cannot prove its weights" in answer.json().get("error", "")
+
+
+def test_every_sample_carries_the_digest_of_the_weights_that_made_it(trained: Trained) -> None:
+    one, two = trained.sampler(), trained.sampler()
+    assert trained.evicted(one).exists(), "one sampler is in memory, the other on disk"
+    first, second = trained.sample(one, 0), trained.sample(two, 0)
+    assert first.headers[HEADER] != second.headers[HEADER]
+    trained.train()
+    again = trained.sample(one, 1)  # it was evicted and loaded again
+    assert (again.headers[HEADER], again.content) == (first.headers[HEADER], first.content)
+    info = trained.client.http.get(f"/samplers/{one}").json()
+    assert info["weights_digest"] == first.headers[HEADER]
+
+
+def test_a_named_checkpoint_has_the_digest_of_the_run_and_the_base_model_has_none(
+    trained: Trained,
+) -> None:
+    live = trained.sampler()
+    path = trained.operate("save_weights_for_sampler", path="named")["path"]
+    body = {"session_id": trained.run.split(":")[0], "sampling_session_seq_id": 90}
+    named = trained.client.post("/create_sampling_session", {**body, "model_path": path}).json()
+    body["sampling_session_seq_id"] = 91
+    base = trained.client.post("/create_sampling_session", {**body, "base_model": MODEL}).json()
+    digest = trained.sample(live, 0).headers[HEADER]
+    assert trained.sample(named["sampling_session_id"], 0).headers[HEADER] == digest
+    assert HEADER not in trained.sample(base["sampling_session_id"], 0).headers
+
+
+@pytest.mark.parametrize("place", [-1, 20], ids=["of the last number", "of the header"])
+def test_a_flipped_bit_in_an_evicted_sampler_is_refused(trained: Trained, place: int) -> None:
+    one, two = trained.sampler(), trained.sampler()
+    file = trained.evicted(one)
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    answer = trained.sample(one, 0)
+    assert is_refused(answer) or "cannot be read" in answer.json()["error"]
+    assert file.read_bytes() == bytes(content), "the file is left for who looks into it"
+    assert HEADER in trained.sample(two, 0).headers, "the others answer"
+    assert "metrics" in trained.train(), "and the run trains on"
+
+
+def test_swapped_files_of_evicted_samplers_are_refused(trained: Trained) -> None:
+    one, two, _ = trained.sampler(), trained.sampler(), trained.sampler()
+    mine, theirs = trained.evicted(one), trained.evicted(two)
+    content = mine.read_bytes()
+    mine.write_bytes(theirs.read_bytes())
+    theirs.write_bytes(content)
+    assert is_refused(trained.sample(one, 0))
+    assert is_refused(trained.sample(two, 0))
+
+
+def test_other_weights_under_the_name_of_a_checkpoint_are_refused(trained: Trained) -> None:
+    """Even when the checksums of its files are those of the other weights."""
+    paths = []
+    for name in ("old", "new"):
+        trained.train()
+        paths.append(trained.operate("save_weights_for_sampler", path=name)["path"])
+    root = trained.home / "checkpoints" / trained.run.replace(":", "_") / "sampler_weights"
+    file = root / "new" / "adapter_model.safetensors"
+    file.write_bytes((root / "old" / file.name).read_bytes())
+    description = root / "new" / "checkpoint.json"
+    changed = json.loads(description.read_text())
+    changed["sha256"] = checksums(root / "new", but=description.name)
+    description.write_text(json.dumps(changed))
+    answers = []
+    for number, path in enumerate(paths):
+        body = {"session_id": trained.run.split(":")[0], "sampling_session_seq_id": 80 + number}
+        made = trained.client.post("/create_sampling_session", {**body, "model_path": path})
+        answers.append(trained.sample(made.json()["sampling_session_id"], 0))
+    assert HEADER in answers[0].headers
+    assert is_refused(answers[1])
+
+
+def test_a_sampler_is_restored_with_the_same_weights_after_its_engine_died(
+    trained: Trained, weights_service: LiveService
+) -> None:
+    one, two = trained.sampler(), trained.sampler()
+    before = [trained.sample(sampler, 0) for sampler in (one, two)]
+    for pid in weights_service.worker_pids():
+        os.kill(pid, 9)
+    after = [trained.sample(sampler, 1) for sampler in (one, two)]
+    for mine, theirs in zip(before, after, strict=True):
+        assert (mine.headers[HEADER], mine.content) == (theirs.headers[HEADER], theirs.content)
+
+
+def test_a_sampler_that_a_replay_does_not_reproduce_is_refused_and_its_run_trains_on(
+    own_service: Callable[..., LiveService],
+) -> None:
+    """The digest in the store is changed, as if the replay had given other weights."""
+    service = own_service()
+    client = RawClient(service.base_url)
+    trained = Trained(client, service.home, client.run())
+    sampler = trained.sampler()
+    service.kill()
+    store = Store(f"sqlite:///{service.home / 'mint.db'}", service.home)
+    with store.transaction() as session:
+        session.get_one(SamplerRow, sampler).digest = "0" * 64
+    store.close()
+    trained.client = RawClient(own_service().base_url)
+    assert is_refused(trained.sample(sampler, 0))
+    assert "metrics" in trained.train()
+    assert HEADER in trained.sample(trained.sampler(), 0).headers
