@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,15 @@ from tests.reliability.soak import Soak
 from tests.service_fixture import MODEL, LiveService, start_service
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def loaded_service(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveService]:
-    service = start_service(tmp_path_factory.mktemp("load"), tiny_model, models=(MODEL,))
+    """With each kind of database."""
+    settings: dict[str, Any] = {"models": (MODEL,)}
+    if request.param == "postgresql":
+        settings["database_url"] = request.getfixturevalue("database_server").database()
+    service = start_service(tmp_path_factory.mktemp("load"), tiny_model, **settings)
     yield service
     service.stop()
 
