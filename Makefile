@@ -7,6 +7,7 @@
 # make check     what a change must pass: ruff, mypy, the tests, the slow ones
 # make conformance   only the tests with unmodified clients of several versions
 # make snapshots     accept a changed API: write its contract anew
+# make recordings    record the sessions of the clients anew, for the replay tests
 # make test-sinks    only: metrics in W&B, Trackio and MLflow, with the real packages
 # make fuzz          20,000 mutated requests over every route; none may be answered with 5xx
 # make chaos         kills, failing disks and random operations for about an hour
@@ -30,7 +31,7 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 3 --dist loadfile
 
 .PHONY: install demo packages test test-slow fuzz chaos soak test-wheel test-first-hour test-gpu test-sinks conformance \
-  conformance-envs trl-env bench bench-envs snapshots check lint format clean
+  conformance-envs trl-env bench bench-envs recordings snapshots check lint format clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -150,6 +151,9 @@ test-sinks: $(INSTALLED) .venvs/sinks/.installed
 
 conformance: $(INSTALLED) $(CLIENTS_INSTALLED)
 	@$(PYTEST) tests/conformance tests/sdk/test_mindlab.py
+
+recordings: $(INSTALLED) $(CLIENTS_INSTALLED)
+	@$(BIN)/python -m tests.conformance.recordings
 
 snapshots: $(INSTALLED)
 	@$(BIN)/python -m tests.conformance.snapshot

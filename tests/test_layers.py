@@ -17,6 +17,7 @@ SDK = (
     "mint.types",
     "mint.client",
     "mint.reverse_kl",
+    "mint.extended_sampling",
     "mint.embedded",
     "mint.tokenizer",
     "mint.digest",

@@ -127,13 +127,18 @@ def test_a_service_killed_at_every_kind_of_write_goes_on(
 
 @pytest.mark.slow
 def test_an_operation_that_kills_every_worker_fails_alone(
-    own_service: Start, faults: Faults
+    own_service: Start, faults: Faults, undisturbed: bytes
 ) -> None:
+    """Another run trains in the same workers, and resumes each time."""
     for _ in range(3):
         faults.at("mint.engine.engine:Engine.save_adapter", 1)
-    raw = RawClient(own_service().base_url)
-    run = raw.run()
-    result = raw.result(raw.operate("save_weights_for_sampler", run, 1, path="poison"))
+    service = own_service()
+    raw = RawClient(service.base_url)
+    other, run = raw.run(), raw.run()
+    poison = raw.operate("save_weights_for_sampler", run, 1, path="poison")
+    no_failures(raw, steps(raw, other, 3))
+    result = raw.result(poison)
+    assert saved(raw, other, service.home, 7) == undisturbed
     assert "3 times" in result["error"]
     assert result["category"] == "server"
     assert "metrics" in raw.result(raw.operate("optim_step", run, 2, **STEP))

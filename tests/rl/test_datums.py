@@ -53,7 +53,7 @@ def test_a_conversation_masks_what_others_said_and_ends_with_the_last_reply() ->
 
 @pytest.mark.parametrize("logprobs", [None, [], [-0.5]])
 def test_missing_logprobs_are_an_error_never_zeros(logprobs: list[float] | None) -> None:
-    with pytest.raises(MissingLogprobs, match="importance ratio is unknown"):
+    with pytest.raises(MissingLogprobs, match="importance ratio needs them"):
         Segment().sample([1, 2], logprobs)
 
 

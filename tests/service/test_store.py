@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -26,6 +28,7 @@ from mint.service.store import (
     Table,
     now,
 )
+from mint.service.usage import Usage
 from tests.service_fixture import DATABASES
 
 pytestmark = DATABASES
@@ -225,3 +228,20 @@ def test_a_database_that_cannot_be_used_is_named_without_its_password(place: Pla
     with pytest.raises(UserError, match=r"cannot be used: .*Start it") as error:
         Store(url, place.home).migrate()
     assert "s3cret" not in str(error.value)
+
+
+def test_usage_adds_up_by_key_and_by_run(store: Store) -> None:
+    store.add(RunRow(id="r", session_id="s", user="u", key="k", base_model="m", lora={}))
+    store.put_checkpoint(checkpoint())
+
+    async def count() -> list[list[dict[str, Any]]]:
+        usage = Usage(store)
+        for tokens in (2**40, 2):
+            usage.add("k", "r", prompt_tokens=tokens, tokens_sampled=1)
+            await usage.save()
+        return [await usage.read("key"), await usage.read("run", key="k")]
+
+    for [row] in asyncio.run(count()):
+        counted = {"prompt_tokens": 2**40 + 2, "tokens_sampled": 2, "tokens_trained": 0}
+        assert {**row, **counted, "checkpoints": 1, "bytes": 2**40} == row
+        assert row["last_used"].tzinfo == UTC

@@ -11,6 +11,7 @@ import errno
 import logging
 import re
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -84,6 +85,9 @@ class Engines:
         self._looking_up = 0
         self._slots: dict[Path, Slot] = {}
         self._changed = asyncio.Condition()
+        self.suspects: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By base model: operations under which a worker died are retried one at a time, so that
+        the one that kills it fails and the others do not."""
         self._not_yet_loaded = set(settings.models)
         self.before_unload: Callable[[EngineProcess], Awaitable[None]] = _nothing_to_save
 

@@ -67,6 +67,11 @@ class Residence:
         async with self._entered():
             pass
 
+    @property
+    def suspects(self) -> asyncio.Lock:
+        """The lock of operations under which a worker of this base model died."""
+        return self._engines.suspects[self._row.base_model]
+
     async def perform(self, kind: str, seq_ids: Sequence[int]) -> Done:
         """Carry out a group of operations, in the run's engine."""
         async with self._entered() as engine:

@@ -8,6 +8,7 @@ loaded from its snapshot and the journal is replayed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -254,7 +255,8 @@ class Run:
         deadline = time.monotonic() + DATABASE_WAIT_S
         while True:
             try:
-                return await work()
+                async with self._residence.suspects if deaths else contextlib.nullcontext():
+                    return await work()
             except EngineDied as died:
                 is_start = isinstance(died, DiedRestoring)
                 failed_starts, deaths = failed_starts + is_start, deaths + (not is_start)
