@@ -40,4 +40,4 @@ def _reduce(values: Tensor) -> Tensor:
     bits = values.view(torch.int32)
     rows = torch.nn.functional.pad(bits, (0, -len(bits) % _WIDTH)).view(-1, _WIDTH)
     factors = torch.tensor(_FACTORS, device=values.device)
-    return torch.cat([(block.long() * factors).sum(1) for block in rows.split(_ROWS)])
+    return torch.cat([(block.long() * factors).sum(1) for block in torch.split(rows, _ROWS)])
