@@ -67,6 +67,7 @@ class Weights:
         self._checkpoints = parts.checkpoints
         self.shelf = Shelf(parts.settings.home / "samplers", parts.settings.samplers_kept_per_run)
         self.restore_run: Callable[[str, str], Awaitable[None]]
+        self._keeping: set[asyncio.Task[None]] = set()
 
     async def freeze(self, sampler: Sampler, engine: EngineProcess) -> None:
         """Take the weights of the sampler's run as they are now.
@@ -82,16 +83,18 @@ class Weights:
             sampler.refused = error
         else:
             sampler.engine, sampler.refused = engine, None
-            await self._keep_what_no_replay_gives(row, engine)
+            if engine.info.plan is not None and engine.info.plan.device != "cpu":
+                # On a CPU a replay gives the same bits. Sampling need not wait for the disk.
+                task = asyncio.create_task(self._keep(row, engine))
+                self._keeping.add(task)
+                task.add_done_callback(self._keeping.discard)
 
-    async def _keep_what_no_replay_gives(self, row: SamplerRow, engine: EngineProcess) -> None:
-        """Put the weights on disk unless a replay would give the same bits, as it does on a CPU."""
-        if engine.info.plan is None or engine.info.plan.device == "cpu":
-            return
+    async def _keep(self, row: SamplerRow, engine: EngineProcess) -> None:
+        """Put the weights on disk, for the case that the engine dies."""
         try:
             await self.shelf.save(row, engine)
-        except (OSError, RuntimeError) as error:
-            log.warning("%s is only in memory: %s", row.id, error)
+        except Exception as error:  # whatever it was, the sampler in memory is not affected
+            log.warning("The weights of %s are only in memory: %s", row.id, error)
 
     async def load(self, sampler: Sampler, engine: EngineProcess) -> None:
         """See to it that the engine has the weights. Raises UserError, WeightsUnproven if not."""
