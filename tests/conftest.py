@@ -34,12 +34,16 @@ __all__ = [
 ]
 
 
+_OF_AN_ENDED_SERVICE = ("Session heartbeat failed", "Failed to send telemetry batch")
+
+
 def _is_worth_telling(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Session heartbeat failed")
+    return not record.getMessage().startswith(_OF_AN_ENDED_SERVICE)
 
 
 # Clients of a service that a test has ended look for it until the process ends, and say so.
-logging.getLogger("tinker.lib.internal_client_holder").addFilter(_is_worth_telling)
+for name in ("internal_client_holder", "telemetry"):
+    logging.getLogger(f"tinker.lib.{name}").addFilter(_is_worth_telling)
 
 
 @pytest.fixture(scope="session")

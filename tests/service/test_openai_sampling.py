@@ -94,7 +94,7 @@ def test_the_samples_of_training_keep_the_logprobs_of_the_whole_distribution() -
         ({"logit_bias": {"-1": 1}}, ["logit_bias", "'-1' is not a token id"]),
         ({"logit_bias": {"9" * 5000: 1}}, ["logit_bias", "is not a token id"]),
         ({"logit_bias": [5]}, ["logit_bias", "dictionary"]),
-        ({"logit_bias": {str(VOCABULARY): 1}}, ["logit_bias", f"0..{VOCABULARY - 1}"]),
+        ({"logit_bias": {str(VOCABULARY): 1}}, ["logit_bias", f"0 to {VOCABULARY - 1}"]),
         ({"stop": "\ud800"}, ["\\ud800 alone is half of one"]),
         ({"stop": ["fine", "\udfff"]}, ["\\ud800 alone is half of one"]),
     ],

@@ -70,7 +70,8 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page that fails its test when a script fails or the policy is broken."""
     options = getattr(request, "param", {})
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+    size = {"width": 1280, "height": 900}
+    context = browser.new_context(**{"viewport": size, "reduced_motion": "reduce", **options})
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     problems: list[str] = []

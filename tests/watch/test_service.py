@@ -50,7 +50,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    page = browser.new_page()
+    page = browser.new_page(reduced_motion="reduce")  # colours that fade have no contrast yet
     page.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)
     yield page

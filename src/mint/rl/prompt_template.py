@@ -26,8 +26,8 @@ class PromptTemplate:
 
         >>> PromptTemplate.read("Q: {qestion}", ["question"])
         Traceback (most recent call last):
-        mint.rl.options.ConfigError: The template asks for {qestion}, and the columns are question.\
- Did you mean 'question'? A brace that is meant as one is written twice: {{ or }}.
+        mint.rl.options.ConfigError: The template uses {qestion}, but the columns are question.\
+ Did you mean 'question'? Write literal braces twice: {{ or }}.
         """
         try:
             found = list(Formatter().parse(text))
