@@ -128,7 +128,10 @@ def _active(lines: list[str], extra: str) -> set[tuple[str, str]]:
 
 def _link(package: metadata.Distribution, folder: Path) -> None:
     """Link the modules of an installed package, and what pip noted about it, into a folder."""
-    for first in {file.parts[0] for file in package.files or [] if file.suffix != ".pth"}:
+    names = {file.parts[0] for file in package.files or [] if file.suffix != ".pth"}
+    # What an old pip built from sources lists no files here.
+    names |= set((package.read_text("top_level.txt") or "").split())
+    for first in names:
         source, target = Path(str(package.locate_file(first))), folder / first
         if first not in ("..", "__pycache__") and source.exists() and not target.exists():
             target.symlink_to(source)

@@ -50,7 +50,7 @@ def test_without_a_service_one_is_started_and_the_machine_is_measured(
     variables = {"MINT_HOME": str(tmp_path), "MINT_MODELS": f"{MODEL}={tiny_model}"}
     done = run("--matmul-size", "128", *SMALL, OMP_NUM_THREADS="1", **variables)
     assert done.returncode == 0, done.stderr
-    for expected in (MODEL, "GFLOP/s bfloat16", "GB/s", "2 at once", "A GRPO STEP, 2 answers"):
+    for expected in (MODEL, "GFLOP/s bfloat16", "GB/s", "2 concurrently", "A GRPO STEP, 2 answers"):
         assert expected in done.stdout
     assert "batch_size=1 group_size=4" in done.stdout
     assert "Traceback" not in done.stderr
