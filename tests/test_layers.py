@@ -26,7 +26,8 @@ SDK = (
 )
 ANYTHING = ("mint", "agent_tunix")
 
-# What a layer may import of ours. The longest name that fits a module is its layer.
+# What a layer may import of ours. The longest name that fits a module is its layer, and its own
+# package is always allowed.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "mint": ("mint.types", "mint.client"),
     **dict.fromkeys(SDK, SDK),
@@ -34,14 +35,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "mint.home": (),
     "mint.cli": ANYTHING,
     "mint.commands": ANYTHING,
-    "mint.engine": ("mint.engine",),
-    "mint.service": ("mint.service", "mint.engine.messages", "mint.catalog", "mint.home"),
-    "mint.service.dashboard": ("mint.service", "mint.watch"),
-    "mint.rewards": ("mint.rewards",),
-    "mint.rl": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK),
-    "mint.training": ("mint.training", "mint.rl", "mint.watch", "mint.rewards", "mint", *SDK),
-    "mint.watch": ("mint.watch",),
-    "agent_tunix": ("agent_tunix", "mint.rewards"),
+    "mint.engine": (),
+    "mint.service": ("mint.engine.messages", "mint.catalog", "mint.home"),
+    "mint.rewards": (),
+    "mint.rl": ("mint.watch", "mint.rewards", "mint", *SDK),
+    "mint.training": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK),
+    "mint.watch": (),
+    "agent_tunix": ("mint.rewards",),
 }
 LEARNING = {"torch", "transformers", "safetensors", "peft", "vllm"}
 THE_ENGINES_OWN = {"torch", "transformers", "safetensors", "tokenizers", "numpy"}

@@ -241,7 +241,7 @@ def test_a_registered_reward_is_found_and_listed() -> None:
     [
         ("check_anwser", "Did you mean check_answer"),
         ("no.such.module.reward", "mint rewards list"),
-        ("mint.rewards.answers.chek_answer", "Did you mean check_answer"),
+        ("mint.rewards.answers.checks.chek_answer", "Did you mean check_answer"),
         ("missing.py:reward", "There is no file missing.py"),
     ],
 )

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mint.rewards.failures import failure_pattern
+from mint.rewards.answers.patterns import failure_pattern
 from mint.rewards.scoring import Scored
 
 _BINS = 10
