@@ -22,8 +22,7 @@ from rl_core import RLConfig, run_grpo
 
 from mint.rewards import CodeReward
 from mint.rewards.code.tests import read_test
-from mint.rl import Chat, Tool, per_turn, run_tools, tool
-from mint.rl import ToolError
+from mint.rl import Chat, Tool, ToolError, per_turn, run_tools, tool
 
 TURN_COST = 0.01
 RULES = (

@@ -17,7 +17,7 @@ import pytest
 
 import mint
 from mint.rl import RLAdapter, RLConfig, Run
-from mint.rl.algorithms.datums import values
+from mint.rl.datums.datum import values
 from mint.rl.loop.update import loss_config
 from mint.training.compose import compose_jobs
 from mint.training.job import config_of

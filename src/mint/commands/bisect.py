@@ -15,8 +15,8 @@ from mint.rl.settings.options import ConfigError
 
 if TYPE_CHECKING:
     from mint.rl.evaluation.bisect import Bisection, Measure, Verdict
+    from mint.rl.evaluation.past_run import PastRun, Point
     from mint.rl.evaluation.scores import Evaluation
-    from mint.rl.recording.past_run import PastRun, Point
 
 _NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
 
@@ -24,7 +24,7 @@ _NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
 def bisect(arguments: Sequence[str]) -> int:
     """Evaluate a run's checkpoints to find where a holdout metric broke."""
     from mint.rl.evaluation.bisect import Bisection
-    from mint.rl.recording.past_run import PastRun
+    from mint.rl.evaluation.past_run import PastRun
 
     asked = _parser().parse_args(arguments)
     if asked.drop is not None and not asked.drop > 0:

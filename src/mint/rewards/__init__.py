@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from mint.rewards.answers.checks import is_correct as is_correct
     from mint.rewards.answers.extraction import extract_answer as extract_answer
     from mint.rewards.answers.extraction import extract_number as extract_number
-    from mint.rewards.answers.patterns import failure_pattern as failure_pattern
     from mint.rewards.audit import audit_reward as audit_reward
     from mint.rewards.code.programs import program_tasks as program_tasks
     from mint.rewards.code.reward import CodeReward as CodeReward
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
     from mint.rewards.shaping.curriculum import SkillCurriculum as SkillCurriculum
     from mint.rewards.shaping.curriculum import linear_weights as linear_weights
     from mint.rewards.shaping.curriculum import staged_weights as staged_weights
+    from mint.rewards.shaping.failure_patterns import failure_pattern as failure_pattern
     from mint.rewards.shaping.formats import (
         match_format_approximately as match_format_approximately,
     )
@@ -141,7 +141,7 @@ _NAMES = {
     "shaping.curriculum": ["SkillCurriculum", "linear_weights", "staged_weights"],
     "judges.endpoint": ["ChatEndpoint", "Budget"],
     "answers.extraction": ["extract_answer", "extract_number"],
-    "answers.patterns": ["failure_pattern"],
+    "shaping.failure_patterns": ["failure_pattern"],
     "shaping.formats": ["match_format_approximately", "match_format_exactly"],
     "gym": ["reasoning_gym"],
     "shaping.instructions": [

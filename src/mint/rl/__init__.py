@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mint.rl.agents.openenv import OpenEnvHttp as OpenEnvHttp
     from mint.rl.agents.openenv import OpenEnvSocket as OpenEnvSocket
     from mint.rl.agents.rehearsal import rehearse as rehearse
-    from mint.rl.agents.tool_calls import parse_tool_calls as parse_tool_calls
     from mint.rl.agents.tools import Tool as Tool
     from mint.rl.agents.tools import ToolError as ToolError
     from mint.rl.agents.tools import calculator as calculator
@@ -30,14 +29,11 @@ if TYPE_CHECKING:
     from mint.rl.agents.tools import search_tool as search_tool
     from mint.rl.agents.tools import tool as tool
     from mint.rl.algorithms.advantage import advantages as advantages
-    from mint.rl.algorithms.credit import TurnScore as TurnScore
-    from mint.rl.algorithms.credit import assign_advantages as assign_advantages
-    from mint.rl.algorithms.credit import per_turn as per_turn
-    from mint.rl.algorithms.datums import build_datums as build_datums
     from mint.rl.data.curriculum import Curriculum as Curriculum
     from mint.rl.data.dataset import DatasetTask as DatasetTask
     from mint.rl.data.rows import DataError as DataError
     from mint.rl.data.split import Split as Split
+    from mint.rl.datums.datum import build_datums as build_datums
     from mint.rl.evaluation.comparison import Comparison as Comparison
     from mint.rl.evaluation.comparison import compare as compare
     from mint.rl.evaluation.evaluator import Evaluator as Evaluator
@@ -48,6 +44,10 @@ if TYPE_CHECKING:
     from mint.rl.guards import Guards as Guards
     from mint.rl.loop.grpo import run_grpo as run_grpo
     from mint.rl.loop.run import Run as Run
+    from mint.rl.messages.tool_calls import parse_tool_calls as parse_tool_calls
+    from mint.rl.rollouts.credit import TurnScore as TurnScore
+    from mint.rl.rollouts.credit import assign_advantages as assign_advantages
+    from mint.rl.rollouts.credit import per_turn as per_turn
     from mint.rl.rollouts.rollout import Group as Group
     from mint.rl.rollouts.rollout import MissingLogprobs as MissingLogprobs
     from mint.rl.rollouts.rollout import Rollout as Rollout
@@ -67,10 +67,10 @@ _NAMES = {
     "agents.chat": ["Chat", "ContextFull", "Reply", "TurnLimit"],
     "evaluation.comparison": ["Comparison", "compare"],
     "settings.config": ["RLConfig"],
-    "algorithms.credit": ["TurnScore", "assign_advantages", "per_turn"],
+    "rollouts.credit": ["TurnScore", "assign_advantages", "per_turn"],
     "data.curriculum": ["Curriculum"],
     "data.dataset": ["DatasetTask"],
-    "algorithms.datums": ["build_datums"],
+    "datums.datum": ["build_datums"],
     "runtime.endings": [
         "CheckpointGone",
         "Interrupted",
@@ -93,8 +93,16 @@ _NAMES = {
     "data.rows": ["DataError"],
     "loop.run": ["Run"],
     "data.split": ["Split"],
-    "agents.tool_calls": ["parse_tool_calls"],
-    "agents.tools": ["Tool", "ToolError", "calculator", "python_tool", "run_tools", "search_tool", "tool"],
+    "messages.tool_calls": ["parse_tool_calls"],
+    "agents.tools": [
+        "Tool",
+        "ToolError",
+        "calculator",
+        "python_tool",
+        "run_tools",
+        "search_tool",
+        "tool",
+    ],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -11,7 +11,6 @@ from collections.abc import Collection
 from mint.service.access.auth import Auth
 from mint.service.access.usage import SAVE_EVERY_S, Usage
 from mint.service.admin.settings import Settings
-from mint.service.api.openai.tokenizer import Tokenizers
 from mint.service.checkpoints.links import Links
 from mint.service.checkpoints.retention import Retention, Rule
 from mint.service.checkpoints.storage import Checkpoints
@@ -22,6 +21,7 @@ from mint.service.runs.registry import Runs
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import Store
 from mint.service.store.sessions import Sessions
+from mint.service.text.tokenizer import Tokenizers
 from mint.service.wire.decoding import Decoder
 
 from .errors import ApiError, not_found

@@ -11,9 +11,9 @@ import pytest
 import mint
 from mint import types
 from mint.rl import Chat, ContextFull, TurnLimit, parse_tool_calls
-from mint.rl.agents.rendering import Renderer
-from mint.rl.agents.tool_calls import ToolCall
-from mint.rl.algorithms.datums import datum_of, values
+from mint.rl.datums.datum import datum_of, values
+from mint.rl.messages.rendering import Renderer
+from mint.rl.messages.tool_calls import ToolCall
 from mint.rl.rollouts.policy import Policy
 from tests.service_fixture import MODEL
 from tests.tiny import build_tokenizer

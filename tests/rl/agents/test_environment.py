@@ -12,7 +12,7 @@ import pytest
 import mint
 from mint.rewards import Score, TooManyFailures
 from mint.rl import Chat, RLConfig, Run, run_grpo
-from mint.rl.algorithms.datums import values
+from mint.rl.datums.datum import values
 from mint.watch.reader import open_run
 
 Settings = Callable[..., RLConfig]

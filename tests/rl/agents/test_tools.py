@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from mint.rl import calculator, run_tools, search_tool, tool
-from mint.rl.agents.tool_calls import ToolCall
 from mint.rl.agents.tools import schemas
+from mint.rl.messages.tool_calls import ToolCall
 
 
 async def fetch(key: str) -> str:

@@ -12,8 +12,9 @@ import pytest
 
 import mint
 from mint.rl import RLConfig, Run, Segment, run_grpo
-from mint.rl.algorithms.datums import datum_of, values
-from mint.rl.algorithms.importance import Correction, corrected, masked_share
+from mint.rl.algorithms.importance import Correction
+from mint.rl.datums.correction import corrected, masked_share
+from mint.rl.datums.datum import datum_of, values
 from tests.rl.conftest import Letters
 
 TRAINER = [math.log(p) for p in (0.5, 0.9, 0.06, 0.2)]

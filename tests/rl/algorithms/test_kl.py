@@ -13,7 +13,7 @@ import pytest
 import mint
 from mint import types
 from mint.rl import MissingLogprobs, RLConfig, Run, Segment, run_grpo
-from mint.rl.algorithms.kl import score
+from mint.rl.datums.reference import score
 from mint.watch.reader import open_run
 from tests.rl.conftest import Letters
 from tests.service_fixture import MODEL

@@ -16,7 +16,7 @@ import mint
 from mint.commands.bisect import bisect
 from mint.rl import ConfigError, Evaluation, RLConfig, evaluate, run_grpo
 from mint.rl.evaluation.bisect import Bisection, narrowed
-from mint.rl.recording.past_run import Point
+from mint.rl.evaluation.past_run import Point
 from mint.watch.recorder import EVENTS, read_rows
 from tests.rl.evaluation.test_evaluator import HELD, Fooled
 

@@ -11,8 +11,8 @@ import pytest
 import mint
 from mint.rl import Chat, Evaluation, Evaluator, RLConfig, run_grpo
 from mint.rl.evaluation.evaluator import as_examined
+from mint.rl.evaluation.past_run import PastRun
 from mint.rl.evaluation.scores import METRICS
-from mint.rl.recording.past_run import PastRun
 from tests.rl.conftest import Letters
 
 Settings = Callable[..., RLConfig]

@@ -16,9 +16,9 @@ import pytest
 import mint
 from mint import types
 from mint.rl import Chat, ConfigError, RLConfig, Run, run_grpo
-from mint.rl.algorithms.datums import values
-from mint.rl.algorithms.kl import score_by_version
-from mint.rl.rollouts.collect import Batch
+from mint.rl.datums.datum import values
+from mint.rl.datums.reference import score_by_version
+from mint.rl.groups.collect import Batch
 from mint.watch.reader import open_run
 from tests.rl.conftest import Letters
 from tests.rl.loop.test_resume import FULL, Crashed

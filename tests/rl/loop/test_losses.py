@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import mint
 from mint import types
 from mint.rl import RLConfig, Run
-from mint.rl.algorithms.datums import replaced, tensor, values
+from mint.rl.datums.datum import replaced, tensor, values
 from tests.rl.conftest import Letters
 from tests.service_fixture import MODEL
 

@@ -10,15 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mint.rl import RLConfig
-from mint.rl.algorithms.datums import datum_of, values
-from mint.rl.algorithms.importance import (
-    Correction,
-    corrected,
-    entropy,
-    mismatch,
-    truncated_weights,
-)
+from mint.rl.algorithms.importance import Correction, entropy, truncated_weights
 from mint.rl.algorithms.kl import k1, k3
+from mint.rl.datums.correction import corrected, mismatch
+from mint.rl.datums.datum import datum_of, values
 from mint.rl.evaluation.scores import Evaluation, evaluate, independent_trials, pass_at_k, wilson
 from mint.rl.rollouts.rollout import Segment
 from mint.rl.settings.schedules import learning_rate_at, reward_weights_at, temperature_at

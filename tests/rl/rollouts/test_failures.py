@@ -13,7 +13,7 @@ import pytest
 import mint
 from mint.rewards import TooManyFailures
 from mint.rl import Chat, Environment, RLConfig, Rollout, run_grpo, run_tools, tool
-from mint.rl.agents.tool_calls import ToolCall
+from mint.rl.messages.tool_calls import ToolCall
 from mint.rl.rollouts.failures import CodeFailure, FailureLog, noting
 from mint.rl.rollouts.rollout import Group
 from mint.rl.rollouts.scoring import Ledger, apply_score

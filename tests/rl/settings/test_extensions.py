@@ -11,7 +11,7 @@ import pytest
 import mint
 from mint import types
 from mint.rl import ConfigError, RLConfig
-from mint.rl.algorithms.datums import tensor
+from mint.rl.datums.datum import tensor
 from mint.rl.loop.update import train
 from mint.rl.settings.extensions import extensions, require_accepted, require_known
 from tests.service_fixture import MODEL

@@ -15,7 +15,7 @@ import mint
 from mint import types
 from mint.rewards import Score, TooManyFailures
 from mint.rl import Chat, RLConfig, Run, RunStopped, run_grpo
-from mint.rl.algorithms.datums import replaced, values
+from mint.rl.datums.datum import replaced, values
 from mint.rl.settings.config import ADVANTAGES, AGGREGATIONS, LOSSES
 from mint.watch.reader import open_run
 from mint.watch.recorder import EVENTS, read_rows

@@ -15,10 +15,10 @@ from transformers import AutoTokenizer
 
 import mint
 from mint.service.access.auth import create_key
-from mint.service.api.openai.text import TextStream, TokenScore
-from mint.service.api.openai.tokenizer import ModelTokenizer
 from mint.service.errors import UserError
 from mint.service.store.database import Store
+from mint.service.text.stream import TextStream, TokenScore
+from mint.service.text.tokenizer import ModelTokenizer
 from tests.service_fixture import MODEL, LiveService
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]

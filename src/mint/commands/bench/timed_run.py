@@ -91,7 +91,7 @@ class TimedRun:
 
     def datums(self, groups_P: Sequence[Sequence[types.SampledSequence]]) -> list[types.Datum]:
         """Return the answers with advantages that alternate: as much work as any others."""
-        from mint.rl.algorithms.datums import datum_of
+        from mint.rl.datums.datum import datum_of
         from mint.rl.rollouts.rollout import Segment
 
         return [

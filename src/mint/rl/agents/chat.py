@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import dropwhile
 from typing import Any
 
-from mint.rl.agents.rendering import Message, Renderer
-from mint.rl.agents.tool_calls import ToolCall, opens_thought, parse_tool_calls
 from mint.rl.agents.tools import Tools, schemas
+from mint.rl.messages.rendering import Message, Renderer
+from mint.rl.messages.tool_calls import ToolCall, opens_thought, parse_tool_calls
 from mint.rl.rollouts.policy import Answer, Policy, seed_for, segment_of
 from mint.rl.rollouts.rollout import Segment, Turn
 

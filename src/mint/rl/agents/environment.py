@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import mint
 from mint.rl.agents.chat import Chat
-from mint.rl.algorithms.credit import keep_turn_rewards
+from mint.rl.rollouts.credit import keep_turn_rewards
 from mint.rl.rollouts.failures import CodeFailure, noting
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import MissingLogprobs, Rollout

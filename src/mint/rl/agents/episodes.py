@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mint.rl.agents.chat import Chat, ContextFull
-from mint.rl.algorithms.credit import TurnScore, per_turn
+from mint.rl.rollouts.credit import TurnScore, per_turn
 from mint.rl.runtime.threads import aside
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError, validate_call
 
 from mint.rewards import Limits, Sandbox
-from mint.rl.agents.tool_calls import ToolCall
+from mint.rl.messages.tool_calls import ToolCall
 from mint.rl.rollouts.failures import note
 from mint.rl.runtime.threads import aside
 

@@ -1,62 +1,30 @@
-"""How much of a batch the bounds of a clipped loss hold back."""
+"""Which tokens the bounds of a clipped loss hold back."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mint import types
-from mint.rl.algorithms.datums import values
-from mint.rl.settings.config import RLConfig
-
 Array = NDArray[np.float64]
-Pass = tuple[Sequence[types.Datum], Sequence[Array]]
-"""The datums of one forward_backward, and the trainer's logprobs that it returned."""
 
 BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (1 - 3e-4, 1 + 4e-4)}
 """The protocol's own thresholds, where the config sets none."""
 _WIDEST = 20.0
 
 
-def clipped_share(cfg: RLConfig, passes: Sequence[Pass]) -> dict[str, float]:
-    """The share of tokens with an advantage whose ratio was clipped, over all updates of a step.
+def is_clipped(
+    loss_fn: str, log_ratio: Array, advantages: Array, low: Array | float, high: Array | float
+) -> NDArray[np.bool_]:
+    """Return which tokens have a clipped ratio.
 
     ``ppo`` and ``gspo`` clip a ratio that has gone further than a bound in the direction of the
     advantage: such a token has no gradient. ``cispo`` clips every ratio outside of its bounds.
+
+    >>> is_clipped("ppo", np.log([1.5, 1.5]), np.array([1.0, -1.0]), 0.8, 1.2).tolist()
+    [True, False]
     """
-    found = [
-        _clipped(cfg, datum, trainer)
-        for datums, trainer_D_T in passes
-        for datum, trainer in zip(datums, trainer_D_T, strict=True)
-    ]
-    tokens = np.concatenate(found) if found else np.empty(0, bool)
-    return {"train/clipped": float(tokens.mean())} if len(tokens) else {}
-
-
-def _clipped(cfg: RLConfig, datum: types.Datum, trainer: Array) -> NDArray[np.bool_]:
-    """Which of a datum's tokens with an advantage were clipped."""
-    advantages = values(datum, "advantages")
-    inside = (values(datum, "weights") != 0) & (advantages != 0)
-    log_ratio = trainer - values(datum, "logprobs")
-    if cfg.loss_fn == "gspo":
-        sequence = values(datum, "sequence_ratio_mask") != 0
-        log_ratio = np.full_like(log_ratio, log_ratio[sequence].mean() if sequence.any() else 0.0)
     ratio = np.exp(np.clip(log_ratio, -_WIDEST, _WIDEST))
-    low, high = _bounds(cfg, datum)
     above, below = ratio > high, ratio < low
-    if cfg.loss_fn == "cispo":
-        return np.asarray((above | below)[inside])
-    return np.asarray(np.where(advantages > 0, above, below)[inside])
-
-
-def _bounds(cfg: RLConfig, datum: types.Datum) -> list[Array | float]:
-    """The bounds of a datum: its own, those of the config, or those of the loss."""
-    found: list[Array | float] = []
-    for name, own in zip(("low", "high"), BOUNDS[cfg.loss_fn], strict=True):
-        key = f"clip_{name}_threshold"
-        given: float | None = getattr(cfg, key)
-        own = own if given is None else given
-        found.append(values(datum, key) if key in datum.loss_fn_inputs else own)
-    return found
+    if loss_fn == "cispo":
+        return np.asarray(above | below)
+    return np.asarray(np.where(advantages > 0, above, below))

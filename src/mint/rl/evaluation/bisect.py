@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mint.rl.evaluation.past_run import Point
 from mint.rl.evaluation.scores import Estimate, Evaluation
-from mint.rl.recording.past_run import Point
 from mint.rl.settings.options import ConfigError
 
 Measure = Callable[[Point], Evaluation | None]

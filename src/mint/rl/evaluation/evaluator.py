@@ -11,12 +11,12 @@ import mint
 from mint.rl.agents.chat import Chat, ContextFull, TurnLimit
 from mint.rl.data.prompts import Data, Item
 from mint.rl.evaluation.scores import Evaluation, evaluate
-from mint.rl.loop.clients import connect, lifeline_of
-from mint.rl.rollouts.collect import Collector
+from mint.rl.groups.collect import Collector
 from mint.rl.rollouts.failures import FailureLog
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 from mint.rl.rollouts.scoring import Ledger
+from mint.rl.runtime.connection import connect, lifeline_of
 from mint.rl.runtime.event_loop import Loop
 from mint.rl.runtime.threads import Threads, aside
 from mint.rl.settings.config import RLConfig

@@ -12,10 +12,10 @@ from mint.rl.data.prompts import Data, Item
 from mint.rl.evaluation.endpoint import EndpointClient
 from mint.rl.evaluation.evaluator import Exam
 from mint.rl.evaluation.results import SetResult, collect_results
-from mint.rl.loop.clients import connect, lifeline_of
-from mint.rl.rollouts.collect import Collector
+from mint.rl.groups.collect import Collector
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.scoring import Ledger
+from mint.rl.runtime.connection import connect, lifeline_of
 from mint.rl.runtime.event_loop import Loop
 from mint.rl.runtime.threads import Threads, aside
 from mint.rl.settings.config import RLConfig

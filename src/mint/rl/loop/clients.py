@@ -6,25 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import mint
-from mint.rl.algorithms.kl import Reference
+from mint.rl.datums.reference import Reference
 from mint.rl.loop.checkpoints import Checkpoint
-from mint.rl.runtime.connection import Lifeline
 from mint.rl.runtime.endings import CheckpointGone
-from mint.rl.runtime.threads import aside
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.options import ConfigError
-
-
-def lifeline_of(service: mint.ServiceClient, cfg: RLConfig) -> Lifeline:
-    """Looks after a service for as long as the settings say."""
-    assert service._base_url is not None
-    return Lifeline(service._base_url, cfg.service_timeout)
-
-
-async def connect(service: mint.ServiceClient) -> None:
-    """Open a session. The client waits for that where it stands, and would hold up a loop."""
-    await aside(lambda: service.holder)
-    await aside(service.create_rest_client)
 
 
 async def training_client(

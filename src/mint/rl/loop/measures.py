@@ -7,7 +7,7 @@ from statistics import fmean
 
 from mint.rewards.shaping.aspects import repeated_share
 from mint.rl.algorithms.importance import entropy
-from mint.rl.rollouts.collect import Batch
+from mint.rl.groups.collect import Batch
 from mint.rl.rollouts.rollout import Group, Rollout
 
 _LOOKED_AT = 64

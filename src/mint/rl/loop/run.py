@@ -25,37 +25,40 @@ from typing import Any
 
 import mint
 from mint import types
-from mint.rl.algorithms.credit import assign_advantages
-from mint.rl.algorithms.datums import build_datums, part_sizes, unmasked, with_weights
+from mint.rl.algorithms.batches import part_sizes
 from mint.rl.data.prompts import Data
+from mint.rl.datums.datum import build_datums, with_weights
+from mint.rl.datums.masking import unmasked
 from mint.rl.evaluation.evaluator import Exam
 from mint.rl.evaluation.outcome import advice, closing_lines, evaluations_in
 from mint.rl.evaluation.scores import Evaluation
+from mint.rl.groups.collect import Batch, Collector, merge_parts
+from mint.rl.groups.group_queue import GroupQueue
 from mint.rl.guards import Finding, Guards, calmer, masked_loss
 from mint.rl.loop.checkpoints import Checkpoints
-from mint.rl.loop.clients import connect, continuing, lifeline_of, reference, training_client
+from mint.rl.loop.clients import continuing, reference, training_client
 from mint.rl.loop.findings import Findings
 from mint.rl.loop.measures import measure, staleness
 from mint.rl.loop.progress import Progress, sampling_line, step_line
 from mint.rl.loop.tally import Tally
 from mint.rl.loop.update import Update, train, trained_tokens
+from mint.rl.loop.waiting import Waiting
 from mint.rl.recording.directory import describe_run, open_directory
 from mint.rl.recording.reward_analysis import Analyst
 from mint.rl.recording.reward_log import RewardLog
 from mint.rl.recording.run_service import write_service
 from mint.rl.recording.step import Recording
-from mint.rl.rollouts.collect import Batch, Collector, merge_parts
+from mint.rl.rollouts.credit import assign_advantages
 from mint.rl.rollouts.failures import FailureLog
 from mint.rl.rollouts.filters import Filters
-from mint.rl.rollouts.group_queue import GroupQueue
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 from mint.rl.rollouts.scoring import Ledger
+from mint.rl.runtime.connection import connect, lifeline_of
 from mint.rl.runtime.endings import Interrupted, ServiceLost, going_on
 from mint.rl.runtime.event_loop import unbroken
 from mint.rl.runtime.interruption import Interruption
 from mint.rl.runtime.threads import Threads, aside
-from mint.rl.runtime.waiting import Waiting
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.schedules import learning_rate_at
 from mint.rl.task import report

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 import mint
 from mint import types
-from mint.rl.algorithms.clipping import clipped_share
-from mint.rl.algorithms.datums import scaled, split, values
-from mint.rl.algorithms.importance import Correction, corrected, masked_share, mismatch
-from mint.rl.algorithms.kl import Reference, kl_of
+from mint.rl.algorithms.importance import Correction
+from mint.rl.datums.clipped import clipped_share
+from mint.rl.datums.correction import corrected, masked_share, mismatch
+from mint.rl.datums.datum import scaled, split, values
+from mint.rl.datums.reference import Reference, kl_of
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.extensions import extensions, require_accepted, require_known
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from mint.rl.groups.collect import Batch
 from mint.rl.recording.kinds import kinds_of
 from mint.rl.recording.report import ANALYSIS, RIGHT_ANSWERS, write_report
-from mint.rl.rollouts.collect import Batch
 from mint.rl.rollouts.metadata import ANSWERS, as_sample
 from mint.watch.files import read_rows
 

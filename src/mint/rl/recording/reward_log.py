@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mint.rewards import Analysis, Sample, Score, Scored, analyse
-from mint.rl.rollouts.collect import Batch
+from mint.rl.groups.collect import Batch
 from mint.watch.reader import RunReader
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
+from mint.rl.groups.collect import Batch, merge_parts
 from mint.rl.recording.tables import Pieces, Trained, rollout_rows
-from mint.rl.rollouts.collect import Batch, merge_parts
 from mint.watch.recorder import RunDirectory
 
 

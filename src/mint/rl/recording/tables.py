@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
-from mint.rl.algorithms.datums import Tokens, values
-from mint.rl.rollouts.collect import Batch
+from mint.rl.datums.datum import Tokens, values
+from mint.rl.groups.collect import Batch
 from mint.rl.rollouts.rollout import Group, Rollout, Segment
 
 Array = NDArray[np.float64]

@@ -10,7 +10,7 @@ from typing import Any
 
 import mint
 from mint import types
-from mint.rl.agents.rendering import marks_of
+from mint.rl.messages.rendering import marks_of
 from mint.rl.rollouts.filters import PLAIN, Filters, Kept
 from mint.rl.rollouts.rollout import Segment
 

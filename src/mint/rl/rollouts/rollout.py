@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from mint.rl.algorithms.advantage import by_turn, has_signal, returns_to_go
@@ -96,16 +95,6 @@ class Segment:
         end = len(self.sampled) - self.sampled[::-1].index(True)
         logprobs, versions = self.logprobs[:end], self.versions[:end]
         return Segment(self.tokens[:end], logprobs, self.sampled[:end], versions, self.kept[:end])
-
-
-def in_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences begin with together.
-
-    >>> in_common([5, 6, 7], [5, 6, 8, 9])
-    2
-    """
-    pairs = zip(first, second, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass(frozen=True)

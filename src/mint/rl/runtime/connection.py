@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 
 import httpx
 
+import mint
 from mint.embedded import embedded_service_ended
+from mint.rl.runtime.threads import aside
+from mint.rl.settings.config import RLConfig
 
 Result = TypeVar("Result")
 _EVERY = 5.0
@@ -108,3 +111,15 @@ class Lifeline:
             if embedded_service_ended(self.url):
                 raise Ended(f"The embedded service at {self.url} has exited.")
             await asyncio.sleep(min(left, _OWN_EVERY))
+
+
+def lifeline_of(service: mint.ServiceClient, cfg: RLConfig) -> Lifeline:
+    """Looks after a service for as long as the settings say."""
+    assert service._base_url is not None
+    return Lifeline(service._base_url, cfg.service_timeout)
+
+
+async def connect(service: mint.ServiceClient) -> None:
+    """Open a session. The client waits for that where it stands, and would hold up a loop."""
+    await aside(lambda: service.holder)
+    await aside(service.create_rest_client)

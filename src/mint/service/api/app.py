@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DataError, OperationalError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mint.service.api.gauges import Gauges
 from mint.service.admin.logs import REQUEST_ID, RequestLog
 from mint.service.api.dashboard import mount_dashboard
+from mint.service.api.gauges import Gauges
 from mint.service.api.routes import (
     futures,
     health,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from mint.engine.messages import SampledToken, SampleRequest, SampleResult
+from mint.service.access.outstanding import Outstanding
 from mint.service.access.scopes import Caller
 from mint.service.checkpoints.links import version_of
 from mint.service.engines.process import EngineProcess
@@ -18,7 +19,6 @@ from mint.service.errors import EngineDied, UserError, not_found
 from mint.service.futures import Answer, Pending
 from mint.service.idleness import Idleness
 from mint.service.parts import Parts
-from mint.service.sampling.outstanding import Outstanding
 from mint.service.sampling.waiting import Place, WaitingSamples
 from mint.service.sampling.weights import Sampler, Weights, unproven
 from mint.service.store.database import RunRow, SamplerRow

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mint.service.api.openai.inference import Piece, Usage
-from mint.service.api.openai.text import TokenScore
-from mint.service.api.openai.tokenizer import ModelTokenizer
+from mint.service.text.stream import TokenScore
+from mint.service.text.tokenizer import ModelTokenizer
 
 
 class Form(Protocol):

@@ -19,11 +19,11 @@ from mint.engine.messages import (
 )
 from mint.service.access.scopes import Caller
 from mint.service.api.openai.requests import ChatCompletion, Completion, Inference
-from mint.service.api.openai.text import TextStream, TokenScore
-from mint.service.api.openai.tokenizer import ModelTokenizer, check_length
 from mint.service.errors import ApiError, UserError
 from mint.service.sampling.weights import Sampler
 from mint.service.service import Service
+from mint.service.text.stream import TextStream, TokenScore
+from mint.service.text.tokenizer import ModelTokenizer, check_length
 
 _LOWEST = -9999.0  # JSON has no infinity
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import mint
 from mint.rl.data.prompts import Data, Draw, Item
-from mint.rl.rollouts.collect import Batch, Collector
+from mint.rl.groups.collect import Batch, Collector
 from mint.rl.rollouts.policy import FollowingPolicy, Policy
 from mint.rl.rollouts.rollout import Group
 from mint.rl.settings.config import RLConfig

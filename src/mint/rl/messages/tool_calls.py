@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mint.rl.agents.call_syntax import (
+from mint.rl.messages.call_syntax import (
     NOT_A_CALL,
     json_values,
     list_or_object,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
+from mint.rl.algorithms.batches import part_sizes, token_weights
 from mint.rl.rollouts.filters import Kept
-from mint.rl.rollouts.rollout import Group, Segment, in_common
+from mint.rl.rollouts.rollout import Group, Segment
 
 Array = NDArray[np.float64]
 Tokens = tuple[int, ...]
@@ -59,30 +59,6 @@ def tensor(
 ) -> types.TensorData:
     """Numbers as the service takes them."""
     return types.TensorData(data=list(numbers), dtype=dtype, shape=[len(numbers)])
-
-
-def token_weights(lengths: Sequence[int], aggregation: str, max_tokens: int) -> list[float]:
-    """The weight of each token of a rollout, for rollouts of these many sampled tokens.
-
-    ``sum`` leaves the service's sum over tokens as it is; ``token`` divides by all tokens of the
-    batch; ``sequence`` takes the mean over each rollout, then over rollouts; ``constant`` divides
-    by ``max_tokens`` in place of the rollout's length.
-
-    >>> token_weights([2, 4], "sequence", max_tokens=8)
-    [0.25, 0.125]
-    >>> token_weights([2, 4], "constant", max_tokens=8)
-    [0.0625, 0.0625]
-    """
-    count, total = len(lengths), sum(lengths)
-    match aggregation:
-        case "token":
-            return [1.0 / total] * count if total else [0.0] * count
-        case "sequence":
-            return [1.0 / (count * length) if length else 0.0 for length in lengths]
-        case "constant":
-            return [1.0 / (count * max_tokens)] * count
-        case _:
-            return [1.0] * count
 
 
 def build_datums(
@@ -168,57 +144,3 @@ def split(datums: Sequence[types.Datum], parts: int) -> list[list[types.Datum]]:
     return [
         list(datums[end - size : end]) for size, end in zip(sizes, np.cumsum(sizes), strict=True)
     ]
-
-
-def part_sizes(count: int, parts: int) -> list[int]:
-    """The sizes of at most ``parts`` nearly equal parts, none empty unless there is nothing."""
-    parts = max(1, min(parts, count))
-    return [count // parts + (index < count % parts) for index in range(parts)]
-
-
-def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int]:
-    """Which datums have a weight on a token that the policy did not sample: the masked-loss bug."""
-    masks: dict[Tokens, NDArray[np.bool_]] = {}
-    for group in groups:
-        for rollout in group.rollouts:
-            for kept in (segment.trimmed() for segment in rollout.segments):
-                tokens, sampled = tuple(kept.tokens), np.asarray(kept.sampled, dtype=bool)
-                masks[tokens] = sampled | masks.get(tokens, sampled)  # one may quote another
-    nearest = _Nearest(masks)
-    return [i for i, datum in enumerate(datums) if _trains_outside(datum, nearest)]
-
-
-class _Nearest:
-    """Finds what of a datum's tokens was given, by the answers that it begins or ends like."""
-
-    def __init__(self, masks: dict[Tokens, NDArray[np.bool_]]) -> None:
-        self._forwards = masks
-        self._backwards = {tokens[::-1]: mask[::-1] for tokens, mask in masks.items()}
-        self._sorted = {id(each): sorted(each) for each in (self._forwards, self._backwards)}
-
-    def given(self, tokens: Tokens) -> NDArray[np.bool_]:
-        """Which tokens were given and not sampled, as far as can be told of a changed answer."""
-        if tokens in self._forwards:
-            return ~self._forwards[tokens]
-        from_start = self._common(self._forwards, tokens)
-        from_end = self._common(self._backwards, tokens[::-1])
-        given = np.zeros(len(tokens), dtype=bool)
-        if len(from_end):
-            given[-len(from_end) :] = ~from_end[::-1]
-        given[: len(from_start)] = ~from_start
-        return given
-
-    def _common(self, masks: dict[Tokens, NDArray[np.bool_]], tokens: Tokens) -> NDArray[np.bool_]:
-        """The mask of the nearest answer, as far as it begins like these tokens."""
-        known = self._sorted[id(masks)]
-        place = bisect_left(known, tokens)
-        neighbours = known[max(0, place - 1) : place + 1]
-        nearest = max(neighbours, key=lambda other: in_common(other, tokens), default=())
-        return masks.get(nearest, np.empty(0, bool))[: in_common(nearest, tokens)]
-
-
-def _trains_outside(datum: types.Datum, nearest: _Nearest) -> bool:
-    """Whether a token has a weight that was given."""
-    targets = (int(token) for token in datum.loss_fn_inputs["target_tokens"].data)
-    tokens = (datum.model_input.to_ints()[0], *targets)
-    return bool((values(datum, "weights")[nearest.given(tokens)[1:]] != 0).any())

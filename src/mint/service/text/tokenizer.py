@@ -12,8 +12,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from mint.service.api.openai.template import ChatTemplate
 from mint.service.errors import UserError
+from mint.service.text.template import ChatTemplate
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BROKEN = "�"

@@ -10,7 +10,7 @@ import pytest
 
 import mint
 from mint.rl import Chat, Group, RLConfig, Rollout, Run, Segment, assign_advantages, per_turn
-from mint.rl.algorithms.datums import build_datums, values
+from mint.rl.datums.datum import build_datums, values
 from mint.rl.rollouts.rollout import Turn
 
 Settings = Callable[..., RLConfig]

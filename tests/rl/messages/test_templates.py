@@ -18,12 +18,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mint.catalog import Catalog
 from mint.rl import Chat
-from mint.rl.agents.rendering import Renderer, TemplateRefused, ToolsNotShown
-from mint.rl.algorithms.datums import datum_of, values
-from tests.rl.agents.script import begun, encoded
-from tests.rl.agents.templates import FAMILIES
+from mint.rl.datums.datum import datum_of, values
+from mint.rl.messages.rendering import Renderer, TemplateRefused, ToolsNotShown
+from tests.rl.messages.script import begun, encoded
+from tests.rl.messages.templates import FAMILIES
 
-pytestmark = pytest.mark.filterwarnings("ignore::mint.rl.agents.rendering.ToolsNotShown")
+pytestmark = pytest.mark.filterwarnings("ignore::mint.rl.messages.rendering.ToolsNotShown")
 TOOLS = [
     {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
 ]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from mint.rl.agents.tool_calls import ToolCall
-from mint.rl.rollouts.rollout import in_common
+from mint.rl.algorithms.prefixes import common_prefix
+from mint.rl.messages.tool_calls import ToolCall
 from mint.tokenizer import plain_tokenizer
 
 Message = dict[str, Any]
@@ -98,7 +98,7 @@ class Renderer:
         self._check_shown(called, messages)
         before = self._encoded(self._text(called, prompts=False))
         tokens = self._encoded(self._text([*called, *messages]))
-        shared = in_common(before, tokens)
+        shared = common_prefix(before, tokens)
         after, mark = tokens[shared:], tokens[shared - 1]
         if ended:
             return after[1:] if after[0] == said[-1] else after
@@ -106,7 +106,7 @@ class Renderer:
 
     def _closing(self, tokens: Sequence[int], end: int) -> int:
         """How many tokens close a turn that the model has closed itself, perhaps in another way."""
-        shared = tokens[: in_common(tokens, self._tail)]
+        shared = tokens[: common_prefix(tokens, self._tail)]
         if marks := [at for at, token in enumerate(shared) if token in self._marks]:
             return marks[-1] + 1
         at = self._first_mark(tokens)

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import mint
 from mint.rewards import TooManyFailures
+from mint.rl.groups.collect import StepFailed
 from mint.rl.loop.checkpoints import Checkpoints
 from mint.rl.recording.step import Recording
-from mint.rl.rollouts.collect import StepFailed
 from mint.rl.runtime.connection import Lifeline, NoAnswer
 from mint.rl.runtime.endings import RewardsFailed, lost
 from mint.rl.runtime.event_loop import Loop

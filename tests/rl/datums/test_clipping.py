@@ -9,8 +9,9 @@ import pytest
 
 from mint.engine.losses import LOSSES
 from mint.rl import RLConfig
-from mint.rl.algorithms.clipping import BOUNDS, clipped_share
-from mint.rl.algorithms.datums import datum_of, replaced, with_ratio_mask
+from mint.rl.algorithms.clipping import BOUNDS
+from mint.rl.datums.clipped import clipped_share
+from mint.rl.datums.datum import datum_of, replaced, with_ratio_mask
 from mint.rl.rollouts.rollout import Segment
 
 

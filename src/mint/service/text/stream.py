@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mint.service.api.openai.tokenizer import ModelTokenizer
+from mint.service.text.tokenizer import ModelTokenizer
 
 _CONTEXT = 8  # prompt tokens that decide how the first new one is written
 _MOST_UNDECIDED = 64  # tokens that may wait for the rest of a character

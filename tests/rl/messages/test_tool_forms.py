@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mint.rl import parse_tool_calls
-from mint.rl.agents.tool_calls import THOUGHTS, ToolCall, opens_thought
-from tests.rl.agents.script import begun
-from tests.rl.agents.templates import FAMILIES
+from mint.rl.messages.tool_calls import THOUGHTS, ToolCall, opens_thought
+from tests.rl.messages.script import begun
+from tests.rl.messages.templates import FAMILIES
 
 WEATHER = ToolCall("weather", {"city": "Rome", "days": 2})
 NOW = ToolCall("now")
