@@ -89,10 +89,11 @@ def layer_of(module: str) -> str:
     return max(fitting, key=len)
 
 
-def imports_of(module: str) -> Iterator[Import]:
+@cache
+def imports_of(module: str) -> tuple[Import, ...]:
     path = modules()[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    yield from imports_in(ast.parse(path.read_text()), package, at_once=True)
+    return tuple(imports_in(ast.parse(path.read_text()), package, at_once=True))
 
 
 def imports_in(node: ast.AST, package: str, at_once: bool) -> Iterator[Import]:
