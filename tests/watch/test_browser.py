@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,12 +17,14 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from benchmarks.watch.generate import append, generate
 from mint.watch.bundle import write_bundle
+from mint.watch.demo import demo_folder
 from tests.needs import need_browser
 from tests.watch.browser_checks import problems_of
 
 PATIENCE_MS = 60_000
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 BIDI = "left \u202eright\u202c \u2066isolated\u2069 \u0000 end"
+RECORDED = "learning-to-add"
 LONG = "<b>long</b> " + "x" * 1_000_000
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,6 +47,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     extra = [{"response": HOSTILE, "prompt": HOSTILE, "identity": HOSTILE}]
     extra += [{"response": BIDI, "reasons": {"<i>why</i>": HOSTILE}}, {"response": LONG}]
     generate(folder / "hostile", steps=2, groups=2, answers=2, extra=extra)
+    shutil.copytree(demo_folder() / RECORDED, folder / RECORDED)
     process = subprocess.Popen(
         [sys.executable, "-m", "mint.cli", "watch", str(folder), "--port", "0"],
         stdout=subprocess.PIPE,
@@ -117,6 +122,19 @@ def test_the_first_screen_says_which_runs_learn(page: Page, dashboard: Dashboard
     for curve in (r"^Entropy\. exact: .*estimate: ", r"^Clipped tokens\. "):
         expect(page.get_by_role("img", name=re.compile(curve))).to_be_visible()
     expect(page.locator(".events li.finding")).to_contain_text("truncation")
+
+
+def test_a_recorded_run_names_the_weights_to_use_and_shows_metrics_of_older_names(
+    page: Page, dashboard: Dashboard
+) -> None:
+    opened(page, dashboard, RECORDED)
+    expect(page.locator(".verdict")).to_contain_text(
+        "Use the checkpoint of step 25: it is the best"
+    )
+    expect(page.get_by_role("img", name=re.compile(r"^Staleness\. "))).to_be_visible()
+    expect(page.locator(".events li.data")).to_have_text(
+        re.compile(r"^\s*Data every step uses the")
+    )
 
 
 def test_steps_appear_as_they_are_written(page: Page, dashboard: Dashboard) -> None:
@@ -258,6 +276,15 @@ def test_a_sample_is_copied_in_three_ways(browser: Browser, dashboard: Dashboard
     test()
     assert copied["command"].startswith("mint sample --model 'tinker://run/final'")
     assert copied["command"].endswith(f"'{row['prompt']}'")
+    opened(page, dashboard, RECORDED, "sample", "20", "0", "0")
+    page.get_by_role("button", name="Copy as command").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert words[:3] == ["mint", "sample", "--model"]
+    assert re.fullmatch(r"tinker://[^ ]+/sampler_weights/rl-final", words[3])
+    asked = ["--raw", "--temperature", "0.8", "--max-tokens", "8", "--stop", "\n"]
+    assert words[4:-1] == asked
+    assert words[-1].endswith("A:")
     context.close()
 
 
@@ -329,7 +356,7 @@ VIEWS = [
 def test_every_view_is_for_everybody(page: Page, dashboard: Dashboard) -> None:
     found = {}
     page.goto(dashboard.url)
-    expect(page.locator("li.run")).to_have_count(4)
+    expect(page.locator("li.run")).to_have_count(5)
     found["runs"] = problems_of(page)
     for view in VIEWS:
         opened(page, dashboard, "first", *view)

@@ -21,6 +21,7 @@ from .verdict import NEEDED, judge
 _MOST_BYTES = 1024 * 1024
 _MOST_ROWS_KEPT = 100_000
 _MOST_OVERVIEWS = 2_000
+_MOST_STOPS = 16
 _SPARKS = ("reward/success", "reward/mean", "holdout/pass@1")
 _TEXT = 2_000
 _ENDS = {
@@ -194,6 +195,17 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[key] = str(value)[:_TEXT]
     return found
+
+
+def stop_strings(settings: Mapping[str, Any]) -> list[str]:
+    """Return the stop strings among settings.
+
+    >>> stop_strings({"stop": ["\\n", 3]}), stop_strings({"stop": "END"}), stop_strings({})
+    (['\\n'], ['END'], [])
+    """
+    found = settings.get("stop")
+    given = found if isinstance(found, list) else [found]
+    return [text for each in given[:_MOST_STOPS] if (text := _text(each))]
 
 
 def read_text(place: RunPlace, name: str) -> str | None:

@@ -29,8 +29,8 @@ export function Prompt({ run, identity }) {
   const range = rewardRange(rows);
   const late = numbers.slice(-shown);
   return html`
-    <p><a href=${address("run", run.id, "prompts")}>← All prompts</a></p>
-    <${Text} text=${rows[0].prompt} limit=${2000} label="The prompt" />
+    <p class="lead"><a href=${address("run", run.id, "prompts")}>← All prompts</a></p>
+    <div class="message prompt"><${Text} text=${rows[0].prompt} limit=${2000} label="The prompt" /></div>
     <p class="lead">${count(rows.length, "answer")} in ${count(numbers.length, "step")}${value.answers > rows.length ? `, of ${value.answers.toLocaleString("en")} in all: steps between them are left out` : ""}.</p>
     ${numbers.length > 1 && html`<div class="charts wide"><${Chart} title="Reward of this prompt" x=${numbers} series=${series} onPick=${(step) => go("run", run.id, "step", step)} /></div>`}
     ${rows.length > 1 && html`<${Between} run=${run} steps=${steps} numbers=${numbers} />`}

@@ -101,22 +101,28 @@ function python(text) {
 export function command(row, run) {
   const quote = (text) => `'${String(text).replace(/'/g, `'\\''`)}'`;
   const messages = Array.isArray(row.messages) ? row.messages : null;
-  const model = checkpointOf(run, row.step) || run.info?.model;
+  const model = checkpointOf(run) || run.info?.model;
   const parts = ["mint sample"];
   if (model) parts.push(`--model ${quote(model)}`);
   const system = messages?.find((m) => m.role === "system");
   if (system) parts.push(`--system ${quote(content(system.content))}`);
   if (!messages) parts.push("--raw");
-  const temperature = run.columns["policy/temperature"]?.[0];
-  if (temperature) parts.push(`--temperature ${temperature}`);
+  const temperature = temperatureOf(run, row.step);
+  if (temperature !== null) parts.push(`--temperature ${temperature}`);
   if (run.info?.config?.max_tokens) parts.push(`--max-tokens ${run.info.config.max_tokens}`);
+  for (const stop of run.info?.stop || []) parts.push(`--stop ${quote(stop)}`);
   const asked = messages?.find((m) => m.role === "user" && !m.example);
   parts.push(quote(asked ? content(asked.content) : row.prompt));
   return parts.join(" ");
 }
 
-// The last sampler checkpoint that the run names, if any: training checkpoints cannot be sampled.
+// The final weights, or else the newest checkpoint.
 function checkpointOf(run) {
-  const found = run.events.filter((event) => event.event === "finished" && event.text);
-  return found.length ? found[found.length - 1].text : null;
+  const paths = (kind) => run.events.filter((event) => event.event === kind && event.path).map((event) => event.path);
+  return [...paths("checkpoint"), ...paths("finished")].pop() || null;
+}
+
+function temperatureOf(run, step) {
+  const recorded = run.columns["policy/temperature"]?.[run.steps.indexOf(step)];
+  return recorded ?? run.info?.config?.temperature ?? null;
 }

@@ -117,8 +117,8 @@ function SideBySide({ run, group, range }) {
   const best = [...group.rows].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
   return html`<section class="side" aria-labelledby="side-title">
     <h2 id="side-title">Group ${group.group + 1}: the answers side by side</h2>
-    <${Text} text=${group.prompt} limit=${1000} />
-    <p><a href=${address("run", run.id, "prompt", group.identity)}>This prompt over all steps</a></p>
+    <div class="message prompt"><${Text} text=${group.prompt} limit=${1000} /></div>
+    <p class="lead"><a href=${address("run", run.id, "prompt", group.identity)}>This prompt over all steps</a></p>
     <div class="answers">${best.map((row) => html`<article class="card" key=${row.index}>
       <header><${RewardChip} row=${row} range=${range} /> <a href=${address("run", run.id, "sample", row.step, row.group, row.index)}>Answer ${row.index + 1}</a>
         <span class="hint">${row.length} tokens${row.truncated ? ", cut off" : ""}${row.advantage !== null ? `, advantage ${fixed(row.advantage, 2)}` : ""}</span></header>
