@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+import mint.watch
 from benchmarks.watch.generate import append, generate
 from mint.watch.bundle import write_bundle
 from mint.watch.demo import demo_folder
@@ -48,6 +49,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     extra += [{"response": BIDI, "reasons": {"<i>why</i>": HOSTILE}}, {"response": LONG}]
     generate(folder / "hostile", steps=2, groups=2, answers=2, extra=extra)
     shutil.copytree(demo_folder() / RECORDED, folder / RECORDED)
+    record_hostile_names(folder / "names")
     process = subprocess.Popen(
         [sys.executable, "-m", "mint.cli", "watch", str(folder), "--port", "0"],
         stdout=subprocess.PIPE,
@@ -59,6 +61,28 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     yield Dashboard(ready.split()[-1], folder)
     process.terminate()
     process.wait(30)
+
+
+def record_hostile_names(path: Path) -> None:
+    """Record a run whose names and settings are hostile too: of roles, tools, metrics, events."""
+    name = HOSTILE + BIDI
+    record = mint.watch.record(path, {"task": name, "base_model": name, "stop": [name], name: LONG})
+    call = {"name": name, "arguments": {name: name}}
+    talk = [{"role": name, "content": name}, {"role": "tool", "name": LONG, "content": LONG}]
+    talk += [{"role": "assistant", "content": name, "tool_calls": [call]}]
+    answer = {"prompt": name, "response": name, "stop": name, "messages": talk, "reward": 0.5}
+    answer |= {"components": {name: 0.5, "c" * 3000: 1.0}, "reasons": {name: LONG}, "error": LONG}
+    for step in (1, 2):
+        record.step({name: 1.0, "reward/mean": 0.5}, rollouts=[answer, {**answer, "reward": 1.0}])
+        record.event("finding", name=name, text=name + LONG, step=step)
+        record.event(name, text=name, step=step)
+    record.close()
+    summary = json.loads((path / "summary.json").read_text())
+    summary |= {
+        "name": f"names {name}" + "n" * 3000,
+        "verdict": {"verdict": name, "evidence": LONG},
+    }
+    (path / "summary.json").write_text(json.dumps(summary))
 
 
 @pytest.fixture(scope="module")
@@ -356,7 +380,7 @@ VIEWS = [
 def test_every_view_is_for_everybody(page: Page, dashboard: Dashboard) -> None:
     found = {}
     page.goto(dashboard.url)
-    expect(page.locator("li.run")).to_have_count(5)
+    expect(page.locator("li.run")).to_have_count(6)
     found["runs"] = problems_of(page)
     for view in VIEWS:
         opened(page, dashboard, "first", *view)
@@ -388,6 +412,33 @@ def test_hostile_texts_are_shown_as_texts(page: Page, dashboard: Dashboard) -> N
     expect(page.locator(".hits tbody tr")).to_have_count(1)
     assert page.evaluate("window.hacked === undefined")
     assert page.locator("main img, main script, main b, .components i").count() == 0
+
+
+@pytest.mark.parametrize(
+    "page", [{}, {"viewport": {"width": 390, "height": 800}}], indirect=True, ids=["wide", "narrow"]
+)
+def test_hostile_names_are_shown_as_texts_too(page: Page, dashboard: Dashboard) -> None:
+    runs = page.request.get(f"{dashboard.url}/api/runs").json()["runs"]
+    run = next(each["id"] for each in runs if each["name"].startswith("names "))
+    views = ["", "/step/2/group/0", "/sample/2/0/0", "/prompts", "/search", "/settings"]
+    found = {}
+    for view in ["", *(f"#/run/{run}{view}" for view in views), f"#/compare/{run},{runs[0]['id']}"]:
+        page.goto(f"{dashboard.url}/{view}")
+        expect(page.locator("main")).to_contain_text("U+202E")
+        expect(page.locator(".loading")).to_have_count(0)
+        found[view] = problems_of(page)
+        assert "\u202e" not in page.locator("body").inner_text()
+        assert page.locator("main img, main script, main b, main i:not(.scale i)").count() == 0
+    assert {view: each for view, each in found.items() if each} == {}
+    assert page.evaluate("window.hacked === undefined")
+
+
+@pytest.mark.parametrize("address", ["#/nothing", "#/run/first/nothing", "#/run/absent/step/1"])
+def test_a_wrong_address_says_so(page: Page, dashboard: Dashboard, address: str) -> None:
+    page.goto(f"{dashboard.url}/{address}")
+    said = page.get_by_text(re.compile("No such page|There is no run"))
+    expect(said.first).to_be_visible()
+    assert problems_of(page) == []
 
 
 def test_a_megabyte_of_text_is_cut_until_it_is_asked_for(page: Page, dashboard: Dashboard) -> None:

@@ -219,7 +219,7 @@ def test_few_steps_are_too_early() -> None:
         (run(40, rising), "It learned: success rose"),
         (run(120, ramp(0, 40)), "It was learning until step "),
         (run(60, lambda step: 0.3), "It had stopped learning: reward moved by"),
-        (run(3, rising), "All 3 steps are done; 3 steps so far."),
+        (run(3, rising), "All 3 steps are done, too few to tell."),
     ],
 )
 def test_a_finished_run_says_what_came_of_it(rows: Rows, says: str) -> None:

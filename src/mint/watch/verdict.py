@@ -134,15 +134,16 @@ def judge(
 
 def _finished(found: Verdict, rows: Sequence[Row], count: int) -> Verdict:
     use = _weights_to_use(rows)
+    done = f"All {count} steps are done" if count > 1 else "The only step is done"
     evaluate = use or "Evaluate the final weights on a holdout."
     ways = {
-        LEARNING: ("It learned: ", f"{evaluate} It was still learning: more steps may help."),
-        FLAT: ("It ", f"{evaluate} More steps alone will not help."),
-        STALLED: ("It had stopped learning: ", f"{use} For another run: {found.advice}"),
-        EARLY: (f"All {count} steps are done; ", f"{use} Train longer to see whether it learns."),
+        LEARNING: ("It learned: {}", f"{evaluate} It was still learning: more steps may help."),
+        FLAT: ("It {}", f"{evaluate} More steps alone will not help."),
+        STALLED: ("It had stopped learning: {}", f"{use} For another run: {found.advice}"),
+        EARLY: (f"{done}, too few to tell.", f"{use} Train longer to see whether it learns."),
     }
-    lead, advice = ways[found.verdict]
-    return Verdict(FINISHED, lead + found.evidence, found.since, advice.strip())
+    said, advice = ways[found.verdict]
+    return Verdict(FINISHED, said.format(found.evidence), found.since, advice.strip())
 
 
 def _weights_to_use(rows: Sequence[Row]) -> str:

@@ -1,6 +1,6 @@
 // The curves of a run, with its events on the same axis. A click on a point opens that step.
 import { Chart } from "../chart.js";
-import { address, count, Empty, go, html, Problem, Verdict, visible } from "../parts.js";
+import { address, count, Empty, go, html, Problem, Verdict } from "../parts.js";
 import { useEffect, useMemo, useState } from "../vendor/hooks.js";
 
 const PALETTE = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6", "--series-7", "--series-8"];
@@ -114,6 +114,6 @@ function Events({ run }) {
     ${!told.length && html`<p class="hint">Nothing happened that needs attention.</p>`}
     <ol>${told.map((event) => html`<li class=${event.event}>
       ${event.step === null ? html`<span class="at"></span>` : html`<a class="at" href=${address("run", run.id, "step", event.step)}>step ${event.step}</a>`}
-      <strong>${NAMES[event.event] || event.event}</strong> <span>${visible((event.text || event.name).replace(/^Data: /, ""))}</span></li>`)}</ol>
+      <strong>${NAMES[event.event] || event.event}</strong> <span>${(event.text || event.name).replace(/^Data: /, "")}</span></li>`)}</ol>
   </section>`;
 }

@@ -1,6 +1,6 @@
 // One sample: what was asked, what was said, what it earned and why, token by token.
 import { get } from "../api.js";
-import { address, CopyButton, fixed, go, html, Loading, Problem, RewardChip, Text, useKeys, useLoaded, visible } from "../parts.js";
+import { address, CopyButton, fixed, go, html, Loading, Problem, RewardChip, Text, useKeys, useLoaded } from "../parts.js";
 import { Tokens } from "../tokens.js";
 
 export function Sample({ run, step, group, index }) {
@@ -41,9 +41,9 @@ const ROLES = { system: "System", user: "User", assistant: "Model", tool: "Tool"
 
 function Conversation({ row }) {
   return html`<ol class="talk">${messagesOf(row).map((message, i) => html`<li key=${i} class="message ${message.role}">
-    <div class="who">${ROLES[message.role] || message.role}${message.name ? html` <code>${visible(String(message.name))}</code>` : ""}${message.example ? " (example)" : ""}</div>
+    <div class="who">${ROLES[message.role] || message.role}${message.name ? html` <code>${String(message.name)}</code>` : ""}${message.example ? " (example)" : ""}</div>
     ${content(message.content) !== "" && html`<${Text} text=${content(message.content)} />`}
-    ${(message.tool_calls || []).map((call) => html`<div class="call"><span class="who">calls <code>${visible(String(call.name ?? call.function?.name ?? "tool"))}</code></span>
+    ${(message.tool_calls || []).map((call) => html`<div class="call"><span class="who">calls <code>${String(call.name ?? call.function?.name ?? "tool")}</code></span>
       <${Text} text=${argumentsOf(call)} /></div>`)}
   </li>`)}</ol>
   ${row.truncated && html`<p class="notice">The answer was cut off by max_tokens.</p>`}
@@ -65,14 +65,14 @@ function Reward({ row }) {
     <p class="total"><${RewardChip} row=${row} /> ${row.masked && html`<span class="badge plain">left out of training</span>`}</p>
     ${row.error && html`<div class="problem"><strong>The reward failed.</strong> <${Text} text=${row.error} />${row.traceback && html`<details><summary>Traceback</summary><${Text} text=${row.traceback} /></details>`}</div>`}
     ${names.length > 0 && html`<div class="scroll"><table class="components"><thead><tr><th scope="col">Component</th><th scope="col">Value</th><th scope="col">Reason</th></tr></thead>
-      <tbody>${names.map((name) => html`<tr><th scope="row">${visible(name)}</th><td>${fixed(row.components[name])}</td><td>${visible(String(row.reasons[name] ?? ""))}</td></tr>`)}</tbody></table></div>`}
+      <tbody>${names.map((name) => html`<tr><th scope="row">${name}</th><td>${fixed(row.components[name])}</td><td><${Text} text=${row.reasons[name]} limit=${1000} /></td></tr>`)}</tbody></table></div>`}
     <dl class="facts-list">
       <div><dt>Advantage</dt><dd>${fixed(row.advantage)}</dd></div>
       ${row.penalty ? html`<div><dt>Penalty</dt><dd>${fixed(row.penalty)}</dd></div>` : ""}
       <div><dt>Tokens</dt><dd>${row.length}</dd></div>
       <div><dt>Ended by</dt><dd>${row.stop === "length" ? "max_tokens" : row.stop || "–"}</dd></div>
       <div><dt>Weights of step</dt><dd>${row.version}</dd></div>
-      <div><dt>Prompt</dt><dd><code>${visible(row.identity || "")}</code></dd></div>
+      <div><dt>Prompt</dt><dd><code>${row.identity || ""}</code></dd></div>
     </dl>
   </div>`;
 }
