@@ -93,9 +93,9 @@ def test_run_directories_are_the_local_users_only(
     own_service: Callable[..., LiveService], tmp_path: Path
 ) -> None:
     generate(tmp_path / "runs" / "mine", steps=1, groups=1, answers=1)
-    from mint.service.auth import create_key
-    from mint.service.settings import Settings
-    from mint.service.store import Store
+    from mint.service.access.auth import create_key
+    from mint.service.admin.settings import Settings
+    from mint.service.store.database import Store
 
     home = tmp_path / "home"
     home.mkdir()
