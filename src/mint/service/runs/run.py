@@ -81,11 +81,11 @@ class TrainingRun:
 
     @property
     def waiting(self) -> int:
-        """How many accepted operations have not begun."""
+        """The number of accepted operations that have not begun."""
         return len(self._stream)
 
     def was_taken(self, seq_id: int) -> bool:
-        """Whether this number has run or is waiting to."""
+        """Return whether this number has run or is waiting to."""
         return self._stream.knows(seq_id) is not False
 
     def _reopen(self) -> None:
@@ -163,7 +163,7 @@ class TrainingRun:
         self._futures.finish(self.request_id(seq_id), answer)
 
     def why_waiting(self, seq_id: int = 0) -> WaitReason | None:
-        """What an unfinished operation of this run waits for; None while it is carried out."""
+        """Return what an unfinished operation of this run waits for; None while it is carried out."""
         if (gap := self._stream.gap) is not None:
             return WaitReason(f"waiting for operation {gap} of this run, which has not arrived")
         if self._trouble is not None:
