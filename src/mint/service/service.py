@@ -11,6 +11,7 @@ from collections.abc import Collection
 from .auth import Auth
 from .checkpoints import Checkpoints
 from .decoding import Decoder
+from .disk_space import free_bytes, why_paused
 from .engine_process import EngineProcess
 from .engines import Engines
 from .errors import ApiError, not_found
@@ -90,6 +91,11 @@ class Service:
             await self.engines.locate(name)
         await asyncio.gather(*(self.engines.get(name) for name in self.settings.models))
         self.is_ready = True
+
+    def why_paused(self) -> str | None:
+        """Say why training is paused, if it is."""
+        free, reserve = free_bytes(self.settings.home), self.settings.disk_reserve_bytes
+        return why_paused(free, reserve) if free < reserve or self.runs.paused else None
 
     async def stop(self) -> None:
         """End the workers and give everything back."""
