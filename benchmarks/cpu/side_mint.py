@@ -16,8 +16,8 @@ from benchmarks.cpu.workload import SEED, Workload
 from mint.commands.bench.measure import read_plan
 from mint.commands.bench.timed_run import TimedRun
 from mint.embedded import embedded_service
-from mint.rl.datums import datum_of
-from mint.rl.rollout import Segment
+from mint.rl.datums.datum import datum_of
+from mint.rl.rollouts.rollout import Segment
 
 FIRST_LEARNING_RATE = 1e-3
 ASSUMED_LOGPROB = -5.0

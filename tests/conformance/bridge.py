@@ -20,7 +20,7 @@ from datasets import Dataset
 
 from mint import types
 from mint.rl import RLConfig, Rollout, Run
-from mint.rl.datums import values
+from mint.rl.datums.datum import values
 from mint.watch.recorder import METRICS, read_rows
 
 

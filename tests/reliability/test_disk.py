@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mint.service.checkpoints import TRAINING, CheckpointPath, Checkpoints, NewCheckpoint
-from mint.service.journal import Journal, KeptAnswer, Outcome
-from mint.service.store import RunRow, Store
+from mint.service.checkpoints.storage import TRAINING, CheckpointPath, Checkpoints, NewCheckpoint
+from mint.service.runs.journal import Journal, KeptAnswer, Outcome
+from mint.service.store.database import RunRow, Store
 from tests.reliability.disk import Disk, Killed
 
 RUN = "b4b7c1c6-0000-0000-0000-000000000000:train:0"

@@ -9,7 +9,7 @@ from typing import Any
 from tinker.proto import tinker_public_pb2 as wire
 
 from mint.service import results
-from mint.service.auth import create_key
+from mint.service.access.auth import create_key
 from mint.service.futures import Answer, Future, Futures
 from tests.reliability.local import Local, with_service
 from tests.service_fixture import MODEL

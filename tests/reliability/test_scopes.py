@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from fastapi.routing import APIRoute
 
-from mint.service.app import ROUTERS
-from mint.service.auth import create_key
-from mint.service.routes.caller import scope_of
-from mint.service.scopes import Scope
+from mint.service.access.auth import create_key
+from mint.service.access.scopes import Scope
+from mint.service.api.app import ROUTERS
+from mint.service.api.routes.caller import scope_of
 from tests.reliability.local import Local, with_service
 from tests.reliability.test_isolation import LISTS, OF_OBJECTS, PUBLIC, ask, fill, routes
 

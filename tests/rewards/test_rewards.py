@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -241,7 +241,7 @@ def test_a_registered_reward_is_found_and_listed() -> None:
     [
         ("check_anwser", "Did you mean check_answer"),
         ("no.such.module.reward", "mint rewards list"),
-        ("mint.rewards.answers.chek_answer", "Did you mean check_answer"),
+        ("mint.rewards.answers.checks.chek_answer", "Did you mean check_answer"),
         ("missing.py:reward", "There is no file missing.py"),
     ],
 )
@@ -271,5 +271,12 @@ def test_the_library_imports_no_torch_and_its_front_door_nothing_heavy() -> None
 
 def test_type_checkers_see_every_name_that_is_loaded_late() -> None:
     source = Path(rewards.__file__).read_text(encoding="utf-8")
-    seen = re.findall(r"^    from mint\.rewards\.(\w+) import (\w+) as \2$", source, re.MULTILINE)
-    assert {name: module for module, name in seen} == rewards._MODULE_OF
+    imports = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
+    prefix = "mint.rewards."
+    seen = {
+        name.asname: str(each.module).removeprefix(prefix)
+        for each in imports
+        if str(each.module).startswith(prefix)
+        for name in each.names
+    }
+    assert seen == rewards._MODULE_OF

@@ -28,16 +28,16 @@ from mint.commands.doctor import (
     check_service,
 )
 from mint.commands.remote import Remote
-from mint.service.auth import create_key
-from mint.service.settings import Settings
-from mint.service.store import RunRow, Store, now
+from mint.service.access.auth import create_key
+from mint.service.admin.settings import Settings
+from mint.service.store.database import RunRow, Store, now
 
 Check = Callable[[Settings], Iterator[Finding]]
 _IN_A_SANDBOX = """
 import sys
 from pathlib import Path
 from mint.commands import doctor
-from mint.service.settings import Settings
+from mint.service.admin.settings import Settings
 check = getattr(doctor, sys.argv[1])
 print([(f.level, f.text, f.advice) for f in check(Settings(home=Path(sys.argv[2])))])
 """

@@ -17,8 +17,8 @@ import pytest
 
 import mint
 from mint.rl import RLAdapter, RLConfig, Run
-from mint.rl.datums import values
-from mint.rl.update import loss_config
+from mint.rl.datums.datum import values
+from mint.rl.loop.update import loss_config
 from mint.training.compose import compose_jobs
 from mint.training.job import config_of
 from mint.watch.recorder import METRICS, read_rows

@@ -25,7 +25,7 @@ FILES = sorted(path for path in CONF.glob("*/*.yaml"))
 NEEDED = {  # what a file leaves to the user
     "task/gsm8k": ["task.arguments.task=questions.jsonl"],
     "task/jsonl": ["task.arguments.file=questions.jsonl"],
-    "task/custom": ["task.adapter=mint.rl.adapter:RLAdapter"],
+    "task/custom": ["task.adapter=mint.rl.task:RLAdapter"],
     "experiment/gsm8k": ["task.arguments.file=questions.jsonl"],
     "experiment/chat": ["task.arguments.judge=some/model"],
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mint.rl.reward_analysis import ANALYSIS, kinds_of
+from mint.rl.recording.reward_analysis import ANALYSIS, kinds_of
 from mint.training.job import JOB, adapter_of, config_of, read_job
 from mint.watch.reader import open_run
 from mint.watch.recorder import METRICS, read_rows

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mint.commands.output import print_table
-from mint.rl.evaluation import METRICS, Estimate
-from mint.rl.options import ConfigError
+from mint.rl.evaluation.scores import METRICS, Estimate
+from mint.rl.settings.options import ConfigError
 
 if TYPE_CHECKING:
-    from mint.rl.bisect import Bisection, Measure, Verdict
-    from mint.rl.evaluation import Evaluation
-    from mint.rl.past_run import PastRun, Point
+    from mint.rl.evaluation.bisect import Bisection, Measure, Verdict
+    from mint.rl.evaluation.past_run import PastRun, Point
+    from mint.rl.evaluation.scores import Evaluation
 
 _NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
 
 
 def bisect(arguments: Sequence[str]) -> int:
     """Evaluate a run's checkpoints to find where a holdout metric broke."""
-    from mint.rl.bisect import Bisection
-    from mint.rl.past_run import PastRun
+    from mint.rl.evaluation.bisect import Bisection
+    from mint.rl.evaluation.past_run import PastRun
 
     asked = _parser().parse_args(arguments)
     if asked.drop is not None and not asked.drop > 0:
@@ -84,7 +84,7 @@ def _best_known(points: Sequence[Point], metric: str, bad: int | None) -> int | 
 def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
     """Evaluates points, on a service that is started with the first of them."""
     import mint
-    from mint.rl.evaluator import Evaluator
+    from mint.rl.evaluation.evaluator import Evaluator
 
     adapter = _task(run, task)
     evaluators: list[Evaluator] = []

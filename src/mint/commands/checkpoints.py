@@ -26,7 +26,7 @@ from .output import (
 from .remote import Remote, UrlOption
 
 if TYPE_CHECKING:
-    from mint.service.checkpoints import CheckpointPath
+    from mint.service.checkpoints.storage import CheckpointPath
 
 app = typer.Typer(help="Manage the checkpoints of a service.", no_args_is_help=True)
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
@@ -189,8 +189,8 @@ def _packed(file: Path) -> Iterator[Path]:
     if not file.is_dir():
         yield file
         return
-    from mint.service.adapters import CONFIG
-    from mint.service.archives import pack
+    from mint.service.checkpoints.archives import pack
+    from mint.service.checkpoints.peft import CONFIG
 
     if not (file / CONFIG).exists():
         raise Mistake(f"{file} has no {CONFIG}. Pass the folder that contains the adapter.")
@@ -301,6 +301,6 @@ def set_ttl(
 
 
 def _parse(remote: Remote, text: str) -> CheckpointPath:
-    from mint.service.checkpoints import CheckpointPath
+    from mint.service.checkpoints.storage import CheckpointPath
 
     return CheckpointPath.parse(checkpoint_path(remote, text))

@@ -26,8 +26,8 @@ from .output import JsonOption, Mistake, print_json, size
 from .remote import Remote
 
 if TYPE_CHECKING:
-    from mint.service.settings import Settings
-    from mint.service.store import ApiKey
+    from mint.service.admin.settings import Settings
+    from mint.service.store.database import ApiKey
 
 GB = 1024**3
 SCARCE_DISK = 10 * GB
@@ -208,7 +208,7 @@ def check_models(settings: Settings) -> Iterator[Finding]:
 
 
 def check_sandbox(settings: Settings) -> Iterator[Finding]:
-    from mint.rewards.sandbox import Sandbox, SandboxUnavailable
+    from mint.rewards.code.sandbox import Sandbox, SandboxUnavailable
 
     try:
         Sandbox().run("pass")
@@ -261,7 +261,7 @@ def check_database(settings: Settings) -> Iterator[Finding]:
         )
         yield Finding("database", "problem", f"{file} is damaged: {damage}.", advice)
         return
-    from mint.service.store import Store
+    from mint.service.store.database import Store
 
     store = Store(settings.store_url, settings.home)
     try:

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 
-from mint.rl.options import ConfigError
+from mint.rl.settings.options import ConfigError
 
 INTERRUPTED, MISTAKE, FAILED = 130, 2, 1
 
@@ -49,9 +49,9 @@ def _exit_code(error: Exception) -> int | None:
     from mint.rewards import SandboxUnavailable, TooManyFailures
     from mint.rewards.gym import GymUnavailable
     from mint.rl import CheckpointGone, RunStopped, ServiceLost
-    from mint.rl.data import NotEnoughData
-    from mint.rl.endpoint import EndpointFailed
-    from mint.rl.lifeline import NoAnswer
+    from mint.rl.data.prompts import NotEnoughData
+    from mint.rl.evaluation.endpoint import EndpointFailed
+    from mint.rl.runtime.connection import NoAnswer
     from mint.watch.recorder import RunDirectoryBusy
 
     mistakes = (ModelNotFound, CheckpointGone, NotEnoughData, RunDirectoryBusy)

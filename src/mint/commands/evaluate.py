@@ -10,7 +10,7 @@ from typing import Any
 from mint.commands.endings import told
 from mint.commands.job_arguments import Arguments, read_arguments
 from mint.commands.results import print_comparison, print_result
-from mint.rl.options import ConfigError, closest
+from mint.rl.settings.options import ConfigError, closest
 from mint.training.evaluate import checkpoint_of
 from mint.training.job import JOB, adapter_of, check_rewards, config_of, read_job
 
@@ -63,7 +63,7 @@ def _evaluate(asked: Arguments) -> int:
     other = None if against in (None, BASE) else checkpoint_of(str(against))
     check_rewards(composed.job for composed in jobs)
     import mint
-    from mint.rl.examination import Examiner
+    from mint.rl.evaluation.examiner import Examiner
 
     cfg, adapter = config_of(jobs[0].job), adapter_of(jobs[0].job)
     examiner = Examiner(adapter, cfg, [own[SET]] if SET in own else [])

@@ -101,7 +101,7 @@ def _adapter_of(checkpoint: str, url: str | None) -> Iterator[Path]:
 
 
 def _complete(folder: Path) -> Path:
-    from mint.service.adapters import AdapterFiles
+    from mint.service.checkpoints.peft import AdapterFiles
 
     missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
     if missing:
@@ -234,7 +234,7 @@ def _set_base(config: Path, base: str) -> None:
 
 
 def _tensor_names(adapter: Path) -> str:
-    from mint.service.tensors import Tensors
+    from mint.service.checkpoints.tensors import Tensors
 
     return " ".join(Tensors.open(adapter / ADAPTER_FILES[0]).entries)
 

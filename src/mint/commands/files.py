@@ -13,14 +13,14 @@ from .output import Mistake, transfer
 from .remote import TIMEOUT, Remote
 
 if TYPE_CHECKING:
-    from mint.service.checkpoints import CheckpointPath
+    from mint.service.checkpoints.storage import CheckpointPath
 
 _LARGEST_ARCHIVE = 1 << 40
 
 
 def fetch(remote: Remote, path: str, folder: Path) -> None:
     """Put the files of a checkpoint into an existing folder."""
-    from mint.service.archives import unpack
+    from mint.service.checkpoints.archives import unpack
 
     with tempfile.TemporaryDirectory(prefix="mint-fetch-") as scratch:
         archive = Path(scratch) / "checkpoint.tar.gz"
@@ -30,7 +30,7 @@ def fetch(remote: Remote, path: str, folder: Path) -> None:
 
 def fetch_archive(remote: Remote, path: str, target: Path) -> None:
     """Write a checkpoint to one file, which appears only when it is complete."""
-    from mint.service.checkpoints import CheckpointPath
+    from mint.service.checkpoints.storage import CheckpointPath
 
     where = CheckpointPath.parse(path)
     link = remote.redirect(f"{resource(where)}/archive")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mint.rl.options import ConfigError
+from mint.rl.settings.options import ConfigError
 from mint.training.compose import Composed, choices_of, compose_jobs, find_conf
 from mint.training.groups import defaults, settings
 from mint.training.job import as_yaml, check

@@ -13,7 +13,7 @@ from .options import HomeOption, settings_of
 from .output import JsonOption, Mistake, print_json, print_table, when
 
 if TYPE_CHECKING:
-    from mint.service.store import Store
+    from mint.service.store.database import Store
 
 _TIMES = ("created", "expires", "last_used", "revoked")
 app = typer.Typer(help="Manage the API keys of a service.", no_args_is_help=True)
@@ -48,9 +48,9 @@ def create_key(
 
     Once a key exists, the service of this home folder requires one from every client.
     """
-    from mint.service.auth import create_key as create
-    from mint.service.quotas import change
-    from mint.service.scopes import Scope
+    from mint.service.access.auth import create_key as create
+    from mint.service.access.quotas import change
+    from mint.service.access.scopes import Scope
 
     name = named or name
     limits = change({}, _typed(quota) if quota else {})
@@ -152,7 +152,7 @@ def set_quota(
 
     Each limit is a number, `unlimited`, or `default` for the service's configured limit.
     """
-    from mint.service.quotas import LIMITS, Quota, change
+    from mint.service.access.quotas import LIMITS, Quota, change
 
     store, settings = _store(home), settings_of(home)
     key = next((key for key in store.all_keys() if key.name == name), None)
@@ -179,7 +179,7 @@ def set_quota(
 def _limit(name: str, limit: int | None) -> str:
     if limit is None:
         return "unlimited"
-    from mint.service.quotas import readable_bytes
+    from mint.service.access.quotas import readable_bytes
 
     return readable_bytes(limit) if name == "bytes" else f"{limit:,}"
 
@@ -189,7 +189,7 @@ def _iso(time: datetime | None) -> str | None:
 
 
 def _store(home: Path | None) -> Store:
-    from mint.service.store import Store
+    from mint.service.store.database import Store
 
     settings = settings_of(home)
     store = Store(settings.store_url, settings.home)

@@ -14,7 +14,7 @@ from .options import HomeOption, settings_of
 from .output import JsonOption, Mistake, print_json, print_table
 
 if TYPE_CHECKING:
-    from mint.service.settings import Settings
+    from mint.service.admin.settings import Settings
 
 app = typer.Typer(help="Manage the base models on this machine.", no_args_is_help=True)
 NameArgument = Annotated[str, typer.Argument(help="The model's name, as in base_model=NAME.")]
@@ -77,7 +77,7 @@ def add_model(
     home: HomeOption = None,
 ) -> None:
     """Add a model under a name. The name is stored in the home folder's config.yaml."""
-    from mint.service.aliases import write_aliases
+    from mint.service.admin.aliases import write_aliases
 
     if missing := missing_from(folder.expanduser()):
         raise Mistake(f"{folder} is not a model folder: {missing}.")
@@ -91,7 +91,7 @@ def add_model(
 @app.command("remove")
 def remove_model(name: NameArgument, home: HomeOption = None) -> None:
     """Remove a name that was added. The folder is not changed."""
-    from mint.service.aliases import write_aliases
+    from mint.service.admin.aliases import write_aliases
 
     aliases, file = _aliases(home)
     if name not in aliases:
@@ -103,7 +103,7 @@ def remove_model(name: NameArgument, home: HomeOption = None) -> None:
 
 def _aliases(home: Path | None) -> tuple[dict[str, Path], Path]:
     """The names in the configuration of a home folder, and its file."""
-    from mint.service.aliases import read_aliases
+    from mint.service.admin.aliases import read_aliases
 
     file = settings_of(home).home / CONFIG_FILE
     return read_aliases(file), file

@@ -68,7 +68,7 @@ def is_run_directory(folder: Path) -> bool:
 
 
 def _service_of(folder: Path, url: str | None) -> Remote:
-    from mint.rl.run_service import read_service
+    from mint.rl.recording.run_service import read_service
 
     if named_url(url):
         return Remote(url)

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mint.rewards.failures import failure_pattern
 from mint.rewards.scoring import Scored
+from mint.rewards.shaping.failure_patterns import failure_pattern
 
 _BINS = 10
 _SHOWN = 200

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from mint.rl.config import CLIPPED, RLConfig
+from mint.rl.settings.config import CLIPPED, RLConfig
 
 Metrics = Mapping[str, float]
 _BASELINE = 3

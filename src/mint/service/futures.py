@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from .codec import PROTOBUF
+from mint.service.wire.codec import PROTOBUF
+
 from .results import MAX_RESULTS, Queue, Share, Spool
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import uuid
 from collections import Counter, OrderedDict
 from pathlib import Path
 
-from .outstanding import most_outstanding
+from mint.service.access.outstanding import most_outstanding
 
 log = logging.getLogger(__name__)
 MAX_RESULTS = 100_000

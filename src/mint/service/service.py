@@ -8,27 +8,28 @@ import logging
 import re
 from collections.abc import Collection
 
-from .auth import Auth
-from .checkpoints import Checkpoints
-from .decoding import Decoder
-from .disk_space import free_bytes, why_paused
-from .engine_process import EngineProcess
-from .engines import Engines
+from mint.service.access.auth import Auth
+from mint.service.access.usage import SAVE_EVERY_S, Usage
+from mint.service.admin.settings import Settings
+from mint.service.checkpoints.links import Links
+from mint.service.checkpoints.retention import Retention, Rule
+from mint.service.checkpoints.storage import Checkpoints
+from mint.service.checkpoints.transfers import INTERPOLATION, Transfers
+from mint.service.engines.pool import Engines
+from mint.service.engines.process import EngineProcess
+from mint.service.runs.disk_space import free_bytes, why_paused
+from mint.service.runs.registry import Runs
+from mint.service.sampling.samplers import Samplers
+from mint.service.store.database import Store
+from mint.service.store.sessions import Sessions
+from mint.service.text.tokenizer import Tokenizers
+from mint.service.wire.decoding import Decoder
+
 from .errors import ApiError, not_found
 from .files import delete_leftovers
 from .futures import Future, Futures
 from .idleness import Idleness
-from .links import Links
-from .openai.tokenizer import Tokenizers
 from .parts import Parts
-from .retention import Retention, Rule
-from .runs import Runs
-from .samplers import Samplers
-from .sessions import Sessions
-from .settings import Settings
-from .store import Store
-from .transfers import INTERPOLATION, Transfers
-from .usage import SAVE_EVERY_S, Usage
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 10.0

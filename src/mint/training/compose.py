@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
-from mint.rl.options import ConfigError
+from mint.rl.settings.options import ConfigError
 from mint.training.bundled import bundled
 from mint.training.groups import FIELDS, defaults, settings
 from mint.training.hints import EXPERIMENT, check_choice, check_key, check_names

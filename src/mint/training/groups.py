@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_type_hints
 
-from mint.rl.config import RLConfig
-from mint.rl.config import options as rl_options
-from mint.rl.options import option
+from mint.rl.settings.config import RLConfig
+from mint.rl.settings.config import options as rl_options
+from mint.rl.settings.options import option
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "model": ("base_model", "rank", "train_mlp", "train_attn", "train_unembed", "start_from"),

@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from mint.rl.config import RLConfig
-from mint.rl.directory import RUNS, task_name
-from mint.rl.metadata import as_sample
-from mint.rl.options import ConfigError, checked
+from mint.rl.recording.directory import RUNS, task_name
+from mint.rl.rollouts.metadata import as_sample
+from mint.rl.settings.config import RLConfig
+from mint.rl.settings.options import ConfigError, checked
 from mint.training.groups import FIELDS, OPEN, WEIGHTS, settings
 from mint.training.reward import (
     environment_refused,

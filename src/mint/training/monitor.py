@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from mint.rl.collect import Batch
+from mint.rl.groups.collect import Batch
 from mint.training.job import Job
 
 Monitor = Callable[[Batch], None]

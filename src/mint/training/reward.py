@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mint.rewards import Failure, Reward, Sample, find_reward
-from mint.rewards.code import BrokenTest
-from mint.rewards.composition import Scheduled
+from mint.rewards.code.reward import BrokenTest
 from mint.rewards.registry import RewardNotFound
 from mint.rewards.reward import FunctionReward, run
+from mint.rewards.shaping.composition import Scheduled
 from mint.rewards.signature import SignatureError
-from mint.rl.metadata import as_sample
-from mint.rl.options import ConfigError
+from mint.rl.rollouts.metadata import as_sample
+from mint.rl.settings.options import ConfigError
 from mint.training.task import importable
 
 

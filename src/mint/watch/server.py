@@ -28,7 +28,7 @@ from .assets import load_assets
 from .curves import MOST_POINTS, between, columns, step_of
 from .filters import BadFilter, Filter
 from .library import Library, RunPlace, UnknownRun
-from .overview import Tables, flat, overview, read_config
+from .overview import Tables, flat, overview, read_config, stop_strings
 from .query import Place, QueryFailed, Rollouts
 from .tail import number
 
@@ -188,6 +188,7 @@ def describe(place: RunPlace, tables: Tables) -> dict[str, Any]:
         **overview(place, known),
         "config": flat(settings),
         "config_text": text,
+        "stop": stop_strings(settings),
         "rollouts": rollouts.steps(),
         "components": known.components(rollouts),
     }
@@ -242,7 +243,8 @@ def events_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> d
         {
             "event": str(row.get("event", ""))[:100],
             "name": str(row.get("name", ""))[:100],
-            "text": str(row.get("text") or row.get("path") or "")[:2_000],
+            "text": str(row.get("text") or row.get("path") or row.get("error") or "")[:2_000],
+            "path": str(row.get("path") or "")[:500],
             "step": step_of(row) if number(row.get("step")) is not None else None,
             "time": number(row.get("time")),
         }

@@ -128,19 +128,47 @@ def judge(
         or _moved(rows, trained)
     )
     if status == "finished" and found.verdict not in (DIVERGING, HACKING):
-        return _finished(found, count)
+        return _finished(found, rows, count)
     return found
 
 
-def _finished(found: Verdict, count: int) -> Verdict:
+def _finished(found: Verdict, rows: Sequence[Row], count: int) -> Verdict:
+    use = _weights_to_use(rows)
+    done = f"All {count} steps are done" if count > 1 else "The only step is done"
+    evaluate = use or "Evaluate the final weights on a holdout."
     ways = {
-        LEARNING: ("It learned: ", "Evaluate the final weights on a holdout, or train longer."),
-        FLAT: ("It ", "Evaluate the final weights on a holdout. More steps alone will not help."),
-        STALLED: ("It had stopped learning: ", found.advice),
-        EARLY: (f"All {count} steps are done; ", "Train longer to see whether it learns."),
+        LEARNING: ("It learned: {}", f"{evaluate} It was still learning: more steps may help."),
+        FLAT: ("It {}", f"{evaluate} More steps alone will not help."),
+        STALLED: ("It had stopped learning: {}", f"{use} For another run: {found.advice}"),
+        EARLY: (f"{done}, too few to tell.", f"{use} Train longer to see whether it learns."),
     }
-    lead, advice = ways[found.verdict]
-    return Verdict(FINISHED, lead + found.evidence, found.since, advice)
+    said, advice = ways[found.verdict]
+    return Verdict(FINISHED, said.format(found.evidence), found.since, advice.strip())
+
+
+def _weights_to_use(rows: Sequence[Row]) -> str:
+    """Name the best weights on the holdout: pass@1 decides, then reward, then the earlier step."""
+    rates, rewards = dict(series(rows, HOLDOUT)), dict(series(rows, "holdout/reward"))
+    if not rates:
+        return ""
+    low, high = dict(series(rows, LOW)), dict(series(rows, HIGH))
+    known = low.keys() & high.keys()
+
+    def rank(step: int) -> tuple[float, float, int]:
+        return round(rates[step], 9), round(rewards.get(step, 0.0), 9), -step
+
+    def rate(step: int) -> str:
+        interval = f" (95% interval {low[step]:.0%} to {high[step]:.0%})" if step in known else ""
+        return f"{rates[step]:.0%}{interval}"
+
+    best, last = max(rates, key=rank), max((step for step, _ in series(rows, "step")), default=0)
+    if best == last:
+        return f"Use the final weights: they are the best on the holdout, {rate(best)}."
+    final = (
+        f"the final weights reach {rate(last)}" if last in rates else "the end was not evaluated"
+    )
+    what = f"the checkpoint of step {best}" if best > 0 else "the model before training"
+    return f"Use {what}: it is the best on the holdout, {rate(best)}; {final}."
 
 
 # ---- diverging ----

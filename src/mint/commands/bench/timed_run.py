@@ -91,8 +91,8 @@ class TimedRun:
 
     def datums(self, groups_P: Sequence[Sequence[types.SampledSequence]]) -> list[types.Datum]:
         """Return the answers with advantages that alternate: as much work as any others."""
-        from mint.rl.datums import datum_of
-        from mint.rl.rollout import Segment
+        from mint.rl.datums.datum import datum_of
+        from mint.rl.rollouts.rollout import Segment
 
         return [
             datum_of(Segment.of(prompt, answer.tokens, answer.logprobs or []), (-1.0) ** number)

@@ -1,0 +1,79 @@
+"""Signed links: whoever has one may fetch one file for a while, without a key."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from mint.service.checkpoints.storage import CheckpointPath, path_of
+from mint.service.errors import ApiError
+from mint.service.store.database import CheckpointRow
+
+_PURPOSE = b"mint download link:"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One file of one version of a checkpoint; without a file, all of them as an archive."""
+
+    path: str
+    version: str
+    file: str | None
+    expires: int
+    user: str
+
+    @property
+    def expires_at(self) -> datetime:
+        return datetime.fromtimestamp(self.expires, UTC)
+
+
+def version_of(row: CheckpointRow) -> str:
+    """Changes when a checkpoint is overwritten, so that a link never serves other weights."""
+    return f"{row.id}-{row.created_at.timestamp():.6f}"
+
+
+class Links:
+    """Makes and checks links with the secret of this service."""
+
+    def __init__(self, secret: bytes, kept_s: float) -> None:
+        self._secret = secret
+        self._kept_s = kept_s
+
+    def make(self, row: CheckpointRow, user: str, file: str | None = None) -> Link:
+        """A link for what ``user`` may read; it ends when they may no longer."""
+        expires = int(time.time() + self._kept_s)
+        return Link(path_of(row).uri, version_of(row), file, expires, user)
+
+    def token(self, link: Link) -> str:
+        """The link as text for a URL."""
+        payload = _base64(json.dumps(asdict(link), separators=(",", ":")).encode())
+        return f"{payload}.{self._signature(payload)}"
+
+    def open(self, token: str) -> Link:
+        """The link of a token. Raises ApiError 403 unless this service made it and it is fresh."""
+        payload, _, signature = token.partition(".")
+        if not hmac.compare_digest(signature.encode(), self._signature(payload).encode()):
+            raise ApiError(403, "The link was not issued by this service. Request a new one.")
+        try:
+            link = Link(**json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
+        except (binascii.Error, ValueError, TypeError) as error:
+            raise ApiError(403, "The link is malformed. Request a new one.") from error
+        if link.expires < time.time():
+            raise ApiError(403, "The link has expired. Request a new one.")
+        return link
+
+    def _signature(self, payload: str) -> str:
+        return _base64(hmac.digest(self._secret, _PURPOSE + payload.encode(), "sha256"))
+
+
+def path_in(link: Link) -> CheckpointPath:
+    return CheckpointPath.parse(link.path)
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
