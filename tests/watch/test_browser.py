@@ -469,6 +469,10 @@ def test_a_bundle_opens_without_a_server(page: Page, dashboard: Dashboard, tmp_p
     page.get_by_role("link", name="Search").click()
     page.get_by_label("Text", exact=True).fill("= 1")
     page.get_by_role("button", name="Search").click()
-    expect(page.locator(".hits tbody tr").first).to_be_visible()
-    assert {url.partition(":")[0] for url in asked} <= {"file", "data"}
+    expect(page.locator(".hits tbody tr").first).to_contain_text("step 1, ")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export JSONL").click()
+    exported = Path(download.value.path()).read_text().splitlines()
+    assert len(exported) == page.locator(".hits tbody tr").count()
+    assert {url.partition(":")[0] for url in asked} <= {"file", "data", "blob"}
     assert str(dashboard.folder) not in target.read_text()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mint.watch.demo import demo_folder
 from mint.watch.files import read_rows
-from mint.watch.verdict import NEEDED, VERDICTS, History, judge
+from mint.watch.verdict import NEEDED, VERDICTS, VerdictHistory, judge
 
 Rows = list[dict[str, Any]]
 
@@ -234,7 +234,7 @@ BEFORE_THE_END = (
 ENDS = [
     ({0: 0.2, 20: 0.6, 40: 0.7}, "Use the final weights: they are the best on the holdout, 70% "),
     ({0: 0.2, 20: 0.6, 40: 0.55}, f"{BEFORE_THE_END}the final weights reach 55% (95% interval "),
-    ({20: 0.6, 40: 0.6}, BEFORE_THE_END),  # of equals, the earlier
+    ({20: 0.6, 40: 0.6}, f"{BEFORE_THE_END}the final weights reach the same rate."),
     ({0: 0.2, 20: 0.6}, f"{BEFORE_THE_END}the end was not evaluated."),
     ({0: 0.6, 20: 0.5, 40: 0.55}, "Use the model before training: it is the best on the holdout, "),
     ({}, "Evaluate the final weights on a holdout. "),
@@ -292,7 +292,7 @@ def test_rewards_of_any_scale_are_judged_alike() -> None:
 def test_what_the_recorder_keeps_is_enough_for_the_same_verdict() -> None:
     rows = evaluated(run(60, rising), {10: 0.5, 60: 0.2})
     rows = [{**row, "other/metric": 1.0} for row in rows]
-    kept = History.of(rows, [{"event": "checkpoint"}])
+    kept = VerdictHistory.of(rows, [{"event": "checkpoint"}])
     assert set(kept.rows[0]) <= set(NEEDED)
     assert (kept.events, kept.last) == ([], rows[-1])
     assert judge(kept.rows, kept.events) == judge(rows)

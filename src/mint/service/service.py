@@ -13,7 +13,7 @@ from mint.service.access.usage import SAVE_EVERY_S, Usage
 from mint.service.admin.settings import Settings
 from mint.service.checkpoints.links import Links
 from mint.service.checkpoints.retention import Retention, Rule
-from mint.service.checkpoints.storage import Checkpoints
+from mint.service.checkpoints.storage import CheckpointStore
 from mint.service.checkpoints.transfers import INTERPOLATION, Transfers
 from mint.service.engines.pool import Engines
 from mint.service.engines.process import EngineProcess
@@ -54,7 +54,7 @@ class Service:
             settings.home / "results",
         )
         self.engines = Engines(settings)
-        self.checkpoints = Checkpoints(settings.home, self.store, self.auth.quota_of)
+        self.checkpoints = CheckpointStore(settings.home, self.store, self.auth.quota_of)
         self.decoder = Decoder(settings.max_body_bytes)
         parts = Parts(
             settings,

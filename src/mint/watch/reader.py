@@ -179,7 +179,7 @@ class RunReader:
         self, step: int | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[Row]:
         """Yield the rollouts of a step, or of all, holding those of one file at a time."""
-        from mint.watch.schema import full_row, rows_of
+        from mint.watch.schema import full_row, read_table
 
         for row in self._table(ROLLOUTS_1):
             if step is None or row.get("step") == step:
@@ -198,7 +198,7 @@ class RunReader:
                     missing = True  # merged meanwhile: look again
                     break
                 if table is not None:
-                    yield from rows_of(table)
+                    yield from read_table(table)
                 done = file.last
             if not missing:
                 return

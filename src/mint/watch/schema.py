@@ -77,11 +77,11 @@ def repeated_columns() -> list[str]:
     return [*texts, "segments.list.element.pieces.list.element"]
 
 
-def table_of(rows: Iterable[Row]) -> pa.Table:
+def build_table(rows: Iterable[Row]) -> pa.Table:
     """Build the table of some rollouts. What a row leaves out is null, zero or empty.
 
-    >>> table = table_of([{"step": 3, "response": "8", "reward": 1.0}])
-    >>> rows_of(table)[0]["reward"], rows_of(table)[0]["components"]
+    >>> table = build_table([{"step": 3, "response": "8", "reward": 1.0}])
+    >>> read_table(table)[0]["reward"], read_table(table)[0]["components"]
     (1.0, {})
     """
     given = list(rows)
@@ -95,7 +95,7 @@ def table_of(rows: Iterable[Row]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema())
 
 
-def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+def read_table(table: pa.Table) -> list[dict[str, Any]]:
     """Turn a table, or some columns of one, into rows of Python values."""
     rows: list[dict[str, Any]] = table.to_pylist()
     for row in rows:
@@ -113,7 +113,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 
 def current(table: pa.Table) -> pa.Table:
     """Return a table with the columns of today, which one of an earlier version may lack."""
-    return table if table.schema.equals(schema()) else table_of(rows_of(table))
+    return table if table.schema.equals(schema()) else build_table(read_table(table))
 
 
 def full_row(row: Row) -> dict[str, Any]:

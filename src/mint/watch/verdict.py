@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mint.watch.holdout import HIGH, HOLDOUT, HOLDOUT_REWARD, LOW, weights_to_use
 from mint.watch.plateau import plateau_start, rises_after
 from mint.watch.series import (
     Series,
     constant_share,
+    finite_mean,
     first_named,
-    mean_of,
     median,
     series,
     shift,
@@ -36,12 +37,11 @@ VERDICTS = (LEARNING, FLAT, STALLED, DIVERGING, HACKING, FINISHED, EARLY)
 REWARD = ("reward/mean", "reward", "mean_reward", "avg_reward")
 SUCCESS = ("reward/success", "success", "accuracy", "exact_rate")
 LOSS = ("train/loss_per_token", "loss_per_token", "train/loss", "loss")
-HOLDOUT, HIGH, LOW = "holdout/pass@1", "holdout/pass@1_high", "holdout/pass@1_low"
 _SIGNAL = ("groups", "groups/signal", "groups/all_right", "groups/all_wrong")
 _HEALTH = ("train/grad_norm", "kl/k3", "policy/entropy", "length/truncated", "train/refused")
 _FINITE = (*REWARD, *LOSS, "train/grad_norm", "kl/k3")
 NEEDED = (
-    *("step", "holdout/reward", HOLDOUT, HIGH, LOW),
+    *("step", HOLDOUT_REWARD, HOLDOUT, HIGH, LOW),
     *(*REWARD, *SUCCESS, *LOSS, *_SIGNAL, *_HEALTH),
 )
 """The metrics that a verdict reads."""
@@ -73,7 +73,7 @@ class Verdict:
 
 
 @dataclass
-class History:
+class VerdictHistory:
     """What a verdict needs of a run, kept by whoever writes it."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -81,7 +81,7 @@ class History:
     last: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: Iterable[Row], events: Iterable[Row]) -> History:
+    def of(cls, rows: Iterable[Row], events: Iterable[Row]) -> VerdictHistory:
         """Read the rows and events of a run."""
         found = cls()
         for row in rows:
@@ -133,7 +133,7 @@ def judge(
 
 
 def _finished(found: Verdict, rows: Sequence[Row], count: int) -> Verdict:
-    use = _weights_to_use(rows)
+    use = weights_to_use(rows)
     done = f"All {count} steps are done" if count > 1 else "The only step is done"
     evaluate = use or "Evaluate the final weights on a holdout."
     ways = {
@@ -144,31 +144,6 @@ def _finished(found: Verdict, rows: Sequence[Row], count: int) -> Verdict:
     }
     said, advice = ways[found.verdict]
     return Verdict(FINISHED, said.format(found.evidence), found.since, advice.strip())
-
-
-def _weights_to_use(rows: Sequence[Row]) -> str:
-    """Name the best weights on the holdout: pass@1 decides, then reward, then the earlier step."""
-    rates, rewards = dict(series(rows, HOLDOUT)), dict(series(rows, "holdout/reward"))
-    if not rates:
-        return ""
-    low, high = dict(series(rows, LOW)), dict(series(rows, HIGH))
-    known = low.keys() & high.keys()
-
-    def rank(step: int) -> tuple[float, float, int]:
-        return round(rates[step], 9), round(rewards.get(step, 0.0), 9), -step
-
-    def rate(step: int) -> str:
-        interval = f" (95% interval {low[step]:.0%} to {high[step]:.0%})" if step in known else ""
-        return f"{rates[step]:.0%}{interval}"
-
-    best, last = max(rates, key=rank), max((step for step, _ in series(rows, "step")), default=0)
-    if best == last:
-        return f"Use the final weights: they are the best on the holdout, {rate(best)}."
-    final = (
-        f"the final weights reach {rate(last)}" if last in rates else "the end was not evaluated"
-    )
-    what = f"the checkpoint of step {best}" if best > 0 else "the model before training"
-    return f"Use {what}: it is the best on the holdout, {rate(best)}; {final}."
 
 
 # ---- diverging ----
@@ -231,7 +206,7 @@ def _why(trained: Sequence[Row]) -> str:
     for name, said in (("kl/k3", "KL"), ("length/truncated", "share of cut-off answers")):
         values = series(trained, name)
         if len(values) >= 2 * _WINDOW:
-            before, now = mean_of(values[:_WINDOW]), mean_of(values[-_WINDOW:])
+            before, now = finite_mean(values[:_WINDOW]), finite_mean(values[-_WINDOW:])
             if now > 2 * before and now - before > 0.05:
                 found.append(f"{said} rose from {before:.2f} to {now:.2f}")
     return f", while the {' and the '.join(found)}" if found else ""
@@ -282,7 +257,7 @@ def _constant(trained: Sequence[Row]) -> Verdict | None:
     shares = constant_share(trained)
     if len(shares) < 3:
         return None
-    recent = mean_of(shares[-_WINDOW:])
+    recent = finite_mean(shares[-_WINDOW:])
     if recent < _CONSTANT:
         return None
     since = shares[-1][0]

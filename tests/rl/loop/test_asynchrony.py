@@ -63,7 +63,7 @@ def steps(task: Any, cfg: RLConfig, client: mint.ServiceClient) -> list[Batch]:
     with Run(task, cfg, client) as run:
         for step in run:
             batch = run.sample(step)
-            run.record(batch, run.train(batch, run.prefer(batch)))
+            run.record(batch, run.train(batch, run.build_datums(batch)))
             batches.append(batch)
         run.finish()
     return batches
@@ -173,7 +173,7 @@ def test_old_answers_are_weighed_by_the_trainers_probability_over_the_samplers(
         for step in run:
             batch = run.sample(step)
             trainer = batch.clients[step - 1]
-            datums = run.prefer(batch)
+            datums = run.build_datums(batch)
             sent.clear()
             run.record(batch, run.train(batch, datums))
             assert len(sent) == len(datums)

@@ -16,7 +16,7 @@ from mint.rewards import TooManyFailures, overlong_penalty
 from mint.rl.agents.environment import run_environment
 from mint.rl.data.prompts import Item
 from mint.rl.rollouts.failures import CodeFailure, FailureLog
-from mint.rl.rollouts.policy import Policy, seed_for, segment_of
+from mint.rl.rollouts.policy import Policy, make_segment, seed_for
 from mint.rl.rollouts.rollout import Group, Rollout
 from mint.rl.rollouts.scoring import Ledger, apply_score, score_responses
 from mint.rl.settings.config import RLConfig
@@ -146,7 +146,7 @@ class Collector:
         self.answered[id(item)] += size
         group.rollouts = [
             Rollout(
-                [segment_of(item.prompt, answer)],
+                [make_segment(item.prompt, answer)],
                 policy.text(answer),
                 truncated=answer.truncated,
             )

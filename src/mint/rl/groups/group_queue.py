@@ -22,7 +22,7 @@ from mint.rl.settings.schedules import temperature_at
 
 
 @dataclass(eq=False)
-class Pending:
+class StartedGroup:
     """A group that was started and not taken. Draw and place decide the seeds of its answers."""
 
     draw: int
@@ -39,7 +39,7 @@ class GroupQueue:
         self.collector = collector
         self.data = data
         self.cfg = cfg
-        self.pending: list[Pending] = []  # in the order in which they were started
+        self.pending: list[StartedGroup] = []  # in the order in which they were started
         self._newest: Policy | None = None
         self._clients: dict[int, mint.SamplingClient] = {}
         self._draw: Draw | None = None  # the latest
@@ -147,7 +147,7 @@ class GroupQueue:
         policy, size = self._policy(draw), self.cfg.group_size
         sampled = self.collector.group(policy, item, draw, size, place)
         task = asyncio.ensure_future(sampled)
-        self.pending.append(Pending(draw, place, item, policy.version, task))
+        self.pending.append(StartedGroup(draw, place, item, policy.version, task))
 
     def _policy(self, draw: int) -> Policy:
         assert self._newest is not None

@@ -28,12 +28,12 @@ from mint.service.errors import (
     readable_database_error,
     readable_os_error,
 )
-from mint.service.futures import Answer, Category, Pending
+from mint.service.futures import Category, Response, WaitReason
 from mint.service.parts import Parts
 from mint.service.runs.disk_space import DiskSpace
 from mint.service.runs.journal import Journal, Outcome
 from mint.service.runs.operations import Done
-from mint.service.runs.recovery import DiedRestoring, Residence
+from mint.service.runs.recovery import DiedRestoring, RunInEngine
 from mint.service.runs.stream import Operation, Stream, unnumbered
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import RunRow
@@ -45,10 +45,12 @@ MAX_DEATHS, MAX_FAILED_STARTS = 3, 6
 RETRY_RESTORE_S = 30.0
 DATABASE_WAIT_S = 60.0
 """How long an operation waits for a database that does not answer."""
+ACCEPTED_WITHIN_S = 25.0
+"""How long a request is held open until its operation is in the journal."""
 T = TypeVar("T")
 
 
-class Run:
+class TrainingRun:
     """A run that is open in this service."""
 
     def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
@@ -57,7 +59,7 @@ class Run:
         self._settings = parts.settings
         self._futures = parts.futures
         self._usage = parts.usage
-        self._residence = Residence(row, journal, parts, samplers)
+        self._in_engine = RunInEngine(row, journal, parts, samplers)
         done = (n for outcome in journal.outcomes for n in outcome.seq_ids)
         self._stream = Stream(journal.next, [*journal.taken, *done])
         home, reserve = self._settings.home, self._settings.disk_reserve_bytes
@@ -102,7 +104,7 @@ class Run:
         """Promise again what the journal says was promised."""
         for seq_id, kept in self._journal.answers().items():
             self._open_future(seq_id)
-            self._finish(seq_id, Answer(kept.body, kept.content_type, kept.is_failure))
+            self._finish(seq_id, Response(kept.body, kept.content_type, kept.is_failure))
         for seq_id, entry in self._journal.entries.items():
             self._open_future(seq_id)
             self._stream.accept(Operation(seq_id, entry.kind, entry.size, is_ready=True))
@@ -110,9 +112,9 @@ class Run:
             for seq_id in outcome.seq_ids:
                 if outcome.error is not None:
                     category: Category = "user" if outcome.category == "user" else "server"
-                    self._finish(seq_id, Answer.failure(outcome.error, category))
+                    self._finish(seq_id, Response.failure(outcome.error, category))
                 elif outcome.result is not None:
-                    self._finish(seq_id, Answer.json(outcome.result))
+                    self._finish(seq_id, Response.json(outcome.result))
 
     # ---- accepting ------------------------------------------------------------------------------
 
@@ -144,7 +146,7 @@ class Run:
             self._open_future(number)
             self._entering[number] = asyncio.create_task(self._enter(operation, content_type, body))
         if (entering := self._entering.get(number)) is not None:
-            await asyncio.wait([entering], timeout=self._settings.long_poll_s)
+            await asyncio.wait([entering], timeout=ACCEPTED_WITHIN_S)
             self._refuse_if_released()
             if not entering.done():
                 raise self._journal_full()
@@ -177,22 +179,22 @@ class Run:
     def _open_future(self, seq_id: int) -> None:
         self._futures.open(self.request_id(seq_id), self.row.user, lambda: self.why_waiting(seq_id))
 
-    def _finish(self, seq_id: int, answer: Answer) -> None:
+    def _finish(self, seq_id: int, answer: Response) -> None:
         self._futures.finish(self.request_id(seq_id), answer)
 
-    def why_waiting(self, seq_id: int = 0) -> Pending | None:
+    def why_waiting(self, seq_id: int = 0) -> WaitReason | None:
         """What an unfinished operation of this run waits for; None while it is carried out."""
         if (gap := self._stream.gap) is not None:
-            return Pending(f"waiting for operation {gap} of this run, which has not arrived")
+            return WaitReason(f"waiting for operation {gap} of this run, which has not arrived")
         if self._trouble is not None:
-            return Pending(f"the run could not be restored; retrying: {self._trouble}")
-        for part in (self._journal_space, self._space, self._residence):
+            return WaitReason(f"the run could not be restored; retrying: {self._trouble}")
+        for part in (self._journal_space, self._space, self._in_engine):
             if (why := part.why_waiting()) is not None:
-                return Pending(why)
+                return WaitReason(why)
         before = seq_id - self._stream.next + self._turn.locked()
         if seq_id < self._stream.next or before <= 0:
             return None
-        return Pending(f"queued behind {before} operations of this run", "active")
+        return WaitReason(f"queued behind {before} operations of this run", "active")
 
     # ---- running --------------------------------------------------------------------------------
 
@@ -251,18 +253,18 @@ class Run:
             self._trouble = None
             counted = "prompt_tokens" if kind == "forward" else "tokens_trained"
             self._usage.add(self.row.key, self.row.id, **{counted: done.tokens})
-            await self._residence.maybe_snapshot(kind, self._stream.next)
+            await self._in_engine.maybe_snapshot(kind, self._stream.next)
 
     async def _perform(self, kind: str, group: list[Operation]) -> Done:
         """Carry a group out; if the engine dies under it, restore the run and try again."""
         for operation in group:
             if operation.error is not None:
                 raise UserError(operation.error)
-        if kind == "optim_step" and (why := self._residence.gradients.why_not_step()) is not None:
+        if kind == "optim_step" and (why := self._in_engine.gradients.why_not_step()) is not None:
             raise UserError(why)
         seq_ids = [operation.seq_id for operation in group]
         return await self._space.use(
-            lambda: self._with_restarts(kind, lambda: self._residence.perform(kind, seq_ids))
+            lambda: self._with_restarts(kind, lambda: self._in_engine.perform(kind, seq_ids))
         )
 
     async def _with_restarts(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
@@ -276,7 +278,7 @@ class Run:
         deadline = time.monotonic() + DATABASE_WAIT_S
         while True:
             try:
-                async with self._residence.suspects if deaths else contextlib.nullcontext():
+                async with self._in_engine.suspects if deaths else contextlib.nullcontext():
                     return await work()
             except EngineDied as died:
                 is_start = isinstance(died, DiedRestoring)
@@ -295,18 +297,18 @@ class Run:
 
     async def _close(self, outcome: Outcome, done: Done | None) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)
-        self._residence.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
+        self._in_engine.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         for index, seq_id in enumerate(outcome.seq_ids):
             if done is not None:
                 self._finish(seq_id, done.answers[index])
             else:
                 category: Category = "user" if outcome.category == "user" else "server"
-                self._finish(seq_id, Answer.failure(outcome.error or "", category))
+                self._finish(seq_id, Response.failure(outcome.error or "", category))
 
     def _unexpected(self, kind: str, error: Exception) -> str:
         error_id = uuid.uuid4().hex[:8]
         log.exception("%s of %s failed (error %s)", kind, self.row.id, error_id, exc_info=error)
-        log_file = self._residence.log_file
+        log_file = self._in_engine.log_file
         where = log_hint()
         if log_file is not None:
             where = f"The engine's log is logs/{log_file.name} in the home folder."
@@ -317,19 +319,19 @@ class Run:
     async def load(self) -> None:
         """Bring the run into its engine, if it is not there."""
         async with self._turn:
-            await self._with_restarts("loading", self._residence.enter)
+            await self._with_restarts("loading", self._in_engine.enter)
 
     async def begin_from(self, files: Sequence[Path]) -> None:
         """Start a new run from a checkpoint's files; sent again, it changes nothing."""
         async with self._turn:
             if self._journal.snapshot is None and not self._journal.entries:
-                await self._residence.begin_from(files)
+                await self._in_engine.begin_from(files)
 
     async def prepare_to_leave(self, engine: EngineProcess) -> None:
         """The engine is about to go: save the run, so that it comes back without a replay."""
-        if self._residence.is_in(engine) and not self._turn.locked():
+        if self._in_engine.is_in(engine) and not self._turn.locked():
             async with self._turn:
-                await self._residence.snapshot(self._stream.next)
+                await self._in_engine.snapshot(self._stream.next)
 
     # ---- the end --------------------------------------------------------------------------------
 
@@ -352,7 +354,7 @@ class Run:
             )
             log.exception("%s could not be restored", self.row.id)
             for seq_id in [0, *(n for outcome in self._journal.outcomes for n in outcome.seq_ids)]:
-                self._finish(seq_id, Answer.failure(text, "server"))
+                self._finish(seq_id, Response.failure(text, "server"))
         else:
             self._trouble = None
         self.wake()
@@ -370,7 +372,7 @@ class Run:
         result: dict[str, Any] = {"model_id": self.row.id, "type": "create_model"}
         if self._journal.snapshot is not None and self._journal.first == 1:
             result["type"] = "load_weights"
-        self._finish(0, Answer.json(result))
+        self._finish(0, Response.json(result))
 
     async def close(self) -> None:
         """The service is ending: stop at once. What has not run is in the journal."""
@@ -395,7 +397,7 @@ class Run:
             await self._worker
         async with self._turn:
             try:
-                await self._residence.leave()
+                await self._in_engine.leave()
             finally:
                 await asyncio.to_thread(self._journal.close)
 
