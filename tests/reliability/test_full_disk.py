@@ -125,7 +125,7 @@ def test_writes_that_fail_on_a_full_disk_are_repeated_until_they_succeed(
         faults.at("mint.service.runs.journal:Journal.append_operation", call, "ENOSPC")
     for call in (1, 2):
         faults.at("mint.engine.engine:Engine.save_state", call, "ENOSPC")
-    faults.at("mint.service.checkpoints.storage:Checkpoints.publish", 1, "EDQUOT")
+    faults.at("mint.service.checkpoints.storage:CheckpointStore.publish", 1, "EDQUOT")
     service = own_service(long_poll_s=1.0)
     client = client_of(service.base_url)
     disturbed = saved(train(client, 3), service.home)
