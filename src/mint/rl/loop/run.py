@@ -200,8 +200,8 @@ class Run:
             client = await self._weights_before(step)
             most, stop = cfg.max_tokens, cfg.stop
             filters = Filters(cfg.top_k, cfg.top_p, cfg.min_p)
-            heat = cfg.temperature
-            policy = Policy(client, self.tokenizer, heat, most, stop, version, filters)
+            heat, digest = cfg.temperature, await client.weights_digest()
+            policy = Policy(client, self.tokenizer, heat, most, stop, version, filters, digest)
             self.queue.publish(policy)
             self.queue.fill(min(max(1, cfg.max_staleness), cfg.steps - version))
         return await self.queue.batch(step, groups)

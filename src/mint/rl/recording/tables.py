@@ -103,11 +103,18 @@ def rollout_rows(
                 "index": index,
                 "replaced": number >= len(batch.groups),
                 **_row(group, rollout),
+                "digests": _digests(batch, rollout),
                 "segments": [
                     _segment(segment, pieces, trained or TrainedTokens())
                     for segment in rollout.segments
                 ],
             }
+
+
+def _digests(batch: Batch, rollout: Rollout) -> dict[int, str]:
+    """Return the digest of each version of the weights that sampled a part of a rollout."""
+    policies = [batch.policies[v] for v in sorted(set(rollout.versions)) if v in batch.policies]
+    return {policy.version: policy.digest for policy in policies if policy.digest is not None}
 
 
 def _row(group: Group, rollout: Rollout) -> dict[str, Any]:

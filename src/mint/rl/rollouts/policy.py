@@ -39,6 +39,7 @@ class Policy:
     stop: tuple[str, ...] = ()
     version: int = 0
     filters: Filters = PLAIN
+    digest: str | None = None  # of the weights, as the service checks them
 
     @property
     def is_plain(self) -> bool:
