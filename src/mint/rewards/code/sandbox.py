@@ -1,4 +1,4 @@
-"""The sandbox for model code: bubblewrap without network, host files and environment, with limits."""
+"""The sandbox for model code: bubblewrap with limits, without network, host files and environment."""
 
 from __future__ import annotations
 

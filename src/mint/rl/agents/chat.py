@@ -284,7 +284,7 @@ def _traced(reply: Reply) -> dict[str, Any]:
 
 
 def _same(messages: Sequence[Message], known: Sequence[Message]) -> bool:
-    """Return whether messages say the same. A list may know more about a reply, such as its calls."""
+    """Return whether messages are equal. A list may know more about a reply, such as its calls."""
 
     def words(message: Message) -> Message:
         kept = ("role", "content") if message.get("role") == "assistant" else message

@@ -129,7 +129,7 @@ class RunInEngine:
                 self._futures.finish(f"{self._row.id}:{seq_id}", answer)
 
     def _must_replay(self, engine: EngineProcess, outcome: Outcome) -> bool:
-        """Return whether an operation changed the engine, or left an answer that only it can give."""
+        """Return whether an operation changed the engine, or left an answer only it can give."""
         if outcome.kind in _CHANGES_THE_RUN:
             return True
         if outcome.kind == "forward":

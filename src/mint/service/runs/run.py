@@ -183,7 +183,7 @@ class TrainingRun:
         self._futures.finish(self.request_id(seq_id), answer)
 
     def why_waiting(self, seq_id: int = 0) -> WaitReason | None:
-        """Return what an unfinished operation of this run waits for; None while it is carried out."""
+        """Return what an unfinished operation of this run waits for; None while it runs."""
         if (gap := self._stream.gap) is not None:
             return WaitReason(f"waiting for operation {gap} of this run, which has not arrived")
         if self._trouble is not None:

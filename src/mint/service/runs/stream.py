@@ -123,7 +123,7 @@ def unnumbered(key: str) -> int:
 
 @dataclass
 class Gradients:
-    """Gradients accumulated since the last optim_step: kept ones, and voided ones with the reason."""
+    """Gradients accumulated since the last optim_step: kept, and voided with the reason."""
 
     kept: int = 0
     voided: list[str] = field(default_factory=list)
