@@ -1,4 +1,4 @@
-"""The sandbox for model code: bubblewrap with limits, without network, host files and environment."""
+"""The sandbox for model code: bubblewrap with limits, and without network and host files."""
 
 from __future__ import annotations
 
