@@ -140,7 +140,8 @@ def test_the_service_says_what_its_engines_decided(
 
 def test_an_engine_counts_by_the_memory_of_its_device(tmp_path: Path, tiny_model: Path) -> None:
     async def sizes() -> tuple[int, int, int]:
-        engines = Engines(Settings(home=tmp_path, aliases={MODEL: tiny_model}, precision="exact"))
+        settings = Settings(home=tmp_path, aliases={MODEL: tiny_model}, precision="exact")
+        engines = Engines(settings, before_unload=nothing_to_save)
         starting = asyncio.create_task(engines.get(MODEL))
         slot = Slot(MODEL, weights_bytes=5, starting=starting, granted_bytes=7 * GB)
         try:
