@@ -17,6 +17,7 @@ from mint.service.checkpoints.storage import CheckpointStore
 from mint.service.checkpoints.transfers import INTERPOLATION, Transfers
 from mint.service.engines.pool import Engines
 from mint.service.engines.process import EngineProcess
+from mint.service.runs.disk_space import free_bytes, why_paused
 from mint.service.runs.registry import Runs
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import Store
@@ -90,6 +91,11 @@ class Service:
             await self.engines.locate(name)
         await asyncio.gather(*(self.engines.get(name) for name in self.settings.models))
         self.is_ready = True
+
+    def why_paused(self) -> str | None:
+        """Say why training is paused, if it is."""
+        free, reserve = free_bytes(self.settings.home), self.settings.disk_reserve_bytes
+        return why_paused(free, reserve) if free < reserve or self.runs.paused else None
 
     async def stop(self) -> None:
         """End the workers and give everything back."""

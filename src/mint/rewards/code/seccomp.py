@@ -62,7 +62,7 @@ _DENIED = {  # the numbers on x86-64 and aarch64
 
 
 def supported() -> bool:
-    """Whether a filter exists for this machine."""
+    """Return whether a filter exists for this machine."""
     return platform.machine() in _ARCHITECTURES
 
 

@@ -163,7 +163,7 @@ class Engines:
         return [slot.engine for slot in self._slots.values() if slot.engine is not None]
 
     def why_waiting(self, base_model: str) -> str | None:
-        """What a request for this model waits for, in words; None when its engine is up."""
+        """Return in words what a request for this model waits for; None when its engine is up."""
         if self.running(base_model) is not None:
             return None
         located = self._folders.get(base_model)
@@ -313,10 +313,6 @@ def share(left: int, needed: int, others: Sequence[int]) -> int:
     """
     rest = left - needed - sum(others)
     return needed + max(rest, 0) // (1 + len(others))
-
-
-async def _nothing_to_save(_: EngineProcess) -> None:
-    pass
 
 
 def _weights_bytes(folder: Path) -> int:
