@@ -72,7 +72,7 @@ def one_batch(environment: vf.Environment, name: str, turns: int = 3) -> list[di
     own = {"MINT_RL_RUN_DIR": name, "MINT_RL_MAX_TURNS": str(turns)}
     with Run(bridge, RLConfig.from_env({**os.environ, **own})) as run:
         batch = run.sample(1)
-        datums = iter(run.prefer(batch))
+        datums = iter(run.build_datums(batch))
         rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
         return [
             {

@@ -106,7 +106,7 @@ def test_a_service_killed_at_every_kind_of_write_goes_on(
     faults.at("mint.service.runs.journal:Journal.append_outcome", 2, "kill")
     faults.at("mint.service.runs.journal:Journal._replace", 1, "kill after")
     faults.at("mint.service.runs.journal:Journal.cut", 1, "kill after")
-    faults.at("mint.service.checkpoints.storage:Checkpoints.publish", 1, "kill after")
+    faults.at("mint.service.checkpoints.storage:CheckpointStore.publish", 1, "kill after")
     service = own_service(snapshot_after_bytes=0)
     run = RawClient(service.base_url).run()
 

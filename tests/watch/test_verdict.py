@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mint.watch.demo import demo_folder
 from mint.watch.files import read_rows
-from mint.watch.verdict import NEEDED, VERDICTS, History, judge
+from mint.watch.verdict import NEEDED, VERDICTS, VerdictHistory, judge
 
 Rows = list[dict[str, Any]]
 
@@ -292,7 +292,7 @@ def test_rewards_of_any_scale_are_judged_alike() -> None:
 def test_what_the_recorder_keeps_is_enough_for_the_same_verdict() -> None:
     rows = evaluated(run(60, rising), {10: 0.5, 60: 0.2})
     rows = [{**row, "other/metric": 1.0} for row in rows]
-    kept = History.of(rows, [{"event": "checkpoint"}])
+    kept = VerdictHistory.of(rows, [{"event": "checkpoint"}])
     assert set(kept.rows[0]) <= set(NEEDED)
     assert (kept.events, kept.last) == ([], rows[-1])
     assert judge(kept.rows, kept.events) == judge(rows)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .durations import duration, seconds_of
+from .durations import duration, parse_duration
 from .files import fetch, fetch_archive, listed, resource
 from .named import checkpoint_path, run_id
 from .output import (
@@ -243,7 +243,7 @@ def prune(
         raise Mistake("Give --older-than 30d, --keep-last 3, or both. Look with --dry-run.")
     remote = Remote(url)
     rule: dict[str, Any] = {
-        "older_than_s": seconds_of(older_than) if older_than else 0,
+        "older_than_s": parse_duration(older_than) if older_than else 0,
         "keep_last": 1 if keep_last is None else keep_last,
         "keep": keep or [],
         "run_id": run_id(remote, run) if run else None,
@@ -291,7 +291,7 @@ def set_ttl(
     url: UrlOption = None,
 ) -> None:
     """Set when a checkpoint expires and is deleted."""
-    limit = None if time == "never" else seconds_of(time)
+    limit = None if time == "never" else parse_duration(time)
     remote = Remote.running_or_embedded(url)
     where = _parse(remote, path)
     remote.request("PUT", f"{resource(where)}/ttl", json={"ttl_seconds": limit})

@@ -28,11 +28,11 @@ def tell(error: Exception) -> int:
     if code is None:
         traceback.print_exception(error)
     else:
-        print(f"mint: {text_of(error)}", file=sys.stderr)
+        print(f"mint: {describe_error(error)}", file=sys.stderr)
     return code or FAILED
 
 
-def text_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """What an error says; of a refusal the service's own words, without the client's."""
     body = getattr(error, "body", None)
     if isinstance(body, Mapping) and isinstance(body.get("detail"), str):

@@ -16,7 +16,7 @@ import typer
 
 from .files import fetch
 from .named import ADAPTER_CONFIG, find
-from .options import HomeOption, settings_of
+from .options import HomeOption, load_settings
 from .output import Mistake
 from .remote import UrlOption
 
@@ -201,7 +201,7 @@ def _base_folder(
 ) -> Path:
     from mint.catalog import Catalog
 
-    settings = settings_of(home)
+    settings = load_settings(home)
     catalog = Catalog(aliases=settings.aliases, cache=settings.cache)
     return catalog.locate(_base_name(adapter, base), download=download)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .durations import seconds_of
-from .options import HomeOption, settings_of
+from .durations import parse_duration
+from .options import HomeOption, load_settings
 from .output import JsonOption, Mistake, print_json, print_table, when
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def create_key(
 
     name = named or name
     limits = change({}, _typed(quota) if quota else {})
-    expires_at = None if expires == "never" else _from_now(seconds_of(expires))
+    expires_at = None if expires == "never" else _from_now(parse_duration(expires))
     store = _store(home)
     if any(key.name == name for key in store.all_keys()):
         raise Mistake(
@@ -154,7 +154,7 @@ def set_quota(
     """
     from mint.service.access.quotas import LIMITS, Quota, change
 
-    store, settings = _store(home), settings_of(home)
+    store, settings = _store(home), load_settings(home)
     key = next((key for key in store.all_keys() if key.name == name), None)
     if key is None:
         names = ", ".join(key.name for key in store.active_keys()) or "none"
@@ -191,7 +191,7 @@ def _iso(time: datetime | None) -> str | None:
 def _store(home: Path | None) -> Store:
     from mint.service.store.database import Store
 
-    settings = settings_of(home)
+    settings = load_settings(home)
     store = Store(settings.store_url, settings.home)
     store.migrate()
     return store

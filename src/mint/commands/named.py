@@ -39,9 +39,9 @@ def find(text: str, url: str | None) -> Named:
     if text.startswith(SCHEMES):
         return Named(text, Remote.running_or_embedded(url))
     if is_run_directory(folder):
-        from mint.training.evaluate import checkpoint_of
+        from mint.training.evaluate import find_checkpoint
 
-        return Named(checkpoint_of(text), _service_of(folder, url), folder)
+        return Named(find_checkpoint(text), _service_of(folder, url), folder)
     if (folder / ADAPTER_CONFIG).is_file():
         raise Mistake(
             f"{text} is a PEFT folder. Upload it, then use the path that this prints: "
@@ -104,9 +104,9 @@ def checkpoint_path(remote: Remote, text: str) -> str:
     if text.startswith(SCHEMES):
         return text
     if is_run_directory(Path(text)):
-        from mint.training.evaluate import checkpoint_of
+        from mint.training.evaluate import find_checkpoint
 
-        return checkpoint_of(text)
+        return find_checkpoint(text)
     if found := short_path(remote, text):
         return found
     raise Mistake(

@@ -16,7 +16,7 @@ HomeOption = Annotated[
 ]
 
 
-def settings_of(home: Path | None) -> Settings:
+def load_settings(home: Path | None) -> Settings:
     """The settings of the service that has this home folder."""
     from mint.service.admin.configuration import load
 

@@ -112,9 +112,9 @@ def named_url(url: str | None) -> str | None:
 
 def _default_url() -> str:
     """Where `mint serve` listens with the settings of this machine."""
-    from .options import settings_of
+    from .options import load_settings
 
-    settings = settings_of(None)
+    settings = load_settings(None)
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     return f"http://{host}:{settings.port}"
 

@@ -80,7 +80,7 @@ def report(adapter: Any, step: int, rewards: list[float], num_datums: int) -> No
         evaluate(step, rewards, num_datums)
 
 
-def identity_of(adapter: Any, sample: Any, prompt: Sequence[int] | None) -> str:
+def identify(adapter: Any, sample: Any, prompt: Sequence[int] | None) -> str:
     """The name of a sample in the curriculum and in the split: the same in every process."""
     own = adapter.identity(sample) if hasattr(adapter, "identity") else None
     if own is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mint.service.access.quotas import Quota
 from mint.service.access.usage import Usage
 from mint.service.admin.settings import Settings
-from mint.service.checkpoints.storage import Checkpoints
+from mint.service.checkpoints.storage import CheckpointStore
 from mint.service.engines.pool import Engines
 from mint.service.store.database import Store
 from mint.service.store.sessions import Sessions
@@ -26,7 +26,7 @@ class Parts:
     sessions: Sessions
     futures: Futures
     engines: Engines
-    checkpoints: Checkpoints
+    checkpoints: CheckpointStore
     decoder: Decoder
     usage: Usage
     quota_of: Callable[[str], Quota]

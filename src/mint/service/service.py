@@ -13,10 +13,11 @@ from mint.service.access.usage import SAVE_EVERY_S, Usage
 from mint.service.admin.settings import Settings
 from mint.service.checkpoints.links import Links
 from mint.service.checkpoints.retention import Retention, Rule
-from mint.service.checkpoints.storage import Checkpoints
+from mint.service.checkpoints.storage import CheckpointStore
 from mint.service.checkpoints.transfers import INTERPOLATION, Transfers
 from mint.service.engines.pool import Engines
 from mint.service.engines.process import EngineProcess
+from mint.service.runs.disk_space import free_bytes, why_paused
 from mint.service.runs.registry import Runs
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import Store
@@ -53,7 +54,7 @@ class Service:
             settings.home / "results",
         )
         self.engines = Engines(settings)
-        self.checkpoints = Checkpoints(settings.home, self.store, self.auth.quota_of)
+        self.checkpoints = CheckpointStore(settings.home, self.store, self.auth.quota_of)
         self.decoder = Decoder(settings.max_body_bytes)
         parts = Parts(
             settings,
@@ -91,6 +92,11 @@ class Service:
             await self.engines.locate(name)
         await asyncio.gather(*(self.engines.get(name) for name in self.settings.models))
         self.is_ready = True
+
+    def why_paused(self) -> str | None:
+        """Say why training is paused, if it is."""
+        free, reserve = free_bytes(self.settings.home), self.settings.disk_reserve_bytes
+        return why_paused(free, reserve) if free < reserve or self.runs.paused else None
 
     async def stop(self) -> None:
         """End the workers and give everything back."""

@@ -100,7 +100,7 @@ def compose_jobs(
     return jobs
 
 
-def choices_of(conf: Path) -> dict[str, list[str]]:
+def list_choices(conf: Path) -> dict[str, list[str]]:
     """The files of every group."""
     with initialize_config_dir(str(conf), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()

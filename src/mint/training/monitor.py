@@ -12,7 +12,7 @@ Monitor = Callable[[Batch], None]
 _SHOWN = 400
 
 
-def monitors_of(job: Job) -> list[Monitor]:
+def make_monitors(job: Job) -> list[Monitor]:
     """What a job asks to be shown."""
     found: list[Monitor] = []
     if job["logging"]["samples"]:

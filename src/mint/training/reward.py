@@ -19,7 +19,7 @@ from mint.rl.settings.options import ConfigError
 from mint.training.task import importable
 
 
-def reward_of(name: str) -> Reward:
+def load_reward(name: str) -> Reward:
     """The reward of this name, of ``file.py:function``, or of ``package.module:function``."""
     place, separator, function = name.rpartition(":")
     in_file = place.endswith(".py")

@@ -22,7 +22,7 @@ COLUMNS = ("OVERRIDES", "FIRST REWARD", "LAST REWARD", "PASS@1", "SECONDS", "RUN
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """What came of a job."""
 
     overrides: str
@@ -34,7 +34,7 @@ class Outcome:
     error: str | None = None
 
     @classmethod
-    def of(cls, composed: Composed, seconds: float, error: str | None = None) -> Outcome:
+    def of(cls, composed: Composed, seconds: float, error: str | None = None) -> JobResult:
         """Read from the job's run directory."""
         folder = composed.job["logging"]["run_dir"]
         rows = read_rows(Path(folder) / METRICS)
@@ -77,13 +77,13 @@ class Sweep:
         (folder,) = named
         self.folder = Path(folder) if folder else _unfinished(jobs)
         make_folder(self.folder)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[JobResult] = []
         for each in jobs:
             each.job["logging"]["run_dir"] = str(self.folder / _name(each))
 
     def add(self, composed: Composed, since: float, error: str | None = None) -> None:
         """Note how a job ended."""
-        self.outcomes.append(Outcome.of(composed, time.monotonic() - since, error))
+        self.outcomes.append(JobResult.of(composed, time.monotonic() - since, error))
 
     @property
     def failed(self) -> bool:

@@ -40,10 +40,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def host_of(header: str) -> str:
+def parse_host(header: str) -> str:
     """Return the host of a Host header, without its port.
 
-    >>> host_of("127.0.0.1:8265"), host_of("[::1]:80"), host_of("evil.example")
+    >>> parse_host("127.0.0.1:8265"), parse_host("[::1]:80"), parse_host("evil.example")
     ('127.0.0.1', '::1', 'evil.example')
     """
     if header.startswith("["):
@@ -84,7 +84,7 @@ class Access:
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
         names = None if self._key is not None else self._hosts
-        if names is not None and host_of(headers.get("host", "")) not in names:
+        if names is not None and parse_host(headers.get("host", "")) not in names:
             return _refused(
                 421, "mint watch does not serve this host name. Use the address it printed."
             )

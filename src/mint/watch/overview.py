@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from .curves import Rows, columns, spark, step_of
+from .curves import Rows, columns, read_step, spark
 from .files import CONFIG, EVENTS, METRICS, SUMMARY
 from .library import RunPlace
 from .query import Rollouts
@@ -144,7 +144,7 @@ def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
         "task": _name(summary.get("task")) or _name(config.get("task")) or "",
         "model": _name(config.get("base_model")) or "",
         "status": status,
-        "step": int(number(summary.get("step")) or (step_of(last) if last else 0)),
+        "step": int(number(summary.get("step")) or (read_step(last) if last else 0)),
         "steps": int(number(summary.get("steps")) or number(config.get("steps")) or 0),
         "started": number(summary.get("started")),
         "updated": number(summary.get("updated")),

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from .access import Access
 from .assets import load_assets
-from .curves import MOST_POINTS, between, columns, step_of
+from .curves import MOST_POINTS, between, columns, read_step
 from .filters import BadFilter, Filter
 from .library import Library, RunPlace, UnknownRun
 from .overview import Tables, flat, overview, read_config, stop_strings
@@ -245,7 +245,7 @@ def events_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> d
             "name": str(row.get("name", ""))[:100],
             "text": str(row.get("text") or row.get("path") or row.get("error") or "")[:2_000],
             "path": str(row.get("path") or "")[:500],
-            "step": step_of(row) if number(row.get("step")) is not None else None,
+            "step": read_step(row) if number(row.get("step")) is not None else None,
             "time": number(row.get("time")),
         }
         for row in rows[-_MOST_EVENTS:]

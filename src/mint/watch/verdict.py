@@ -20,8 +20,8 @@ from mint.watch.plateau import plateau_start, rises_after
 from mint.watch.series import (
     Series,
     constant_share,
+    finite_mean,
     first_named,
-    mean_of,
     median,
     series,
     shift,
@@ -73,7 +73,7 @@ class Verdict:
 
 
 @dataclass
-class History:
+class VerdictHistory:
     """What a verdict needs of a run, kept by whoever writes it."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -81,7 +81,7 @@ class History:
     last: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: Iterable[Row], events: Iterable[Row]) -> History:
+    def of(cls, rows: Iterable[Row], events: Iterable[Row]) -> VerdictHistory:
         """Read the rows and events of a run."""
         found = cls()
         for row in rows:
@@ -206,7 +206,7 @@ def _why(trained: Sequence[Row]) -> str:
     for name, said in (("kl/k3", "KL"), ("length/truncated", "share of cut-off answers")):
         values = series(trained, name)
         if len(values) >= 2 * _WINDOW:
-            before, now = mean_of(values[:_WINDOW]), mean_of(values[-_WINDOW:])
+            before, now = finite_mean(values[:_WINDOW]), finite_mean(values[-_WINDOW:])
             if now > 2 * before and now - before > 0.05:
                 found.append(f"{said} rose from {before:.2f} to {now:.2f}")
     return f", while the {' and the '.join(found)}" if found else ""
@@ -257,7 +257,7 @@ def _constant(trained: Sequence[Row]) -> Verdict | None:
     shares = constant_share(trained)
     if len(shares) < 3:
         return None
-    recent = mean_of(shares[-_WINDOW:])
+    recent = finite_mean(shares[-_WINDOW:])
     if recent < _CONSTANT:
         return None
     since = shares[-1][0]

@@ -11,7 +11,7 @@ import pytest
 import mint
 from mint import types
 from mint.rl import Chat, ContextFull, TurnLimit, parse_tool_calls
-from mint.rl.datums.datum import datum_of, values
+from mint.rl.datums.datum import make_datum, values
 from mint.rl.messages.rendering import Renderer
 from mint.rl.messages.tool_calls import ToolCall
 from mint.rl.rollouts.policy import Policy
@@ -76,7 +76,7 @@ def test_masks_cover_the_replies_and_nothing_else(policy: Policy) -> None:
     chat = Chat(policy, seed=2)
     run(two_turns(chat))
     segment = chat.segments[0]
-    datum = datum_of(segment, advantage=1.0)
+    datum = make_datum(segment, advantage=1.0)
     weights = values(datum, "weights")
     assert [bool(w) for w in weights] == segment.sampled[1:]
     assert list(values(datum, "target_tokens")) == segment.tokens[1:]

@@ -90,7 +90,7 @@ def test_an_environment_trains_like_an_adapter(
 def one_batch(environment: Any, cfg: RLConfig, client: mint.ServiceClient) -> tuple[Any, Any]:
     with Run(environment, cfg, client) as run:
         batch = run.sample(1)
-        return batch, run.prefer(batch)
+        return batch, run.build_datums(batch)
 
 
 def test_an_extending_conversation_is_one_datum_with_two_spans_of_weight(

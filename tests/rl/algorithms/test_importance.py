@@ -14,7 +14,7 @@ import mint
 from mint.rl import RLConfig, Run, Segment, run_grpo
 from mint.rl.algorithms.importance import Correction
 from mint.rl.datums.correction import corrected, masked_share
-from mint.rl.datums.datum import datum_of, values
+from mint.rl.datums.datum import make_datum, values
 from tests.rl.conftest import Letters
 
 TRAINER = [math.log(p) for p in (0.5, 0.9, 0.06, 0.2)]
@@ -59,7 +59,7 @@ def test_weights_of_whole_answers_make_a_mean_under_the_sampler_one_under_the_tr
 
 
 def test_masked_tokens_have_no_weight_and_are_counted() -> None:
-    datum = datum_of(Segment.of([1, 2], [3, 4], [math.log(0.5), math.log(0.1)]), advantage=1.0)
+    datum = make_datum(Segment.of([1, 2], [3, 4], [math.log(0.5), math.log(0.1)]), advantage=1.0)
     trainer = np.log([0.9, 0.25, 0.4])
     after = corrected([datum], [trainer], Correction(2.0, rule="mask"))
     assert values(after[0], "weights") == pytest.approx([0.0, 0.5, 0.0])
@@ -99,9 +99,9 @@ def test_kl_in_the_loss_is_that_to_the_reference(
     )
     with Run(Letters(), cfg, client) as run:
         batch = run.sample(1)
-        run.record(batch, run.train(batch, run.prefer(batch)))  # away from the reference
+        run.record(batch, run.train(batch, run.build_datums(batch)))  # away from the reference
         batch = run.sample(2)
-        datums = run.prefer(batch)
+        datums = run.build_datums(batch)
         trainer = run.client.forward(datums, "cross_entropy").result()
         base = client.create_sampling_client(base_model=cfg.base_model)
         loss, k1, k3 = 0.0, [], []

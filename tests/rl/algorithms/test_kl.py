@@ -58,7 +58,7 @@ def test_every_answer_pays_for_its_tokens_at_temperature_1(
     mine = client.create_sampling_client(base_model=MODEL)  # what an untrained adapter is
     with Run(Letters(), cfg, client) as run:
         batch = run.sample(1)
-        run.prefer(batch)
+        run.build_datums(batch)
         for rollout in (r for group in run.useful(batch) for r in group.rollouts):
             (segment,) = rollout.segments
             asked = segment.tokens, rollout.length

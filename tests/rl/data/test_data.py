@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mint.rl import ConfigError, Curriculum, RLConfig, Split
 from mint.rl.data.prompts import Data, NotEnoughData
 from mint.rl.rollouts.rollout import Group, Rollout
-from mint.rl.task import identity_of
+from mint.rl.task import identify
 from tests.rl.conftest import Letters
 from tests.tiny import build_tokenizer
 
@@ -230,11 +230,11 @@ def test_a_batch_drawn_ahead_is_the_same_whenever_its_lessons_come_in() -> None:
 @pytest.mark.parametrize("task", [object(), [object()], lambda: 0, {1: "a", "b": 2}, {(1, 2): "a"}])
 def test_a_task_without_a_stable_text_is_refused(task: Any) -> None:
     with pytest.raises(TypeError, match="identity"):
-        identity_of(object(), task, None)
+        identify(object(), task, None)
 
 
 def test_a_task_that_speaks_of_objects_is_a_text_like_any_other() -> None:
-    assert identity_of(object(), "What prints <Foo object at 0x7f>?", None)
+    assert identify(object(), "What prints <Foo object at 0x7f>?", None)
 
 
 @dataclass(frozen=True)
@@ -254,14 +254,14 @@ def test_the_order_of_a_dict_or_set_makes_no_other_problem() -> None:
         ({"a": {"x", "y"}, "b": first}, {"b": second, "a": {"y", "x"}}),
     ]
     for one, other in tasks:
-        assert identity_of(object(), one, None) == identity_of(object(), other, None)
-    assert identity_of(object(), first, None) != identity_of(object(), Riddle({"a": 1}), None)
+        assert identify(object(), one, None) == identify(object(), other, None)
+    assert identify(object(), first, None) != identify(object(), Riddle({"a": 1}), None)
 
 
 def test_an_identity_is_the_same_in_every_process() -> None:
     code = (
         "from mint.rl.task import identity_of\n"
-        "print(identity_of(object(), {'tags': set('abcdefgh')}, None))"
+        "print(identify(object(), {'tags': set('abcdefgh')}, None))"
     )
     names = {
         subprocess.run(

@@ -11,7 +11,7 @@ from mint.engine.losses import LOSSES
 from mint.rl import RLConfig
 from mint.rl.algorithms.clipping import BOUNDS
 from mint.rl.datums.clipped import clipped_share
-from mint.rl.datums.datum import datum_of, replaced, with_ratio_mask
+from mint.rl.datums.datum import make_datum, replaced, with_ratio_mask
 from mint.rl.rollouts.rollout import Segment
 
 
@@ -39,7 +39,7 @@ def test_a_token_is_clipped_where_its_gradient_is_cut(
     loss_fn: str, advantage: float, bounds: dict[str, float], share: float
 ) -> None:
     segment = Segment.of([5, 6], [7] * 5, [-2.0] * 5)
-    datum = with_ratio_mask(datum_of(segment, advantage))
+    datum = with_ratio_mask(make_datum(segment, advantage))
     trainer = np.asarray([-9.0, *(-2.0 + math.log(ratio) for ratio in RATIOS)])
     cfg = RLConfig(loss_fn=loss_fn, **bounds)
     assert clipped_share(cfg, [([datum], [trainer])]) == {"train/clipped": pytest.approx(share)}
@@ -52,6 +52,6 @@ def test_tokens_without_an_advantage_or_with_bounds_of_their_own() -> None:
     segment = Segment.of([5, 6], [7] * 5, [-2.0] * 5)
     trainer = np.asarray([-9.0, *(-2.0 + math.log(ratio) for ratio in RATIOS)])
     cfg = RLConfig(loss_fn="ppo")
-    assert clipped_share(cfg, [([datum_of(segment, 0.0)], [trainer])]) == {}
-    own = replaced(datum_of(segment, 1.0), clip_high_threshold=np.full(6, 9.0))
+    assert clipped_share(cfg, [([make_datum(segment, 0.0)], [trainer])]) == {}
+    own = replaced(make_datum(segment, 1.0), clip_high_threshold=np.full(6, 9.0))
     assert clipped_share(cfg, [([own], [trainer])]) == {"train/clipped": 0.0}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mint import types
 from mint.rl.algorithms.batches import token_weights
-from mint.rl.datums.datum import build_datums, datum_of, replaced, split, values, with_weights
+from mint.rl.datums.datum import build_datums, make_datum, replaced, split, values, with_weights
 from mint.rl.datums.masking import unmasked
 from mint.rl.rollouts.rollout import Group, MissingLogprobs, Rollout, Segment
 
@@ -24,7 +24,7 @@ def answered(tokens: list[int], advantage: float) -> Rollout:
 
 
 def test_only_sampled_tokens_carry_weight_logprob_and_advantage() -> None:
-    datum = datum_of(Segment.of([1, 2, 3], [4, 5], [-0.5, -0.25]), advantage=2.0)
+    datum = make_datum(Segment.of([1, 2, 3], [4, 5], [-0.5, -0.25]), advantage=2.0)
     assert datum.model_input.to_ints() == [1, 2, 3, 4]
     assert list(values(datum, "target_tokens")) == [2, 3, 4, 5]
     assert list(values(datum, "weights")) == [0, 0, 1, 1]
@@ -37,7 +37,7 @@ def test_a_conversation_masks_what_others_said_and_ends_with_the_last_reply() ->
     segment.give([5, 6])
     segment.sample([7], [-0.3])
     segment.give([8, 9])
-    datum = datum_of(segment, advantage=1.0)
+    datum = make_datum(segment, advantage=1.0)
     assert datum.model_input.to_ints() == [1, 2, 3, 4, 5, 6]
     assert list(values(datum, "target_tokens")) == [2, 3, 4, 5, 6, 7]
     assert list(values(datum, "weights")) == [0, 1, 1, 0, 0, 1]
@@ -111,7 +111,7 @@ def test_gspo_takes_its_ratio_over_sampled_tokens() -> None:
 
 @given(st.integers(0, 30), st.integers(1, 8))
 def test_mini_batches_keep_every_datum_in_order_and_are_never_empty(count: int, parts: int) -> None:
-    datums = [datum_of(Segment.of([1], [i], [-1.0]), 1.0) for i in range(count)]
+    datums = [make_datum(Segment.of([1], [i], [-1.0]), 1.0) for i in range(count)]
     found = split(datums, parts)
     assert [d for part in found for d in part] == datums
     if count:
@@ -130,8 +130,8 @@ def test_weight_on_a_prompt_token_is_found() -> None:
 
 def test_weight_on_a_prompt_token_is_found_in_an_answer_that_was_changed() -> None:
     groups = [group(answered([3, 4], 0.5), answered([5], -0.5))]
-    longer = datum_of(Segment.of([1, 2], [3, 4, 9], [-0.5] * 3), advantage=0.5)
-    shorter = datum_of(Segment.of([1, 2], [3], [-0.5]), advantage=0.5)
+    longer = make_datum(Segment.of([1, 2], [3, 4, 9], [-0.5] * 3), advantage=0.5)
+    shorter = make_datum(Segment.of([1, 2], [3], [-0.5]), advantage=0.5)
     assert unmasked([longer, shorter], groups) == []
     wrong = [replaced(d, weights=np.ones(len(values(d, "weights")))) for d in (longer, shorter)]
     assert unmasked(wrong, groups) == [0, 1]
@@ -144,7 +144,7 @@ def test_weight_on_a_prompt_token_is_found_when_another_token_was_changed() -> N
     (datum,) = build_datums(groups)
     for place in (0, 1, 5):
         tokens = [9 if i == place else token for i, token in enumerate([*prompt, 5, 6, 7])]
-        changed = datum_of(Segment.of(tokens[:4], tokens[4:], [-0.5] * 3), advantage=1.0)
+        changed = make_datum(Segment.of(tokens[:4], tokens[4:], [-0.5] * 3), advantage=1.0)
         assert unmasked([changed], groups) == []
         wrong = replaced(changed, weights=np.ones(6))
         assert unmasked([datum, wrong], groups) == [1]

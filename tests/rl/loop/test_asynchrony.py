@@ -63,7 +63,7 @@ def steps(task: Any, cfg: RLConfig, client: mint.ServiceClient) -> list[Batch]:
     with Run(task, cfg, client) as run:
         for step in run:
             batch = run.sample(step)
-            run.record(batch, run.train(batch, run.prefer(batch)))
+            run.record(batch, run.train(batch, run.build_datums(batch)))
             batches.append(batch)
         run.finish()
     return batches
@@ -108,6 +108,11 @@ def test_every_token_has_the_version_of_the_weights_that_made_it(
     rows = open_run(tmp_path / "run").rollouts()
     recorded = sorted((row["segments"][0]["versions"] for row in rows), key=str)
     assert recorded == sorted((r.segments[0].versions for r in rollouts), key=str)
+    digests = {v: c.weights_digest().result() for v, c in clients.items()}
+    assert len(set(digests.values())) == len(digests)
+    for row in rows:
+        made_by = {v for segment in row["segments"] for v in segment["versions"]} - {None}
+        assert row["digests"] == {version: digests[version] for version in made_by}
 
 
 def test_answers_that_are_too_old_are_dropped_and_no_others(
@@ -173,7 +178,7 @@ def test_old_answers_are_weighed_by_the_trainers_probability_over_the_samplers(
         for step in run:
             batch = run.sample(step)
             trainer = batch.clients[step - 1]
-            datums = run.prefer(batch)
+            datums = run.build_datums(batch)
             sent.clear()
             run.record(batch, run.train(batch, datums))
             assert len(sent) == len(datums)

@@ -33,7 +33,7 @@ def test_the_holdout_is_evaluated_and_the_best_checkpoint_kept(
     with Run(Letters(), cfg, client) as run:
         for step in run:
             batch = run.sample(step)
-            run.record(batch, run.train(batch, run.prefer(batch)))
+            run.record(batch, run.train(batch, run.build_datums(batch)))
         run.finish()
         kept = {checkpoint.step for checkpoint in run.checkpoints.kept}
         best = run.checkpoints.best
@@ -76,7 +76,7 @@ def test_every_so_many_steps_a_checkpoint_is_kept_to_bisect(
     with Run(Letters(), cfg, client) as run:
         for step in run:
             batch = run.sample(step)
-            run.record(batch, run.train(batch, run.prefer(batch)))
+            run.record(batch, run.train(batch, run.build_datums(batch)))
         assert [checkpoint.step for checkpoint in run.checkpoints.kept] == [2, 4, 5]
         for checkpoint in run.checkpoints.kept:
             assert client.create_training_client_from_state(checkpoint.path)
@@ -88,7 +88,7 @@ def test_a_run_can_begin_from_a_checkpoint(
     with Run(Letters(), settings(run_dir=str(tmp_path / "first")), client) as run:
         for step in run:
             batch = run.sample(step)
-            run.record(batch, run.train(batch, run.prefer(batch)))
+            run.record(batch, run.train(batch, run.build_datums(batch)))
         latest = run.checkpoints.latest
     assert latest is not None
     cfg = settings(start_from=latest.path, kl_penalty_coef=0.1, temperature=1.0)

@@ -71,7 +71,7 @@ def test_every_loss_reaches_the_service_with_its_thresholds(
     )
     with Run(Shaken(), cfg, client) as run:
         batch = run.sample(1)
-        datums = run.train(batch, run.prefer(batch))
+        datums = run.train(batch, run.build_datums(batch))
         run.record(batch, datums)
         answer = run.client.forward(datums, "cross_entropy").result()
     wanted = 0.0
@@ -108,7 +108,7 @@ def test_answers_without_an_advantage_keep_the_penalty_of_dro_and_nothing_else(
     )
     with Run(Shy(), cfg, client) as run:
         batch = run.sample(1)
-        datums = run.train(batch, run.prefer(batch))
+        datums = run.train(batch, run.build_datums(batch))
         run.record(batch, datums)
         answer = run.client.forward(datums, "cross_entropy").result()
     silent = [datum for datum in datums if not values(datum, "advantages").any()]
@@ -179,7 +179,7 @@ def test_a_mean_over_the_batch_is_a_mean_over_its_parts_on_average(
     )
     with Run(Upright(), cfg, client) as run:
         batch = run.sample(1)
-        run.record(batch, run.train(batch, run.prefer(batch)))
+        run.record(batch, run.train(batch, run.build_datums(batch)))
     counted = [r for group in run.useful(batch) for r in group.counted]
     n = np.asarray([r.length for r in counted], dtype=np.float64)
     a = np.abs([r.advantage for r in counted])

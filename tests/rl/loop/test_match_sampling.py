@@ -75,7 +75,7 @@ def test_filtered_sampling_is_trained_on_logprobs_of_the_same_distribution(
     )  # fmt: skip
     with Run(Letters(), cfg, client) as run:
         batch = run.sample(1)
-        datums = run.prefer(batch)
+        datums = run.build_datums(batch)
         run.record(batch, run.train(batch, datums))
     kept = [
         chosen

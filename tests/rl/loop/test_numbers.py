@@ -13,7 +13,7 @@ from mint.rl import RLConfig
 from mint.rl.algorithms.importance import Correction, entropy, truncated_weights
 from mint.rl.algorithms.kl import k1, k3
 from mint.rl.datums.correction import corrected, mismatch
-from mint.rl.datums.datum import datum_of, values
+from mint.rl.datums.datum import make_datum, values
 from mint.rl.evaluation.scores import Evaluation, evaluate, independent_trials, pass_at_k, wilson
 from mint.rl.rollouts.rollout import Segment
 from mint.rl.settings.schedules import learning_rate_at, reward_weights_at, temperature_at
@@ -72,7 +72,7 @@ def test_importance_weights_are_ratios_cut_at_the_limit(logs: list[float], limit
 
 
 def test_correction_takes_the_trainers_logprobs_and_weighs_sampled_tokens_only() -> None:
-    datum = datum_of(Segment.of([1, 2], [3, 4], list(np.log([0.5, 0.1]))), advantage=1.0)
+    datum = make_datum(Segment.of([1, 2], [3, 4], list(np.log([0.5, 0.1]))), advantage=1.0)
     trainer = np.log([0.9, 0.25, 0.4])
     found = corrected([datum], [trainer], Correction(2.0))[0]
     assert values(found, "weights") == pytest.approx([0.0, 0.5, 2.0])
@@ -80,7 +80,7 @@ def test_correction_takes_the_trainers_logprobs_and_weighs_sampled_tokens_only()
 
 
 def test_mismatch_is_measured_on_sampled_tokens() -> None:
-    datum = datum_of(Segment.of([1, 2], [3, 4], [-1.0, -2.0]), advantage=1.0)
+    datum = make_datum(Segment.of([1, 2], [3, 4], [-1.0, -2.0]), advantage=1.0)
     found = mismatch([datum], [np.asarray([-9.0, -1.1, -1.9])])
     assert found["mismatch/mean"] == pytest.approx(0.1)
     assert found["mismatch/max"] == pytest.approx(0.1)

@@ -129,7 +129,7 @@ def test_a_run_that_was_killed_after_its_last_step_only_saves_its_weights(
     with Run(Letters(), settings(), client) as run:
         for step in run:
             batch = run.sample(step)
-            run.record(batch, run.train(batch, run.prefer(batch)))
+            run.record(batch, run.train(batch, run.build_datums(batch)))
     path = run_grpo(Letters(), settings(), service=client)
     assert client.create_sampling_client(model_path=path)
     assert [row["step"] for row in read_rows(tmp_path / "run" / METRICS)] == [1, 2]

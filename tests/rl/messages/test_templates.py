@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mint.catalog import Catalog
 from mint.rl import Chat
-from mint.rl.datums.datum import datum_of, values
+from mint.rl.datums.datum import make_datum, values
 from mint.rl.messages.rendering import Renderer, TemplateRefused, ToolsNotShown
 from tests.rl.messages.script import begun, encoded
 from tests.rl.messages.templates import FAMILIES
@@ -171,7 +171,7 @@ def test_only_the_models_tokens_are_trained_on_with_their_own_logprobs(name: str
     chat, _ = begun(tokenizer, *turns)
     asyncio.run(talk(chat, "user" if name in WITHOUT_TOOLS else "tool"))
     (segment,) = chat.segments
-    datum = datum_of(segment, advantage=1.0)
+    datum = make_datum(segment, advantage=1.0)
     targets, weights = values(datum, "target_tokens"), values(datum, "weights")
     trained = [int(token) for token, weight in zip(targets, weights, strict=True) if weight]
     replies = [encoded(tokenizer, text) for text, _ in turns]

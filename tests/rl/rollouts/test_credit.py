@@ -165,7 +165,7 @@ def test_an_environment_that_pays_turns_trains_on_them(
     cfg = settings(discount=0.5, advantage="centre")
     with Run(Steps(), cfg, client) as run:
         batch = run.sample(1)
-        datums = run.prefer(batch)
+        datums = run.build_datums(batch)
         run.record(batch, run.train(batch, datums))
     counted = [r for g in run.useful(batch) for r in g.counted]
     assert counted

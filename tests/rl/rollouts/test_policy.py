@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mint.rl.rollouts.policy import Answer, Policy
-from mint.rl.runtime.threads import Threads, aside
+from mint.rl.rollouts.policy import Policy, PolicyAnswer
+from mint.rl.runtime.threads import Threads, to_thread
 
 WORDS = ["<end>", "<turn>", "four", "."]
 END, TURN, FOUR, DOT = range(4)
@@ -42,7 +42,7 @@ def test_an_answer_is_without_the_mark_that_closed_it(
     tokenizer: Any, tokens: list[int], truncated: bool, stop: tuple[str, ...], text: str
 ) -> None:
     policy = Policy(None, tokenizer, 1.0, 8, stop)  # type: ignore[arg-type]
-    answer = Answer(tokens, [-1.0] * len(tokens), truncated)
+    answer = PolicyAnswer(tokens, [-1.0] * len(tokens), truncated)
     assert policy.text(answer) == text
     assert policy.has_ended(answer) == (text == "four" and not truncated)
 
@@ -53,7 +53,7 @@ def test_a_function_that_runs_out_in_a_thread_is_an_error_and_not_a_wait() -> No
 
     async def both() -> list[Any]:
         loop = asyncio.get_running_loop()
-        waits = aside(first_of_none), loop.run_in_executor(Threads(1), first_of_none)
+        waits = to_thread(first_of_none), loop.run_in_executor(Threads(1), first_of_none)
         return await asyncio.gather(*waits, return_exceptions=True)
 
     assert [type(error) for error in asyncio.run(both())] == [RuntimeError, RuntimeError]

@@ -92,7 +92,7 @@ def answers(folder: Path) -> list[tuple[Any, ...]]:
         ("Run._saved", 1),
         ("Checkpoints.prune", 1),
         ("Checkpoints.prune", 2),
-        ("Lifeline.during", 1),
+        ("ServiceMonitor.during", 1),
         ("BaseEventLoop.run_until_complete", 1),
         ("Run.finish", 1),
         ("Run._final", 1),

@@ -29,7 +29,7 @@ def one_step(adapter: Any, cfg: RLConfig, client: mint.ServiceClient) -> tuple[A
     """The batch and the datums of the first step."""
     with Run(adapter, cfg, client) as run:
         batch = run.sample(1)
-        datums = run.train(batch, run.prefer(batch))
+        datums = run.train(batch, run.build_datums(batch))
         run.record(batch, datums)
         return batch, datums, run
 
@@ -312,7 +312,7 @@ def test_the_curriculum_leaves_what_is_solved_or_hopeless_and_shows_its_pools(
     with Run(HalfSolved(), cfg, client) as run:
         for step in run:
             batch = run.sample(step)
-            run.record(batch, run.train(batch, run.prefer(batch)))
+            run.record(batch, run.train(batch, run.build_datums(batch)))
     pools = ("learning", "saturated", "hopeless")
     assert [metrics()[-1][f"curriculum/{pool}"] for pool in pools] == [2, 2, 1]
     assert "  curriculum: 2 learning, 2 saturated, 1 hopeless" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import yaml
 
 from mint.engine.messages import PRECISIONS
 from mint.service.admin.aliases import read_aliases, write_aliases
-from mint.service.admin.configuration import ConfigurationError, load, variable_of
+from mint.service.admin.configuration import ConfigurationError, environment_variable, load
 from mint.service.admin.settings import Settings
 
 
@@ -195,7 +195,7 @@ def table_of_settings() -> list[str]:
     defaults = Settings(home=Path("/")).model_dump(mode="json")
     lines = []
     for name, field in Settings.model_fields.items():
-        variable = variable_of(name)
+        variable = environment_variable(name)
         if variable is not None:
             default = "~/.mint" if name == "home" else json.dumps(defaults[name]).strip('"')
             text = " ".join((field.description or "").split())

@@ -13,7 +13,7 @@ import pytest
 from mint.engine.messages import SampleRequest
 from mint.service.api.openai.inference import engine_request
 from mint.service.api.openai.requests import ChatCompletion, Completion
-from mint.service.wire.requests import Sample
+from mint.service.wire.requests import SampleBody
 from tests.service_fixture import MODEL
 from tests.tiny import VOCABULARY
 
@@ -68,7 +68,7 @@ def test_without_fields_nothing_is_shaped() -> None:
 
 def test_the_samples_of_training_keep_the_logprobs_of_the_whole_distribution() -> None:
     body = {"sampling_session_id": "s", "prompt": {"chunks": [{"tokens": [1]}]}}
-    assert not Sample.model_validate(body).to_engine().renormalize
+    assert not SampleBody.model_validate(body).to_engine().renormalize
 
 
 # ---- mistakes ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from mint.engine.messages import UserError
 from mint.service.checkpoints.storage import (
     CheckpointPath,
-    Checkpoints,
+    CheckpointStore,
     NewCheckpoint,
     check_name,
     run_folder_name,
@@ -32,8 +32,8 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path, store: Store) -> Checkpoints:
-    return Checkpoints(tmp_path, store)
+def checkpoints(tmp_path: Path, store: Store) -> CheckpointStore:
+    return CheckpointStore(tmp_path, store)
 
 
 @pytest.fixture
@@ -46,18 +46,20 @@ def new(kind: str = "weights", name: str = "a", seq_id: int = 1, **fields: objec
     return NewCheckpoint(CheckpointPath(RUN, kind, name), seq_id, **options)  # type: ignore[arg-type]
 
 
-def save(checkpoints: Checkpoints, run: RunRow, request: NewCheckpoint, text: str) -> CheckpointRow:
+def save(
+    checkpoints: CheckpointStore, run: RunRow, request: NewCheckpoint, text: str
+) -> CheckpointRow:
     draft = checkpoints.begin(request)
     (draft / "adapter_model.safetensors").write_text(text)
     return checkpoints.publish(request, draft, run)
 
 
-def content(checkpoints: Checkpoints, request: NewCheckpoint) -> str:
+def content(checkpoints: CheckpointStore, request: NewCheckpoint) -> str:
     return (checkpoints.folder(request.path) / "adapter_model.safetensors").read_text()
 
 
 def test_a_checkpoint_that_the_database_refuses_leaves_the_old_one(
-    checkpoints: Checkpoints, run: RunRow, store: Store
+    checkpoints: CheckpointStore, run: RunRow, store: Store
 ) -> None:
     save(checkpoints, run, new(), "old")
     with store._engine.connect() as connection:
@@ -113,7 +115,7 @@ def test_run_ids_become_safe_folder_names() -> None:
 
 
 def test_weights_and_sampler_weights_of_one_name_are_apart(
-    checkpoints: Checkpoints, run: RunRow
+    checkpoints: CheckpointStore, run: RunRow
 ) -> None:
     save(checkpoints, run, new("weights"), "with optimizer")
     save(checkpoints, run, new("sampler_weights"), "without")
@@ -121,7 +123,7 @@ def test_weights_and_sampler_weights_of_one_name_are_apart(
     assert content(checkpoints, new("sampler_weights")) == "without"
 
 
-def test_a_folder_describes_itself(checkpoints: Checkpoints, run: RunRow) -> None:
+def test_a_folder_describes_itself(checkpoints: CheckpointStore, run: RunRow) -> None:
     row = save(checkpoints, run, new(user_metadata={"step": "3"}), "x")
     description = json.loads((checkpoints.folder(new().path) / "checkpoint.json").read_text())
     assert description["base_model"] == "tiny/llama"
@@ -130,7 +132,9 @@ def test_a_folder_describes_itself(checkpoints: Checkpoints, run: RunRow) -> Non
     assert row.size_bytes == 1
 
 
-def test_a_taken_name_is_refused_unless_overwrite(checkpoints: Checkpoints, run: RunRow) -> None:
+def test_a_taken_name_is_refused_unless_overwrite(
+    checkpoints: CheckpointStore, run: RunRow
+) -> None:
     save(checkpoints, run, new(), "first")
     with pytest.raises(UserError, match="overwrite=True"):
         checkpoints.begin(new(seq_id=2))
@@ -143,14 +147,14 @@ def test_a_taken_name_is_refused_unless_overwrite(checkpoints: Checkpoints, run:
 
 
 def test_the_same_operation_run_again_after_a_crash_is_not_a_conflict(
-    checkpoints: Checkpoints, run: RunRow
+    checkpoints: CheckpointStore, run: RunRow
 ) -> None:
     save(checkpoints, run, new(seq_id=5), "before the crash")
     save(checkpoints, run, new(seq_id=5), "after it")
     assert content(checkpoints, new()) == "after it"
 
 
-def test_a_discarded_draft_leaves_the_old_one(checkpoints: Checkpoints, run: RunRow) -> None:
+def test_a_discarded_draft_leaves_the_old_one(checkpoints: CheckpointStore, run: RunRow) -> None:
     save(checkpoints, run, new(), "old")
     draft = checkpoints.begin(new(seq_id=2, overwrite=True))
     (draft / "half").write_text("half")
@@ -159,7 +163,7 @@ def test_a_discarded_draft_leaves_the_old_one(checkpoints: Checkpoints, run: Run
     assert [p.name for p in checkpoints.folder(new().path).parent.iterdir()] == ["a"]
 
 
-def test_only_the_owner_finds_it(checkpoints: Checkpoints, run: RunRow) -> None:
+def test_only_the_owner_finds_it(checkpoints: CheckpointStore, run: RunRow) -> None:
     save(checkpoints, run, new(), "x")
     assert checkpoints.find(new().path, "ada") is not None
     assert checkpoints.find(new().path, "eve") is None
@@ -167,7 +171,7 @@ def test_only_the_owner_finds_it(checkpoints: Checkpoints, run: RunRow) -> None:
         checkpoints.require(new().path.uri, "eve")
 
 
-def test_deleting_removes_row_and_folder(checkpoints: Checkpoints, run: RunRow) -> None:
+def test_deleting_removes_row_and_folder(checkpoints: CheckpointStore, run: RunRow) -> None:
     row = save(checkpoints, run, new(), "x")
     checkpoints.delete(row)
     assert checkpoints.find(new().path, "ada") is None
@@ -175,7 +179,7 @@ def test_deleting_removes_row_and_folder(checkpoints: Checkpoints, run: RunRow) 
 
 
 def test_expired_checkpoints_are_not_found(
-    checkpoints: Checkpoints, run: RunRow, store: Store
+    checkpoints: CheckpointStore, run: RunRow, store: Store
 ) -> None:
     row = save(checkpoints, run, new(ttl_seconds=3600), "x")
     assert row.expires_at is not None
@@ -190,7 +194,7 @@ def test_expired_checkpoints_are_not_found(
 
 
 def test_what_a_crash_left_behind_is_removed_after_a_while(
-    checkpoints: Checkpoints, run: RunRow, tmp_path: Path
+    checkpoints: CheckpointStore, run: RunRow, tmp_path: Path
 ) -> None:
     save(checkpoints, run, new(), "kept")
     draft = checkpoints.begin(new(seq_id=2, overwrite=True))

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TypedDict
 
 from mint.rewards.answers.extraction import (
-    Answer,
+    FoundAnswer,
     as_plain,
     boxed_contents,
     final_answer,
@@ -125,7 +125,7 @@ def _matches_gold(number: Number, gold: ReadGold) -> bool:
     return gold.number is not None and number.same_as(gold.number)
 
 
-def _says(response: str, answer: Answer, gold: ReadGold) -> bool:
+def _says(response: str, answer: FoundAnswer, gold: ReadGold) -> bool:
     """Whether an answer says a gold that is not a number."""
     compared = normalised_formula if gold.kind == "formula" else normalised
     wanted = compared(gold.text)
@@ -145,7 +145,7 @@ def _says(response: str, answer: Answer, gold: ReadGold) -> bool:
     return answer.source in ("text", "last number") and _ends_with(response, wanted)
 
 
-def _candidates(response: str, answer: Answer, gold: ReadGold) -> list[str]:
+def _candidates(response: str, answer: FoundAnswer, gold: ReadGold) -> list[str]:
     """The spans that may be the answer, the most likely first."""
     if answer.source in ("tag", "boxed"):
         inner = answer.text.rpartition("=")[2] if gold.kind == "formula" else ""

@@ -59,7 +59,7 @@ _MARKERS_READ = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FoundAnswer:
     """A final answer: its text, where it was found, and the number it is, if it is one."""
 
     text: str
@@ -100,7 +100,7 @@ def as_plain(value: int | Fraction) -> int | float:
     return value.numerator if value.denominator == 1 else float(value)
 
 
-def final_answer(text: str) -> Answer:
+def final_answer(text: str) -> FoundAnswer:
     """The final answer of a response of any length.
 
     >>> final_answer("<answer>42</answer>").source
@@ -168,18 +168,18 @@ def _balanced(text: str, start: int) -> str | None:
     return None
 
 
-def _contained(content: str, source: Source) -> Answer:
+def _contained(content: str, source: Source) -> FoundAnswer:
     """The answer of a tag or box: its number only when it is one number and not an expression."""
     inner = last_boxed(content) if source == "tag" else None
     if inner is not None:
         return _contained(inner, source)
     if number := parse_number(content):
-        return Answer(content.strip(), source, number)
+        return FoundAnswer(content.strip(), source, number)
     span = content.strip()
     if _is_list_or_expression(span):
-        return Answer(span, source)
+        return FoundAnswer(span, source)
     answer = _open_answer(content)
-    return Answer(span, source, answer.number)
+    return FoundAnswer(span, source, answer.number)
 
 
 def _is_list_or_expression(content: str) -> bool:
@@ -205,7 +205,7 @@ def _goes_on(text: str, number: Number) -> bool:
     return bool(_GOES_ON.match(tail) or _GOES_ON_AFTER_SPACE.fullmatch(tail.rstrip("$ .")))
 
 
-def _open_answer(text: str) -> Answer:
+def _open_answer(text: str) -> FoundAnswer:
     """The answer of a response without tags and boxes."""
     end = _without_check(text)
     for _ in range(_MARKER_TRIES):
@@ -217,14 +217,14 @@ def _open_answer(text: str) -> Answer:
             return _after_marker(text, stop, "equals" if text[start] == "=" else "marker")
         end = start
     if (number := _called_the_answer(text)) is not None:
-        return Answer(_written(number), "called", number)
+        return FoundAnswer(_written(number), "called", number)
     number = _before_reasons(text) or last_number(text)
     if number is not None:
-        return Answer(_written(number), "last number", number)
+        return FoundAnswer(_written(number), "last number", number)
     spelt = last_spelt_number(text)
     if spelt is not None:
-        return Answer(text.strip(), "last number", Number(spelt))
-    return Answer(text.strip(), "text" if text.strip() else "none")
+        return FoundAnswer(text.strip(), "last number", Number(spelt))
+    return FoundAnswer(text.strip(), "text" if text.strip() else "none")
 
 
 def _without_check(text: str) -> int:
@@ -267,19 +267,19 @@ def _last_equals(text: str, start: int, end: int) -> int:
     return -1
 
 
-def _after_marker(text: str, start: int, source: Source) -> Answer:
+def _after_marker(text: str, start: int, source: Source) -> FoundAnswer:
     line = _first_line(text, start)
     window = without_latex_dress(plain(line))
     numbers = list(find_numbers(window))
     if numbers:
         first = numbers[0]
         if not _FILLER.fullmatch(window, 0, first.start):
-            return Answer(line, source, numbers[-1])
-        return Answer(line, source, None if _goes_on(window, first) else first)
+            return FoundAnswer(line, source, numbers[-1])
+        return FoundAnswer(line, source, None if _goes_on(window, first) else first)
     spelt = spelt_number(_FILLER.sub("", window, count=1))
     if spelt is not None:
-        return Answer(line, source, Number(spelt))
-    return Answer(line, source, last_number(text[start:]))
+        return FoundAnswer(line, source, Number(spelt))
+    return FoundAnswer(line, source, last_number(text[start:]))
 
 
 def _first_line(text: str, start: int) -> str:

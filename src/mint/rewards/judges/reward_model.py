@@ -34,7 +34,7 @@ class Preference:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedRewardModel:
     """A trained reward model: where it is saved, and how well it predicts held-out pairs."""
 
     model: RewardModel
@@ -123,7 +123,7 @@ def train_reward_model(
     question: str = QUESTION,
     seed: int = 0,
     on_step: Callable[[int, float], None] | None = None,
-) -> Trained:
+) -> TrainedRewardModel:
     """Train a reward model on preference pairs, save it, and test it on held-out ones.
 
     ``client`` is a fresh ``create_lora_training_client(...)``.
@@ -146,7 +146,7 @@ def train_reward_model(
     path = client.save_weights_for_sampler(name).result().path
     model = RewardModel(client.create_sampling_client(path), question)
     accuracy = model.accuracy(held_out) if held_out else None
-    return Trained(model, path, accuracy, tuple(losses))
+    return TrainedRewardModel(model, path, accuracy, tuple(losses))
 
 
 def bradley_terry_loss(_: Sequence[Any], logprobs: Sequence[Any]) -> tuple[Any, dict[str, float]]:

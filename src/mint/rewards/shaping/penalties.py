@@ -20,10 +20,10 @@ UNSAFE_PATTERNS = (
 )
 
 
-def length_of(response: str | None, tokens: Sequence[int] | int | None = None) -> int:
+def measure_length(response: str | None, tokens: Sequence[int] | int | None = None) -> int:
     """The length in tokens: given as a list or a count, else words and signs are counted.
 
-    >>> length_of("Two words!"), length_of("Two words!", tokens=[5, 6, 7, 8])
+    >>> measure_length("Two words!"), measure_length("Two words!", tokens=[5, 6, 7, 8])
     (3, 4)
     """
     if isinstance(tokens, int):
@@ -44,7 +44,7 @@ def length_penalty(
     >>> length_penalty("", tokens=256), length_penalty("", tokens=384)
     (0.0, -0.25)
     """
-    over = (length_of(response, tokens) - _positive("target", target)) / target
+    over = (measure_length(response, tokens) - _positive("target", target)) / target
     return _penalty(over, limit)
 
 
@@ -61,7 +61,7 @@ def overlong_penalty(
     (0.0, -0.5)
     """
     start = max_tokens - _positive("buffer", buffer)
-    return _penalty((length_of(response, tokens) - start) / buffer, limit)
+    return _penalty((measure_length(response, tokens) - start) / buffer, limit)
 
 
 def repetition_penalty(

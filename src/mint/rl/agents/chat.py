@@ -16,7 +16,7 @@ from typing import Any
 from mint.rl.agents.tools import Tools, schemas
 from mint.rl.messages.rendering import Message, Renderer
 from mint.rl.messages.tool_calls import ToolCall, opens_thought, parse_tool_calls
-from mint.rl.rollouts.policy import Answer, Policy, seed_for, segment_of
+from mint.rl.rollouts.policy import Policy, PolicyAnswer, make_segment, seed_for
 from mint.rl.rollouts.rollout import Segment, Turn
 
 _TAIL = 32
@@ -223,9 +223,9 @@ class Chat:
             )
         return min(wanted, self.context_length - used)
 
-    def _record(self, given: Sequence[int], answer: Answer, stops: Sequence[str]) -> Reply:
+    def _record(self, given: Sequence[int], answer: PolicyAnswer, stops: Sequence[str]) -> Reply:
         """Keep what was read and said."""
-        turn = segment_of(given, answer)
+        turn = make_segment(given, answer)
         if self._last is None:
             self.segments.append(turn)
         else:

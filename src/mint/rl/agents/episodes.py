@@ -13,7 +13,7 @@ from typing import Any
 
 from mint.rl.agents.chat import Chat, ContextFull
 from mint.rl.rollouts.credit import TurnScore, per_turn
-from mint.rl.runtime.threads import aside
+from mint.rl.runtime.threads import to_thread
 
 
 class Episodes(ABC):
@@ -145,5 +145,5 @@ async def _result(function: Callable[[], Any]) -> Any:
     """The result of a function that may be async, and may block when it is not."""
     if inspect.iscoroutinefunction(function):
         return await function()
-    found = await aside(function)
+    found = await to_thread(function)
     return await found if inspect.isawaitable(found) else found

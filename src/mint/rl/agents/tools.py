@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError, validate_call
 from mint.rewards import Limits, Sandbox
 from mint.rl.messages.tool_calls import ToolCall
 from mint.rl.rollouts.failures import note
-from mint.rl.runtime.threads import aside
+from mint.rl.runtime.threads import to_thread
 
 _LONGEST = 4000
 _CUT = " ... (cut)"
@@ -60,7 +60,7 @@ class Tool:
             if inspect.iscoroutinefunction(self.function):
                 result = await self.function(**call.arguments)
             else:
-                result = await aside(lambda: self.function(**call.arguments))
+                result = await to_thread(lambda: self.function(**call.arguments))
             if inspect.isawaitable(result):
                 result = await result
             return _shortened(str(result))

@@ -12,7 +12,7 @@ from typing import Any
 from mint.rewards import Sample
 from mint.rewards.answers.gold import read_gold
 from mint.rl.data.prompt_template import PromptTemplate
-from mint.rl.data.rows import DataError, Row, kind_of, setting
+from mint.rl.data.rows import DataError, Row, setting, type_name
 from mint.rl.settings.options import closest
 
 PROMPT, ANSWER = "prompt", "answer"
@@ -123,7 +123,7 @@ class Columns:
         messages = self._messages(row)
         if self.system is not None and (system := row.fields.get(self.system)) is not None:
             if not isinstance(system, str):
-                raise _wrong(row, self.system, f"is {kind_of(system)}, and it must be a string")
+                raise _wrong(row, self.system, f"is {type_name(system)}, and it must be a string")
             if messages[0]["role"] == "system":
                 raise _wrong(
                     row, self.system, "is set, but the messages already contain a system prompt"
@@ -155,7 +155,9 @@ class Columns:
         if not check_gold:
             return value
         if not isinstance(value, str | int | float):
-            raise _wrong(row, self.answer, f"is {kind_of(value)}; it must be a string or a number")
+            raise _wrong(
+                row, self.answer, f"is {type_name(value)}; it must be a string or a number"
+            )
         if isinstance(value, str):
             _check_characters(row, self.answer, value)
         elif isinstance(value, float) and not math.isfinite(value):
@@ -165,7 +167,7 @@ class Columns:
         return value
 
 
-def texts_of(messages: Sequence[Message]) -> tuple[str, str]:
+def split_messages(messages: Sequence[Message]) -> tuple[str, str]:
     """The system prompt and the prompt of a problem that is plain text."""
     system = [str(each["content"]) for each in messages if each["role"] == "system"]
     return "".join(system), str(messages[-1]["content"])
@@ -179,7 +181,7 @@ def _checked_messages(row: Row, column: str) -> tuple[Message, ...]:
         except ValueError as error:
             raise _wrong(row, column, f"is a string that is not JSON ({error})") from None
     if not isinstance(value, list) or not value:
-        what = "an empty list" if value == [] else kind_of(value)
+        what = "an empty list" if value == [] else type_name(value)
         raise _wrong(
             row, column, f'is {what}; it must be messages: [{{"role": "user", "content": "..."}}]'
         )
@@ -201,7 +203,7 @@ def _checked_message(row: Row, column: str, number: int, message: Any) -> Messag
     name = f"{column}[{number}]"
     if not isinstance(message, Mapping):
         raise _wrong(
-            row, name, f'is {kind_of(message)}; it must be {{"role": ..., "content": ...}}'
+            row, name, f'is {type_name(message)}; it must be {{"role": ..., "content": ...}}'
         )
     if "from" in message and "value" in message:
         raise _wrong(row, name, "has 'from' and 'value'; rename them to 'role' and 'content'")
@@ -211,7 +213,7 @@ def _checked_message(row: Row, column: str, number: int, message: Any) -> Messag
     if content is None and message.get("tool_calls"):
         content = ""
     if not isinstance(content, str):
-        raise _wrong(row, f"{name}.content", f"is {kind_of(content)}; it must be a string")
+        raise _wrong(row, f"{name}.content", f"is {type_name(content)}; it must be a string")
     _check_characters(row, f"{name}.content", content)
     return {**{k: v for k, v in message.items() if v is not None}, "content": content}
 
@@ -223,7 +225,7 @@ def _text(row: Row, column: str) -> str:
         raise _wrong(
             row,
             column,
-            f"is {kind_of(value)}; it must be a string{hint if isinstance(value, list) else ''}",
+            f"is {type_name(value)}; it must be a string{hint if isinstance(value, list) else ''}",
         )
     if not value.strip():
         raise _wrong(row, column, "is empty, and it must be the prompt")

@@ -17,7 +17,7 @@ _MEMORY = 0.7
 
 
 @dataclass
-class Progress:
+class PromptRecord:
     """What is known of one prompt."""
 
     groups: int = 0
@@ -47,13 +47,13 @@ class Curriculum:
     hard_after: int = 4  # and before it is given up
 
     def __post_init__(self) -> None:
-        self.known: dict[str, Progress] = {}
+        self.known: dict[str, PromptRecord] = {}
         self.step = 0  # the last one that was learned from
-        self._before: dict[str, Progress] = {}  # its prompts, as they were known before it
+        self._before: dict[str, PromptRecord] = {}  # its prompts, as they were known before it
 
     def record(self, identity: str, success: float) -> None:
         """Take a group into account."""
-        self.known.setdefault(identity, Progress()).add(success)
+        self.known.setdefault(identity, PromptRecord()).add(success)
 
     def learn_from(self, groups: Sequence[Group], threshold: float, step: int) -> dict[str, float]:
         """Take a step's groups into account, and return how many prompts are in each pool.
@@ -63,7 +63,9 @@ class Curriculum:
         before = self.pools()
         scored = [group for group in groups if group.rewards]
         self.step = step
-        self._before = {g.identity: replace(self.known.get(g.identity, Progress())) for g in scored}
+        self._before = {
+            g.identity: replace(self.known.get(g.identity, PromptRecord())) for g in scored
+        }
         for group in scored:
             self.record(group.identity, group.success(threshold))
         now = self.pools()
@@ -128,5 +130,5 @@ class Curriculum:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
         self.step = state["step"]
-        self.known = {name: Progress(*values) for name, values in state["known"].items()}
-        self._before = {name: Progress(*values) for name, values in state["before"].items()}
+        self.known = {name: PromptRecord(*values) for name, values in state["known"].items()}
+        self._before = {name: PromptRecord(*values) for name, values in state["before"].items()}

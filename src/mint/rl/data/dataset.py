@@ -20,7 +20,7 @@ from mint.rewards import Failure, Reward, Sample, as_reward, check_answer
 from mint.rewards.registry import RewardNotFound
 from mint.rewards.reward import FunctionReward, RewardLike, run
 from mint.rewards.signature import SignatureError
-from mint.rl.data.columns import Columns, Problem, texts_of
+from mint.rl.data.columns import Columns, Problem, split_messages
 from mint.rl.data.rows import DataError, Row, read_rows, setting
 from mint.rl.settings.options import ConfigError
 from mint.rl.task import RLAdapter
@@ -212,11 +212,11 @@ class DatasetTask(RLAdapter):
         return [*system, *shown, *own]
 
     def _as_text(self, sample: Problem) -> str:
-        system, own = texts_of(sample.messages)
+        system, own = split_messages(sample.messages)
         system = system or self.system_prompt or ""
         shown = []
         for example in self.examples:
-            _, prompt = texts_of(example.messages)
+            _, prompt = split_messages(example.messages)
             between = "" if prompt[-1:].isspace() else " "
             shown.append(f"{prompt}{between}{example.answer_text}\n\n")
         return (f"{system}\n\n" if system else "") + "".join(shown) + own

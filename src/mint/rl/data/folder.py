@@ -77,7 +77,7 @@ def _named_files(folder: Path, split: str, by_default: bool, argument: str) -> l
         )
     by_split: dict[str, list[Path]] = {}
     for path in files:
-        by_split.setdefault(split_of(path.relative_to(folder), split), []).append(path)
+        by_split.setdefault(read_split(path.relative_to(folder), split), []).append(path)
     found = by_split.get(split, [])
     if not found and by_default and len(files) == 1 and "" in by_split:
         return files
@@ -98,12 +98,12 @@ def _named_files(folder: Path, split: str, by_default: bool, argument: str) -> l
     return found
 
 
-def split_of(path: Path, wanted: str) -> str:
+def read_split(path: Path, wanted: str) -> str:
     """Which split a file belongs to by its name or its folder's; "" when neither says.
 
-    >>> split_of(Path("data/train-00000-of-00001.parquet"), "train")
+    >>> read_split(Path("data/train-00000-of-00001.parquet"), "train")
     'train'
-    >>> split_of(Path("main/test.jsonl"), "train"), split_of(Path("rows.csv"), "train")
+    >>> read_split(Path("main/test.jsonl"), "train"), read_split(Path("rows.csv"), "train")
     ('test', '')
     """
     for part in (path.stem, *reversed(path.parts[:-1])):

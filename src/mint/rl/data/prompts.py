@@ -15,7 +15,7 @@ from mint.rl.data.split import Split
 from mint.rl.rollouts.policy import seed_for
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.options import ConfigError
-from mint.rl.task import identity_of, overrides
+from mint.rl.task import identify, overrides
 from mint.tokenizer import plain_tokenizer
 
 _RandomState = tuple[Any, Any]
@@ -190,7 +190,7 @@ class Data:
         own = overrides(self.adapter, "identity") and self.adapter.identity(sample) is not None
         if hasattr(self.adapter, "make_prompt") and not own:
             return self.item(sample).identity
-        return identity_of(self.adapter, sample, None)
+        return identify(self.adapter, sample, None)
 
     def _trainable(self, samples: Sequence[Any], call: int) -> Iterator[Item]:
         items = (self.item(sample, call) for sample in samples)
@@ -210,7 +210,7 @@ class Data:
                     "least one."
                 )
             self._compare_once(sample, prompt)
-        return Item(sample, prompt, identity_of(self.adapter, sample, prompt), call)
+        return Item(sample, prompt, identify(self.adapter, sample, prompt), call)
 
     def _compare_once(self, sample: Any, prompt: tuple[int, ...]) -> None:
         """Refuse prompts that change from call to call where prompts must be known again."""

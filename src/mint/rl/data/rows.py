@@ -149,7 +149,7 @@ def _read_json(path: Path) -> Iterator[Row]:
         raise DataError(f"{path} is not JSON: {_reason(error)}.") from None
     if not isinstance(rows, list):
         raise DataError(
-            f"{path} contains {kind_of(rows)}; it must be a list of rows: "
+            f"{path} contains {type_name(rows)}; it must be a list of rows: "
             '[{"prompt": ..., "answer": ...}, ...].'
         )
     for number, value in enumerate(rows, start=1):
@@ -176,7 +176,7 @@ def _reason(error: ValueError | RecursionError) -> str:
 def _as_fields(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(
-            f"{place} is {kind_of(value)}; a row must be an object with named fields, as in "
+            f"{place} is {type_name(value)}; a row must be an object with named fields, as in "
             '{"prompt": "What is 2 + 2?", "answer": "4"}'
         )
     return value
@@ -248,10 +248,10 @@ def _read_arrow(path: Path) -> Iterator[Row]:
         yield Row(values, f"{path}, row {number}")
 
 
-def kind_of(value: Any) -> str:
+def type_name(value: Any) -> str:
     """What a JSON value is, in words.
 
-    >>> kind_of(None), kind_of([1])
+    >>> type_name(None), type_name([1])
     ('null', 'a list')
     """
     names: dict[type, str] = {

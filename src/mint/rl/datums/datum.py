@@ -17,14 +17,14 @@ Array = NDArray[np.float64]
 Tokens = tuple[int, ...]
 
 
-def datum_of(
+def make_datum(
     segment: Segment, advantage: float | Sequence[float], weight: float = 1.0
 ) -> types.Datum:
     """A segment to train on. Only sampled tokens have a weight; each says how likely it was.
 
     ``advantage`` is one number, or one for each token of the segment.
 
-    >>> datum = datum_of(Segment.of([5, 6], [7, 8], [-0.5, -0.25]), advantage=0.5)
+    >>> datum = make_datum(Segment.of([5, 6], [7, 8], [-0.5, -0.25]), advantage=0.5)
     >>> datum.model_input.to_ints(), [int(t) for t in datum.loss_fn_inputs["target_tokens"].data]
     ([5, 6, 7], [6, 7, 8])
     >>> [float(w) for w in datum.loss_fn_inputs["weights"].data]
@@ -78,7 +78,7 @@ def build_datums(
     rollouts = [rollout for group in groups for rollout in group.counted if rollout.length]
     weights = token_weights([rollout.length for rollout in rollouts], aggregation, max_tokens)
     datums = [
-        datum_of(segment, rollout.token_advantages(index), weight)
+        make_datum(segment, rollout.token_advantages(index), weight)
         for rollout, weight in zip(rollouts, weights, strict=True)
         if rollout.has_advantage or every_answer or needs_every_answer(loss_fn)
         for index, segment in enumerate(rollout.segments)

@@ -103,7 +103,7 @@ def _spread(datum: types.Datum, logprobs: Array) -> Array:
     return found
 
 
-def kl_of(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
+def kl_metrics(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
     """The KL of the policy to the reference whose logprobs the datums have."""
     pairs = []
     for datum, trainer in zip(datums, trainer_D_T, strict=True):

@@ -38,7 +38,7 @@ def narrowed(
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BisectionResult:
     """What a bisection found: ``broke`` between two points, ``held``, or ``unsure``."""
 
     kind: Literal["broke", "held", "unsure"]
@@ -58,7 +58,7 @@ class Bisection:
 
     def search(
         self, good: int | None = None, bad: int | None = None, drop: float | None = None
-    ) -> Verdict:
+    ) -> BisectionResult:
         """Find where the metric fell between ``good`` (the best known) and ``bad`` (the last).
 
         A step is bad when the metric is ``drop`` under the good one's; without ``drop``, when it
@@ -120,9 +120,11 @@ class Bisection:
             self.looked_at.setdefault(step, "the run")
         return point.evaluation is not None
 
-    def _verdict(self, kind: Literal["broke", "held", "unsure"], good: int, bad: int) -> Verdict:
+    def _verdict(
+        self, kind: Literal["broke", "held", "unsure"], good: int, bad: int
+    ) -> BisectionResult:
         fall = self.estimate(good).above(self.estimate(bad))
-        return Verdict(kind, self.points[good], self.points[bad], fall)
+        return BisectionResult(kind, self.points[good], self.points[bad], fall)
 
     def _choices(self) -> str:
         there = [str(step) for step, point in sorted(self.points.items()) if not point.gone]

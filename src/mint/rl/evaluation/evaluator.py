@@ -16,9 +16,9 @@ from mint.rl.rollouts.failures import FailureLog
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 from mint.rl.rollouts.scoring import Ledger
-from mint.rl.runtime.connection import connect, lifeline_of
+from mint.rl.runtime.connection import connect, monitor_service
 from mint.rl.runtime.event_loop import Loop
-from mint.rl.runtime.threads import Threads, aside
+from mint.rl.runtime.threads import Threads, to_thread
 from mint.rl.settings.config import RLConfig
 from mint.rl.task import overrides
 
@@ -39,7 +39,7 @@ class Evaluator:
         self.adapter = adapter
         self.cfg = cfg
         self.service = service
-        self._exam: Exam | None = None
+        self._holdout: HoldoutEvaluator | None = None
         workers = cfg.reward_workers
         self._threads = Threads(workers) if workers else None
 
@@ -50,9 +50,9 @@ class Evaluator:
 
     async def of_async(self, path: str | None) -> Evaluation:
         """Async version of :meth:`of`."""
-        lifeline = lifeline_of(self.service, self.cfg)
-        await lifeline.reach()
-        return await lifeline.during(self._of(path))
+        monitor = monitor_service(self.service, self.cfg)
+        await monitor.reach()
+        return await monitor.during(self._of(path))
 
     async def _of(self, path: str | None) -> Evaluation:
         await connect(self.service)
@@ -61,14 +61,16 @@ class Evaluator:
             client = await self.service.create_sampling_client_async(base_model=base)
         else:
             client = await self.service.create_sampling_client_async(model_path=path)
-        if self._exam is None:
-            tokenizer = await aside(client.get_tokenizer)
+        if self._holdout is None:
+            tokenizer = await to_thread(client.get_tokenizer)
             items = Data(self.adapter, tokenizer, self.cfg).holdout()
-            self._exam = Exam(self.adapter, self.cfg, items, tokenizer, self._threads)
-        return await self._exam.taken_by(client)
+            self._holdout = HoldoutEvaluator(
+                self.adapter, self.cfg, items, tokenizer, self._threads
+            )
+        return await self._holdout.evaluate(client)
 
 
-class Exam:
+class HoldoutEvaluator:
     """Held-out prompts, and how answers to them are scored."""
 
     def __init__(
@@ -87,7 +89,7 @@ class Exam:
         self.threads = threads
         self.failures = failures or FailureLog()
 
-    async def taken_by(self, client: mint.SamplingClient) -> Evaluation:
+    async def evaluate(self, client: mint.SamplingClient) -> Evaluation:
         """The result of some weights."""
         cfg = self.cfg
         policy = Policy(client, self.tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)

@@ -10,14 +10,14 @@ import mint
 from mint.rewards import TooManyFailures
 from mint.rl.data.prompts import Data, Item
 from mint.rl.evaluation.endpoint import EndpointClient
-from mint.rl.evaluation.evaluator import Exam
+from mint.rl.evaluation.evaluator import HoldoutEvaluator
 from mint.rl.evaluation.results import SetResult, collect_results
 from mint.rl.groups.collect import Collector
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.scoring import Ledger
-from mint.rl.runtime.connection import connect, lifeline_of
+from mint.rl.runtime.connection import connect, monitor_service
 from mint.rl.runtime.event_loop import Loop
-from mint.rl.runtime.threads import Threads, aside
+from mint.rl.runtime.threads import Threads, to_thread
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.options import ConfigError, closest
 
@@ -58,11 +58,11 @@ class Examiner:
             await connect(service)
             where = {"base_model": self.cfg.base_model} if path is None else {"model_path": path}
             client = await service.create_sampling_client_async(**where)
-            return await self._of(client, await aside(client.get_tokenizer))
+            return await self._of(client, await to_thread(client.get_tokenizer))
 
-        lifeline = lifeline_of(service, self.cfg)
-        await lifeline.reach()
-        return await lifeline.during(work())
+        monitor = monitor_service(service, self.cfg)
+        await monitor.reach()
+        return await monitor.during(work())
 
     async def _of(self, client: Any, tokenizer: Any) -> dict[str, SetResult]:
         sets = self._sets(Data(self.adapter, tokenizer, self.cfg))
@@ -88,12 +88,14 @@ class Examiner:
     ) -> SetResult:
         workers = self.cfg.reward_workers
         threads = Threads(workers) if workers else None
-        exam = Exam(self.adapter, self.cfg, items, tokenizer, threads)
-        cfg = exam.cfg
+        holdout = HoldoutEvaluator(self.adapter, self.cfg, items, tokenizer, threads)
+        cfg = holdout.cfg
         policy = Policy(client, tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
-        collector = Collector(exam.task, cfg, Ledger(1.0), threads, exam.failures, "evaluation")
+        collector = Collector(
+            holdout.task, cfg, Ledger(1.0), threads, holdout.failures, "evaluation"
+        )
         try:
-            groups = await collector.groups(policy, exam.items, 1, cfg.eval_samples, f"{name} ")
+            groups = await collector.groups(policy, holdout.items, 1, cfg.eval_samples, f"{name} ")
         finally:
             if threads is not None:
                 threads.shutdown()

@@ -107,7 +107,7 @@ def collect_results(
             found.append(
                 PromptResult(
                     group.identity,
-                    category_of(adapter, group.sample),
+                    find_category(adapter, group.sample),
                     tuple(rollout.reward for rollout in asked),
                     tuple(_vote(adapter, rollout.text, group.sample) for rollout in asked),
                 )
@@ -115,7 +115,7 @@ def collect_results(
     return SetResult(name, tuple(found), threshold)
 
 
-def category_of(adapter: Any, sample: Any) -> str:
+def find_category(adapter: Any, sample: Any) -> str:
     """The category of a sample: by the task's ``category(sample)``, or the sample's own field."""
     if hasattr(adapter, "category"):
         return str(adapter.category(sample))

@@ -16,7 +16,7 @@ from mint.rewards import TooManyFailures, overlong_penalty
 from mint.rl.agents.environment import run_environment
 from mint.rl.data.prompts import Item
 from mint.rl.rollouts.failures import CodeFailure, FailureLog
-from mint.rl.rollouts.policy import Policy, seed_for, segment_of
+from mint.rl.rollouts.policy import Policy, make_segment, seed_for
 from mint.rl.rollouts.rollout import Group, Rollout
 from mint.rl.rollouts.scoring import Ledger, apply_score, score_responses
 from mint.rl.settings.config import RLConfig
@@ -33,7 +33,12 @@ class Batch:
     dropped: list[Group] = field(default_factory=list)  # without signal, and others took its place
     stale: list[Group] = field(default_factory=list)  # too old to be trained on
     given_up: int = 0  # groups that were too old before they were complete
-    clients: Mapping[int, mint.SamplingClient] = field(default_factory=dict)  # by version
+    policies: Mapping[int, Policy] = field(default_factory=dict)  # by version
+
+    @property
+    def clients(self) -> dict[int, mint.SamplingClient]:
+        """The sampling clients by version."""
+        return {version: policy.client for version, policy in self.policies.items()}
 
     @property
     def everything(self) -> list[Group]:
@@ -50,7 +55,7 @@ def merge_parts(parts: Sequence[Batch]) -> Batch:
         [group for part in parts for group in part.dropped],
         [group for part in parts for group in part.stale],
         sum(part.given_up for part in parts),
-        {version: client for part in parts for version, client in part.clients.items()},
+        {version: policy for part in parts for version, policy in part.policies.items()},
     )
 
 
@@ -146,7 +151,7 @@ class Collector:
         self.answered[id(item)] += size
         group.rollouts = [
             Rollout(
-                [segment_of(item.prompt, answer)],
+                [make_segment(item.prompt, answer)],
                 policy.text(answer),
                 truncated=answer.truncated,
             )

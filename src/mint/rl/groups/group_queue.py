@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import mint
 from mint.rl.data.prompts import Data, Draw, Item
 from mint.rl.groups.collect import Batch, Collector
 from mint.rl.rollouts.policy import FollowingPolicy, Policy
@@ -22,7 +21,7 @@ from mint.rl.settings.schedules import temperature_at
 
 
 @dataclass(eq=False)
-class Pending:
+class StartedGroup:
     """A group that was started and not taken. Draw and place decide the seeds of its answers."""
 
     draw: int
@@ -39,9 +38,9 @@ class GroupQueue:
         self.collector = collector
         self.data = data
         self.cfg = cfg
-        self.pending: list[Pending] = []  # in the order in which they were started
+        self.pending: list[StartedGroup] = []  # in the order in which they were started
         self._newest: Policy | None = None
-        self._clients: dict[int, mint.SamplingClient] = {}
+        self._policies: dict[int, Policy] = {}
         self._draw: Draw | None = None  # the latest
         self._drawn = 0
         self._width = cfg.batch_size  # prompts of a batch; fewer when the dataset is smaller
@@ -53,8 +52,8 @@ class GroupQueue:
         """Use newer weights from now on."""
         self._newest = policy
         oldest = min((each.version for each in self.pending), default=policy.version)
-        kept = {version: c for version, c in self._clients.items() if version >= oldest}
-        self._clients = {**kept, policy.version: policy.client}
+        kept = {version: p for version, p in self._policies.items() if version >= oldest}
+        self._policies = {**kept, policy.version: policy}
 
     def fill(self, batches: int) -> None:
         """Start batches until so many are in flight."""
@@ -96,7 +95,7 @@ class GroupQueue:
         stale, self._stale = self._stale, []
         given_up, self._given_up = self._given_up, 0
         policy = self._policy(step)
-        return Batch(step, groups, policy, dropped, stale, given_up, self._clients)
+        return Batch(step, groups, policy, dropped, stale, given_up, self._policies)
 
     async def _take(self, count: int, step: int, refill: int = 0) -> list[Group]:
         """The first ``count`` groups to be complete; more are started where too few are in flight,
@@ -147,7 +146,7 @@ class GroupQueue:
         policy, size = self._policy(draw), self.cfg.group_size
         sampled = self.collector.group(policy, item, draw, size, place)
         task = asyncio.ensure_future(sampled)
-        self.pending.append(Pending(draw, place, item, policy.version, task))
+        self.pending.append(StartedGroup(draw, place, item, policy.version, task))
 
     def _policy(self, draw: int) -> Policy:
         assert self._newest is not None

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import mint
-from mint.rl.runtime.event_loop import unbroken
+from mint.rl.runtime.event_loop import shielded
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ def _rank(checkpoint: Checkpoint) -> tuple[float, ...]:
     return tuple(round(value, 9) for value in checkpoint.score or (0.0, 0.0))
 
 
-class Checkpoints:
+class RunCheckpoints:
     """Saves, remembers and prunes. Nothing is deleted before what replaces it is on record."""
 
     def __init__(self, every: int, keep_every: int = 0) -> None:
@@ -59,7 +59,7 @@ class Checkpoints:
         self, client: mint.TrainingClient, step: int, score: tuple[float, float] | None = None
     ) -> Checkpoint:
         """Save the weights and the optimizer as they are after a step."""
-        answer = await unbroken(client.save_state(name=f"step-{step:06d}", overwrite=True))
+        answer = await shielded(client.save_state(name=f"step-{step:06d}", overwrite=True))
         checkpoint = Checkpoint(step, answer.path, score)
         self.kept = [c for c in self.kept if c.path != checkpoint.path] + [checkpoint]
         wanted = self._wanted()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from mint.rl.guards import Finding, Guards
-from mint.rl.loop.checkpoints import Checkpoints
+from mint.rl.loop.checkpoints import RunCheckpoints
 from mint.rl.rollouts.failures import CodeFailure
 from mint.rl.runtime.endings import RunStopped
 from mint.watch.recorder import RunDirectory
@@ -15,7 +15,9 @@ from mint.watch.recorder import RunDirectory
 class Findings:
     """Prints findings, writes them to ``events.jsonl``, and ends the run when one is fatal."""
 
-    def __init__(self, guards: Guards, directory: RunDirectory, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, guards: Guards, directory: RunDirectory, checkpoints: RunCheckpoints
+    ) -> None:
         self.guards = guards
         self.directory = directory
         self.checkpoints = checkpoints

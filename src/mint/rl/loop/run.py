@@ -3,7 +3,7 @@
     with Run(adapter, cfg) as run:
         for step in run:
             batch = run.sample(step)
-            datums = run.prefer(batch)
+            datums = run.build_datums(batch)
             run.train(batch, datums)
             run.record(batch, datums)
         path = run.finish()
@@ -29,20 +29,20 @@ from mint.rl.algorithms.batches import part_sizes
 from mint.rl.data.prompts import Data
 from mint.rl.datums.datum import build_datums, with_weights
 from mint.rl.datums.masking import unmasked
-from mint.rl.evaluation.evaluator import Exam
+from mint.rl.evaluation.evaluator import HoldoutEvaluator
 from mint.rl.evaluation.outcome import advice, closing_lines, evaluations_in
 from mint.rl.evaluation.scores import Evaluation
 from mint.rl.groups.collect import Batch, Collector, merge_parts
 from mint.rl.groups.group_queue import GroupQueue
-from mint.rl.guards import Finding, Guards, calmer, masked_loss
-from mint.rl.loop.checkpoints import Checkpoints
+from mint.rl.guards import Finding, Guards, masked_loss, stability_advice
+from mint.rl.loop.checkpoints import RunCheckpoints
 from mint.rl.loop.clients import continuing, reference, training_client
 from mint.rl.loop.findings import Findings
 from mint.rl.loop.measures import measure, staleness
 from mint.rl.loop.progress import Progress, sampling_line, step_line
 from mint.rl.loop.tally import Tally
 from mint.rl.loop.update import Update, train, trained_tokens
-from mint.rl.loop.waiting import Waiting
+from mint.rl.loop.waiting import RunLoop
 from mint.rl.recording.directory import describe_run, open_directory
 from mint.rl.recording.reward_analysis import Analyst
 from mint.rl.recording.reward_log import RewardLog
@@ -54,11 +54,11 @@ from mint.rl.rollouts.filters import Filters
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 from mint.rl.rollouts.scoring import Ledger
-from mint.rl.runtime.connection import connect, lifeline_of
-from mint.rl.runtime.endings import Interrupted, ServiceLost, going_on
-from mint.rl.runtime.event_loop import unbroken
+from mint.rl.runtime.connection import connect, monitor_service
+from mint.rl.runtime.endings import Interrupted, ServiceLost, resume_hint
+from mint.rl.runtime.event_loop import shielded
 from mint.rl.runtime.interruption import Interruption
-from mint.rl.runtime.threads import Threads, aside
+from mint.rl.runtime.threads import Threads, to_thread
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.schedules import learning_rate_at
 from mint.rl.task import report
@@ -85,14 +85,14 @@ class Run:
         self.interruption = interruption or Interruption()
         self.guards = Guards(self.cfg)
         self.ledger = Ledger(self.cfg.max_reward_failures)
-        self.checkpoints = Checkpoints(self.cfg.checkpoint_every, self.cfg.keep_every)
+        self.checkpoints = RunCheckpoints(self.cfg.checkpoint_every, self.cfg.keep_every)
         self.progress = Progress()
         self._monitors: list[Callable[[Batch], None]] = []
         self._analyst: Analyst | None = None
         self._tally = Tally()
         self._elapsed = 0.0
         self._findings = Findings(self.guards, self.directory, self.checkpoints)
-        self._waiting = Waiting(self.interruption, self.directory, self.checkpoints, self.recording)
+        self._waiting = RunLoop(self.interruption, self.directory, self.checkpoints, self.recording)
         workers = self.cfg.reward_workers
         self._threads = Threads(workers) if workers else None
         try:
@@ -109,18 +109,20 @@ class Run:
         self.checkpoints.load(state["checkpoints"] if state else [])
         latest = self.checkpoints.latest
         self.service = service or mint.ServiceClient()
-        self._waiting.lifeline = lifeline = lifeline_of(self.service, cfg)
-        self._waiting.do(lifeline.reach())
+        self._waiting.monitor = monitor = monitor_service(self.service, cfg)
+        self._waiting.do(monitor.reach())
         self._waiting.do(connect(self.service))
-        write_service(self.directory.path, lifeline.url)
+        write_service(self.directory.path, monitor.url)
         about = describe_run(self.adapter, self.directory.path)
         with continuing(latest):
             self.client = self._waiting.do(training_client(self.service, cfg, latest, about))
-        self.tokenizer = self._waiting.do(aside(self.client.get_tokenizer))
+        self.tokenizer = self._waiting.do(to_thread(self.client.get_tokenizer))
         self.data = Data(self.adapter, self.tokenizer, cfg)
         held_out = self.data.holdout() if cfg.eval_every else []
         failures = FailureLog(self._findings.keep_failure)
-        self.exam = Exam(self.adapter, cfg, held_out, self.tokenizer, self._threads, failures)
+        self.holdout = HoldoutEvaluator(
+            self.adapter, cfg, held_out, self.tokenizer, self._threads, failures
+        )
         collector = Collector(self.adapter, cfg, self.ledger, self._threads, failures)
         self.queue = GroupQueue(collector, self.data, cfg)
         self.reference = self._waiting.do(reference(self.service, cfg))
@@ -169,11 +171,11 @@ class Run:
         it is complete, while the others are sampled."""
         if not self.cfg.stream_mini_batches:
             batch = self.sample(step)
-            return batch, self.train(batch, self.prefer(batch))
+            return batch, self.train(batch, self.build_datums(batch))
         parts, datums = [], []
         for size in part_sizes(self.cfg.batch_size, self.cfg.mini_batches):
             parts.append(part := self.sample(step, size))
-            datums += self.train(part, self.prefer(part), mini_batches=1)
+            datums += self.train(part, self.build_datums(part), mini_batches=1)
         return merge_parts(parts), datums
 
     def sample(self, step: int, groups: int | None = None) -> Batch:
@@ -200,15 +202,15 @@ class Run:
             client = await self._weights_before(step)
             most, stop = cfg.max_tokens, cfg.stop
             filters = Filters(cfg.top_k, cfg.top_p, cfg.min_p)
-            heat = cfg.temperature
-            policy = Policy(client, self.tokenizer, heat, most, stop, version, filters)
+            heat, digest = cfg.temperature, await client.weights_digest()
+            policy = Policy(client, self.tokenizer, heat, most, stop, version, filters, digest)
             self.queue.publish(policy)
             self.queue.fill(min(max(1, cfg.max_staleness), cfg.steps - version))
         return await self.queue.batch(step, groups)
 
     async def _weights_before(self, step: int) -> mint.SamplingClient:
         request = self.client.save_weights_and_get_sampling_client_async(f"rl-step-{step}")
-        client: mint.SamplingClient = await unbroken(request)
+        client: mint.SamplingClient = await shielded(request)
         return client
 
     def useful(self, batch: Batch) -> list[Group]:
@@ -221,8 +223,8 @@ class Run:
             policy = None if batch.policy.is_plain else batch.clients
             self._tally.add(self._waiting.do(self.reference.penalise(batch.groups, policy)))
 
-    def prefer(self, batch: Batch) -> list[types.Datum]:
-        """From rewards to what is trained on."""
+    def build_datums(self, batch: Batch) -> list[types.Datum]:
+        """Assign advantages from the rewards, and return the datums to train on."""
         cfg = self.cfg
         self.penalise(batch)
         groups = batch.groups if cfg.compares_batch else self.useful(batch)
@@ -249,7 +251,7 @@ class Run:
         update = self._waiting.finish_first(self._trained_on(batch, edited, parts))
         self._tally.add({**update.metrics, "time/train": time.monotonic() - since})
         if update.refused is not None:
-            refused = Finding("not_finite", update.refused, calmer(self.cfg))
+            refused = Finding("not_finite", update.refused, stability_advice(self.cfg))
             self._findings.report(batch.step, refused)
             self._findings.stop_if([refused])
         return edited
@@ -313,7 +315,7 @@ class Run:
         self.directory.metrics({"step": 0, **numbers})
 
     async def _evaluated(self, step: int) -> Evaluation:
-        found = await self.exam.taken_by(await self._weights_before(step + 1))
+        found = await self.holdout.evaluate(await self._weights_before(step + 1))
         print(f"Step {step}: {found}", flush=True)
         self.directory.event("evaluation", step=step, **found.metrics())
         return found
@@ -323,7 +325,7 @@ class Run:
         checkpoint = await self.checkpoints.save(self.client, self.done, score)
         self.directory.event("checkpoint", step=self.done, path=checkpoint.path)
         self._keep_state(finished=False)
-        await self.checkpoints.prune(await aside(self.service.create_rest_client))
+        await self.checkpoints.prune(await to_thread(self.service.create_rest_client))
 
     def _keep_state(self, finished: bool) -> None:
         curriculum = self.data.curriculum
@@ -355,7 +357,7 @@ class Run:
         return advice(evaluations, paths, self.cfg.start_from or self.cfg.base_model)
 
     async def _final(self) -> str:
-        answer = await unbroken(self.client.save_weights_for_sampler(name="rl-final"))
+        answer = await shielded(self.client.save_weights_for_sampler(name="rl-final"))
         self.final = str(answer.path)
         self.directory.event(
             "finished", step=self.done, path=self.final, text=" ".join(self._advice())
@@ -390,7 +392,7 @@ class Run:
             self._close()
         if isinstance(error, KeyboardInterrupt) or (error is None and self.interruption.presses):
             done = f"The run is already finished: {self.final}"
-            end = done if self.final else going_on(self._waiting.saved_step)
+            end = done if self.final else resume_hint(self._waiting.saved_step)
             print(f"Interrupted. {end}", flush=True)
             raise Interrupted from None
 

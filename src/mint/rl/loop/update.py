@@ -16,7 +16,7 @@ from mint.rl.algorithms.importance import Correction
 from mint.rl.datums.clipped import clipped_share
 from mint.rl.datums.correction import corrected, masked_share, mismatch
 from mint.rl.datums.datum import scaled, split, values
-from mint.rl.datums.reference import Reference, kl_of
+from mint.rl.datums.reference import Reference, kl_metrics
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.extensions import extensions, require_accepted, require_known
 
@@ -109,20 +109,20 @@ async def _train(
     losses, steps = answers[::2], answers[1::2]
     require_known(cfg, losses, temperature)
     first = losses[: len(parts)]
-    first_D_T = [each for answer in first for each in logprobs_of(answer)]
+    first_D_T = [each for answer in first for each in read_logprobs(answer)]
     entropy_D_T: list[Array] = []
     if cfg.measures_entropy:
-        entropy_D_T = [each for answer in first for each in outputs_of(answer, "entropy")]
+        entropy_D_T = [each for answer in first for each in read_outputs(answer, "entropy")]
         found["train/entropy"] = mean_over_tokens(batch, entropy_D_T)
     if cfg.clips:
-        answered = zip(passes, map(logprobs_of, losses), strict=True)
+        answered = zip(passes, map(read_logprobs, losses), strict=True)
         found |= clipped_share(cfg, list(answered))
     if cfg.kl_loss_coef > 0:
-        found |= kl_of(batch, first_D_T)
+        found |= kl_metrics(batch, first_D_T)
     if cfg.truncated_importance is None:
-        found |= mismatch(parts[0], logprobs_of(losses[0]))
+        found |= mismatch(parts[0], read_logprobs(losses[0]))
     if len(losses) > 1:
-        found |= _drift(parts[-1], logprobs_of(losses[-1]))
+        found |= _drift(parts[-1], read_logprobs(losses[-1]))
     norms = [(step.metrics or {}).get("grad_norm") for step in steps]
     known = [float(norm) for norm in norms if norm is not None]
     found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
@@ -161,15 +161,15 @@ async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
 
 
 async def _logprobs(future: Awaitable[types.ForwardBackwardOutput]) -> list[Array]:
-    return logprobs_of(await future)
+    return read_logprobs(await future)
 
 
-def logprobs_of(output: types.ForwardBackwardOutput) -> list[Array]:
+def read_logprobs(output: types.ForwardBackwardOutput) -> list[Array]:
     """The trainer's logprob of every target token, for each datum."""
-    return outputs_of(output, "logprobs")
+    return read_outputs(output, "logprobs")
 
 
-def outputs_of(output: types.ForwardBackwardOutput, name: str) -> list[Array]:
+def read_outputs(output: types.ForwardBackwardOutput, name: str) -> list[Array]:
     """One of the arrays that the service returned for each datum."""
     return [np.asarray(result[name].data, dtype=np.float64) for result in output.loss_fn_outputs]
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import mint
 from mint.rewards import TooManyFailures
 from mint.rl.groups.collect import StepFailed
-from mint.rl.loop.checkpoints import Checkpoints
+from mint.rl.loop.checkpoints import RunCheckpoints
 from mint.rl.recording.step import Recording
-from mint.rl.runtime.connection import Lifeline, NoAnswer
+from mint.rl.runtime.connection import NoAnswer, ServiceMonitor
 from mint.rl.runtime.endings import RewardsFailed, lost
 from mint.rl.runtime.event_loop import Loop
 from mint.rl.runtime.interruption import Interruption
@@ -20,21 +20,21 @@ from mint.watch.recorder import RunDirectory
 Result = TypeVar("Result")
 
 
-class Waiting:
+class RunLoop:
     """Runs the coroutines of a run, and turns what ends them early into an end of the run."""
 
     def __init__(
         self,
         interruption: Interruption,
         directory: RunDirectory,
-        checkpoints: Checkpoints,
+        checkpoints: RunCheckpoints,
         recording: Recording,
     ) -> None:
         self.interruption = interruption
         self.directory = directory
         self.checkpoints = checkpoints
         self.recording = recording
-        self.lifeline: Lifeline | None = None  # set when the service's address is known
+        self.monitor: ServiceMonitor | None = None  # set when the service's address is known
         self.half_done = False  # the weights are those of no step: one is being trained on
         self.reported = False  # that Ctrl-C waits for the end of a step
         self._loop = Loop(interruption)
@@ -68,16 +68,16 @@ class Waiting:
     ) -> Result:
         """Return the result of some work; ``on_press`` is what the first Ctrl-C calls instead of
         cancelling it."""
-        assert self.lifeline is not None
+        assert self.monitor is not None
         try:
-            return self._loop.run(self.lifeline.during(work), on_press)
+            return self._loop.run(self.monitor.during(work), on_press)
         except TooManyFailures as error:
             if isinstance(error, StepFailed) and error.sampled_for == "training":
                 self.recording.sampled(error.batch)  # to be written at the end
             self.directory.event("stopped", name="reward_errors", text=str(error))
             raise RewardsFailed(f"{error} {self.checkpoints.where}") from error
         except (NoAnswer, mint.APIConnectionError) as error:
-            raise lost(error, self.lifeline.url, self.saved_step) from error
+            raise lost(error, self.monitor.url, self.saved_step) from error
         finally:
             if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                 work.close()  # Ctrl-C came before it began

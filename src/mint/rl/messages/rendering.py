@@ -20,7 +20,7 @@ _ASKED: Message = {"role": "user", "content": "-"}
 _SAID: Message = {"role": "assistant", "content": _MARK}
 
 
-def marks_of(tokenizer: Any) -> frozenset[int]:
+def special_tokens(tokenizer: Any) -> frozenset[int]:
     """The tokens that are marks, such as the end of a turn, and not pieces of text."""
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     marks = {token for token, entry in added.items() if entry.special}
@@ -122,7 +122,7 @@ class Renderer:
 
     @cached_property
     def _marks(self) -> frozenset[int]:
-        return marks_of(self.tokenizer)
+        return special_tokens(self.tokenizer)
 
     def _first_mark(self, tokens: Sequence[int]) -> int:
         return next((i for i, token in enumerate(tokens) if token in self._marks), len(tokens))

@@ -9,7 +9,9 @@ from typing import Any
 from mint.rewards import failure_pattern
 
 
-def kinds_of(rows: Sequence[Mapping[str, Any]], answers: Mapping[str, Any]) -> list[dict[str, Any]]:
+def count_kinds(
+    rows: Sequence[Mapping[str, Any]], answers: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Which types of response there were, how often, and what they were paid: the best first."""
     rewards: dict[str, list[float]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)

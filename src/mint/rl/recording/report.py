@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mint.rewards import Analysis, Sample, Score, Scored, analyse
-from mint.rl.recording.kinds import kinds_of, response_kind
+from mint.rl.recording.kinds import count_kinds, response_kind
 from mint.rl.recording.report_page import as_html, as_markdown
 from mint.watch.files import read_rows
 from mint.watch.reader import RunReader
@@ -73,7 +73,7 @@ def make_report(run: RunReader, answers: Mapping[str, Any]) -> Report | None:
     if not rows:
         return None
     found = analyse([_scored(row) for row in rows])
-    kinds = kinds_of(rows, answers)
+    kinds = count_kinds(rows, answers)
     summary = run.summary()
     data = {
         **found.as_data(),

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 from mint.rl.groups.collect import Batch
-from mint.rl.recording.kinds import kinds_of
+from mint.rl.recording.kinds import count_kinds
 from mint.rl.recording.report import ANALYSIS, RIGHT_ANSWERS, write_report
 from mint.rl.rollouts.metadata import ANSWERS, as_sample
 from mint.watch.files import read_rows
 
-__all__ = ["ANALYSIS", "RIGHT_ANSWERS", "Analyst", "kinds_of"]
+__all__ = ["ANALYSIS", "RIGHT_ANSWERS", "Analyst", "count_kinds"]
 
 
 class Analyst:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mint import types
 from mint.rl.groups.collect import Batch, merge_parts
-from mint.rl.recording.tables import Pieces, Trained, rollout_rows
+from mint.rl.recording.tables import Pieces, TrainedTokens, rollout_rows
 from mint.watch.recorder import RunDirectory
 
 
@@ -20,7 +20,7 @@ class Recording:
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
         self._batch: Batch | None = None
-        self._trained = Trained()
+        self._trained = TrainedTokens()
         self._pieces: Pieces | None = None
 
     def sampled(self, batch: Batch) -> None:
@@ -44,7 +44,7 @@ class Recording:
     def _taken(self) -> Iterable[dict[str, Any]]:
         """The rows of what was kept, which is then forgotten."""
         batch, self._batch = self._batch, None
-        trained, self._trained = self._trained, Trained()
+        trained, self._trained = self._trained, TrainedTokens()
         return () if batch is None else rollout_rows(batch, self._pieces, trained)
 
     def end(self, error: BaseException | None, finished: bool) -> None:

@@ -16,7 +16,7 @@ from mint.rl.rollouts.rollout import Group, Rollout, Segment
 Array = NDArray[np.float64]
 
 
-class Trained:
+class TrainedTokens:
     """What training knows of the tokens that it saw: the trainer's logprobs, the entropy where each
     was chosen, and advantages.
 
@@ -92,7 +92,7 @@ class Pieces:
 
 
 def rollout_rows(
-    batch: Batch, pieces: Pieces | None = None, trained: Trained | None = None
+    batch: Batch, pieces: Pieces | None = None, trained: TrainedTokens | None = None
 ) -> Iterator[dict[str, Any]]:
     """One row for every rollout of a step, those of replaced groups too."""
     pieces = pieces or Pieces(batch.policy.tokenizer)
@@ -104,10 +104,18 @@ def rollout_rows(
                 "index": index,
                 "replaced": number >= len(batch.groups),
                 **_row(group, rollout),
+                "digests": _digests(batch, rollout),
                 "segments": [
-                    _segment(segment, pieces, trained or Trained()) for segment in rollout.segments
+                    _segment(segment, pieces, trained or TrainedTokens())
+                    for segment in rollout.segments
                 ],
             }
+
+
+def _digests(batch: Batch, rollout: Rollout) -> dict[int, str]:
+    """Return the digest of each version of the weights that sampled a part of a rollout."""
+    policies = [batch.policies[v] for v in sorted(set(rollout.versions)) if v in batch.policies]
+    return {policy.version: policy.digest for policy in policies if policy.digest is not None}
 
 
 def _row(group: Group, rollout: Rollout) -> dict[str, Any]:
@@ -140,7 +148,7 @@ def _stop(rollout: Rollout) -> str | None:
     return "length" if rollout.truncated else "stop"
 
 
-def _segment(segment: Segment, pieces: Pieces, trained: Trained) -> dict[str, Any]:
+def _segment(segment: Segment, pieces: Pieces, trained: TrainedTokens) -> dict[str, Any]:
     return {
         "tokens": segment.tokens,
         "pieces": pieces(segment.tokens),

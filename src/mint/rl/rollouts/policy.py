@@ -10,13 +10,13 @@ from typing import Any
 
 import mint
 from mint import types
-from mint.rl.messages.rendering import marks_of
+from mint.rl.messages.rendering import special_tokens
 from mint.rl.rollouts.filters import PLAIN, Filters, Kept
 from mint.rl.rollouts.rollout import Segment
 
 
 @dataclass(frozen=True)
-class Answer:
+class PolicyAnswer:
     """What the policy wrote: its tokens with their logprobs, whether it was cut off, and which
     version of the weights wrote it."""
 
@@ -38,6 +38,7 @@ class Policy:
     stop: tuple[str, ...] = ()
     version: int = 0
     filters: Filters = PLAIN
+    digest: str | None = None  # of the weights, as the service checks them
 
     @property
     def is_plain(self) -> bool:
@@ -51,7 +52,7 @@ class Policy:
         seed: int | None,
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
-    ) -> list[Answer]:
+    ) -> list[PolicyAnswer]:
         """``count`` answers to a prompt."""
         answer = await self.client.sample_async(
             prompt=types.ModelInput.from_ints(tokens=list(prompt)),
@@ -60,7 +61,7 @@ class Policy:
             **self.filters.requests(),
         )
         return [
-            Answer(
+            PolicyAnswer(
                 list(sequence.tokens),
                 sequence.logprobs,
                 sequence.stop_reason == "length",
@@ -91,9 +92,9 @@ class Policy:
 
     @cached_property
     def _marks(self) -> frozenset[int]:
-        return marks_of(self.tokenizer)
+        return special_tokens(self.tokenizer)
 
-    def has_ended(self, answer: Answer, stop: Sequence[str] | None = None) -> bool:
+    def has_ended(self, answer: PolicyAnswer, stop: Sequence[str] | None = None) -> bool:
         """Whether the model itself closed its answer, and was neither cut off nor stopped by a
         text. Some models have several marks to do so."""
         if not answer.tokens:
@@ -105,7 +106,7 @@ class Policy:
         stopped = answer.truncated or any(word in text for text in stop or self.stop)
         return last in self._marks and not stopped
 
-    def text(self, answer: Answer, stop: Sequence[str] | None = None) -> str:
+    def text(self, answer: PolicyAnswer, stop: Sequence[str] | None = None) -> str:
         """The text of an answer, without the mark that closed it."""
         kept = answer.tokens[:-1] if self.has_ended(answer, stop) else answer.tokens
         return str(self.tokenizer.decode(kept))
@@ -130,14 +131,14 @@ class FollowingPolicy(Policy):
         seed: int | None,
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
-    ) -> list[Answer]:
+    ) -> list[PolicyAnswer]:
         """``count`` answers to a prompt."""
         assert self.newest is not None
         current = replace(self.newest(), temperature=self.temperature)
         return await current.sample(prompt, count, seed, max_tokens, stop)
 
 
-def segment_of(prompt: Sequence[int], answer: Answer) -> Segment:
+def make_segment(prompt: Sequence[int], answer: PolicyAnswer) -> Segment:
     """A prompt and an answer to it, or :class:`mint.rl.MissingLogprobs`."""
     return Segment.of(prompt, answer.tokens, answer.logprobs, answer.version, answer.kept)
 

@@ -11,7 +11,7 @@ import httpx
 
 import mint
 from mint.embedded import embedded_service_ended
-from mint.rl.runtime.threads import aside
+from mint.rl.runtime.threads import to_thread
 from mint.rl.settings.config import RLConfig
 
 Result = TypeVar("Result")
@@ -30,7 +30,7 @@ class Ended(NoAnswer):
     """The service that this process started has exited and will not answer."""
 
 
-class Lifeline:
+class ServiceMonitor:
     """Looks after the service while something waits for it.
 
     By itself the client would try for ever to fetch a result that nobody sends. Here a silent
@@ -113,13 +113,13 @@ class Lifeline:
             await asyncio.sleep(min(left, _OWN_EVERY))
 
 
-def lifeline_of(service: mint.ServiceClient, cfg: RLConfig) -> Lifeline:
+def monitor_service(service: mint.ServiceClient, cfg: RLConfig) -> ServiceMonitor:
     """Looks after a service for as long as the settings say."""
     assert service._base_url is not None
-    return Lifeline(service._base_url, cfg.service_timeout)
+    return ServiceMonitor(service._base_url, cfg.service_timeout)
 
 
 async def connect(service: mint.ServiceClient) -> None:
     """Open a session. The client waits for that where it stands, and would hold up a loop."""
-    await aside(lambda: service.holder)
-    await aside(service.create_rest_client)
+    await to_thread(lambda: service.holder)
+    await to_thread(service.create_rest_client)

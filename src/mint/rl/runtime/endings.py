@@ -39,17 +39,17 @@ def lost(error: Exception, url: str, step: int) -> ServiceLost:
     what = f"Work after step {step} is lost." if step else "Nothing was saved yet."
     said = str(error) if isinstance(error, NoAnswer) else f"{url} cannot be reached: {error}"
     if isinstance(error, Ended):
-        return ServiceLost(f"{said} {what} {going_on(step)}")
+        return ServiceLost(f"{said} {what} {resume_hint(step)}")
     return ServiceLost(
-        f"{said} {what} Restart the service with the same home folder. {going_on(step)} "
+        f"{said} {what} Restart the service with the same home folder. {resume_hint(step)} "
         "service_timeout sets how long a run waits for it."
     )
 
 
-def going_on(step: int) -> str:
+def resume_hint(step: int) -> str:
     """What becomes of a run that was saved after a step.
 
-    >>> going_on(12), going_on(0)
+    >>> resume_hint(12), resume_hint(0)
     ('The same command resumes after step 12.', 'The same command starts again.')
     """
     return f"The same command {f'resumes after step {step}' if step else 'starts again'}."

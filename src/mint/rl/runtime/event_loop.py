@@ -107,7 +107,7 @@ async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def unbroken(request: Any) -> Any:
+async def shielded(request: Any) -> Any:
     """The answer to a request of a training client, which is never cancelled on its way.
 
     Client and service number these requests and keep their order: one that was begun and never

@@ -21,10 +21,10 @@ def in_a_thread(function: Callable[[], Result]) -> Future[Result]:
     return future
 
 
-async def aside(function: Callable[[], Result]) -> Result:
+async def to_thread(function: Callable[[], Result]) -> Result:
     """The same for a coroutine, whose loop continues meanwhile.
 
-    >>> asyncio.run(aside(lambda: 2 + 2))
+    >>> asyncio.run(to_thread(lambda: 2 + 2))
     4
     """
     return await asyncio.wrap_future(in_a_thread(function))

@@ -85,10 +85,10 @@ def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
         raise ConfigurationError(_describe(error, sources)) from error
 
 
-def variable_of(key: str) -> str | None:
+def environment_variable(key: str) -> str | None:
     """The environment variable of a setting.
 
-    >>> variable_of("port"), variable_of("aliases")
+    >>> environment_variable("port"), environment_variable("aliases")
     ('MINT_PORT', 'MINT_MODELS')
     """
     return None if key in _NO_VARIABLE else _OTHER_VARIABLES.get(key, f"MINT_{key.upper()}")
@@ -132,7 +132,7 @@ class _Environment(EnvSettingsSource):
     """``MINT_*`` variables, with lists and aliases written as on the command line."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        variable = variable_of(field_name)
+        variable = environment_variable(field_name)
         return os.environ.get(variable) or None if variable else None, field_name, False
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
@@ -177,7 +177,7 @@ def _beside(path: Path, in_file: dict[str, Any]) -> dict[str, Any]:
 def _sources_of(flags: Mapping[str, Any], in_file: Mapping[str, Any], path: Path) -> dict[str, str]:
     sources = {}
     for key in dict.fromkeys([*Settings.model_fields, *in_file]):
-        variable = variable_of(key) or ""
+        variable = environment_variable(key) or ""
         found = [
             (key in flags, _OTHER_FLAGS.get(key, f"--{key.replace('_', '-')}")),
             (bool(os.environ.get(variable)), variable),
@@ -214,7 +214,7 @@ def _guess(name: str, known: Iterable[str]) -> str:
 
 def _refuse_misspelt_variables() -> None:
     """A variable that is almost a setting's is taken for a mistake; others are somebody else's."""
-    known = {variable for key in Settings.model_fields if (variable := variable_of(key))}
+    known = {variable for key in Settings.model_fields if (variable := environment_variable(key))}
     for name in os.environ:
         if name.startswith("MINT_") and name not in known and name not in _OF_CLIENTS:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)

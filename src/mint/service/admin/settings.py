@@ -97,6 +97,10 @@ class Settings(BaseModel):
     CPU; the least recently used is unloaded to make room."""
     link_kept_s: Seconds = 3600.0
     """How long a signed download link works."""
+    disk_reserve_bytes: ByteSize = ByteSize(512 * 1024 * 1024)
+    """Training pauses while the disk of ``home`` has less than this free."""
+    disk_wait_s: Seconds = 3600.0
+    """How long training operations wait for space on a full disk before they fail."""
     max_outstanding_samples: NonNegativeInt = 20_000
     """Samples in progress at once; further requests get 429, and clients retry. A key may have
     four fifths of what the others leave."""

@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from mint.service.checkpoints.storage import CheckpointPath, path_of
+from mint.service.checkpoints.storage import CheckpointPath, tinker_path
 from mint.service.errors import ApiError
 from mint.service.store.database import CheckpointRow
 
@@ -32,7 +32,7 @@ class Link:
         return datetime.fromtimestamp(self.expires, UTC)
 
 
-def version_of(row: CheckpointRow) -> str:
+def link_version(row: CheckpointRow) -> str:
     """Changes when a checkpoint is overwritten, so that a link never serves other weights."""
     return f"{row.id}-{row.created_at.timestamp():.6f}"
 
@@ -47,7 +47,7 @@ class Links:
     def make(self, row: CheckpointRow, user: str, file: str | None = None) -> Link:
         """A link for what ``user`` may read; it ends when they may no longer."""
         expires = int(time.time() + self._kept_s)
-        return Link(path_of(row).uri, version_of(row), file, expires, user)
+        return Link(tinker_path(row).uri, link_version(row), file, expires, user)
 
     def token(self, link: Link) -> str:
         """The link as text for a URL."""

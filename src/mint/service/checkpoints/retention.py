@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from sqlalchemy import func, select
 
 from mint.service.admin.settings import Settings
-from mint.service.checkpoints.storage import path_of, unexpired
+from mint.service.checkpoints.storage import tinker_path, unexpired
 from mint.service.store.database import (
     CheckpointRow,
     Condition,
@@ -104,5 +104,5 @@ class Retention:
             for row, rank in found
             if not any(fnmatchcase(row.name, pattern) for pattern in rule.keep)
             and not (rank == 1 and row.run_id in runs)
-            and path_of(row).uri not in paths
+            and tinker_path(row).uri not in paths
         ]

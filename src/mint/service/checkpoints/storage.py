@@ -91,7 +91,7 @@ class NewCheckpoint:
     user_metadata: dict[str, str]
 
 
-class Checkpoints:
+class CheckpointStore:
     """The checkpoint folders under the home folder, and their rows in the store."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Checkpoints:
         return row if row is not None and row.user == user else None
 
     def folder_of(self, row: CheckpointRow) -> Path:
-        return self.folder(path_of(row))
+        return self.folder(tinker_path(row))
 
     def require(self, text: str, user: str) -> tuple[CheckpointPath, CheckpointRow]:
         """Parse a path and find what it names. Raises UserError when it names nothing."""
@@ -225,7 +225,7 @@ class Checkpoints:
             shutil.rmtree(gone, ignore_errors=True)
 
 
-def path_of(row: CheckpointRow) -> CheckpointPath:
+def tinker_path(row: CheckpointRow) -> CheckpointPath:
     return CheckpointPath(row.run_id, row.kind, row.name)
 
 
@@ -246,7 +246,7 @@ def _expiry(ttl_seconds: int | None) -> datetime | None:
     return now() + timedelta(seconds=ttl_seconds) if ttl_seconds else None
 
 
-def lora_of(lora: dict[str, object]) -> LoraSpec:
+def read_lora(lora: dict[str, object]) -> LoraSpec:
     """The adapter's shape as the store keeps it."""
     return LoraSpec(**lora)  # type: ignore[arg-type]
 
@@ -255,7 +255,7 @@ def _describe(file: Path, path: CheckpointPath, row: CheckpointRow, digest: str 
     description = {
         "path": path.uri,
         "base_model": row.base_model,
-        "lora": asdict(lora_of(row.lora)),
+        "lora": asdict(read_lora(row.lora)),
         "user_metadata": row.user_metadata,
         "created_at": row.created_at.isoformat(),
         "expires_at": row.expires_at.isoformat() if row.expires_at else None,

@@ -25,7 +25,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """Where a tensor lies in its file."""
 
     dtype: str
@@ -42,7 +42,7 @@ class Tensors:
     """The floating-point tensors of one file, read as float32 when asked for."""
 
     file: Path
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
 
     @classmethod
     def open(cls, file: Path) -> Tensors:
@@ -63,7 +63,7 @@ class Tensors:
         return values.astype(np.float32)
 
 
-def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
+def _entries(file: Path) -> Iterator[tuple[str, TensorEntry]]:
     size = file.stat().st_size
     with open(file, "rb") as stream:
         (length,) = _LENGTH.unpack(stream.read(_LENGTH.size).ljust(_LENGTH.size, b"\xff"))
@@ -80,7 +80,9 @@ def _entries(file: Path) -> Iterator[tuple[str, Entry]]:
                 f"only {', '.join(_DTYPES)}."
             )
         start, stop = value["data_offsets"]
-        entry = Entry(value["dtype"], tuple(map(_whole, value["shape"])), data + _whole(start))
+        entry = TensorEntry(
+            value["dtype"], tuple(map(_whole, value["shape"])), data + _whole(start)
+        )
         if entry.start + entry.size != data + _whole(stop) or data + stop > size:
             raise ValueError(f"{name} is not at the offset in the header")
         yield name, entry

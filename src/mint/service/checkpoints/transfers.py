@@ -20,7 +20,7 @@ from typing import Any
 from mint.engine.messages import LoraSpec
 from mint.service.access.scopes import Caller
 from mint.service.checkpoints.archives import unpack
-from mint.service.checkpoints.links import version_of
+from mint.service.checkpoints.links import link_version
 from mint.service.checkpoints.peft import OPTIMIZER, AdapterFiles, mix
 from mint.service.checkpoints.storage import (
     DESCRIPTION,
@@ -29,12 +29,12 @@ from mint.service.checkpoints.storage import (
     CheckpointPath,
     NewCheckpoint,
     check_name,
-    path_of,
     run_folder_name,
+    tinker_path,
 )
 from mint.service.errors import UserError, readable_os_error
 from mint.service.files import link_files
-from mint.service.futures import Answer
+from mint.service.futures import Response
 from mint.service.parts import Parts
 from mint.service.store.database import CheckpointRow, RunRow, SessionRow
 from mint.service.wire.requests import CopyWeights, Interpolate
@@ -71,7 +71,7 @@ class Transfers:
             await self._sessions.require(session_id, user)
         new = NewCheckpoint(
             CheckpointPath(run_id, path.kind, path.name),
-            _number_of(f"{path.uri} {version_of(source)}"),
+            _number_of(f"{path.uri} {link_version(source)}"),
             overwrite=False,
             ttl_seconds=request.ttl_seconds,
             user_metadata={k: str(v) for k, v in source.user_metadata.items()},
@@ -92,7 +92,7 @@ class Transfers:
         return await asyncio.to_thread(write)
 
     def _link(self, source: CheckpointRow, draft: Path) -> None:
-        files = self._checkpoints.verified_folder(path_of(source)).iterdir()
+        files = self._checkpoints.verified_folder(tinker_path(source)).iterdir()
         link_files((file for file in files if file.name != DESCRIPTION), draft)
 
     def _add_holder(self, run: RunRow, project_id: str | None = None) -> None:
@@ -162,7 +162,7 @@ class Transfers:
         bases = sorted({source.base_model for source in sources})
         if len(bases) > 1:
             raise UserError(f"source_paths have different base models: {', '.join(bases)}.")
-        versions = [version_of(source) for source in sources]
+        versions = [link_version(source) for source in sources]
         identity = json.dumps([user, versions, request.model_dump()])
         number = _number_of(identity)
         request_id = f"{INTERPOLATION}{-number:x}"
@@ -204,12 +204,12 @@ class Transfers:
         try:
             await asyncio.to_thread(self._mix, caller, request, sources, path, number)
         except UserError as error:
-            answer = Answer.failure(str(error), "user")
+            answer = Response.failure(str(error), "user")
         except Exception as error:
             log.exception("interpolating failed")
-            answer = Answer.failure(f"Interpolating failed in the service: {error}", "server")
+            answer = Response.failure(f"Interpolating failed in the service: {error}", "server")
         else:
-            answer = Answer.json(
+            answer = Response.json(
                 {
                     "path": path.uri,
                     "checkpoint_type": "sampler",
@@ -241,7 +241,7 @@ class Transfers:
         new = NewCheckpoint(path, number, overwrite=False, ttl_seconds=None, user_metadata={})
 
         def fill(draft: Path) -> None:
-            folders = [self._checkpoints.verified_folder(path_of(row)) for row in sources]
+            folders = [self._checkpoints.verified_folder(tinker_path(row)) for row in sources]
             adapters = [AdapterFiles.read(folder) for folder in folders]
             spec = mix(adapters, request.coefficients, draft, run.base_model)
             run.lora = asdict(spec)

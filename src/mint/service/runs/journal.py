@@ -42,7 +42,7 @@ class JournalDamaged(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """An operation in the journal: its number, kind and content type. The body stays on disk."""
 
     seq_id: int
@@ -82,7 +82,7 @@ class Journal:
     """
 
     folder: Path
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: dict[int, JournalEntry] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     snapshot: str | None = None
     first: int = 1
@@ -95,7 +95,7 @@ class Journal:
         self._path = self.folder / "journal"
         self._file = -1
         self._unwritten: list[bytes] = []
-        self._answers: dict[int, Entry] = {}
+        self._answers: dict[int, JournalEntry] = {}
         self._checksums: dict[str, str] = {}
         self._is_name_synced = False
         self._is_torn = False
@@ -207,7 +207,7 @@ class Journal:
                 for number, entry in self._answers.items()
             }
 
-    def _body(self, entry: Entry) -> bytes:
+    def _body(self, entry: JournalEntry) -> bytes:
         record = read_record(self._file, entry.start, self._size)
         if record is None:
             raise self._damaged(entry.start, f"operation {entry.seq_id} is in it")
@@ -255,7 +255,7 @@ class Journal:
 
     def _note(self, header: dict[str, Any], start: int, size: int) -> None:
         if "op" in header:
-            entry = Entry(header["seq"], header["op"], header["type"], start, size)
+            entry = JournalEntry(header["seq"], header["op"], header["type"], start, size)
             self.entries[entry.seq_id] = entry
         elif "done" in header:
             self.outcomes.append(
@@ -270,7 +270,7 @@ class Journal:
         elif "answer" in header:
             kind = "failure" if header["failed"] else "answer"
             number = header["answer"]
-            self._answers[number] = Entry(number, kind, header["type"], start, size)
+            self._answers[number] = JournalEntry(number, kind, header["type"], start, size)
         else:
             self.snapshot, self.first = header["snapshot"], header["first"]
             self.taken = header.get("taken", [])
@@ -318,7 +318,7 @@ class Journal:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _kept_records(
-        self, entries: Iterable[Entry], answers: Mapping[int, KeptAnswer]
+        self, entries: Iterable[JournalEntry], answers: Mapping[int, KeptAnswer]
     ) -> Iterable[Content]:
         for entry in entries:
             header = {"op": entry.kind, "seq": entry.seq_id, "type": entry.content_type}

@@ -15,14 +15,14 @@ from mint.service.checkpoints.storage import (
     SAMPLER,
     TRAINING,
     CheckpointPath,
-    Checkpoints,
+    CheckpointStore,
     NewCheckpoint,
     check_name,
-    path_of,
+    tinker_path,
 )
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import UserError
-from mint.service.futures import Answer
+from mint.service.futures import Response
 from mint.service.runs.journal import Journal
 from mint.service.runs.references import References
 from mint.service.sampling.samplers import Samplers
@@ -37,13 +37,13 @@ _DISK_FULL = ("No space left on device", "File too large", "Disk quota exceeded"
 class Done:
     """What a group came to: an answer per operation and, if there is one, its small JSON result."""
 
-    answers: list[Answer]
+    answers: list[Response]
     result: dict[str, Any] | None = None
     tokens: int = 0
 
     @classmethod
     def json(cls, result: dict[str, Any]) -> Done:
-        return cls([Answer.json(result)], result)
+        return cls([Response.json(result)], result)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Operations:
 
     run: RunRow
     journal: Journal
-    checkpoints: Checkpoints
+    checkpoints: CheckpointStore
     samplers: Samplers
     decoder: Decoder
     references: References = field(init=False)
@@ -98,7 +98,7 @@ class Operations:
             lambda: [codec.encode_forward_backward(result) for result in results]
         )
         tokens = sum(len(datum.tokens) for operation in operations for datum in operation.data)
-        return Done([Answer.protobuf(body) for body in encoded], tokens=tokens)
+        return Done([Response.protobuf(body) for body in encoded], tokens=tokens)
 
     async def _reverse_kl(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
         request = await asyncio.to_thread(requests.parse, requests.ReverseKl, body)
@@ -115,7 +115,7 @@ class Operations:
         kind = "mint_forward_backward_reverse_kl"
         result = {"outputs": outputs, "metrics": metrics, "type": kind}
         tokens = sum(len(datum.student) for datum in data)
-        return Done([Answer.json(result)], result, tokens)
+        return Done([Response.json(result)], result, tokens)
 
     async def _optim_step(self, engine: EngineProcess, body: bytes) -> Done:
         params = requests.parse(requests.OptimStep, body).to_engine()
@@ -127,7 +127,7 @@ class Operations:
     async def _save(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
         request = requests.parse(requests.SaveWeights, body)
         row = await self._write(engine, "save_state", self._new(TRAINING, seq_id, request))
-        return Done.json({"path": path_of(row).uri, "type": "save_weights"})
+        return Done.json({"path": tinker_path(row).uri, "type": "save_weights"})
 
     async def _export(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
         request = requests.parse(requests.SaveWeightsExternal, body)
@@ -146,7 +146,7 @@ class Operations:
                 {"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
             )
         row = await self._write(engine, "save_adapter", self._new(SAMPLER, seq_id, request))
-        return Done.json({"path": path_of(row).uri, "type": "save_weights_for_sampler"})
+        return Done.json({"path": tinker_path(row).uri, "type": "save_weights_for_sampler"})
 
     def _new(self, kind: str, seq_id: int, request: requests.SaveWeights) -> NewCheckpoint:
         name = check_name(request.path) if request.path is not None else f"operation-{seq_id}"

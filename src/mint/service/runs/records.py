@@ -24,7 +24,7 @@ _HEADER_STARTS = (b'{"op"', b'{"done"', b'{"snapshot"', b'{"answer"')
 
 
 @dataclass(frozen=True)
-class Record:
+class JournalRecord:
     """Where a whole record lies, and what its header says."""
 
     header: dict[str, Any]
@@ -45,7 +45,7 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
     return _MARK + checksum.to_bytes(4, "big") + lengths + encoded + body
 
 
-def read_record(file: int, at: int, size: int) -> Record | None:
+def read_record(file: int, at: int, size: int) -> JournalRecord | None:
     """Return the record that begins at ``at``, or None unless all of it is there and undamaged."""
     frame = os.pread(file, _FRAME.size, at)
     if frame[:4] == _MARK and len(frame) == _FRAME.size:
@@ -68,7 +68,7 @@ def _checked(
     length: int,
     header_length: int,
     size: int,
-) -> Record | None:
+) -> JournalRecord | None:
     start = at + frame_size
     end = start + length
     if end > size or not 0 < header_length <= min(length, _MAX_HEADER):
@@ -88,10 +88,12 @@ def _checked(
         header = json.loads(encoded)
     except ValueError:
         return None
-    return Record(header, at, start + header_length, end) if isinstance(header, dict) else None
+    return (
+        JournalRecord(header, at, start + header_length, end) if isinstance(header, dict) else None
+    )
 
 
-def records_after(file: int, at: int, size: int) -> Iterator[Record]:
+def records_after(file: int, at: int, size: int) -> Iterator[JournalRecord]:
     """Find the whole records anywhere after ``at``, where no record begins."""
     position = at + 1
     while position < size:

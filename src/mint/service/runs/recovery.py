@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mint.service.checkpoints.peft import OPTIMIZER
-from mint.service.checkpoints.storage import lora_of
+from mint.service.checkpoints.storage import read_lora
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import EngineDied
 from mint.service.files import link_files
@@ -33,7 +33,7 @@ class DiedRestoring(EngineDied):
     """The worker did not start, or ended while the run was restored: no operation had begun."""
 
 
-class Residence:
+class RunInEngine:
     """Where a run lives, if it lives in an engine now."""
 
     def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
@@ -104,7 +104,7 @@ class Residence:
 
     async def _restore(self, engine: EngineProcess) -> None:
         run_id = self._row.id
-        lora, tenant = lora_of(self._row.lora), self._row.user
+        lora, tenant = read_lora(self._row.lora), self._row.user
         await engine.call("create_run", run_id=run_id, lora=lora, tenant=tenant)
         if (snapshot := self._journal.snapshot_folder) is not None:
             await asyncio.to_thread(self._journal.check_snapshot)

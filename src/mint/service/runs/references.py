@@ -12,8 +12,8 @@ import shutil
 import uuid
 from pathlib import Path
 
-from mint.service.checkpoints.links import version_of
-from mint.service.checkpoints.storage import CheckpointPath, Checkpoints
+from mint.service.checkpoints.links import link_version
+from mint.service.checkpoints.storage import CheckpointPath, CheckpointStore
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import UserError
 from mint.service.files import link_files, sync, sync_folder
@@ -26,7 +26,7 @@ MAX_RESIDENT = 4
 class References:
     """Turns the path in a request into a sampler of the run's engine."""
 
-    def __init__(self, run: RunRow, journal: Journal, checkpoints: Checkpoints) -> None:
+    def __init__(self, run: RunRow, journal: Journal, checkpoints: CheckpointStore) -> None:
         self._run = run
         self._journal = journal
         self._checkpoints = checkpoints
@@ -91,7 +91,7 @@ class References:
                 f"reference_model_path {found.uri} was trained from {row.base_model}, and this run "
                 f"trains {self._run.base_model}. Use a reference of the same base model."
             )
-        folder = self._journal.folder / f"reference-{version_of(row)}"
+        folder = self._journal.folder / f"reference-{link_version(row)}"
         if not folder.exists():
             draft = folder.with_name(f"reference-draft-{uuid.uuid4().hex}")
             draft.mkdir()

@@ -19,12 +19,12 @@ from mint.service.checkpoints.peft import OPTIMIZER
 from mint.service.checkpoints.storage import run_folder_name
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError, EngineDied, UserError, not_found
-from mint.service.futures import Answer
+from mint.service.futures import Response
 from mint.service.idleness import Idleness
 from mint.service.parts import Parts
 from mint.service.runs.journal import Journal, JournalDamaged, RunIsElsewhere
 from mint.service.runs.operations import check_optimizer_of
-from mint.service.runs.run import Run
+from mint.service.runs.run import TrainingRun
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import RunRow, now
 from mint.service.wire.requests import CreateByLoad, CreateModel, check_optimizer
@@ -45,8 +45,8 @@ class Runs:
         self._futures = parts.futures
         self._checkpoints = parts.checkpoints
         self._samplers = samplers
-        self._runs: dict[str, Run] = {}
-        self._opening: dict[tuple[str, str], asyncio.Task[Run]] = {}
+        self._runs: dict[str, TrainingRun] = {}
+        self._opening: dict[tuple[str, str], asyncio.Task[TrainingRun]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._used: dict[str, datetime] = {}
@@ -121,7 +121,7 @@ class Runs:
         folder = self._folder(run_id)
         return folder.exists() and not (folder / _UNLOADED).exists()
 
-    async def _finish_creation(self, run: Run, request_id: str) -> None:
+    async def _finish_creation(self, run: TrainingRun, request_id: str) -> None:
         try:
             await run.load()
         except Exception as error:
@@ -131,12 +131,12 @@ class Runs:
             try:
                 await self._undo_creation(run)  # first: who hears of the failure may ask again
             finally:
-                failure = Answer.failure(str(error), "user" if is_users else "server")
+                failure = Response.failure(str(error), "user" if is_users else "server")
                 self._futures.finish(request_id, failure)
         else:
             run.finish_creation()
 
-    async def _undo_creation(self, run: Run) -> None:
+    async def _undo_creation(self, run: TrainingRun) -> None:
         self._runs.pop(run.row.id, None)
         await run.release()
         await asyncio.to_thread(self._store.delete_run, run.row.id)
@@ -144,7 +144,7 @@ class Runs:
 
     # ---- finding --------------------------------------------------------------------------------
 
-    async def find(self, run_id: str, user: str) -> Run:
+    async def find(self, run_id: str, user: str) -> TrainingRun:
         """The run of this id, opened from its journal if need be. Raises ApiError 404."""
         run = self._runs.get(run_id)
         if run is None:
@@ -172,7 +172,7 @@ class Runs:
             raise _unknown(run_id)
         return row
 
-    async def _get(self, run_id: str, user: str) -> Run:
+    async def _get(self, run_id: str, user: str) -> TrainingRun:
         if (releasing := self._releasing.get(run_id)) is not None:
             await asyncio.shield(releasing)
         if (run := self._runs.get(run_id)) is not None:
@@ -183,7 +183,7 @@ class Runs:
             self._opening[key].add_done_callback(lambda _: self._opening.pop(key, None))
         return await asyncio.shield(self._opening[key])
 
-    async def _open(self, run_id: str, user: str) -> Run:
+    async def _open(self, run_id: str, user: str) -> TrainingRun:
         row = await asyncio.to_thread(self._store.get, RunRow, run_id, user)
         if row is None:
             raise _unknown(run_id)
@@ -213,7 +213,7 @@ class Runs:
         except JournalDamaged as error:
             log.error("%s: %s", run_id, error)
             raise ApiError(400, str(error)) from None
-        run = Run(row, journal, self._parts, self._samplers)
+        run = TrainingRun(row, journal, self._parts, self._samplers)
         self._runs[run_id] = run
         return run
 
@@ -228,12 +228,19 @@ class Runs:
         """How many accepted operations of all runs have not begun."""
         return sum(run.waiting for run in self._runs.values())
 
+    @property
+    def paused(self) -> int:
+        """How many runs wait for space on the disk."""
+        return sum(run.is_paused for run in self._runs.values())
+
     def status(self, run_id: str) -> dict[str, Any]:
         """Return what a run is doing: its state, how many operations wait, and for what."""
         run = self._runs.get(run_id)
         if run is not None:
             state = "busy" if run.is_working else "waiting" if run.waiting else "idle"
-            reason = run.why_waiting() if state != "idle" else None
+            state = "paused" if run.is_paused else state
+            pending = run.why_waiting() if state != "idle" else None
+            reason = pending.reason if pending is not None else None
             return {"state": state, "waiting": run.waiting, "reason": reason}
         state = "on disk" if self._can_train(run_id) else "checkpoints only"
         if (self._folder(run_id) / _UNLOADED).exists():

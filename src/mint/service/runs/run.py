@@ -23,15 +23,17 @@ from mint.service.errors import (
     ApiError,
     EngineDied,
     UserError,
+    is_disk_full,
     log_hint,
     readable_database_error,
     readable_os_error,
 )
-from mint.service.futures import Answer, Category, Pending
+from mint.service.futures import Category, Response, WaitReason
 from mint.service.parts import Parts
+from mint.service.runs.disk_space import DiskSpace
 from mint.service.runs.journal import Journal, Outcome
 from mint.service.runs.operations import Done
-from mint.service.runs.recovery import DiedRestoring, Residence
+from mint.service.runs.recovery import DiedRestoring, RunInEngine
 from mint.service.runs.stream import Operation, Stream, unnumbered
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import RunRow
@@ -43,10 +45,12 @@ MAX_DEATHS, MAX_FAILED_STARTS = 3, 6
 RETRY_RESTORE_S = 30.0
 DATABASE_WAIT_S = 60.0
 """How long an operation waits for a database that does not answer."""
+ACCEPTED_WITHIN_S = 25.0
+"""How long a request is held open until its operation is in the journal."""
 T = TypeVar("T")
 
 
-class Run:
+class TrainingRun:
     """A run that is open in this service."""
 
     def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
@@ -55,9 +59,12 @@ class Run:
         self._settings = parts.settings
         self._futures = parts.futures
         self._usage = parts.usage
-        self._residence = Residence(row, journal, parts, samplers)
+        self._in_engine = RunInEngine(row, journal, parts, samplers)
         done = (n for outcome in journal.outcomes for n in outcome.seq_ids)
         self._stream = Stream(journal.next, [*journal.taken, *done])
+        home, reserve = self._settings.home, self._settings.disk_reserve_bytes
+        self._space = DiskSpace(home, reserve, self._settings.disk_wait_s)
+        self._journal_space = DiskSpace(home, 0, self._settings.disk_wait_s)
         self._turn = asyncio.Lock()
         self._arrived = asyncio.Event()
         self._entering: dict[int, asyncio.Task[None]] = {}
@@ -84,6 +91,11 @@ class Run:
         """How many accepted operations have not begun."""
         return len(self._stream)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operation waits for space on the disk."""
+        return self._space.is_awaited or self._journal_space.is_awaited
+
     def was_taken(self, seq_id: int) -> bool:
         """Whether this number has run or is waiting to."""
         return self._stream.knows(seq_id) is not False
@@ -92,7 +104,7 @@ class Run:
         """Promise again what the journal says was promised."""
         for seq_id, kept in self._journal.answers().items():
             self._open_future(seq_id)
-            self._finish(seq_id, Answer(kept.body, kept.content_type, kept.is_failure))
+            self._finish(seq_id, Response(kept.body, kept.content_type, kept.is_failure))
         for seq_id, entry in self._journal.entries.items():
             self._open_future(seq_id)
             self._stream.accept(Operation(seq_id, entry.kind, entry.size, is_ready=True))
@@ -100,9 +112,9 @@ class Run:
             for seq_id in outcome.seq_ids:
                 if outcome.error is not None:
                     category: Category = "user" if outcome.category == "user" else "server"
-                    self._finish(seq_id, Answer.failure(outcome.error, category))
+                    self._finish(seq_id, Response.failure(outcome.error, category))
                 elif outcome.result is not None:
-                    self._finish(seq_id, Answer.json(outcome.result))
+                    self._finish(seq_id, Response.json(outcome.result))
 
     # ---- accepting ------------------------------------------------------------------------------
 
@@ -125,6 +137,8 @@ class Run:
         number = unnumbered(key or uuid.uuid4().hex) if seq_id is None else seq_id
         known = self._stream.knows(number)
         if known is False:
+            if self._journal_space.is_awaited:
+                raise self._journal_full()  # those that wait for it are in memory
             if len(self._stream) > MAX_WAITING and number != self._stream.next:
                 raise ApiError(429, "Too many operations of this run are waiting. Try again later.")
             operation = Operation(number, kind, len(body), error)
@@ -132,48 +146,55 @@ class Run:
             self._open_future(number)
             self._entering[number] = asyncio.create_task(self._enter(operation, content_type, body))
         if (entering := self._entering.get(number)) is not None:
-            await asyncio.shield(entering)
+            await asyncio.wait([entering], timeout=ACCEPTED_WITHIN_S)
             self._refuse_if_released()
+            if not entering.done():
+                raise self._journal_full()
+            entering.result()
         return self.request_id(number)
 
     def _refuse_if_released(self) -> None:
         if self._is_released:
             raise ApiError(503, "The run is being unloaded; retry.")
 
+    def _journal_full(self) -> ApiError:
+        why = self._journal_space.why_waiting() or "the operation is still being written to disk"
+        return ApiError(503, f"Not accepted yet; send it again: {why}.")
+
     async def _enter(self, operation: Operation, content_type: str, body: bytes) -> None:
+        record = (operation.seq_id, operation.kind, content_type, body)
         try:
-            await asyncio.to_thread(
-                self._journal.append_operation,
-                operation.seq_id,
-                operation.kind,
-                content_type,
-                body,
+            await self._journal_space.use(
+                lambda: asyncio.to_thread(self._journal.append_operation, *record)
             )
         except OSError as error:
+            if self._is_released:
+                return  # it was not acknowledged: the client sends it again
             operation.error = readable_os_error(error, "writing the operation to the journal")
         finally:
-            operation.is_ready = True
             del self._entering[operation.seq_id]
-            self.wake()
+        operation.is_ready = True
+        self.wake()
 
     def _open_future(self, seq_id: int) -> None:
         self._futures.open(self.request_id(seq_id), self.row.user, lambda: self.why_waiting(seq_id))
 
-    def _finish(self, seq_id: int, answer: Answer) -> None:
+    def _finish(self, seq_id: int, answer: Response) -> None:
         self._futures.finish(self.request_id(seq_id), answer)
 
-    def why_waiting(self, seq_id: int = 0) -> Pending | None:
+    def why_waiting(self, seq_id: int = 0) -> WaitReason | None:
         """What an unfinished operation of this run waits for; None while it is carried out."""
         if (gap := self._stream.gap) is not None:
-            return Pending(f"waiting for operation {gap} of this run, which has not arrived")
+            return WaitReason(f"waiting for operation {gap} of this run, which has not arrived")
         if self._trouble is not None:
-            return Pending(f"the run could not be restored; retrying: {self._trouble}")
-        if (why := self._residence.why_waiting()) is not None:
-            return Pending(why)
+            return WaitReason(f"the run could not be restored; retrying: {self._trouble}")
+        for part in (self._journal_space, self._space, self._in_engine):
+            if (why := part.why_waiting()) is not None:
+                return WaitReason(why)
         before = seq_id - self._stream.next + self._turn.locked()
         if seq_id < self._stream.next or before <= 0:
             return None
-        return Pending(f"queued behind {before} operations of this run", "active")
+        return WaitReason(f"queued behind {before} operations of this run", "active")
 
     # ---- running --------------------------------------------------------------------------------
 
@@ -232,17 +253,19 @@ class Run:
             self._trouble = None
             counted = "prompt_tokens" if kind == "forward" else "tokens_trained"
             self._usage.add(self.row.key, self.row.id, **{counted: done.tokens})
-            await self._residence.maybe_snapshot(kind, self._stream.next)
+            await self._in_engine.maybe_snapshot(kind, self._stream.next)
 
     async def _perform(self, kind: str, group: list[Operation]) -> Done:
         """Carry a group out; if the engine dies under it, restore the run and try again."""
         for operation in group:
             if operation.error is not None:
                 raise UserError(operation.error)
-        if kind == "optim_step" and (why := self._residence.gradients.why_not_step()) is not None:
+        if kind == "optim_step" and (why := self._in_engine.gradients.why_not_step()) is not None:
             raise UserError(why)
         seq_ids = [operation.seq_id for operation in group]
-        return await self._with_restarts(kind, lambda: self._residence.perform(kind, seq_ids))
+        return await self._space.use(
+            lambda: self._with_restarts(kind, lambda: self._in_engine.perform(kind, seq_ids))
+        )
 
     async def _with_restarts(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
         """Do something in the engine; when the worker dies, restore the run and try again.
@@ -255,7 +278,7 @@ class Run:
         deadline = time.monotonic() + DATABASE_WAIT_S
         while True:
             try:
-                async with self._residence.suspects if deaths else contextlib.nullcontext():
+                async with self._in_engine.suspects if deaths else contextlib.nullcontext():
                     return await work()
             except EngineDied as died:
                 is_start = isinstance(died, DiedRestoring)
@@ -267,25 +290,25 @@ class Run:
                 log.warning("retrying %s of %s: %s", what, self.row.id, died)
                 await asyncio.sleep(min(0.05 * 2 ** (deaths + failed_starts), 2.0))
             except OperationalError as error:
-                if time.monotonic() > deadline:
+                if is_disk_full(error) or time.monotonic() > deadline:
                     raise
                 log.warning("%s of %s is tried again: %s", what, self.row.id, error.orig)
                 await asyncio.sleep(1.0)
 
     async def _close(self, outcome: Outcome, done: Done | None) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)
-        self._residence.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
+        self._in_engine.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         for index, seq_id in enumerate(outcome.seq_ids):
             if done is not None:
                 self._finish(seq_id, done.answers[index])
             else:
                 category: Category = "user" if outcome.category == "user" else "server"
-                self._finish(seq_id, Answer.failure(outcome.error or "", category))
+                self._finish(seq_id, Response.failure(outcome.error or "", category))
 
     def _unexpected(self, kind: str, error: Exception) -> str:
         error_id = uuid.uuid4().hex[:8]
         log.exception("%s of %s failed (error %s)", kind, self.row.id, error_id, exc_info=error)
-        log_file = self._residence.log_file
+        log_file = self._in_engine.log_file
         where = log_hint()
         if log_file is not None:
             where = f"The engine's log is logs/{log_file.name} in the home folder."
@@ -296,19 +319,19 @@ class Run:
     async def load(self) -> None:
         """Bring the run into its engine, if it is not there."""
         async with self._turn:
-            await self._with_restarts("loading", self._residence.enter)
+            await self._with_restarts("loading", self._in_engine.enter)
 
     async def begin_from(self, files: Sequence[Path]) -> None:
         """Start a new run from a checkpoint's files; sent again, it changes nothing."""
         async with self._turn:
             if self._journal.snapshot is None and not self._journal.entries:
-                await self._residence.begin_from(files)
+                await self._in_engine.begin_from(files)
 
     async def prepare_to_leave(self, engine: EngineProcess) -> None:
         """The engine is about to go: save the run, so that it comes back without a replay."""
-        if self._residence.is_in(engine) and not self._turn.locked():
+        if self._in_engine.is_in(engine) and not self._turn.locked():
             async with self._turn:
-                await self._residence.snapshot(self._stream.next)
+                await self._in_engine.snapshot(self._stream.next)
 
     # ---- the end --------------------------------------------------------------------------------
 
@@ -331,7 +354,7 @@ class Run:
             )
             log.exception("%s could not be restored", self.row.id)
             for seq_id in [0, *(n for outcome in self._journal.outcomes for n in outcome.seq_ids)]:
-                self._finish(seq_id, Answer.failure(text, "server"))
+                self._finish(seq_id, Response.failure(text, "server"))
         else:
             self._trouble = None
         self.wake()
@@ -349,11 +372,13 @@ class Run:
         result: dict[str, Any] = {"model_id": self.row.id, "type": "create_model"}
         if self._journal.snapshot is not None and self._journal.first == 1:
             result["type"] = "load_weights"
-        self._finish(0, Answer.json(result))
+        self._finish(0, Response.json(result))
 
     async def close(self) -> None:
         """The service is ending: stop at once. What has not run is in the journal."""
         self._is_released = True
+        self._journal_space.end()
+        await asyncio.gather(*self._entering.values(), return_exceptions=True)
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
@@ -362,6 +387,8 @@ class Run:
     async def release(self) -> None:
         """Give back the memory in the engine and the lock; the journal stays on disk."""
         self._is_released = True
+        self._journal_space.end()
+        self._space.end()
         await asyncio.gather(*self._entering.values())
         if self._stream.gap is not None:
             await self.abandon("The session of this run ended before the operation could run.")
@@ -370,7 +397,7 @@ class Run:
             await self._worker
         async with self._turn:
             try:
-                await self._residence.leave()
+                await self._in_engine.leave()
             finally:
                 await asyncio.to_thread(self._journal.close)
 

@@ -13,7 +13,7 @@ from mint.service.idleness import Idleness
 from mint.service.store.database import SamplerRow
 
 
-class Shelf:
+class EvictedSamplers:
     """One PEFT folder per sampler, a bounded number per group, the least recently used go first."""
 
     def __init__(self, root: Path, per_group: int) -> None:

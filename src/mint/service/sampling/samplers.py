@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 from mint.engine.messages import SampledToken, SampleRequest, SampleResult
 from mint.service.access.outstanding import Outstanding
 from mint.service.access.scopes import Caller
-from mint.service.checkpoints.links import version_of
+from mint.service.checkpoints.links import link_version
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import EngineDied, UserError, not_found
-from mint.service.futures import Answer, Pending
+from mint.service.futures import Response, WaitReason
 from mint.service.idleness import Idleness
 from mint.service.parts import Parts
 from mint.service.sampling.waiting import Place, WaitingSamples
-from mint.service.sampling.weights import Sampler, Weights, unproven
+from mint.service.sampling.weights import SamplerInEngine, Weights, unproven
 from mint.service.store.database import RunRow, SamplerRow
 from mint.service.wire import codec
 from mint.service.wire.arrays import Csr
-from mint.service.wire.requests import CreateSamplingSession, Sample
+from mint.service.wire.requests import CreateSamplingSession, SampleBody
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Samplers:
         self._engines = parts.engines
         self._checkpoints = parts.checkpoints
         self.weights = Weights(parts)
-        self._samplers: dict[str, Sampler] = {}
+        self._samplers: dict[str, SamplerInEngine] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sampling: dict[str, asyncio.Task[None]] = {}
         self._usage = parts.usage
@@ -63,7 +63,7 @@ class Samplers:
             row.id, row.session_id, row.user = sampler_id, request.session_id, user
             row.key = caller.key
             row = await asyncio.to_thread(self._store.add_once, row, sampler_id)
-            sampler = self._samplers.setdefault(sampler_id, Sampler(row))
+            sampler = self._samplers.setdefault(sampler_id, SamplerInEngine(row))
             self._in_background(self._preload(sampler))
         return sampler_id
 
@@ -76,7 +76,7 @@ class Samplers:
             return SamplerRow(
                 base_model=found.base_model,
                 model_path=path.uri,
-                version=version_of(found),
+                version=link_version(found),
                 user=found.user,
             )
         if base_model is None:
@@ -84,14 +84,14 @@ class Samplers:
         await self._engines.locate(base_model)
         return SamplerRow(base_model=base_model, user="")
 
-    async def _preload(self, sampler: Sampler) -> None:
+    async def _preload(self, sampler: SamplerInEngine) -> None:
         try:
             async with self._engines.using(sampler.row.base_model) as engine:
                 await self._load(sampler, engine)
         except (UserError, EngineDied, RuntimeError) as error:
             log.warning("%s is not loaded yet: %s", sampler.row.id, error)
 
-    async def named(self, caller: Caller, model: str) -> Sampler:
+    async def named(self, caller: Caller, model: str) -> SamplerInEngine:
         """The sampler of a base model or checkpoint, for those who ask without a session."""
         user = caller.user
         is_path = model.startswith(("tinker://", "mint://"))
@@ -99,7 +99,7 @@ class Samplers:
         name = row.model_path or row.base_model
         row.id, row.session_id = f"named:{caller.key}:{name}@{row.version}", "named"
         row.key = caller.key
-        return self._samplers.setdefault(row.id, Sampler(row, caller=user))
+        return self._samplers.setdefault(row.id, SamplerInEngine(row, caller=user))
 
     async def freeze(
         self, run: RunRow, sampler_id: str, engine: EngineProcess, seq_id: int
@@ -120,7 +120,7 @@ class Samplers:
                 f"The sampler {sampler_id} already exists, and samplers cannot be changed. Use "
                 "another sampling_session_seq_id."
             )
-        sampler = self._samplers.setdefault(sampler_id, Sampler(row))
+        sampler = self._samplers.setdefault(sampler_id, SamplerInEngine(row))
         await self.weights.freeze(sampler, engine)
         await self._bound(sampler)
 
@@ -131,13 +131,13 @@ class Samplers:
         sampler = self._samplers.get(sampler_id)
         if sampler is None:
             return False
-        return sampler.engine is engine or self.weights.shelf.find(sampler.row) is not None
+        return sampler.engine is engine or self.weights.evicted.find(sampler.row) is not None
 
     async def keep(self, engine: EngineProcess, run_id: str | None = None) -> None:
         """Put on disk what only this engine's memory has, the most recently used of each group."""
         held = [s for s in self._samplers.values() if s.engine is engine]
         held.sort(key=lambda sampler: sampler.used_at)
-        groups: dict[str, list[Sampler]] = {}
+        groups: dict[str, list[SamplerInEngine]] = {}
         for sampler in held:
             if run_id in (None, sampler.row.run_id) and await self.weights.are_only_in_memory(
                 sampler.row
@@ -145,9 +145,9 @@ class Samplers:
                 groups.setdefault(sampler.group, []).append(sampler)
         for samplers in groups.values():
             for sampler in samplers[-self._settings.samplers_kept_per_run :]:
-                await self.weights.shelf.save(sampler.row, engine)
+                await self.weights.evicted.save(sampler.row, engine)
 
-    async def _bound(self, newest: Sampler) -> None:
+    async def _bound(self, newest: SamplerInEngine) -> None:
         """Drop the least recently used samplers of a sampler's group and key beyond the bounds."""
         loaded = [s for s in self._samplers.values() if s.engine]
         loaded.sort(key=lambda sampler: sampler.used_at)
@@ -159,7 +159,7 @@ class Samplers:
             if sampler.users == 0 and sampler is not newest and sampler.engine is not None:
                 await self._evict(sampler)
 
-    async def _evict(self, sampler: Sampler) -> None:
+    async def _evict(self, sampler: SamplerInEngine) -> None:
         engine = sampler.engine
         try:
             if (
@@ -167,13 +167,13 @@ class Samplers:
                 and engine.is_alive
                 and await self.weights.are_only_in_memory(sampler.row)
             ):
-                await self.weights.shelf.save(sampler.row, engine)
+                await self.weights.evicted.save(sampler.row, engine)
         except (OSError, RuntimeError, EngineDied) as error:
             log.warning("%s stays in memory: %s", sampler.row.id, error)
         else:
             await self._drop(sampler)
 
-    async def _drop(self, sampler: Sampler) -> None:
+    async def _drop(self, sampler: SamplerInEngine) -> None:
         engine, sampler.engine = sampler.engine, None
         if engine is not None and engine.is_alive:
             await engine.call("drop_sampler", sampler_id=sampler.row.id)
@@ -188,7 +188,7 @@ class Samplers:
         """Whether a sampler of the session has work to do."""
         return any(sampler.users for sampler in self._of_session(session_id))
 
-    def _of_session(self, session_id: str) -> list[Sampler]:
+    def _of_session(self, session_id: str) -> list[SamplerInEngine]:
         return [s for s in self._samplers.values() if s.row.session_id == session_id]
 
     def open_paths(self) -> set[str]:
@@ -201,7 +201,7 @@ class Samplers:
         }
 
     def delete_unused(self, idleness: Idleness) -> None:
-        self.weights.shelf.delete_unused(self._settings.run_kept_s, idleness)
+        self.weights.evicted.delete_unused(self._settings.run_kept_s, idleness)
 
     @property
     def waiting(self) -> int:
@@ -210,13 +210,13 @@ class Samplers:
 
     # ---- using ----------------------------------------------------------------------------------
 
-    async def find(self, sampler_id: str, user: str) -> Sampler:
+    async def find(self, sampler_id: str, user: str) -> SamplerInEngine:
         """The sampler of this id. Raises ApiError 404 when ``user`` has none."""
         sampler = self._samplers.get(sampler_id)
         if sampler is None:
             row = await asyncio.to_thread(self._store.get, SamplerRow, sampler_id, user)
             if row is not None:
-                sampler = self._samplers.setdefault(sampler_id, Sampler(row))
+                sampler = self._samplers.setdefault(sampler_id, SamplerInEngine(row))
         if sampler is None or sampler.row.user != user or sampler.row.session_id == "named":
             raise not_found("sampler", sampler_id, "Create one with create_sampling_client().")
         self._sessions.saw(sampler.row.session_id, user)
@@ -227,7 +227,7 @@ class Samplers:
         await self.find(sampler_id, user)
         return await asyncio.to_thread(self._store.add_client, sampler_id)
 
-    async def submit(self, user: str, request: Sample) -> tuple[str, list[str]]:
+    async def submit(self, user: str, request: SampleBody) -> tuple[str, list[str]]:
         """Start sampling; returns the request id and one id per sample."""
         engine_request, targets = request.to_engine(), request.target_cells()
         sampler = await self.find(str(request.sampling_session_id), user)
@@ -247,7 +247,7 @@ class Samplers:
         return task is not None and task.cancel()
 
     async def sample(
-        self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens | None = None
+        self, sampler: SamplerInEngine, request: SampleRequest, on_tokens: OnTokens | None = None
     ) -> SampleResult:
         """Sample and wait for the result. Raises UserError, EngineDied or RuntimeError.
 
@@ -258,14 +258,14 @@ class Samplers:
         work = self._result(sampler, request, place, on_tokens)
         return await self._counted(sampler, tokens, place, work)
 
-    def _why_waiting(self, sampler: Sampler, place: Place) -> Pending | None:
+    def _why_waiting(self, sampler: SamplerInEngine, place: Place) -> WaitReason | None:
         """Say what keeps a sample from being answered; None once it has started."""
         if (why := self._engines.why_waiting(sampler.row.base_model)) is None:
             is_loading = sampler.engine is None and sampler.loading.locked()
             why = "the weights of the sampler are being loaded" if is_loading else place.describe()
-        return None if why is None else Pending(why)
+        return None if why is None else WaitReason(why)
 
-    def _admit(self, sampler: Sampler, request: SampleRequest) -> int:
+    def _admit(self, sampler: SamplerInEngine, request: SampleRequest) -> int:
         """Return how many tokens a request may take. Raises ApiError 429 while it has no place."""
         self._outstanding.refuse_if_full(sampler.tenant)
         key, quota = sampler.row.key, self._quota_of(sampler.row.key)
@@ -276,7 +276,7 @@ class Samplers:
         quota.refuse_tokens(key, self._outstanding.tokens(key), tokens)
         return tokens
 
-    def _most_sampled(self, sampler: Sampler, request: SampleRequest) -> int:
+    def _most_sampled(self, sampler: SamplerInEngine, request: SampleRequest) -> int:
         if request.max_tokens is not None:
             return request.max_tokens
         engine = self._engines.running(sampler.row.base_model)
@@ -285,7 +285,7 @@ class Samplers:
 
     async def _sample(
         self,
-        sampler: Sampler,
+        sampler: SamplerInEngine,
         request_id: str,
         request: SampleRequest,
         targets: Csr | None,
@@ -294,28 +294,28 @@ class Samplers:
         try:
             answer = await self._answer(sampler, request, targets, place)
         except asyncio.CancelledError:
-            answer = Answer.failure("This sample was cancelled before it was finished.", "user")
+            answer = Response.failure("This sample was cancelled before it was finished.", "user")
         finally:
             self._sampling.pop(request_id, None)
         self._futures.finish(request_id, answer)
 
     async def _answer(
-        self, sampler: Sampler, request: SampleRequest, targets: Csr | None, place: Place
-    ) -> Answer:
+        self, sampler: SamplerInEngine, request: SampleRequest, targets: Csr | None, place: Place
+    ) -> Response:
         try:
             result = await self._result(sampler, request, place)
-            return Answer.protobuf(codec.encode_sample(result, targets), result.digest)
+            return Response.protobuf(codec.encode_sample(result, targets), result.digest)
         except UserError as error:
-            return Answer.failure(str(error), "user")
+            return Response.failure(str(error), "user")
         except EngineDied as error:
-            return Answer.failure(str(error), "server")
+            return Response.failure(str(error), "server")
         except Exception as error:
             log.exception("sampling from %s failed", sampler.row.id)
-            return Answer.failure(f"Sampling failed in the service: {error}", "server")
+            return Response.failure(f"Sampling failed in the service: {error}", "server")
 
     async def _result(
         self,
-        sampler: Sampler,
+        sampler: SamplerInEngine,
         request: SampleRequest,
         place: Place,
         on_tokens: OnTokens | None = None,
@@ -341,7 +341,7 @@ class Samplers:
         return result
 
     async def _try_sample(
-        self, sampler: Sampler, request: SampleRequest, on_tokens: OnTokens
+        self, sampler: SamplerInEngine, request: SampleRequest, on_tokens: OnTokens
     ) -> SampleResult:
         sampler.users += 1
         try:
@@ -362,7 +362,7 @@ class Samplers:
         finally:
             sampler.users -= 1
 
-    async def _load(self, sampler: Sampler, engine: EngineProcess) -> None:
+    async def _load(self, sampler: SamplerInEngine, engine: EngineProcess) -> None:
         """See to it that the engine has the sampler's weights."""
         if sampler.engine is not engine:
             await self.weights.load(sampler, engine)
@@ -375,7 +375,7 @@ class Samplers:
         return task
 
     def _counted(
-        self, sampler: Sampler, tokens: int, place: Place, work: Coroutine[Any, Any, T]
+        self, sampler: SamplerInEngine, tokens: int, place: Place, work: Coroutine[Any, Any, T]
     ) -> asyncio.Task[T]:
         """Start a sample, which counts as in progress until it is done."""
         user, key = sampler.tenant, sampler.row.key

@@ -11,12 +11,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from mint.service.checkpoints.links import version_of
+from mint.service.checkpoints.links import link_version
 from mint.service.checkpoints.storage import CheckpointPath
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import UserError
 from mint.service.parts import Parts
-from mint.service.sampling.evicted import Shelf
+from mint.service.sampling.evicted import EvictedSamplers
 from mint.service.store.database import SamplerRow
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class WeightsUnproven(UserError):
 
 
 @dataclass
-class Sampler:
+class SamplerInEngine:
     """A sampler's row, and the engine that holds its weights now (if one does).
 
     One whose weights were recomputed and came out different is ``refused``, with the reason.
@@ -65,11 +65,13 @@ class Weights:
         self._settings = parts.settings
         self._store = parts.store
         self._checkpoints = parts.checkpoints
-        self.shelf = Shelf(parts.settings.home / "samplers", parts.settings.samplers_kept_per_run)
+        self.evicted = EvictedSamplers(
+            parts.settings.home / "samplers", parts.settings.samplers_kept_per_run
+        )
         self.restore_run: Callable[[str, str], Awaitable[None]]
         self._keeping: set[asyncio.Task[None]] = set()
 
-    async def freeze(self, sampler: Sampler, engine: EngineProcess) -> None:
+    async def freeze(self, sampler: SamplerInEngine, engine: EngineProcess) -> None:
         """Take the weights of the sampler's run as they are now.
 
         When a run is restored, they must be those of the first time: if not, the sampler is refused
@@ -92,20 +94,20 @@ class Weights:
     async def _keep(self, row: SamplerRow, engine: EngineProcess) -> None:
         """Put the weights on disk, for the case that the engine dies."""
         try:
-            await self.shelf.save(row, engine)
+            await self.evicted.save(row, engine)
         except Exception as error:  # whatever it was, the sampler in memory is not affected
             log.warning("The weights of %s are only in memory: %s", row.id, error)
 
-    async def load(self, sampler: Sampler, engine: EngineProcess) -> None:
+    async def load(self, sampler: SamplerInEngine, engine: EngineProcess) -> None:
         """See to it that the engine has the weights. Raises UserError, WeightsUnproven if not."""
         row = sampler.row
         async with sampler.loading:
             if sampler.engine is engine:
                 return
-            shelved = await asyncio.to_thread(self.shelf.find, row)
-            if shelved is not None:
-                await self._read(row, engine, str(shelved))
-                await asyncio.to_thread(self.shelf.touch, shelved)
+            evicted = await asyncio.to_thread(self.evicted.find, row)
+            if evicted is not None:
+                await self._read(row, engine, str(evicted))
+                await asyncio.to_thread(self.evicted.touch, evicted)
             elif row.run_id is not None:
                 await self.restore_run(row.run_id, row.user)
                 if sampler.engine is not engine:
@@ -122,7 +124,7 @@ class Weights:
             sampler.engine = engine
 
     async def are_only_in_memory(self, row: SamplerRow) -> bool:
-        """Say whether the weights are lost with the engine, unless they are put on the shelf."""
+        """Say whether the weights are lost with the engine, unless they are evicted to disk."""
         if row.run_id is not None:
             return True
         return row.model_path is not None and await self._checkpoint(row) is None
@@ -159,7 +161,7 @@ class Weights:
             )
         except UserError:
             return None
-        return path if row.version in (None, version_of(found)) else None
+        return path if row.version in (None, link_version(found)) else None
 
     def _no_longer_kept(self, row: SamplerRow) -> UserError:
         return UserError(

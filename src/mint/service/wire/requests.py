@@ -165,7 +165,7 @@ class ModelAddress(Request):
     model_id: str
 
 
-class AdamParams(Request):
+class AdamParamsField(Request):
     learning_rate: NotNegative = 1e-4
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
@@ -175,7 +175,7 @@ class AdamParams(Request):
 
 
 class OptimStep(Request):
-    adam_params: AdamParams = AdamParams()
+    adam_params: AdamParamsField = AdamParamsField()
     optimizer_params: dict[str, Any] | None = None
 
     def to_engine(self) -> messages.AdamParams:
@@ -306,7 +306,7 @@ class CreateSamplingSession(Request):
     model_path: str | None = None
 
 
-class SamplingParams(Request):
+class SamplingParamsField(Request):
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
     stop: str | list[int] | list[str] | None = None
@@ -329,9 +329,9 @@ class Prompt(Request):
     chunks: list[dict[str, Any]]
 
 
-class Sample(Request):
+class SampleBody(Request):
     prompt: Prompt
-    sampling_params: SamplingParams = SamplingParams()
+    sampling_params: SamplingParamsField = SamplingParamsField()
     num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     sampling_session_id: str | None = None
     base_model: str | None = None

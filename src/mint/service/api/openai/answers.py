@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mint.service.api.openai.inference import Piece, Usage
+from mint.service.api.openai.inference import Piece, TokenCounts
 from mint.service.text.stream import TokenScore
 from mint.service.text.tokenizer import ModelTokenizer
 
@@ -16,10 +16,12 @@ from mint.service.text.tokenizer import ModelTokenizer
 class Form(Protocol):
     """How pieces become the objects that a client expects."""
 
-    def whole(self, pieces: Iterable[Piece], choices: int, usage: Usage) -> dict[str, Any]: ...
+    def whole(
+        self, pieces: Iterable[Piece], choices: int, usage: TokenCounts
+    ) -> dict[str, Any]: ...
     def opening(self, choice: int) -> dict[str, Any] | None: ...
     def chunk(self, piece: Piece) -> dict[str, Any]: ...
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]: ...
+    def usage_chunk(self, usage: TokenCounts) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -43,7 +45,7 @@ class _Common:
 class ChatForm(_Common):
     """``chat.completion`` and ``chat.completion.chunk``."""
 
-    def whole(self, pieces: Iterable[Piece], choices: int, usage: Usage) -> dict[str, Any]:
+    def whole(self, pieces: Iterable[Piece], choices: int, usage: TokenCounts) -> dict[str, Any]:
         listed = []
         for choice, text, scores, reason in _by_choice(pieces, choices):
             message = {"role": "assistant", "content": text, "refusal": None}
@@ -65,7 +67,7 @@ class ChatForm(_Common):
         delta = {"content": piece.text} if piece.text or piece.finish_reason is None else {}
         return self._chunk(piece.choice, delta, self._logprobs(piece.scores), piece.finish_reason)
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+    def usage_chunk(self, usage: TokenCounts) -> dict[str, Any]:
         return {
             **self._object("chatcmpl", "chat.completion.chunk", []),
             "usage": _usage(usage),
@@ -97,7 +99,7 @@ class ChatForm(_Common):
 class CompletionForm(_Common):
     """``text_completion``, whole and in chunks."""
 
-    def whole(self, pieces: Iterable[Piece], choices: int, usage: Usage) -> dict[str, Any]:
+    def whole(self, pieces: Iterable[Piece], choices: int, usage: TokenCounts) -> dict[str, Any]:
         listed = [
             self._choice(choice, text, scores, reason)
             for choice, text, scores, reason in _by_choice(pieces, choices)
@@ -111,7 +113,7 @@ class CompletionForm(_Common):
         entry = self._choice(piece.choice, piece.text, piece.scores, piece.finish_reason)
         return self._object("cmpl", "text_completion", [entry])
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+    def usage_chunk(self, usage: TokenCounts) -> dict[str, Any]:
         return {**self._object("cmpl", "text_completion", []), "usage": _usage(usage)}
 
     def _choice(
@@ -151,7 +153,7 @@ def _by_choice(
     return [(i, "".join(texts[i]), scores[i], reasons[i]) for i in range(choices)]
 
 
-def _usage(usage: Usage) -> dict[str, int]:
+def _usage(usage: TokenCounts) -> dict[str, int]:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,

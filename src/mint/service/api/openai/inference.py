@@ -20,7 +20,7 @@ from mint.engine.messages import (
 from mint.service.access.scopes import Caller
 from mint.service.api.openai.requests import ChatCompletion, Completion, Inference
 from mint.service.errors import ApiError, UserError
-from mint.service.sampling.weights import Sampler
+from mint.service.sampling.weights import SamplerInEngine
 from mint.service.service import Service
 from mint.service.text.stream import TextStream, TokenScore
 from mint.service.text.tokenizer import ModelTokenizer, check_length
@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclass
-class Usage:
+class TokenCounts:
     """Tokens that went in and came out."""
 
     prompt: int = 0
@@ -47,23 +47,25 @@ class Usage:
 
 
 @dataclass
-class Job:
+class PreparedRequest:
     """A request, ready to run: which sampler, which tokens, which tokenizer."""
 
     request: Inference
-    sampler: Sampler
+    sampler: SamplerInEngine
     tokenizer: ModelTokenizer
     prompts: list[list[int]]
     engine_request: SampleRequest
     echo: bool = False
-    usage: Usage = field(default_factory=Usage)
+    usage: TokenCounts = field(default_factory=TokenCounts)
 
     @property
     def choices(self) -> int:
         return len(self.prompts) * self.request.n
 
 
-async def prepare(service: Service, caller: Caller, request: Completion | ChatCompletion) -> Job:
+async def prepare(
+    service: Service, caller: Caller, request: Completion | ChatCompletion
+) -> PreparedRequest:
     """Find the model, and turn text into tokens. Raises ApiError 404 when there is no model."""
     try:
         sampler = await service.samplers.named(caller, request.model)
@@ -73,14 +75,14 @@ async def prepare(service: Service, caller: Caller, request: Completion | ChatCo
     tokenizer = await service.tokenizers.get(folder)
     encode = _chat_prompt if isinstance(request, ChatCompletion) else _plain_prompts
     prompts = await asyncio.to_thread(encode, request, tokenizer)  # type: ignore[arg-type]
-    return Job(
+    return PreparedRequest(
         request,
         sampler,
         tokenizer,
         prompts,
         engine_request(request),
         echo=isinstance(request, Completion) and request.echo,
-        usage=Usage(prompt=sum(map(len, prompts))),
+        usage=TokenCounts(prompt=sum(map(len, prompts))),
     )
 
 
@@ -143,7 +145,7 @@ def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
 # ---- sampling ------------------------------------------------------------------------------------
 
 
-async def pieces(service: Service, job: Job) -> AsyncIterator[Piece]:
+async def pieces(service: Service, job: PreparedRequest) -> AsyncIterator[Piece]:
     """The text of every choice, in the order in which it becomes known."""
     news: asyncio.Queue[_News] = asyncio.Queue()
     samples = [
@@ -182,7 +184,9 @@ class _Ended:
 _News = _Told | _Ended
 
 
-async def _sample(service: Service, job: Job, number: int, news: asyncio.Queue[_News]) -> None:
+async def _sample(
+    service: Service, job: PreparedRequest, number: int, news: asyncio.Queue[_News]
+) -> None:
     request = dataclasses.replace(
         job.engine_request, prompt=np.array(job.prompts[number], np.int64)
     )
@@ -202,7 +206,7 @@ async def _sample(service: Service, job: Job, number: int, news: asyncio.Queue[_
         news.put_nowait(_Ended(number, error))
 
 
-def _finish(job: Job, choices: list[_Choice], ended: _Ended) -> list[Piece]:
+def _finish(job: PreparedRequest, choices: list[_Choice], ended: _Ended) -> list[Piece]:
     """What a prompt's choices have left to say."""
     if isinstance(ended.result, BaseException):
         raise ended.result
@@ -218,7 +222,7 @@ def _finish(job: Job, choices: list[_Choice], ended: _Ended) -> list[Piece]:
 class _Choice:
     """One answer on its way out: takes tokens, gives pieces of text."""
 
-    def __init__(self, job: Job, number: int) -> None:
+    def __init__(self, job: PreparedRequest, number: int) -> None:
         self.number = number
         self.prompt = job.prompts[number // job.request.n]
         self._job = job
@@ -253,7 +257,7 @@ def _without_end(scores: list[TokenScore], sequence: SampledSequence) -> list[To
     return scores[:-1] if is_end and scores[-1].token == sequence.tokens[-1] else scores
 
 
-def _echo(job: Job, choice: int, prompt: list[int], result: SampleResult) -> Piece:
+def _echo(job: PreparedRequest, choice: int, prompt: list[int], result: SampleResult) -> Piece:
     stream = TextStream(job.tokenizer)
     logprobs = result.prompt_logprobs
     parts = [

@@ -63,9 +63,9 @@ TheCaller = Annotated[Caller, Depends(_caller)]
 """Who is asking, for routes that make objects: JsonRoute has checked the key and its scope."""
 
 
-def scope_of(dependant: Dependant) -> Scope | None:
+def find_scope(dependant: Dependant) -> Scope | None:
     """Return the largest scope that a route and its dependencies need; None: no key is needed."""
-    inner = [scope for d in dependant.dependencies if (scope := scope_of(d)) is not None]
+    inner = [scope for d in dependant.dependencies if (scope := find_scope(d)) is not None]
     own = _SCOPES.get(dependant.call)
     return max([*inner, *([own] if own is not None else [])], default=None)
 

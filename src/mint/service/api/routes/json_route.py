@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
-from mint.service.api.routes.caller import authenticate, scope_of
+from mint.service.api.routes.caller import authenticate, find_scope
 from mint.service.errors import UserError
 from mint.service.wire.requests import read_json
 
@@ -42,7 +42,7 @@ class JsonRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        scope = scope_of(self.dependant)
+        scope = find_scope(self.dependant)
 
         async def handle_json(request: Request) -> Response:
             if scope is not None:

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from mint.service.api.openai.answers import ChatForm, CompletionForm, Form
-from mint.service.api.openai.inference import Job, Piece, pieces, prepare
+from mint.service.api.openai.inference import Piece, PreparedRequest, pieces, prepare
 from mint.service.api.openai.requests import ChatCompletion, Completion
 from mint.service.api.routes.caller import ReadUser, SampleUser, TheCaller, TheService
 from mint.service.api.routes.json_route import JsonRoute
@@ -131,7 +131,9 @@ async def chat_completions(
     return await _answer(service, job, form, request)
 
 
-async def _answer(service: TheService, job: Job, form: Form, request: Request) -> Response:
+async def _answer(
+    service: TheService, job: PreparedRequest, form: Form, request: Request
+) -> Response:
     found = pieces(service, job)
     if not job.request.stream:
         every = await _while_awaited(request, _every(found))
@@ -170,7 +172,7 @@ async def _gone(request: Request) -> None:
 
 
 async def _events(
-    job: Job, form: Form, first: Piece, rest: AsyncIterator[Piece], request: Request
+    job: PreparedRequest, form: Form, first: Piece, rest: AsyncIterator[Piece], request: Request
 ) -> AsyncIterator[str]:
     """Server-sent events: a chunk for every piece, the usage if it was asked for, the end."""
     opened = set()

@@ -22,7 +22,9 @@ async def create_sampling_session(
 
 
 @router.post("/asample")
-async def asample(service: TheService, user: SampleUser, body: requests.Sample) -> dict[str, Any]:
+async def asample(
+    service: TheService, user: SampleUser, body: requests.SampleBody
+) -> dict[str, Any]:
     request_id, sequence_ids = await service.samplers.submit(user, body)
     return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
 

@@ -16,7 +16,7 @@ from mint.service.api.routes.caller import (
 )
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.errors import ApiError
-from mint.service.futures import Answer
+from mint.service.futures import Response
 from mint.service.wire import codec, requests
 from mint.service.wire.bodies import BadBody
 
@@ -71,7 +71,7 @@ async def unload_model(
     await service.runs.unload(row.id)
     request_id = f"{row.id}:unload"
     future = service.futures.open(request_id, user)
-    answer = Answer.json({"model_id": row.id, "type": "unload_model"})
+    answer = Response.json({"model_id": row.id, "type": "unload_model"})
     service.futures.finish(future.request_id, answer)
     return {"request_id": request_id, "model_id": row.id}
 

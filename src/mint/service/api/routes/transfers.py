@@ -21,8 +21,8 @@ from mint.service.api.routes.weights import (
 )
 from mint.service.api.uploads import Upload
 from mint.service.checkpoints.archives import pack
-from mint.service.checkpoints.links import Link, path_in, version_of
-from mint.service.checkpoints.storage import CheckpointPath, path_of
+from mint.service.checkpoints.links import Link, link_version, path_in
+from mint.service.checkpoints.storage import CheckpointPath, tinker_path
 from mint.service.errors import ApiError
 from mint.service.store.database import CheckpointRow
 from mint.service.wire import requests
@@ -79,7 +79,7 @@ async def download(service: TheService, token: str, name: str) -> Response:
     link = service.links.open(token)
     path = path_in(link)
     row = await asyncio.to_thread(service.checkpoints.find, path, link.user)
-    if row is None or version_of(row) != link.version:
+    if row is None or link_version(row) != link.version:
         raise ApiError(
             404, f"{path.uri} was deleted, overwritten or made private. Request a new link."
         )
@@ -113,7 +113,7 @@ async def upload(
         )
     finally:
         await asyncio.to_thread(shutil.rmtree, inbox, ignore_errors=True)
-    uri = path_of(row).uri
+    uri = tinker_path(row).uri
     return {**describe_checkpoint(row), "checkpoint_id": uri, "path": uri}
 
 

@@ -15,7 +15,7 @@ from mint.service.checkpoints.storage import (
     SAMPLER,
     TRAINING,
     CheckpointPath,
-    path_of,
+    tinker_path,
     unexpired,
 )
 from mint.service.errors import ApiError, UserError, not_found
@@ -32,7 +32,7 @@ ONE = "/training_runs/{run_id}/checkpoints/{checkpoint_id:path}"
 
 def describe_checkpoint(row: CheckpointRow) -> dict[str, Any]:
     """A checkpoint as clients see it."""
-    path = path_of(row)
+    path = tinker_path(row)
     return {
         "checkpoint_id": path.checkpoint_id,
         "checkpoint_type": _TYPE_OF_KIND[row.kind],
@@ -137,26 +137,26 @@ async def _page(
 async def publish(service: TheService, row: Owned) -> dict[str, Any]:
     """Let everybody with a key of this service read a checkpoint."""
     await asyncio.to_thread(service.checkpoints.share, row, True)
-    return {"tinker_path": path_of(row).uri, "public": True}
+    return {"tinker_path": tinker_path(row).uri, "public": True}
 
 
 @router.delete(f"{ONE}/publish")
 async def unpublish(service: TheService, row: Owned) -> dict[str, Any]:
     await asyncio.to_thread(service.checkpoints.share, row, False)
-    return {"tinker_path": path_of(row).uri, "public": False}
+    return {"tinker_path": tinker_path(row).uri, "public": False}
 
 
 @router.put(f"{ONE}/ttl")
 async def set_ttl(service: TheService, row: Owned, body: requests.SetTtl) -> dict[str, Any]:
     """Let a checkpoint expire so many seconds from now; null keeps it for good."""
     await asyncio.to_thread(service.checkpoints.set_ttl, row, body.ttl_seconds)
-    return {"tinker_path": path_of(row).uri, "ttl_seconds": body.ttl_seconds}
+    return {"tinker_path": tinker_path(row).uri, "ttl_seconds": body.ttl_seconds}
 
 
 @router.delete(ONE)
 async def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
     await asyncio.to_thread(service.checkpoints.delete, row)
-    return {"deleted": path_of(row).uri}
+    return {"deleted": tinker_path(row).uri}
 
 
 @router.post("/mint/checkpoints/prune")
@@ -187,4 +187,4 @@ async def copy_weights(
             "publish the checkpoint.",
         )
     row = await service.transfers.copy(caller, body, request.headers.get("x-idempotency-key"))
-    return {"tinker_path": path_of(row).uri}
+    return {"tinker_path": tinker_path(row).uri}
