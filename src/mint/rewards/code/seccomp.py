@@ -112,7 +112,7 @@ _MACHINES = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
 def supported() -> bool:
-    """Whether a filter exists for this machine."""
+    """Return whether a filter exists for this machine."""
     return platform.machine() in _MACHINES
 
 

@@ -351,7 +351,7 @@ class Run:
         return self.final
 
     def _advice(self) -> list[str]:
-        """Whether training helped on the holdout, and which weights to use."""
+        """Return whether training helped on the holdout, and which weights to use."""
         evaluations = evaluations_in(read_rows(self.directory.path / METRICS))
         paths = {checkpoint.step: checkpoint.path for checkpoint in self.checkpoints.kept}
         return advice(evaluations, paths, self.cfg.start_from or self.cfg.base_model)

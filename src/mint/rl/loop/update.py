@@ -143,7 +143,7 @@ def _share(cfg: RLConfig, parts: int) -> float:
 
 
 def _drift(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
-    """How far the updates of this batch have moved the policy from the one that sampled it."""
+    """Return how far the updates of this batch have moved the policy that sampled it."""
     return {"train/drift": mismatch(datums, trainer_D_T).get("mismatch/k3", 0.0)}
 
 

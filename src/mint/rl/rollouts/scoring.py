@@ -90,7 +90,7 @@ class Ledger:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
+        """Return the state for a checkpoint."""
         return {"recent": list(self.recent), "ever_scored": self.ever_scored}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Who is asking: API keys, and the signed tokens that MinT clients exchange them for."""
+"""Authentication: API keys, and the signed tokens that MinT clients exchange them for."""
 
 from __future__ import annotations
 

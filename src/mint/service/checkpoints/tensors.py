@@ -26,7 +26,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor lies in its file."""
+    """The place of a tensor in its file."""
 
     dtype: str
     shape: tuple[int, ...]

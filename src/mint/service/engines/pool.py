@@ -159,7 +159,7 @@ class Engines:
         return [slot.engine for slot in self._slots.values() if slot.engine is not None]
 
     def why_waiting(self, base_model: str) -> str | None:
-        """What a request for this model waits for, in words; None when its engine is up."""
+        """Return in words what a request for this model waits for; None when its engine is up."""
         if self.running(base_model) is not None:
             return None
         located = self._folders.get(base_model)

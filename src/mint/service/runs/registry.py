@@ -166,7 +166,7 @@ class Runs:
             self._in_background(run.resume())
 
     async def row(self, run_id: str, user: str) -> RunRow:
-        """What the store knows of a run; does not open it."""
+        """Return what the store knows of a run, without opening it."""
         row = await asyncio.to_thread(self._store.get, RunRow, run_id, user)
         if row is None:
             raise _unknown(run_id)
@@ -225,7 +225,7 @@ class Runs:
 
     @property
     def waiting(self) -> int:
-        """How many accepted operations of all runs have not begun."""
+        """The number of accepted operations that have not begun, of all runs."""
         return sum(run.waiting for run in self._runs.values())
 
     @property

@@ -70,7 +70,7 @@ class Samplers:
     async def _described(
         self, user: str, base_model: str | None, model_path: str | None
     ) -> SamplerRow:
-        """What to sample from. Raises UserError when it is not there for this user."""
+        """Return what to sample from. Raises UserError when it is not there for this user."""
         if model_path is not None:
             path, found = await asyncio.to_thread(self._checkpoints.require, model_path, user)
             return SamplerRow(
@@ -127,7 +127,7 @@ class Samplers:
     # ---- keeping and dropping -------------------------------------------------------------------
 
     def has(self, sampler_id: str, engine: EngineProcess) -> bool:
-        """Whether the weights of this sampler are in this engine or on disk."""
+        """Return whether the weights of this sampler are in this engine or on disk."""
         sampler = self._samplers.get(sampler_id)
         if sampler is None:
             return False
@@ -185,7 +185,7 @@ class Samplers:
             self._samplers.pop(sampler.row.id, None)
 
     def is_sampling(self, session_id: str) -> bool:
-        """Whether a sampler of the session has work to do."""
+        """Return whether a sampler of the session has work to do."""
         return any(sampler.users for sampler in self._of_session(session_id))
 
     def _of_session(self, session_id: str) -> list[SamplerInEngine]:

@@ -55,7 +55,7 @@ class TextStream:
         return self._release(is_last=False)
 
     def finish(self) -> tuple[str, list[TokenScore]]:
-        """What was held back, now that nothing follows."""
+        """Return the text that was held back, now that nothing follows."""
         if not self.is_stopped:
             self._held += self._new_text(is_last=True)
         return self._release(is_last=True)
@@ -82,7 +82,7 @@ class TextStream:
         return text, self._scores_of_given(is_last and not self.is_stopped)
 
     def _possible_stop(self) -> int:
-        """How many characters at the end may be the beginning of a stop string."""
+        """Return how many characters at the end may be the beginning of a stop string."""
         longest = max((len(stop) for stop in self.stops), default=0) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-size:]) for stop in self.stops):

@@ -63,7 +63,7 @@ class StreamOptions(Request):
 
 
 class Inference(Request):
-    """What both kinds of completions have in common."""
+    """The common fields of both kinds of completions."""
 
     model: Annotated[str, Field(min_length=1)]
     n: Annotated[int, Field(ge=1, le=128)] = 1
@@ -134,7 +134,9 @@ class Message(Request):
     tool_calls: list[dict[str, Any]] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As templates expect it: the content is text, the arguments of calls are objects."""
+        """Return the message as templates expect it: the content is text, the arguments of calls
+        are objects.
+        """
         message = self.model_dump(exclude_none=True)
         if not isinstance(self.content, str):
             message["content"] = "".join(_text_of(part) for part in self.content)
