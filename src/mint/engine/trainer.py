@@ -21,6 +21,7 @@ from .logprobs import Targets, score_targets
 from .lora import Adapter, new_adapter
 from .losses import Loss
 from .messages import (
+    NOT_FINITE,
     AdamParams,
     DistillDatum,
     FloatArray,
@@ -175,7 +176,8 @@ class LoraTrainer:
         if not np.isfinite(total := metrics["loss:sum"]):
             raise UserError(
                 f"The loss is {total}: the policy's and the sampler's logprobs are too far apart. "
-                "Check that `logprobs` are the sampler's, and lower the learning rate."
+                "Check that `logprobs` are the sampler's, and lower the learning rate. "
+                f"{NOT_FINITE}"
             )
         if terms.temperature != 1:
             metrics["temperature:mean"] = terms.temperature
@@ -235,7 +237,7 @@ class LoraTrainer:
         if gradients and not torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
             raise UserError(
                 "The gradient is not finite, so it was dropped. Check advantages and logprobs for "
-                "extreme values, and lower the learning rate."
+                f"extreme values, and lower the learning rate. {NOT_FINITE}"
             )
 
     def optim_step(self, params: AdamParams) -> dict[str, float]:

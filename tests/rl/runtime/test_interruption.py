@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,6 +107,7 @@ def test_ctrl_c_at_any_moment_ends_cleanly_and_the_same_call_goes_on(
     tmp_path: Path,
     whole: Path,
     capsys: Any,
+    recwarn: pytest.WarningsRecorder,
     where: str | int,
     times: int,
 ) -> None:
@@ -116,6 +119,9 @@ def test_ctrl_c_at_any_moment_ends_cleanly_and_the_same_call_goes_on(
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("Interrupted. The ")
     assert (out.count("Interrupted. "), err) == (1, "")
+    traceback.clear_frames(ended.tb)
+    gc.collect()
+    assert [w for w in recwarn if "never awaited" in str(w.message)] == []
 
     run_grpo(Letters(), cfg, service=client)
     events = [row["event"] for row in read_rows(tmp_path / "run" / EVENTS)]

@@ -43,14 +43,16 @@ class Progress:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
 
-    async def during(self, work: Awaitable[Result], shown: Callable[[], str]) -> Result:
-        """The result of some work; until it is there, ``shown()`` on the last line."""
+    async def during(
+        self, work: Callable[[], Awaitable[Result]], shown: Callable[[], str]
+    ) -> Result:
+        """Return the result of ``work()``; until it is there, show ``shown()`` on the last line."""
         stream = self._stream or sys.stdout
         if not stream.isatty():
-            return await work
+            return await work()
         ticking = asyncio.ensure_future(_tick(stream, shown))
         try:
-            return await work
+            return await work()
         finally:
             ticking.cancel()
             stream.write(_CLEAR)

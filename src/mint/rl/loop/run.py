@@ -183,7 +183,9 @@ class Run:
         since = time.monotonic()
         if not self._waiting.half_done:
             self._since, self._tally = since, Tally()
-        sampled = self.progress.during(self._sampled(step, groups), lambda: self._shown(step))
+        sampled = self.progress.during(
+            lambda: self._sampled(step, groups), lambda: self._shown(step)
+        )
         batch = self._waiting.do(sampled)
         self.recording.sampled(batch)
         self._tally.add({"time/sample": time.monotonic() - since})

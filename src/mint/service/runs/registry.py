@@ -51,7 +51,6 @@ class Runs:
         self._tasks: set[asyncio.Task[None]] = set()
         self._used: dict[str, datetime] = {}
         self._creating = asyncio.Lock()
-        samplers.weights.restore_run = self._restore
 
     # ---- creating -------------------------------------------------------------------------------
 
@@ -220,7 +219,7 @@ class Runs:
     def _folder(self, run_id: str) -> Path:
         return self._settings.home / "runs" / run_folder_name(run_id)
 
-    async def _restore(self, run_id: str, user: str) -> None:
+    async def restore(self, run_id: str, user: str) -> None:
         await (await self.find(run_id, user)).load()
 
     @property

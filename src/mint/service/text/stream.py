@@ -1,4 +1,8 @@
-"""Tokens become text piece by piece, up to a stop string."""
+"""Tokens become text piece by piece, up to a stop string.
+
+``tokenizers``' ``DecodeStream`` does not serve here: it cannot be flushed, so an answer that ends
+within a character would lose its last tokens, and it waits without limit for the rest of one.
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from mint.engine.messages import MAX_SAMPLES
 from mint.service.errors import UserError
-from mint.service.wire.requests import MAX_SAMPLES, MinP, Request, Temperature, TopK, TopP
+from mint.service.wire.requests import MinP, Request, Temperature, TopK, TopP
 
 MAX_TOP_LOGPROBS = 20
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
