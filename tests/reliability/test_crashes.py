@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mint.service.journal import Journal
+from mint.service.runs.journal import Journal
 from tests.reliability.conftest import Faults
 from tests.service.samples import batch, json_datum
 from tests.service_fixture import DATABASES, MODEL, LiveService, RawClient, start_service
@@ -103,10 +103,10 @@ def test_a_service_killed_at_every_kind_of_write_goes_on(
     own_service: Start, faults: Faults, undisturbed: bytes
 ) -> None:
     """Before and after an outcome, in a snapshot, and when a checkpoint gets its name."""
-    faults.at("mint.service.journal:Journal.append_outcome", 2, "kill")
-    faults.at("mint.service.journal:Journal._replace", 1, "kill after")
-    faults.at("mint.service.journal:Journal.cut", 1, "kill after")
-    faults.at("mint.service.checkpoints:Checkpoints.publish", 1, "kill after")
+    faults.at("mint.service.runs.journal:Journal.append_outcome", 2, "kill")
+    faults.at("mint.service.runs.journal:Journal._replace", 1, "kill after")
+    faults.at("mint.service.runs.journal:Journal.cut", 1, "kill after")
+    faults.at("mint.service.checkpoints.storage:CheckpointStore.publish", 1, "kill after")
     service = own_service(snapshot_after_bytes=0)
     run = RawClient(service.base_url).run()
 
@@ -172,7 +172,7 @@ def test_replayed_loading_takes_the_weights_of_then(
     own_service: Start, faults: Faults, undisturbed: bytes
 ) -> None:
     """The checkpoint is overwritten after it was loaded, and there is no snapshot in between."""
-    faults.at("mint.service.journal:Journal.cut", 1, "EIO")
+    faults.at("mint.service.runs.journal:Journal.cut", 1, "EIO")
     service = own_service()
     raw = RawClient(service.base_url)
     run = raw.run()

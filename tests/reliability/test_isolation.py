@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from mint.service.auth import create_key
-from mint.service.checkpoints import CheckpointPath, NewCheckpoint
-from mint.service.store import RunRow, SamplerRow, SessionRow, Store
+from mint.service.access.auth import create_key
+from mint.service.checkpoints.storage import CheckpointPath, NewCheckpoint
+from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store
 from tests.reliability.local import Local, with_service
 
 SESSION = "5e551011-0000-0000-0000-000000000000"

@@ -20,17 +20,17 @@ import pytest
 import zstandard
 
 from mint.catalog import Catalog, ModelNotFound
-from mint.service.archives import unpack
-from mint.service.auth import create_key
-from mint.service.bodies import BadBody
-from mint.service.checkpoints import check_name
-from mint.service.codec import decode_forward_backward
-from mint.service.decoding import LARGE, Decoder
-from mint.service.engines import MAX_LOOK_UPS
+from mint.service.access.auth import create_key
+from mint.service.admin.logs import _path_of
+from mint.service.checkpoints.archives import unpack
+from mint.service.checkpoints.storage import check_name
+from mint.service.engines.pool import MAX_LOOK_UPS
 from mint.service.errors import ApiError, UserError
 from mint.service.idleness import Idleness
-from mint.service.logs import _path_of
-from mint.service.store import Store
+from mint.service.store.database import Store
+from mint.service.wire.bodies import BadBody
+from mint.service.wire.codec import decode_forward_backward
+from mint.service.wire.decoding import LARGE, Decoder
 from tests.reliability.local import Local, with_service
 from tests.service.samples import batch, json_datum
 

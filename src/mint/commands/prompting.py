@@ -1,4 +1,4 @@
-"""How a run asked its model, as its run directory tells it: for asking in the same way again."""
+"""Read from a run directory how a run prompted its model, to prompt it the same way again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARK = re.compile(r"<\|[^|<>]+\|>|<(?:start|end)_of_turn>|\[/?INST\]|<｜[^｜]
 
 @dataclass(frozen=True)
 class TrainedPrompt:
-    """What surrounded the prompts of a run. None: the run directory does not say."""
+    """The text around the prompts of a run. None: the run directory does not say."""
 
     system: str | None = None
     template: str | None = None
@@ -84,7 +84,7 @@ def _first_prompt(folder: Path) -> str | None:
 
 
 def _is_plain(prompt: str | None) -> bool:
-    """Whether a prompt has no mark of a chat template, but for one where a text begins.
+    """Return whether a prompt has no mark of a chat template, but for one where a text begins.
 
     >>> _is_plain("<|begin_of_text|>2 + 2 ="), _is_plain("<|im_start|>user\\n2 + 2?<|im_end|>")
     (True, False)

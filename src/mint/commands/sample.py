@@ -98,7 +98,7 @@ def sample(
 
 
 def _trained_prompt(named: Named) -> TrainedPrompt:
-    """How the run asked its model, told once; the defaults where there is no run directory."""
+    """Return how the run prompted its model; the defaults where there is no run directory."""
     from .prompting import TrainedPrompt
 
     if named.run_directory is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .logprobs import Targets
 from .losses import LOSSES, Loss
-from .messages import Datum, ForwardBackward, ModelInfo, UserError
+from .messages import NOT_FINITE, Datum, ForwardBackward, ModelInfo, UserError
 from .precision import to_device
 from .terms import NAMES, Terms, read_terms
 from .tree import PrefixTree
@@ -227,6 +227,6 @@ def _check_numbers(array: NDArray[Any], shape: tuple[int, ...], where: str) -> N
         at = int(np.flatnonzero(~finite.reshape(-1))[0])
         raise UserError(
             f"{where}[{at}] is {array.reshape(-1)[at]}, but it must be a finite number. "
-            "Look at the reward that it came from."
+            f"Look at the reward that it came from. {NOT_FINITE}"
         )
     return array

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.quantization_config import Mxfp4Config
 
-from . import attention
+from mint.engine import attention
+
 from .context import Attention, Lora, NoLora, running
 from .experts import replace_experts
 from .head import Head

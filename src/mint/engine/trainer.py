@@ -23,6 +23,7 @@ from .logprobs import Scoring, score_targets
 from .lora import Adapter, new_adapter
 from .losses import Loss
 from .messages import (
+    NOT_FINITE,
     AdamParams,
     Datum,
     DistillDatum,
@@ -142,7 +143,7 @@ class LoraTrainer:
             if not np.isfinite(norms).all():
                 raise UserError(
                     "The gradient is not finite, so it was dropped. Check advantages and logprobs "
-                    "for extreme values, and lower the learning rate."
+                    f"for extreme values, and lower the learning rate. {NOT_FINITE}"
                 )
         except BaseException:
             for parameter, grad in zip(parameters, before, strict=True):
@@ -190,7 +191,8 @@ class LoraTrainer:
         if not np.isfinite(total := metrics["loss:sum"]):
             raise UserError(
                 f"The loss is {total}: the policy's and the sampler's logprobs are too far apart. "
-                "Check that `logprobs` are the sampler's, and lower the learning rate."
+                "Check that `logprobs` are the sampler's, and lower the learning rate. "
+                f"{NOT_FINITE}"
             )
         if terms.temperature != 1:
             metrics["temperature:mean"] = terms.temperature
