@@ -97,7 +97,7 @@ def _common_start(prompts: list[str], template: str) -> str:
     >>> _common_start(["Q: a? A: b Q: c? A:", "Q: a? A: b Q: cd? A:"], "Q: {question} A:")
     'Q: a? A: b '
     """
-    before = next(Formatter().parse(template), ("",))[0]
+    before = next((text for text, *_ in Formatter().parse(template)), "")
     if len(prompts) < 2 or not before:
         return ""
     first, last = min(prompts), max(prompts)  # what these two share, all share
