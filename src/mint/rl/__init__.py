@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mint.config_error import ConfigError as ConfigError
+
 if TYPE_CHECKING:
     from mint.rl.agents.chat import Chat as Chat
     from mint.rl.agents.chat import ContextFull as ContextFull
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
     from mint.rl.runtime.endings import RunStopped as RunStopped
     from mint.rl.runtime.endings import ServiceLost as ServiceLost
     from mint.rl.settings.config import RLConfig as RLConfig
-    from mint.rl.settings.options import ConfigError as ConfigError
     from mint.rl.task import RLAdapter as RLAdapter
 
 _NAMES = {
@@ -86,7 +87,6 @@ _NAMES = {
     "evaluation.examiner": ["Examiner"],
     "loop.grpo": ["run_grpo"],
     "guards": ["Guards"],
-    "settings.options": ["ConfigError"],
     "agents.rehearsal": ["rehearse"],
     "evaluation.results": ["SetResult"],
     "rollouts.rollout": ["Group", "MissingLogprobs", "Rollout", "Segment"],
@@ -106,7 +106,7 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)
+__all__ = sorted([*_MODULE_OF, "ConfigError"])
 
 
 def __getattr__(name: str) -> Any:
