@@ -44,7 +44,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check found. A problem stops work; a warning may, later or in part."""
+    """The result of a check. A problem stops work; a warning may, later or in part."""
 
     check: str
     level: Level

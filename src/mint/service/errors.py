@@ -1,4 +1,4 @@
-"""What can go wrong in a request, and how it reaches the client."""
+"""Errors of requests, and how they reach the client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EngineDied(Exception):
 
 
 def log_hint() -> str:
-    """Where to read more: the log file, when the starter of the service named one."""
+    """Say where to read more: the log file, when the starter of the service named one."""
     log_file = os.environ.get("MINT_LOG_FILE")
     return f"The service's log is {log_file}." if log_file else "See the service's own output."
 

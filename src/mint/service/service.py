@@ -53,7 +53,7 @@ class Service:
             settings.max_stored_result_bytes,
             settings.home / "results",
         )
-        self.engines = Engines(settings)
+        self.engines = Engines(settings, before_unload=self._save_what_is_in)
         self.checkpoints = CheckpointStore(settings.home, self.store, self.auth.quota_of)
         self.decoder = Decoder(settings.max_body_bytes)
         parts = Parts(
@@ -67,13 +67,12 @@ class Service:
             self.usage,
             self.auth.quota_of,
         )
-        self.samplers = Samplers(parts)
+        self.samplers = Samplers(parts, self._restore_run)
         self.idleness = Idleness(settings.home / "idle.json")
         self.runs = Runs(parts, self.samplers, self.idleness)
         self.retention = Retention(self.store, settings.session_idle_s, self._in_use)
         self.transfers = Transfers(parts)
         self.links = Links(self.auth.secret, settings.link_kept_s)
-        self.engines.before_unload = self._save_what_is_in
         self.tokenizers = Tokenizers()
         self.is_ready = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -199,6 +198,9 @@ class Service:
                 await self.usage.save()
             except Exception:
                 log.exception("the usage was not saved and will be tried again")
+
+    async def _restore_run(self, run_id: str, user: str) -> None:
+        await self.runs.restore(run_id, user)
 
     async def _save_what_is_in(self, engine: EngineProcess) -> None:
         """An engine is about to be unloaded: what it holds must come back as it is."""

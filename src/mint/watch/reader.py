@@ -258,7 +258,7 @@ def _reads(step: int | None, columns: list[str] | None) -> Callable[[Path], Any]
 
 
 def _is_gone(summary: Row) -> bool:
-    """Whether the process that wrote a summary was on this machine, and is no more."""
+    """Return whether the process that wrote a summary was on this machine, and is no more."""
     process = summary.get("pid")
     if summary.get("host") != socket.gethostname() or not isinstance(process, int) or process < 1:
         return False

@@ -182,7 +182,7 @@ class Collector:
         return Group(item.sample, item.identity, prompt, list(rollouts))
 
     def _adjust(self, rollout: Rollout) -> None:
-        """What the config says about length."""
+        """Apply the config's rules about length."""
         cfg = self.cfg
         if rollout.truncated and cfg.mask_truncated:
             rollout.masked = True

@@ -166,7 +166,7 @@ class GroupQueue:
         return sum(size if p.task.done() else known[id(p.item)] for p in self.pending)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep: where the run stands in its data, and what is in flight."""
+        """Return the state for a checkpoint: the position in the data, and groups in flight."""
         started = [(each.draw, each.place, each.item) for each in self.pending]
         in_flight = [*self._interrupted, *started]
         return {

@@ -17,8 +17,7 @@ Array = NDArray[np.float64]
 
 
 class TrainedTokens:
-    """What training knows of the tokens that it saw: the trainer's logprobs, the entropy where each
-    was chosen, and advantages.
+    """Values of the trained tokens: the trainer's logprobs, entropies and advantages.
 
     Datums are found by their tokens, since ``edit_datums`` may leave some out or change their
     order.
@@ -142,7 +141,7 @@ def _row(group: Group, rollout: Rollout) -> dict[str, Any]:
 
 
 def _stop(rollout: Rollout) -> str | None:
-    """Why sampling ended; None when nothing was sampled."""
+    """Return why sampling ended; None when nothing was sampled."""
     if not rollout.length:
         return None
     return "length" if rollout.truncated else "stop"

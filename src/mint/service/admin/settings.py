@@ -1,4 +1,4 @@
-"""How a service is started."""
+"""The settings of a service."""
 
 from __future__ import annotations
 

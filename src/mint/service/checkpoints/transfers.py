@@ -199,7 +199,7 @@ class Transfers:
     async def _output(
         self, user: str, request: Interpolate, first: CheckpointRow, number: int
     ) -> CheckpointPath:
-        """Where the result goes: beside the first source when that is the caller's."""
+        """Return the path of the result: beside the first source when that is the caller's."""
         run_id = first.run_id if first.user == user else f"{_session_id(user, str(number))}:train:0"
         wanted = request.output_path
         if wanted is None:

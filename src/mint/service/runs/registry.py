@@ -51,7 +51,6 @@ class Runs:
         self._tasks: set[asyncio.Task[None]] = set()
         self._used: dict[str, datetime] = {}
         self._creating = asyncio.Lock()
-        samplers.weights.restore_run = self._restore
 
     # ---- creating -------------------------------------------------------------------------------
 
@@ -166,7 +165,7 @@ class Runs:
             self._in_background(run.resume())
 
     async def row(self, run_id: str, user: str) -> RunRow:
-        """What the store knows of a run; does not open it."""
+        """Return what the store knows of a run, without opening it."""
         row = await asyncio.to_thread(self._store.get, RunRow, run_id, user)
         if row is None:
             raise _unknown(run_id)
@@ -220,12 +219,12 @@ class Runs:
     def _folder(self, run_id: str) -> Path:
         return self._settings.home / "runs" / run_folder_name(run_id)
 
-    async def _restore(self, run_id: str, user: str) -> None:
+    async def restore(self, run_id: str, user: str) -> None:
         await (await self.find(run_id, user)).load()
 
     @property
     def waiting(self) -> int:
-        """How many accepted operations of all runs have not begun."""
+        """The number of accepted operations that have not begun, of all runs."""
         return sum(run.waiting for run in self._runs.values())
 
     @property

@@ -88,7 +88,7 @@ class TrainingRun:
 
     @property
     def waiting(self) -> int:
-        """How many accepted operations have not begun."""
+        """The number of accepted operations that have not begun."""
         return len(self._stream)
 
     @property
@@ -97,7 +97,7 @@ class TrainingRun:
         return self._space.is_awaited or self._journal_space.is_awaited
 
     def was_taken(self, seq_id: int) -> bool:
-        """Whether this number has run or is waiting to."""
+        """Return whether this number has run or is waiting to."""
         return self._stream.knows(seq_id) is not False
 
     def _reopen(self) -> None:
@@ -183,7 +183,7 @@ class TrainingRun:
         self._futures.finish(self.request_id(seq_id), answer)
 
     def why_waiting(self, seq_id: int = 0) -> WaitReason | None:
-        """What an unfinished operation of this run waits for; None while it is carried out."""
+        """Return what an unfinished operation of this run waits for; None while it runs."""
         if (gap := self._stream.gap) is not None:
             return WaitReason(f"waiting for operation {gap} of this run, which has not arrived")
         if self._trouble is not None:

@@ -1,4 +1,4 @@
-"""For those who run the service: is it up, is it ready, what is it doing."""
+"""Routes for operators: liveness, readiness, metrics."""
 
 from __future__ import annotations
 
