@@ -7,12 +7,15 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import mint.rewards as rewards
+import mint.rl
 from mint.rewards import (
     Failure,
     RewardFailed,
@@ -269,14 +272,12 @@ def test_the_library_imports_no_torch_and_its_front_door_nothing_heavy() -> None
     assert ran.stdout.split() == []
 
 
-def test_type_checkers_see_every_name_that_is_loaded_late() -> None:
-    source = Path(rewards.__file__).read_text(encoding="utf-8")
-    imports = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
-    prefix = "mint.rewards."
-    seen = {
-        name.asname: str(each.module).removeprefix(prefix)
-        for each in imports
-        if str(each.module).startswith(prefix)
-        for name in each.names
-    }
-    assert seen == rewards._MODULE_OF
+@pytest.mark.parametrize("package", [rewards, mint.rl])
+def test_type_checkers_see_every_name_that_is_loaded_late(package: ModuleType) -> None:
+    stub = Path(str(package.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
+    imports = [n for n in ast.walk(ast.parse(stub)) if isinstance(n, ast.ImportFrom)]
+    assert {name.asname for each in imports for name in each.names} == set(package.__all__)
+    for each in imports:
+        module = import_module(f"{package.__name__}.{each.module}")
+        for name in each.names:
+            assert getattr(package, name.name) is getattr(module, name.name)

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from mint.service.store.database import ApiKey
 
 GB = 1024**3
-LITTLE_DISK, SCARCE_DISK = 1 * GB, 10 * GB
+SCARCE_DISK = 10 * GB
 LITTLE_MEMORY, SCARCE_MEMORY = 1 * GB, 4 * GB
 _CLOCK_LIMIT_S = 60
 _SOON = timedelta(days=7)
 _PROBE = b"\0" * 65536
+_DELETE = "Delete old checkpoints: mint checkpoints prune --older-than 30d --dry-run."
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "problem": "PROBLEM"}
 
 
@@ -43,7 +44,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check found. A problem stops work; a warning may, later or in part."""
+    """The result of a check. A problem stops work; a warning may, later or in part."""
 
     check: str
     level: Level
@@ -131,8 +132,11 @@ def check_home(settings: Settings) -> Iterator[CheckResult]:
 def check_disk(settings: Settings) -> Iterator[CheckResult]:
     existing = _existing(settings.home)
     free = shutil.disk_usage(existing).free
-    advice = "Delete old checkpoints: mint checkpoints prune --older-than 30d --dry-run"
-    yield _amount("disk", f"free at {existing}", free, (LITTLE_DISK, SCARCE_DISK), advice)
+    limits = (settings.disk_reserve_bytes, SCARCE_DISK)
+    advice = _DELETE
+    if free < settings.disk_reserve_bytes:
+        advice += f" Training pauses below {size(limits[0])} (disk_reserve_bytes)."
+    yield _amount("disk", f"free at {existing}", free, limits, advice)
 
 
 def _existing(home: Path) -> Path:
@@ -345,6 +349,8 @@ def check_service(remote: Remote) -> Iterator[CheckResult]:
         yield CheckResult(
             "service", "warning", f"{remote.url} still loads {models}.", "Wait for it."
         )
+    if paused := answer.json().get("paused"):
+        yield CheckResult("disk", "problem", f"training is {paused}.", _DELETE)
     if "date" in answer.headers:
         there = parsedate_to_datetime(answer.headers["date"])
         apart = abs((there - datetime.now(UTC)).total_seconds())

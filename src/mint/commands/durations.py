@@ -45,7 +45,7 @@ def duration(seconds: float) -> str:
 
 
 def age(time: str | None) -> str:
-    """How long ago an ISO time was.
+    """Return how long ago an ISO time was.
 
     >>> age(None)
     '-'

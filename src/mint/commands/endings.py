@@ -1,4 +1,4 @@
-"""How a training command ends: a message and an exit code, and a traceback only for defects."""
+"""The end of a training command: a message, an exit code, and a traceback for defects only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tell(error: Exception) -> int:
 
 
 def describe_error(error: Exception) -> str:
-    """What an error says; of a refusal the service's own words, without the client's."""
+    """Return an error's message; for a refusal, the service's own words without the client's."""
     body = getattr(error, "body", None)
     if isinstance(body, Mapping) and isinstance(body.get("detail"), str):
         return str(body["detail"])

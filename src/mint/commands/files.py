@@ -44,7 +44,7 @@ def fetch_archive(remote: Remote, path: str, target: Path) -> None:
 
 
 def listed(remote: Remote, where: CheckpointPath) -> dict[str, Any]:
-    """What the list of the run says; nothing when the run is somebody else's."""
+    """Return what the run's list says; nothing when the run belongs to another user."""
     try:
         answer = remote.get(f"/api/v1/training_runs/{where.run_id}/checkpoints")
     except Mistake:

@@ -17,7 +17,7 @@ from mint.training.job import as_yaml, check
 
 @dataclass(frozen=True)
 class Arguments:
-    """What was typed."""
+    """The parsed command line."""
 
     overrides: list[str]
     multirun: bool

@@ -1,4 +1,4 @@
-"""What a command is asked to use: a base model, a checkpoint, a run, or a run directory.
+"""Names on the command line: a base model, a checkpoint, a run, or a run directory.
 
 A checkpoint is named by its ``tinker://`` path, by a run directory (its best checkpoint, or else
 its latest), or in short: the first letters of a run's id, a checkpoint's name, or both as RUN/NAME.
@@ -52,7 +52,7 @@ def find(text: str, url: str | None) -> Named:
 
 
 def is_run_directory(folder: Path) -> bool:
-    """Whether a training run wrote this folder."""
+    """Return whether a training run wrote this folder."""
     from mint.training.evaluate import saved_checkpoint
     from mint.watch.recorder import CONFIG, STATE
 

@@ -1,4 +1,4 @@
-"""What rewards look like: as data, as text, and as a plot."""
+"""Describe the distribution of rewards: as data, as text, and as a plot."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass
 class GuardHistory:
-    """What guards remember of earlier steps."""
+    """Metrics of earlier steps that guards compare with."""
 
     first: list[dict[str, float]] = field(default_factory=list)
     last: list[dict[str, float]] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Guards:
         self.history.begin(evaluation)
 
     def check(self, metrics: Metrics) -> list[Finding]:
-        """What is wrong after a step."""
+        """Return the findings after a step."""
         self.history.add(metrics)
         return [finding for guard in _GUARDS for finding in guard(metrics, self.history, self.cfg)]
 
@@ -116,7 +116,7 @@ class Guards:
         return next((f for f in findings if f.name in self.cfg.stop_on), None)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
+        """Return the state for a checkpoint."""
         return {"history": asdict(self.history), "told": self.told}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -177,7 +177,7 @@ def reward_hacking(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator
 
 
 def _left_behind(first: Metrics, now: Metrics) -> bool:
-    """Whether the training reward rose far, and past a holdout that did not move.
+    """Return whether the training reward rose far, and past a holdout that did not move.
 
     A policy that only gets surer of itself earns as much in training as on the holdout, not more.
     """
@@ -334,7 +334,7 @@ def not_finite(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Fin
 
 
 def stability_advice(cfg: RLConfig) -> str:
-    """What keeps gradients finite."""
+    """Return advice for keeping gradients finite."""
     return f"Lower the learning rate{'' if cfg.grad_clip_norm else ', and set grad_clip_norm=1.0'}."
 
 

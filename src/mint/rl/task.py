@@ -13,7 +13,7 @@ from mint import types
 
 
 class RLAdapter(ABC):
-    """What a task adds to the loop. Three methods are needed; the others have defaults.
+    """The base class of tasks. Three methods are required; the others have defaults.
 
     A reward may be a number, a :class:`mint.rewards.Score` with components, None for "does not
     apply", or an awaitable of one of them. A reward that raises is counted, and its answer is left
@@ -31,18 +31,18 @@ class RLAdapter(ABC):
 
     @abstractmethod
     def compute_reward(self, response: str, sample: Any) -> Any:
-        """How good a response is."""
+        """Return the reward of a response."""
 
     def compute_rewards(self, responses: Sequence[str], sample: Any) -> Any:
-        """How good the responses of one group are, when they must be seen together: a list.
+        """Return the rewards of one group's responses, for rewards that must see them together.
 
         Override it for a judge that compares. Without it each is scored by itself.
         """
         raise NotImplementedError
 
     def holdout_reward(self, response: str, sample: Any) -> Any:
-        """How good a response really is, by a measure that training never sees: evaluation uses it
-        in place of the reward.
+        """Return how good a response really is, by a measure that training never sees. Evaluation
+        uses it in place of the reward.
 
         Override it when the training reward is only a stand-in for what you want, as with partial
         credit, a judge, or a check that can be fooled: ``reward_hacking`` is
@@ -58,8 +58,9 @@ class RLAdapter(ABC):
         return []
 
     def identity(self, sample: Any) -> str | None:
-        """What makes two samples the same problem, so that "3 + 5" is not trained when "5 + 3" is
-        held out. None: the prompt's tokens."""
+        """Return what makes two samples the same problem, so that "3 + 5" is not trained on when "5
+        + 3" is held out. None: the prompt's tokens.
+        """
         return None
 
     def edit_datums(self, datums: list[types.Datum]) -> list[types.Datum]:
@@ -68,7 +69,7 @@ class RLAdapter(ABC):
 
 
 def overrides(adapter: Any, name: str) -> bool:
-    """Whether a task has its own version of an optional method."""
+    """Return whether a task has its own version of an optional method."""
     method = getattr(type(adapter), name, None)
     return method is not None and method is not getattr(RLAdapter, name)
 
@@ -100,7 +101,7 @@ def _as_text(task: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for, without an order or an address that may change."""
+    """Convert what JSON cannot express, without an order or an address that may change."""
     if isinstance(value, set | frozenset):
         return sorted(_as_text(item) for item in value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -25,7 +25,7 @@ Category = Literal["user", "server"]
 
 @dataclass(frozen=True)
 class WaitReason:
-    """Why a result is not there yet, for whoever waits for it. What is ``active`` is on its way."""
+    """The reason why a result is not ready. ``active``: it is being computed."""
 
     reason: str
     state: Literal["active", "paused_capacity"] = "paused_capacity"
@@ -128,12 +128,12 @@ class Futures:
 
     @property
     def bytes_in_memory(self) -> int:
-        """What the results take that are in memory."""
+        """The size of the results in memory."""
         return self._in_memory.bytes.total
 
     @property
     def bytes_on_disk(self) -> int:
-        """What the results take that were moved to disk."""
+        """The size of the results that were moved to disk."""
         return self._on_disk.bytes.total
 
     def open(self, request_id: str, user: str, reason: Reason = lambda: None) -> Future:
@@ -149,7 +149,7 @@ class Futures:
         return future if future is not None and future.user == user else None
 
     def is_open(self, request_id: str) -> bool:
-        """Whether somebody may still be waiting for this answer."""
+        """Return whether somebody may still be waiting for this answer."""
         future = self._futures.get(request_id)
         return future is not None and future.answer is None
 
@@ -221,7 +221,7 @@ class Futures:
     async def finished_since(
         self, owner: str, number: int, is_wanted: Callable[[Future], bool], seconds: float
     ) -> list[Future]:
-        """What a sampler finished after ``number``, in order; waits a while for the first."""
+        """Return what a sampler finished after ``number``, in order; wait a while for the first."""
         watcher = asyncio.Event()
         self._watchers.setdefault(owner, []).append(watcher)
         try:

@@ -1,4 +1,4 @@
-"""What the moving parts of a service share."""
+"""Objects that runs and samplers share."""
 
 from __future__ import annotations
 

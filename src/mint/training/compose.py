@@ -1,4 +1,5 @@
-"""From the files of ``conf/`` and the command line to jobs: Hydra's composing, without its folders.
+"""Compose jobs from the files of ``conf/`` and the command line, with Hydra but without its
+folders.
 
 An override may be written with or without ``+``. Every setting is checked by its name here and by
 its value in :mod:`mint.training.job`, before anything is loaded.

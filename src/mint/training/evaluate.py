@@ -1,4 +1,4 @@
-"""How good a checkpoint, a run or the base model is on the prompts that training never sees."""
+"""Evaluate a checkpoint, a run or the base model on prompts that training never sees."""
 
 from __future__ import annotations
 

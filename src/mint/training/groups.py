@@ -56,7 +56,7 @@ GROUPS: dict[str, type[BaseModel]] = {
 
 
 def defaults() -> dict[str, dict[str, Any]]:
-    """What every setting is unless a file or the command line says otherwise.
+    """Return the value of every setting that no file and no command line sets.
 
     The loop's are those of RLConfig, and of the environment where it sets them (MINT_BASE_MODEL,
     MINT_RL_STEPS).

@@ -1,4 +1,4 @@
-"""What a mistyped setting was meant to be."""
+"""Suggestions for mistyped settings."""
 
 from __future__ import annotations
 

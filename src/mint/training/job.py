@@ -136,7 +136,7 @@ def _check_task(job: Job) -> None:
 
 
 def run_directory(job: Job, adapter: Any) -> str:
-    """Where the run of a job is written: as asked for, or a folder of its own under ``runs/``.
+    """Return the run directory of a job: as asked for, or a folder of its own under ``runs/``.
 
     A folder of an unfinished run of the same job is used again, so that
     the run resumes.
@@ -185,7 +185,7 @@ def _check_same_job(path: Path, job: Job) -> None:
 
 
 def _what(job: Job) -> dict[str, Any]:
-    """What makes a job another one, beside the settings of the loop."""
+    """Return what makes a job another one, beside the settings of the loop."""
     task = job["task"]
     return {
         "task.adapter": task["adapter"],

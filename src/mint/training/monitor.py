@@ -13,7 +13,7 @@ _SHOWN = 400
 
 
 def make_monitors(job: Job) -> list[Monitor]:
-    """What a job asks to be shown."""
+    """Create the monitors that a job asks for."""
     found: list[Monitor] = []
     if job["logging"]["samples"]:
         found.append(SampleLog(job["logging"]["samples"]))

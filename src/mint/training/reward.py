@@ -43,7 +43,8 @@ def load_reward(name: str) -> Reward:
 
 
 def missing_from(reward: Reward, sample: Sample) -> str | None:
-    """What a reward asks of a sample's metadata in vain; None when the metadata is not at fault.
+    """Return the metadata that a reward needs and a sample lacks; None when the metadata is not at
+    fault.
 
     A reward may also fail because of a response. So what its error names counts only when the same
     response fares otherwise with it.
@@ -81,7 +82,7 @@ def with_reward(task: type, reward: Reward, in_threads: bool) -> type:
 
 
 def environment_refused(name: str) -> ConfigError:
-    """Why an agent's environment cannot have another reward."""
+    """Return why an agent's environment cannot have another reward."""
     return ConfigError(
         f"training.reward_function: {name} is an environment, which computes its own reward in "
         "rollout(); a reward function cannot replace it. Leave it out, or weight the "

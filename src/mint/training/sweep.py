@@ -23,7 +23,7 @@ COLUMNS = ("OVERRIDES", "FIRST REWARD", "LAST REWARD", "PASS@1", "SECONDS", "RUN
 
 @dataclass(frozen=True)
 class JobResult:
-    """What came of a job."""
+    """The result of a job."""
 
     overrides: str
     run_dir: str
@@ -51,7 +51,7 @@ class JobResult:
         )
 
     def row(self) -> list[str]:
-        """For a table."""
+        """Return a row for the table."""
         failed = f" failed: {self.error.splitlines()[0]}" if self.error else ""
         passed = "-" if self.holdout_pass_1 is None else f"{self.holdout_pass_1:.1%}"
         rewards = [_figure(self.first_reward), _figure(self.last_reward)]

@@ -24,7 +24,7 @@ EXAMPLE = "Write it as demos/rl/adapters/tool_use.py:ToolUseEnvironment or packa
 
 @dataclass(frozen=True)
 class TaskReference:
-    """Where a task's class is.
+    """The location of a task's class.
 
     >>> TaskReference.read("tasks/mine.py:MyAdapter").name
     'MyAdapter'
@@ -70,7 +70,7 @@ class TaskReference:
             _check_arguments(definition, arguments)
 
     def is_environment(self) -> bool:
-        """Whether the source shows a class with conversations of its own."""
+        """Return whether the source shows a class with conversations of its own."""
         definition = self._definition()
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
         methods = [n for n in definition.body if isinstance(n, functions)] if definition else []

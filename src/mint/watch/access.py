@@ -1,4 +1,6 @@
-"""Who may read: requests of this machine, or of those who have the key. Headers of every answer."""
+"""Access to the dashboard: this machine, or those who have the key; and the headers of every
+answer.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _FOREIGN = ("cross-site", "same-site")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address.
+    """Return whether only this machine can reach an address.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -102,7 +104,7 @@ class Access:
 
 
 def in_api(scope: Scope) -> bool:
-    """Whether a request is for data, not for the page and its parts."""
+    """Return whether a request is for data, not for the page and its parts."""
     path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
     return path.startswith("/api/")
 

@@ -1,4 +1,4 @@
-"""What is known of a run at a glance, and the tables behind its curves, kept up to date."""
+"""Overviews of runs, and the tables behind their curves, kept up to date."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Tables:
 
 
 def _signature(folder: Path) -> object:
-    """What changes when a run writes its small files."""
+    """Return a value that changes when a run writes its small files."""
     found = []
     for name in (CONFIG, EVENTS, METRICS, SUMMARY):
         try:

@@ -198,7 +198,7 @@ class RunReader:
                     missing = True  # merged meanwhile: look again
                     break
                 if table is not None:
-                    yield from read_table(table)
+                    yield from read_table(table, names)
                 done = file.last
             if not missing:
                 return
@@ -248,11 +248,17 @@ def _reads(step: int | None, columns: list[str] | None) -> Callable[[Path], Any]
     import pyarrow.parquet as pq
 
     only = None if step is None else [("step", "=", step)]
-    return lambda path: pq.read_table(path, columns=columns, filters=only, use_threads=False)
+
+    def read(path: Path) -> Any:
+        there = pq.read_schema(path).names if columns is not None else []
+        names = None if columns is None else [name for name in columns if name in there]
+        return pq.read_table(path, columns=names, filters=only, use_threads=False)
+
+    return read
 
 
 def _is_gone(summary: Row) -> bool:
-    """Whether the process that wrote a summary was on this machine, and is no more."""
+    """Return whether the process that wrote a summary was on this machine, and is no more."""
     process = summary.get("pid")
     if summary.get("host") != socket.gethostname() or not isinstance(process, int) or process < 1:
         return False

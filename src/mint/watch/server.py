@@ -40,7 +40,7 @@ _MOST_EVENTS = 5_000
 
 @dataclass
 class Watch:
-    """What the routes need: the runs, and the service that the dashboard is attached to."""
+    """The state of the routes: the runs, and the service that the dashboard is attached to."""
 
     library: Library
     demo: bool = False

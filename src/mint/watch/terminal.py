@@ -78,7 +78,7 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class View:
-    """What the view shows."""
+    """The data of the live view."""
 
     task: str
     steps: int | None = None

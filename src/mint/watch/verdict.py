@@ -1,4 +1,4 @@
-"""Whether a run is learning, in words: a pure function of its metrics and events.
+"""Judge whether a run is learning: a pure function of its metrics and events.
 
 learning               reward or success rises by more than its noise
 flat                   it was learning, and has not risen since
@@ -74,7 +74,7 @@ class Verdict:
 
 @dataclass
 class VerdictHistory:
-    """What a verdict needs of a run, kept by whoever writes it."""
+    """The metrics and events that a verdict needs, kept by the recorder."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -172,7 +172,7 @@ def _not_finite(trained: Sequence[Row], events: Sequence[Row]) -> Verdict | None
 
 
 def _collapsed(trained: Sequence[Row]) -> Verdict | None:
-    """What was learned is being lost, or the gradients have exploded."""
+    """Detect that what was learned is being lost, or that gradients have exploded."""
     name, values = _goal(trained)
     advice = (
         "Lower the learning rate, set grad_clip_norm=1.0 or kl_penalty_coef=0.05, and resume from "
@@ -201,7 +201,7 @@ def _collapsed(trained: Sequence[Row]) -> Verdict | None:
 
 
 def _why(trained: Sequence[Row]) -> str:
-    """What went along with a fall."""
+    """Return what accompanied a fall."""
     found = []
     for name, said in (("kl/k3", "KL"), ("length/truncated", "share of cut-off answers")):
         values = series(trained, name)
@@ -216,7 +216,7 @@ def _why(trained: Sequence[Row]) -> str:
 
 
 def _hacking(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict | None:
-    """What is paid rises, and what is wanted falls."""
+    """Detect that the paid reward rises while the wanted result falls."""
     reward = first_named(trained, REWARD)[1]
     if len(reward) < 2 * _WINDOW or not _rose(reward):
         return None
@@ -283,7 +283,7 @@ def _constant(trained: Sequence[Row]) -> Verdict | None:
 
 
 def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
-    """Whether reward, success or the holdout rose by more than its noise."""
+    """Return whether reward, success or the holdout rose by more than its noise."""
     goals = [first_named(trained, names) for names in (SUCCESS, REWARD)]
     rising = [(name, values) for name, values in goals if _rose(values)]
     if rising:
@@ -349,7 +349,7 @@ def _goal(trained: Sequence[Row]) -> tuple[str, Series]:
 
 
 def _span(values: Series) -> int:
-    """How many steps a series covers."""
+    """Return how many steps a series covers."""
     return max(len(values), values[-1][0] - values[0][0] + 1)
 
 

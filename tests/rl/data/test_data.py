@@ -260,7 +260,7 @@ def test_the_order_of_a_dict_or_set_makes_no_other_problem() -> None:
 
 def test_an_identity_is_the_same_in_every_process() -> None:
     code = (
-        "from mint.rl.task import identity_of\n"
+        "from mint.rl.task import identify\n"
         "print(identify(object(), {'tags': set('abcdefgh')}, None))"
     )
     names = {

@@ -108,6 +108,11 @@ def test_every_token_has_the_version_of_the_weights_that_made_it(
     rows = open_run(tmp_path / "run").rollouts()
     recorded = sorted((row["segments"][0]["versions"] for row in rows), key=str)
     assert recorded == sorted((r.segments[0].versions for r in rollouts), key=str)
+    digests = {v: c.weights_digest().result() for v, c in clients.items()}
+    assert len(set(digests.values())) == len(digests)
+    for row in rows:
+        made_by = {v for segment in row["segments"] for v in segment["versions"]} - {None}
+        assert row["digests"] == {version: digests[version] for version in made_by}
 
 
 def test_answers_that_are_too_old_are_dropped_and_no_others(

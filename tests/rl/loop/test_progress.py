@@ -36,7 +36,7 @@ def shown_on(stream: io.StringIO) -> str:
                 await looked.wait()
             return "done"
 
-        return await Progress(stream).during(work(), text)
+        return await Progress(stream).during(work, text)
 
     assert asyncio.run(wait()) == "done"
     return stream.getvalue()

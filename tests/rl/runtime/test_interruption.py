@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,14 +84,14 @@ def answers(folder: Path) -> list[tuple[Any, ...]]:
         ("Letters.compute_reward", 1),
         ("Letters.compute_reward", 2),
         ("Run._weights_before", 1),
-        ("Run.prefer", 1),
+        ("Run.build_datums", 1),
         ("Run._trained_on", 1),
         ("Run._trained_on", 2),
         ("Run._evaluated", 1),
         ("Finger.evaluate", 1),
         ("Run._saved", 1),
-        ("Checkpoints.prune", 1),
-        ("Checkpoints.prune", 2),
+        ("RunCheckpoints.prune", 1),
+        ("RunCheckpoints.prune", 2),
         ("ServiceMonitor.during", 1),
         ("BaseEventLoop.run_until_complete", 1),
         ("Run.finish", 1),
@@ -105,6 +107,7 @@ def test_ctrl_c_at_any_moment_ends_cleanly_and_the_same_call_goes_on(
     tmp_path: Path,
     whole: Path,
     capsys: Any,
+    recwarn: pytest.WarningsRecorder,
     where: str | int,
     times: int,
 ) -> None:
@@ -116,6 +119,9 @@ def test_ctrl_c_at_any_moment_ends_cleanly_and_the_same_call_goes_on(
     out, err = capsys.readouterr()
     assert out.splitlines()[-1].startswith("Interrupted. The ")
     assert (out.count("Interrupted. "), err) == (1, "")
+    traceback.clear_frames(ended.tb)
+    gc.collect()
+    assert [w for w in recwarn if "never awaited" in str(w.message)] == []
 
     run_grpo(Letters(), cfg, service=client)
     events = [row["event"] for row in read_rows(tmp_path / "run" / EVENTS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -220,6 +221,7 @@ def test_rewards_that_fail_are_counted_logged_and_left_out(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, tmp_path: Path, caplog: Any
 ) -> None:
     cfg = settings(steps=1, batch_size=4, max_reward_failures=0.5)
+    caplog.set_level(logging.INFO, "mint.rl")  # each kind is printed once, with its traceback
     run_grpo(Failing(0.25), cfg, service=client)
     rows = open_run(tmp_path / "run").rollouts()
     failed = [row for row in rows if row["error"]]
@@ -229,6 +231,7 @@ def test_rewards_that_fail_are_counted_logged_and_left_out(
     assert metrics()[0]["datums"] <= 12
     assert "no letters" in caplog.text
     assert "sample" in caplog.text
+    assert not [r for r in caplog.records if r.levelno > logging.INFO and r.name == "mint.rl"]
     events = read_rows(tmp_path / "run" / EVENTS)
     assert any(event.get("name") == "reward_errors" for event in events)
 

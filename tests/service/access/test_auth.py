@@ -14,6 +14,7 @@ import pytest
 from mint.service.access.auth import Auth, create_key
 from mint.service.access.scopes import Caller, Scope
 from mint.service.admin.settings import Settings
+from mint.service.checkpoints.links import Link, Links
 from mint.service.errors import ApiError
 from mint.service.store.database import Store, now
 
@@ -106,6 +107,11 @@ def test_a_forged_or_expired_token_is_refused(
     refused(service, f"{header}.{forged.rstrip('=')}.{signature}")
     refused(service, f"{header}.{claims}.{'A' * len(signature)}")
     refused(service, f"{header}.{claims}.")
+    unsigned = base64.urlsafe_b64encode(b'{"alg":"none","typ":"JWT"}').decode().rstrip("=")
+    refused(service, f"{unsigned}.{claims}.")
+    refused(service, f"eyJ.{claims}.{signature}")
+    link = Links(service.secret, 60).token(Link("tinker://a", "1", None, 2**31, "local"))
+    refused(service, link)
     monkeypatch.setattr("mint.service.access.auth.TOKEN_LIFE_S", -10)
     assert "expired" in refused(service, asyncio.run(service.token_for("sk-any")))
 

@@ -169,7 +169,7 @@ def test_loading_into_another_shape(client: tinker.ServiceClient) -> None:
 def test_a_full_disk_while_saving(
     own_service: Callable[..., LiveService], subtests: pytest.Subtests
 ) -> None:
-    service = own_service()
+    service = own_service(disk_wait_s=0.1)
     raw = RawClient(service.base_url)
     run = raw.run()
     saved = raw.result(raw.operate("save_weights", run, 1, path="kept"))["path"]
@@ -187,7 +187,7 @@ def test_a_full_disk_while_saving(
 
 
 def test_a_full_disk_while_training(own_service: Callable[..., LiveService]) -> None:
-    service = own_service()
+    service = own_service(disk_wait_s=0.1)
     raw = RawClient(service.base_url)
     run = raw.run()
     unlimited = resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (50, -1))

@@ -113,22 +113,23 @@ def test_files_that_are_no_archive(tmp_path: Path) -> None:
 # ---- links ---------------------------------------------------------------------------------------
 
 
+SECRET = b"a secret of thirty-two characters"
+
+
 def test_a_link_opens_only_as_it_was_made() -> None:
-    links = Links(b"secret", 60)
+    links = Links(SECRET, 60)
     link = Link(
         "tinker://a:train:0/weights/x", "1-2", "adapter_config.json", int(time.time()) + 60, "ada"
     )
     token = links.token(link)
     assert links.open(token) == link
-    payload, _, signature = token.partition(".")
-    other = Links(b"secret", 60).token(
-        Link(link.path, link.version, "optimizer", link.expires, "ada")
-    )
+    payload, _, signature = token.rpartition(".")
+    other = Links(SECRET, 60).token(Link(link.path, link.version, "optimizer", link.expires, "ada"))
     for bad in (
         payload,
         f"{payload}.",
         f"{payload}.{signature[:-1]}",
-        f"{other.partition('.')[0]}.{signature}",
+        f"{other.rpartition('.')[0]}.{signature}",
         f".{signature}",
         "",
         "ü.ü",
@@ -137,11 +138,11 @@ def test_a_link_opens_only_as_it_was_made() -> None:
             links.open(bad)
         assert refused.value.status == 403
     with pytest.raises(ApiError, match="not issued by this service"):
-        Links(b"another", 60).open(token)
+        Links(SECRET[::-1], 60).open(token)
 
 
 def test_a_link_ends() -> None:
-    links = Links(b"secret", 60)
+    links = Links(SECRET, 60)
     expired = Link("tinker://a:train:0/weights/x", "1", None, int(time.time()) - 1, "ada")
     with pytest.raises(ApiError, match="expired"):
         links.open(links.token(expired))

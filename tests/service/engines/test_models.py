@@ -15,6 +15,7 @@ from mint.engine.messages import EnginePlan
 from mint.service.admin.settings import Settings
 from mint.service.engines.plans import GB
 from mint.service.engines.pool import Engines, Slot
+from mint.service.engines.process import EngineProcess
 from tests.service.runs.test_recovery import logprobs, logprobs_of, train
 from tests.service.samples import batch, json_datum
 from tests.service_fixture import MODEL, LiveService, RawClient
@@ -138,9 +139,14 @@ def test_the_service_says_what_its_engines_decided(
     assert not re.findall(DECIDED.format(MODEL), logged), "it was printed"
 
 
+async def nothing_to_save(engine: EngineProcess) -> None:
+    pass
+
+
 def test_an_engine_counts_by_the_memory_of_its_device(tmp_path: Path, tiny_model: Path) -> None:
     async def sizes() -> tuple[int, int, int]:
-        engines = Engines(Settings(home=tmp_path, aliases={MODEL: tiny_model}, precision="exact"))
+        settings = Settings(home=tmp_path, aliases={MODEL: tiny_model}, precision="exact")
+        engines = Engines(settings, before_unload=nothing_to_save)
         starting = asyncio.create_task(engines.get(MODEL))
         slot = Slot(MODEL, weights_bytes=5, starting=starting, granted_bytes=7 * GB)
         try:

@@ -12,7 +12,7 @@ import torch
 from tinker import types
 
 import mint
-from mint.service.wire.requests import MAX_SAMPLES
+from mint.engine.messages import MAX_SAMPLES
 from tests.service.samples import TOKENS, prompt
 from tests.service_fixture import MODEL, LiveService, RawClient
 

@@ -33,7 +33,7 @@ _PLAN = re.compile(r"precision (exact|half|bfloat16) \(([^\n]*?)\), [\d,]+ KV to
 
 @dataclass(frozen=True)
 class Workload:
-    """What to measure."""
+    """The workload to measure."""
 
     answers: Sequence[int] = (1, 8, STEP_ANSWERS)
     tokens: int = 64

@@ -48,7 +48,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What was measured. Times are seconds."""
+    """The measurements. Times are seconds."""
 
     model: str
     service: str

@@ -1,4 +1,4 @@
-"""Is the answer right? ``check_answer`` and ``check_numbers``."""
+"""Check whether an answer is right: ``check_answer`` and ``check_numbers``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BOOLEANS = frozenset(["yes", "no", "true", "false"])
 
 
 class NumbersChecked(TypedDict):
-    """What :func:`check_numbers` found."""
+    """The result of :func:`check_numbers`."""
 
     extracted: list[int | float]
     matches: list[bool]
@@ -57,7 +57,7 @@ def check_answer(response: str | None, ground_truth: Gold) -> float:
 
 
 def is_correct(response: str | None, ground_truth: Gold) -> bool:
-    """Whether the final answer is exactly right.
+    """Return whether the final answer is exactly right.
 
     >>> is_correct("so x = 0.5", "1/2"), is_correct("so x = 0.49", "1/2")
     (True, False)
@@ -126,7 +126,7 @@ def _matches_gold(number: Number, gold: ReadGold) -> bool:
 
 
 def _says(response: str, answer: FoundAnswer, gold: ReadGold) -> bool:
-    """Whether an answer says a gold that is not a number."""
+    """Return whether an answer says a gold that is not a number."""
     compared = normalised_formula if gold.kind == "formula" else normalised
     wanted = compared(gold.text)
     candidates = _candidates(response, answer, gold)

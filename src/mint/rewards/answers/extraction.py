@@ -114,7 +114,7 @@ def final_answer(text: str) -> FoundAnswer:
 
 
 def last_tag(text: str) -> str | None:
-    """What the last ``<answer>…</answer>`` holds."""
+    """Return the content of the last ``<answer>…</answer>``."""
     if "nswer>" not in text and "NSWER>" not in text:
         return None
     closing = _last(_CLOSE_TAG.finditer(text))
@@ -125,7 +125,7 @@ def last_tag(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last complete ``\boxed{…}`` holds, its braces balanced.
+    r"""Return the content of the last complete ``\boxed{…}``, its braces balanced.
 
     >>> last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}, or \boxed{3")
     '\\frac{1}{2}'
@@ -142,7 +142,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def boxed_contents(text: str, count: int) -> list[str]:
-    """What the last ``count`` complete boxes hold, in order."""
+    """Return the contents of the last ``count`` complete boxes, in order."""
     found: list[str] = []
     position = len(text)
     for _ in range(_BOXED_TRIES + count):
@@ -200,7 +200,9 @@ def _is_list_or_expression(content: str) -> bool:
 
 
 def _goes_on(text: str, number: Number) -> bool:
-    """Whether an expression continues after the number, so that the number is not the answer."""
+    """Return whether an expression continues after the number, so that the number is not the
+    answer.
+    """
     tail = text[number.end : number.end + 16]
     return bool(_GOES_ON.match(tail) or _GOES_ON_AFTER_SPACE.fullmatch(tail.rstrip("$ .")))
 
@@ -228,7 +230,8 @@ def _open_answer(text: str) -> FoundAnswer:
 
 
 def _without_check(text: str) -> int:
-    """Where the answer part ends: before a check of it ("Check: 3(5) + 4 = 19"), if there is one.
+    """Return where the answer part ends: before a check of it ("Check: 3(5) + 4 = 19"), if there is
+    one.
 
     A check that names the answer itself is kept.
     """

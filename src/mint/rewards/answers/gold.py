@@ -37,7 +37,7 @@ class ReadGold:
 
 
 def read_gold(ground_truth: Gold) -> ReadGold:
-    r"""What a gold means. ``#### n`` and ``\boxed{…}`` solutions are golds too.
+    r"""Parse a gold answer. ``#### n`` and ``\boxed{…}`` solutions are golds too.
 
     >>> read_gold("She has 3 + 4 = 7 left. #### 7").number.value
     7

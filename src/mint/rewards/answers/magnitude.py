@@ -1,4 +1,4 @@
-"""What an unsigned number is worth: digits, groups, fractions, powers of ten, roots."""
+"""Values of unsigned numbers: digits, groups, fractions, powers of ten, roots."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Number:
     end: int = 0
 
     def same_as(self, other: Number) -> bool:
-        """Whether the two are equal; ``50%`` equals ``50%``, ``50`` and ``0.5``."""
+        """Return whether the two are equal; ``50%`` equals ``50%``, ``50`` and ``0.5``."""
         if self.exact and other.exact:
             return any(a == b for a, b in self._pairs(other))
         if self.exact != other.exact:
@@ -69,7 +69,7 @@ class Number:
         return any(distance(a, b) <= _SAME_ROOT * distance(b, 0) for a, b in self._pairs(other))
 
     def near(self, other: Number, share: Fraction) -> bool:
-        """Whether this is within ``share`` of ``other``, the bound itself included."""
+        """Return whether this is within ``share`` of ``other``, the bound itself included."""
         pairs = self._pairs(other)
         return any(b != 0 and distance(a, b) <= share * distance(b, 0) for a, b in pairs)
 
@@ -85,7 +85,7 @@ class Number:
 
 
 def distance(a: Value, b: Value) -> Fraction:
-    """How far two values are from each other, exactly."""
+    """Return how far two values are from each other, exactly."""
     return abs(Fraction(a) - Fraction(b))
 
 
@@ -200,7 +200,9 @@ def _sign_before(text: str, start: int) -> int:
 
 
 def _is_sign(before: str, spaced: bool) -> bool:
-    """Whether a minus after ``before`` is a sign: never between two numbers, nor as a bullet."""
+    """Return whether a minus after ``before`` is a sign: never between two numbers, nor as a
+    bullet.
+    """
     if not before:
         return True
     if before[-1] == "\n":
@@ -213,7 +215,9 @@ def _is_sign(before: str, spaced: bool) -> bool:
 
 
 def _ends_an_operand(before: str) -> bool:
-    """Whether the left side of a subtraction stands at the end: a number, a bracket, a letter."""
+    """Return whether the left side of a subtraction stands at the end: a number, a bracket, a
+    letter.
+    """
     before = before.rstrip(" \t")
     if not before:
         return False

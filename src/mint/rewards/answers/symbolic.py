@@ -48,7 +48,7 @@ class FormulaPool:
             self._idle.put(worker)
 
     def same(self, gold: str, answer: str) -> bool:
-        """Whether two formulas are equal; one that takes too long or is too long is not."""
+        """Return whether two formulas are equal; one that takes too long or is too long is not."""
         if max(len(gold), len(answer)) > _FORMULA_LIMIT or not answer.strip():
             return False
         worker = self._idle.get()
@@ -153,7 +153,7 @@ def shared_pool() -> FormulaPool:
 
 @lru_cache(maxsize=4096)
 def same_formula(gold: str, answer: str) -> bool:
-    r"""Whether two formulas are equal, by math-verify.
+    r"""Return whether two formulas are equal, by math-verify.
 
     >>> same_formula("x^2 + 2x + 1", "(x+1)^2"), same_formula("x", "9^{9^{9^{9}}}")
     (True, False)

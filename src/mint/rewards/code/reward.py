@@ -31,7 +31,7 @@ class BrokenTest(RuntimeError):
 
 @dataclass(frozen=True)
 class TestResult:
-    """Whether a test passed, and why not."""
+    """The result of a test, with the reason of a failure."""
 
     __test__ = False  # not for pytest to collect
 

@@ -1,4 +1,4 @@
-"""Where model code runs: bubblewrap with no network, no host files, no environment, and limits."""
+"""The sandbox for model code: bubblewrap with limits, and without network and host files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SandboxUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run may use. A run is one process: the sandbox refuses new ones.
+    """Limits of a run in the sandbox. A run is one process: the sandbox refuses new ones.
 
     ``wall_seconds`` is for one test, ``cpu_seconds`` and ``memory_mb`` for one process,
     ``files_mb`` for all it writes, ``output_kb`` for what it prints or returns.
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a program ended: what it printed, and why it stopped."""
+    """The result of a program: its output, and why it stopped."""
 
     stdout: bytes
     stderr: bytes

@@ -20,7 +20,7 @@ class StdioTest:
     stdout: str
 
     def accepts(self, printed: bytes) -> bool:
-        """Whether the program printed what it must."""
+        """Return whether the program printed what it must."""
         return _lines(printed.decode(errors="replace")) == _lines(self.stdout)
 
 

@@ -34,7 +34,7 @@ class BudgetSpent(JudgeFailed):
 
 @dataclass
 class Budget:
-    """How much may be asked: requests sent, and tokens in and out. None: no limit.
+    """Limits of an endpoint: requests sent, and tokens in and out. None: no limit.
 
     >>> Budget(requests=0).left()
     False
@@ -46,7 +46,7 @@ class Budget:
     spent_tokens: int = 0
 
     def left(self) -> bool:
-        """Whether one more request may be sent."""
+        """Return whether one more request may be sent."""
         requests = self.requests is None or self.spent_requests < self.requests
         return requests and (self.tokens is None or self.spent_tokens < self.tokens)
 
@@ -62,7 +62,7 @@ class Budget:
 
 @dataclass
 class ChatEndpoint:
-    """Where the judge is. ``url`` ends before ``/chat/completions``.
+    """The endpoint of a judge. ``url`` ends before ``/chat/completions``.
 
     Equal questions are asked once: answers are kept in memory and, with ``cache``, in a folder.
     """

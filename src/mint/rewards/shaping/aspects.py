@@ -67,7 +67,7 @@ def evaluate_completeness(response: str | None) -> float:
 
 
 def is_cut_off(text: str) -> bool:
-    """Whether a text seems to stop in the middle.
+    """Return whether a text seems to stop in the middle.
 
     >>> is_cut_off("so we add 3 and"), is_cut_off("42"), is_cut_off("```python\\nx = 1")
     (True, False, True)
@@ -130,7 +130,7 @@ def evaluate_conciseness(response: str | None, target_words: int = 100) -> float
 
 
 def has_reasoning_steps(response: str | None) -> bool:
-    """Whether at least two steps of reasoning are written out.
+    """Return whether at least two steps of reasoning are written out.
 
     >>> has_reasoning_steps("First, 2 + 2 = 4. So the answer is 4."), has_reasoning_steps("4")
     (True, False)
@@ -139,7 +139,7 @@ def has_reasoning_steps(response: str | None) -> bool:
 
 
 def has_hallucination(response: str | None, prompt: str | None = "") -> bool:
-    """Whether sources are cited that the prompt does not mention.
+    """Return whether sources are cited that the prompt does not mention.
 
     A rule that needs no model: links, numbered references, author-year citations, studies.
 

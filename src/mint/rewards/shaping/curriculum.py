@@ -1,4 +1,4 @@
-"""What changes as training goes: weights by step, difficulty by skill."""
+"""Schedules of rewards: weights by step, difficulty by skill."""
 
 from __future__ import annotations
 

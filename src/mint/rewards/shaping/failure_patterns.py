@@ -1,4 +1,4 @@
-"""How an answer to a number question went wrong, in one word or two."""
+"""Name how an answer to a number question went wrong, in one or two words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SCALES = tuple(Fraction(10) ** power for power in range(-12, 13) if power)
 def failure_pattern(
     response: str | None, ground_truth: Gold, expected_format: str | None = None
 ) -> Pattern:
-    """Why a response is not right: the first of the patterns that fits.
+    """Return why a response is wrong: the first pattern that fits.
 
     >>> failure_pattern("The answer is -42.", 42), failure_pattern("420", 42)
     ('off by sign', 'off by scale')

@@ -1,4 +1,4 @@
-"""Does a response have the expected format?
+"""Check whether a response has the expected format.
 
 A template's ``[NUM]`` stands for any number and ``[TEXT]`` for any text that is not blank;
 everything else is literal. Between a tag and its end, ``…`` and ``...`` mean ``[TEXT]``.
@@ -34,7 +34,7 @@ class Template:
     pieces: tuple[str, ...]
 
     def find(self, text: str, at_end: bool) -> bool:
-        """Whether the template matches in ``text``, or up to the end of it."""
+        """Return whether the template matches in ``text``, or up to the end of it."""
         position = 0
         for index, part in enumerate(self.parts):
             last = index == len(self.parts) - 1
@@ -103,7 +103,7 @@ def _literal(piece: str) -> str:
 
 
 def _pieces(expected_format: str) -> list[str]:
-    """What an approximate match looks for, in order: tags, numbers and literal words."""
+    """Return the pieces that an approximate match looks for: tags, numbers and literal words."""
     found: list[str] = []
     position = 0
     for piece in _PIECE.finditer(expected_format):

@@ -113,7 +113,7 @@ class RunningNormaliser:
         return [_clipped((reward - self.mean) / self.std, self.clip) for reward in rewards]
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint must keep."""
+        """Return the state for a checkpoint."""
         return {"count": self.count, "mean": self.mean, "squares": self._squares}
 
     def load(self, state: dict[str, float]) -> None:

@@ -53,7 +53,7 @@ def binary_reward(response: str | None, ground_truth: Gold) -> float:
 def is_partially_correct(
     response: str | None, ground_truth: Gold, tolerance: float | Fraction = PARTIAL_RANGE
 ) -> bool:
-    """Whether the final number is within ``tolerance`` of the gold, the bound included.
+    """Return whether the final number is within ``tolerance`` of the gold, the bound included.
 
     >>> is_partially_correct("110", "100"), is_partially_correct("111", "100")
     (True, False)

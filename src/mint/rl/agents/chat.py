@@ -33,7 +33,7 @@ class ContextFull(RuntimeError):
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model said."""
+    """A reply of the model."""
 
     text: str
     tokens: list[int] = field(repr=False)
@@ -53,7 +53,7 @@ class Reply:
 
 
 class Chat:
-    """What an environment talks to.
+    """The conversation that an environment leads.
 
     Either say things and ask for replies::
 
@@ -137,17 +137,17 @@ class Chat:
 
     @property
     def turns(self) -> int:
-        """How often the model has replied."""
+        """The number of replies so far."""
         return len(self.replies)
 
     @property
     def turns_left(self) -> int:
-        """How often the model may still reply."""
+        """The number of replies that are left."""
         return self.max_turns - self.turns
 
     @property
     def prompt(self) -> str:
-        """What the model was asked: the last message before its first reply."""
+        """The last message before the model's first reply."""
         before = self.trace[: self._opening]
         return str(before[-1].get("content") or "") if before else ""
 
@@ -284,7 +284,7 @@ def _traced(reply: Reply) -> dict[str, Any]:
 
 
 def _same(messages: Sequence[Message], known: Sequence[Message]) -> bool:
-    """Whether messages say the same. A list may know more about a reply, such as its calls."""
+    """Return whether messages are equal. A list may know more about a reply, such as its calls."""
 
     def words(message: Message) -> Message:
         kept = ("role", "content") if message.get("role") == "assistant" else message

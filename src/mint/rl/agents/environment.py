@@ -94,6 +94,6 @@ def _timed_out(seconds: float, cause: Exception) -> TimeoutError:
 
 
 def _is_cancelled() -> bool:
-    """Whether the step itself is given up, and not only something that a rollout waited for."""
+    """Return whether the step itself is cancelled, and not only something a rollout waited for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -17,7 +17,7 @@ from mint.rl.runtime.threads import to_thread
 
 
 class Episodes(ABC):
-    """What the two kinds have in common.
+    """The common part of both kinds of environments.
 
     ``to_action`` makes an action of a reply's text; a ``ValueError`` that it raises is shown to the
     model and paid with ``invalid_reward``. ``show`` makes text of an observation.

@@ -104,7 +104,7 @@ class OpenEnvHttp:
 
 
 def _outcome(found: Mapping[str, Any]) -> Any:
-    """What a client returns of an answer: observation, reward and whether the episode is over."""
+    """Convert an answer of the server: observation, reward, and whether the episode is over."""
     return SimpleNamespace(
         observation=found.get("observation"),
         reward=found.get("reward"),

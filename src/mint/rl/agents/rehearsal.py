@@ -31,7 +31,7 @@ class _Bytes:
 
 @dataclass
 class _Replies:
-    """In place of a sampling client: says given replies one after the other."""
+    """A stand-in for a sampling client that gives prepared replies in order."""
 
     waiting: list[str]
     tokenizer: Any

@@ -27,7 +27,7 @@ _CUT = " ... (cut)"
 
 
 class ToolError(Exception):
-    """What a tool tells the model about a call that it could not carry out."""
+    """An error message for the model about a call that failed."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""From the rewards of groups to advantages: how much better an answer was than expected."""
+"""Advantages: how much better an answer is than expected, from the rewards of its group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SMALL = 1e-6
 
 
 def has_signal(rewards_G: Sequence[float]) -> bool:
-    """Whether some answer of a group was better than another."""
+    """Return whether some answer of a group was better than another."""
     return len(rewards_G) > 1 and max(rewards_G) - min(rewards_G) > 1e-9
 
 

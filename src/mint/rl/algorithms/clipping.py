@@ -1,4 +1,4 @@
-"""Which tokens the bounds of a clipped loss hold back."""
+"""Find the tokens whose ratio a clipped loss clips."""
 
 from __future__ import annotations
 

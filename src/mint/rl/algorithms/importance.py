@@ -1,4 +1,4 @@
-"""How far the policy that trains is from the one that sampled, and what to do about it."""
+"""Importance ratios between the policy that trains and the one that sampled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def truncated_weights(trainer: Array, sampler: Array, limit: float) -> Array:
 
 @dataclass(frozen=True)
 class Correction:
-    """How tokens are weighed by p_trainer / p_sampler.
+    """Weights of tokens by p_trainer / p_sampler.
 
     ``level`` says what has a ratio: a ``token``; a ``sequence``, whose ratio is the product of its
     tokens'; or ``geometric``, the sequence with the geometric mean of them. A ratio above ``limit``

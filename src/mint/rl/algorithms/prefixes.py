@@ -7,7 +7,7 @@ from itertools import takewhile
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences begin with together.
+    """Return how many tokens two sequences begin with together.
 
     >>> common_prefix([5, 6, 7], [5, 6, 8, 9])
     2

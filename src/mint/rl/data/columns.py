@@ -1,4 +1,4 @@
-"""From the columns of a file to problems: which column is what, and whether each row is usable."""
+"""Columns of a data file as problems: find each column, and check every row."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column holds what."""
+    """The columns and what each holds."""
 
     names: tuple[str, ...]
     prompt: str | None

@@ -1,4 +1,4 @@
-"""Which prompts are worth a group: those that are sometimes solved and sometimes not."""
+"""The curriculum: prefer prompts that are solved sometimes, not always and not never."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEMORY = 0.7
 
 @dataclass
 class PromptRecord:
-    """What is known of one prompt."""
+    """The history of one prompt."""
 
     groups: int = 0
     success: float = 0.5
@@ -83,7 +83,7 @@ class Curriculum:
         return past
 
     def pool(self, identity: str) -> Pool:
-        """Where a prompt stands."""
+        """Return the pool of a prompt."""
         progress = self.known.get(identity)
         if progress is None:
             return "new"
@@ -94,11 +94,13 @@ class Curriculum:
         return "learning"
 
     def is_dropped(self, identity: str) -> bool:
-        """Whether a prompt is used only when nothing else is left."""
+        """Return whether a prompt is used only when nothing else is left."""
         return self.pool(identity) in _DROPPED
 
     def weight(self, identity: str) -> float:
-        """How much a prompt is preferred: most at one right answer in two, a little at the ends."""
+        """Return how much a prompt is preferred: most at one right answer in two, a little at the
+        ends.
+        """
         progress = self.known.get(identity)
         success = 0.5 if progress is None else progress.success
         return 0.05 + success * (1 - success)
@@ -115,12 +117,12 @@ class Curriculum:
         return order[:count]
 
     def pools(self) -> dict[Pool, int]:
-        """How many prompts are in each pool."""
+        """Return how many prompts are in each pool."""
         counts = Counter(self.pool(identity) for identity in self.known)
         return {pool: counts[pool] for pool in ("learning", *_DROPPED)}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
+        """Return the state for a checkpoint."""
         return {
             "step": self.step,
             "known": {name: astuple(progress) for name, progress in self.known.items()},

@@ -235,7 +235,7 @@ class DatasetTask(RLAdapter):
 
 
 def _in_event_loop() -> bool:
-    """Whether this is the loop's thread, and not one of ``reward_workers``."""
+    """Return whether this is the loop's thread, and not one of ``reward_workers``."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -17,7 +17,7 @@ from mint.rl.rollouts.policy import seed_for
 
 
 class Epochs:
-    """Which items of a dataset come next.
+    """The order of a dataset's items.
 
     >>> epochs = Epochs(seed=0)
     >>> first = epochs.take(["a", "b", "c"], 2, set())
@@ -85,7 +85,7 @@ class Epochs:
         return self._shuffled[2]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
+        """Return the state for a checkpoint."""
         return {"epoch": self.epoch, "used": sorted(self.used)}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -99,7 +99,7 @@ def _named_files(folder: Path, split: str, by_default: bool, argument: str) -> l
 
 
 def read_split(path: Path, wanted: str) -> str:
-    """Which split a file belongs to by its name or its folder's; "" when neither says.
+    """Return which split a file belongs to by its name or its folder's; "" when neither says.
 
     >>> read_split(Path("data/train-00000-of-00001.parquet"), "train")
     'train'

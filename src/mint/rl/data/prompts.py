@@ -42,7 +42,7 @@ class NotEnoughData(RuntimeError):
 
 
 class Data:
-    """Where the items of a run come from."""
+    """The source of a run's items."""
 
     def __init__(self, adapter: Any, tokenizer: Any, cfg: RLConfig) -> None:
         self.adapter = adapter
@@ -95,7 +95,7 @@ class Data:
         return "first" if self.epochs is None else "shuffled"
 
     def _is_fixed(self) -> bool:
-        """Whether two calls give the same samples, in whatever order."""
+        """Return whether two calls give the same samples, in whatever order."""
         state = _random_state()
         self._ahead = [self._build(0), self._build(1)]
         named = [[(s, self._identity(s)) for s in built.samples] for built in self._ahead]
@@ -105,8 +105,9 @@ class Data:
         return bool(first) and first == second
 
     def draw(self, step: int) -> Draw:
-        """What a step may use. One that is drawn while another trains knows nothing of that one,
-        however long its sampling takes."""
+        """Draw the items of a step. A step that is drawn while another trains does not depend on
+        that one, however long its sampling takes.
+        """
         self.decide_order()
         known = None
         if self.curriculum is not None:
@@ -135,7 +136,7 @@ class Data:
         self.resume(calls, None)
 
     def position(self) -> dict[str, Any] | None:
-        """Where the run stands in its dataset, for :meth:`resume`."""
+        """Return the position in the dataset, for :meth:`resume`."""
         return self.epochs.state() if self.epochs is not None else None
 
     def resume(
@@ -332,5 +333,5 @@ class Draw:
         return [self.data.item(self._fixed[i][0], self.call) for i in chosen]
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`Data.resume` needs to make it again."""
+        """Return what :meth:`Data.resume` needs to draw it again."""
         return {"step": self.step, "call": self.call, "seen": sorted(self.seen)}

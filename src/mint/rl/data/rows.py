@@ -34,7 +34,7 @@ class Row:
 
 
 def setting(name: str, value: object = "...") -> str:
-    """How to set an argument of the task, in both of the ways there are.
+    """Describe how to set an argument of the task, in both ways that exist.
 
     >>> setting("prompt_column", "question")
     "task.arguments.prompt_column=question (in a script: prompt_column='question')"
@@ -249,7 +249,7 @@ def _read_arrow(path: Path) -> Iterator[Row]:
 
 
 def type_name(value: Any) -> str:
-    """What a JSON value is, in words.
+    """Return the name of a JSON value's type.
 
     >>> type_name(None), type_name([1])
     ('null', 'a list')

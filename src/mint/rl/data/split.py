@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class Split:
-    """Which samples are held out: those of given identities, and a fixed share of all others.
+    """The holdout: samples of given identities, and a fixed share of all others.
 
     The same identity always falls on the same side, in every process, however often and in
     whatever order it is drawn.
@@ -22,7 +22,7 @@ class Split:
         self.given = frozenset(given)
 
     def holds_out(self, identity: str) -> bool:
-        """Whether a sample is for evaluation only."""
+        """Return whether a sample is for evaluation only."""
         if identity in self.given:
             return True
         digest = hashlib.sha256(b"holdout:" + identity.encode()).digest()

@@ -1,4 +1,4 @@
-"""How much of a batch the bounds of a clipped loss hold back."""
+"""The share of a batch's tokens that a clipped loss clips."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clipped_share(cfg: RLConfig, passes: Sequence[Pass]) -> dict[str, float]:
 
 
 def _clipped(cfg: RLConfig, datum: types.Datum, trainer: Array) -> NDArray[np.bool_]:
-    """Which of a datum's tokens with an advantage were clipped."""
+    """Return which of a datum's tokens with an advantage were clipped."""
     advantages = values(datum, "advantages")
     inside = (values(datum, "weights") != 0) & (advantages != 0)
     log_ratio = trainer - values(datum, "logprobs")

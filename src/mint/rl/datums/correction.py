@@ -46,7 +46,7 @@ def masked_share(before: Sequence[types.Datum], after: Sequence[types.Datum]) ->
 
 
 def mismatch(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
-    """How the trainer's logprobs of sampled tokens differ from the sampler's.
+    """Return how the trainer's logprobs of sampled tokens differ from the sampler's.
 
     At temperature 1, or with ``match_sampling``, they are the same policy before the first update
     and should agree. Otherwise the sampler's are those of the flattened or sharpened distribution.

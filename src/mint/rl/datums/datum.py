@@ -1,4 +1,4 @@
-"""From groups with advantages to what the service trains on."""
+"""Build datums from groups with advantages."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def build_datums(
 
 
 def needs_every_answer(loss_fn: str) -> bool:
-    """Whether a loss has a term for answers whose advantage is 0: the penalty of ``dro``."""
+    """Return whether a loss has a term for answers whose advantage is 0: the penalty of ``dro``."""
     return loss_fn == "dro"
 
 
@@ -97,7 +97,7 @@ def _is_trainable(segment: Segment) -> bool:
 
 
 def with_ratio_mask(datum: types.Datum) -> types.Datum:
-    """With the mask that gspo takes its ratio over: the sampled tokens."""
+    """Add the mask over which gspo takes its ratio: the sampled tokens."""
     inside = (values(datum, "weights") != 0).astype(np.float32)
     return replaced(datum, sequence_ratio_mask=inside)
 

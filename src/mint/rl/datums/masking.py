@@ -15,7 +15,9 @@ from mint.rl.rollouts.rollout import Group
 
 
 def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int]:
-    """Which datums have a weight on a token that the policy did not sample: the masked-loss bug."""
+    """Return which datums have a weight on a token that the policy did not sample: the masked-loss
+    bug.
+    """
     masks: dict[Tokens, NDArray[np.bool_]] = {}
     for group in groups:
         for rollout in group.rollouts:
@@ -35,7 +37,9 @@ class _Nearest:
         self._sorted = {id(each): sorted(each) for each in (self._forwards, self._backwards)}
 
     def given(self, tokens: Tokens) -> NDArray[np.bool_]:
-        """Which tokens were given and not sampled, as far as can be told of a changed answer."""
+        """Return which tokens were given and not sampled, as far as can be told of a changed
+        answer.
+        """
         if tokens in self._forwards:
             return ~self._forwards[tokens]
         from_start = self._common(self._forwards, tokens)
@@ -56,7 +60,7 @@ class _Nearest:
 
 
 def _trains_outside(datum: types.Datum, nearest: _Nearest) -> bool:
-    """Whether a token has a weight that was given."""
+    """Return whether a token has a weight that was given."""
     targets = (int(token) for token in datum.loss_fn_inputs["target_tokens"].data)
     tokens = (datum.model_input.to_ints()[0], *targets)
     return bool((values(datum, "weights")[nearest.given(tokens)[1:]] != 0).any())

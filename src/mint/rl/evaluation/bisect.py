@@ -1,4 +1,4 @@
-"""Where a run broke: a search between a checkpoint that was good and one that is bad."""
+"""Find where a run broke: search between a good checkpoint and a bad one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def narrowed(
 
 @dataclass(frozen=True)
 class BisectionResult:
-    """What a bisection found: ``broke`` between two points, ``held``, or ``unsure``."""
+    """The result of a bisection: ``broke`` between two points, ``held``, or ``unsure``."""
 
     kind: Literal["broke", "held", "unsure"]
     good: Point
@@ -109,7 +109,7 @@ class Bisection:
         return best if self._found(best) else None
 
     def _found(self, step: int) -> bool:
-        """Whether the metric at a step can be told, after an evaluation if it needs one."""
+        """Return whether the metric at a step can be told, after an evaluation if it needs one."""
         point = self.points[step]
         if point.evaluation is None and not point.gone:
             evaluation = self._measure(point)

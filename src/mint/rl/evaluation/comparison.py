@@ -70,7 +70,7 @@ def bootstrap(differences: Sequence[float], seed: int = 0) -> tuple[float, float
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much better the second model is on the prompts of one set."""
+    """The difference between two models on the prompts of one set."""
 
     prompts: int
     first: float

@@ -1,4 +1,4 @@
-"""What a checkpoint can do: the same held-out prompts, asked in the same way, every time."""
+"""Evaluate checkpoints on the same held-out prompts, in the same way every time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Evaluator:
         self._threads = Threads(workers) if workers else None
 
     def of(self, path: str | None) -> Evaluation:
-        """How good a checkpoint is, of training or of sampling; None is the base model."""
+        """Evaluate a checkpoint, of training or of sampling; None is the base model."""
         with Loop() as loop:
             return loop.run(self.of_async(path))
 

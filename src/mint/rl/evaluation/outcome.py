@@ -1,4 +1,4 @@
-"""What training did on the holdout, and which weights to use."""
+"""The outcome of training on the holdout, and which weights to use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def evaluations_in(rows: Iterable[Mapping[str, Any]]) -> dict[int, Evaluation]:
 
 
 def rank(evaluation: Evaluation) -> tuple[float, float]:
-    """What makes one evaluation better than another: pass@1, then reward, without rounding errors.
+    """Return the sort key of evaluations: pass@1, then reward, without rounding errors.
 
     >>> from mint.rl.evaluation.scores import evaluate
     >>> rank(evaluate([[1.0], [0.0]], threshold=1.0))
@@ -26,7 +26,7 @@ def rank(evaluation: Evaluation) -> tuple[float, float]:
 
 
 def verdict(start: Evaluation, end: Evaluation) -> str:
-    """Whether training helped, by the differences of pass@1 and of the reward.
+    """Return whether training helped, by the differences of pass@1 and of the reward.
 
     Pass@1 decides; where its 95% interval contains 0, the reward is looked at.
 
@@ -81,7 +81,7 @@ def advice(
 
 
 def closing_lines(path: str, folder: Path) -> list[str]:
-    """What a run prints at its end: where its weights are, and what to do with them."""
+    """Return the last lines of a run: where its weights are, and what to do with them."""
     return [
         f"Saved: {path}",
         f'Sample from it: mint sample -m {folder} "..."',

@@ -26,7 +26,7 @@ class Point:
 
     @property
     def weights(self) -> str:
-        """Where the weights are, in words."""
+        """The location of the weights, in words."""
         return "gone" if self.gone else self.path or "the base model"
 
     def unevaluated(self) -> Point:

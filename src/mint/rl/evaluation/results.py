@@ -1,4 +1,4 @@
-"""What an evaluation found, prompt by prompt: pass@k, majority vote, results by category."""
+"""Results of an evaluation by prompt: pass@k, majority vote, results by category."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class PromptResult:
     votes: tuple[str | None, ...] = ()
 
     def right(self, threshold: float) -> list[bool]:
-        """Which answers are right. One that could not be scored is wrong."""
+        """Return which answers are right. One that could not be scored is wrong."""
         return [reward is not None and reward >= threshold for reward in self.rewards]
 
     def majority(self, threshold: float) -> float:
-        """Whether the answer that most answers agree on is right; of a tie, the share that is.
+        """Return whether the answer that most answers agree on is right; of a tie, the share that
+        is.
 
         >>> votes = PromptResult("", "", (1.0, 0.0, 1.0), ("4", "5", "4"))
         >>> votes.majority(1.0)
@@ -125,7 +126,7 @@ def find_category(adapter: Any, sample: Any) -> str:
 
 
 def _vote(adapter: Any, text: str, sample: Any) -> str | None:
-    """What an answer votes for: by the task's ``vote(response, sample)``, or its final answer."""
+    """Return an answer's vote: by the task's ``vote(response, sample)``, or its final answer."""
     if hasattr(adapter, "vote"):
         own = adapter.vote(text, sample)
         return None if own is None else str(own)

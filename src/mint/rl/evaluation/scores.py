@@ -1,4 +1,4 @@
-"""How good the policy is on what it never trained on, and how sure that is."""
+"""Success rates on held-out prompts, with their confidence intervals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Estimate:
     high: float
 
     def above(self, other: Estimate) -> Estimate:
-        """How much higher this one is, when both were measured apart (Newcombe's interval).
+        """Return how much higher this one is, when both were measured apart (Newcombe's interval).
 
         >>> found = Estimate(0.75, 0.5, 1.0).above(Estimate(0.5, 0.25, 0.75))
         >>> found.value, round(found.low, 2), round(found.high, 2)
@@ -122,7 +122,7 @@ class Evaluation:
         )
 
     def metrics(self) -> dict[str, float]:
-        """For the metrics file. One prompt tells nothing of the rewards' spread."""
+        """Return rows for the metrics file. One prompt gives no spread of rewards."""
         found = {
             "holdout/reward": self.reward,
             "holdout/pass@1": self.pass_1,
@@ -194,7 +194,7 @@ def evaluate(rewards_P_G: Sequence[Sequence[float | None]], threshold: float) ->
 
 
 def independent_trials(rates_P: np.ndarray, sizes_P: Sequence[int]) -> float:
-    """How many independent trials would be as uncertain as these prompts' success rates."""
+    """Return how many independent trials would be as uncertain as these prompts' success rates."""
     count, share = len(rates_P), float(np.mean(rates_P))
     error = float(np.var(rates_P)) / count
     if error < 1e-12:

@@ -33,7 +33,12 @@ class Batch:
     dropped: list[Group] = field(default_factory=list)  # without signal, and others took its place
     stale: list[Group] = field(default_factory=list)  # too old to be trained on
     given_up: int = 0  # groups that were too old before they were complete
-    clients: Mapping[int, mint.SamplingClient] = field(default_factory=dict)  # by version
+    policies: Mapping[int, Policy] = field(default_factory=dict)  # by version
+
+    @property
+    def clients(self) -> dict[int, mint.SamplingClient]:
+        """The sampling clients by version."""
+        return {version: policy.client for version, policy in self.policies.items()}
 
     @property
     def everything(self) -> list[Group]:
@@ -50,7 +55,7 @@ def merge_parts(parts: Sequence[Batch]) -> Batch:
         [group for part in parts for group in part.dropped],
         [group for part in parts for group in part.stale],
         sum(part.given_up for part in parts),
-        {version: client for part in parts for version, client in part.clients.items()},
+        {version: policy for part in parts for version, policy in part.policies.items()},
     )
 
 
@@ -177,7 +182,7 @@ class Collector:
         return Group(item.sample, item.identity, prompt, list(rollouts))
 
     def _adjust(self, rollout: Rollout) -> None:
-        """What the config says about length."""
+        """Apply the config's rules about length."""
         cfg = self.cfg
         if rollout.truncated and cfg.mask_truncated:
             rollout.masked = True

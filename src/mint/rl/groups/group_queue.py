@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import mint
 from mint.rl.data.prompts import Data, Draw, Item
 from mint.rl.groups.collect import Batch, Collector
 from mint.rl.rollouts.policy import FollowingPolicy, Policy
@@ -41,7 +40,7 @@ class GroupQueue:
         self.cfg = cfg
         self.pending: list[StartedGroup] = []  # in the order in which they were started
         self._newest: Policy | None = None
-        self._clients: dict[int, mint.SamplingClient] = {}
+        self._policies: dict[int, Policy] = {}
         self._draw: Draw | None = None  # the latest
         self._drawn = 0
         self._width = cfg.batch_size  # prompts of a batch; fewer when the dataset is smaller
@@ -53,8 +52,8 @@ class GroupQueue:
         """Use newer weights from now on."""
         self._newest = policy
         oldest = min((each.version for each in self.pending), default=policy.version)
-        kept = {version: c for version, c in self._clients.items() if version >= oldest}
-        self._clients = {**kept, policy.version: policy.client}
+        kept = {version: p for version, p in self._policies.items() if version >= oldest}
+        self._policies = {**kept, policy.version: policy}
 
     def fill(self, batches: int) -> None:
         """Start batches until so many are in flight."""
@@ -96,7 +95,7 @@ class GroupQueue:
         stale, self._stale = self._stale, []
         given_up, self._given_up = self._given_up, 0
         policy = self._policy(step)
-        return Batch(step, groups, policy, dropped, stale, given_up, self._clients)
+        return Batch(step, groups, policy, dropped, stale, given_up, self._policies)
 
     async def _take(self, count: int, step: int, refill: int = 0) -> list[Group]:
         """The first ``count`` groups to be complete; more are started where too few are in flight,
@@ -167,7 +166,7 @@ class GroupQueue:
         return sum(size if p.task.done() else known[id(p.item)] for p in self.pending)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep: where the run stands in its data, and what is in flight."""
+        """Return the state for a checkpoint: the position in the data, and groups in flight."""
         started = [(each.draw, each.place, each.item) for each in self.pending]
         in_flight = [*self._interrupted, *started]
         return {

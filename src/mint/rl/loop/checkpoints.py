@@ -35,12 +35,12 @@ class RunCheckpoints:
         self._unwanted: list[Checkpoint] = []
 
     def due(self, step: int) -> bool:
-        """Whether a step's weights are to be saved, to resume from or to keep."""
+        """Return whether a step's weights are to be saved, to resume from or to keep."""
         return any(every and step % every == 0 for every in (self.every, self.keep_every))
 
     @property
     def latest(self) -> Checkpoint | None:
-        """What a continued run starts from."""
+        """The checkpoint that a resumed run starts from."""
         return max(self.kept, key=lambda c: c.step) if self.kept else None
 
     @property
@@ -80,7 +80,7 @@ class RunCheckpoints:
                 await rest.delete_checkpoint_from_tinker_path_async(checkpoint.path)
 
     def state(self) -> list[dict[str, Any]]:
-        """What a continued run must know."""
+        """Return the state that a resumed run needs."""
         return [asdict(checkpoint) for checkpoint in self.kept]
 
     def load(self, state: list[Mapping[str, Any]]) -> None:

@@ -43,8 +43,9 @@ def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
 
 
 def staleness(batch: Batch) -> dict[str, float]:
-    """How many steps old the weights were that made a batch's tokens, and how many groups were too
-    old to be trained on."""
+    """Return how many steps old the weights were that made a batch's tokens, and how many groups
+    were too old to be trained on.
+    """
     versions = [v for group in batch.groups for r in group.rollouts for v in r.versions]
     ages = [batch.step - 1 - version for version in versions]
     return {
@@ -55,7 +56,7 @@ def staleness(batch: Batch) -> dict[str, float]:
 
 
 def _truncation(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What cut-off answers earn, beside the others."""
+    """Return the rewards of truncated answers and of the others."""
     cut = [r.reward for r in rollouts if r.truncated and r.reward is not None]
     whole = [r.reward for r in rollouts if not r.truncated and r.reward is not None]
     found = {"reward/truncated": fmean(cut)} if cut else {}

@@ -1,4 +1,4 @@
-"""What a run shows of itself: a line for every step, and on a terminal how far sampling is."""
+"""Progress of a run: a line for every step and, on a terminal, how far sampling is."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _CLEAR = "\r\x1b[2K"
 
 
 def step_line(step: int, total: int, numbers: Mapping[str, float], seconds: float) -> str:
-    """How a step went: its rewards, the share of answers that count as right, the answers of groups
-    in which some were better than others, and how long it took.
+    """Return the line of a step: its rewards, the success rate, the answers with signal, and the
+    time it took.
 
     >>> numbers = {"reward/mean": 0.4, "reward/success": 0.25, "rollouts": 32.0}
     >>> step_line(3, 20, numbers | {"rollouts/signal": 24.0}, 4.06)
@@ -28,7 +28,7 @@ def step_line(step: int, total: int, numbers: Mapping[str, float], seconds: floa
 
 
 def sampling_line(step: int, total: int, answered: int, answers: int, seconds: float) -> str:
-    """How far the sampling of a step is; of what is sampled ahead, only as much as it needs.
+    """Return the progress of a step's sampling; of what is sampled ahead, only what the step needs.
 
     >>> sampling_line(3, 20, 40, 32, 4.06)
     'Step 3/20: sampling, 32 of 32 answers, 4 s'
@@ -43,14 +43,16 @@ class Progress:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
 
-    async def during(self, work: Awaitable[Result], shown: Callable[[], str]) -> Result:
-        """The result of some work; until it is there, ``shown()`` on the last line."""
+    async def during(
+        self, work: Callable[[], Awaitable[Result]], shown: Callable[[], str]
+    ) -> Result:
+        """Return the result of ``work()``; until it is there, show ``shown()`` on the last line."""
         stream = self._stream or sys.stdout
         if not stream.isatty():
-            return await work
+            return await work()
         ticking = asyncio.ensure_future(_tick(stream, shown))
         try:
-            return await work
+            return await work()
         finally:
             ticking.cancel()
             stream.write(_CLEAR)

@@ -183,7 +183,9 @@ class Run:
         since = time.monotonic()
         if not self._waiting.half_done:
             self._since, self._tally = since, Tally()
-        sampled = self.progress.during(self._sampled(step, groups), lambda: self._shown(step))
+        sampled = self.progress.during(
+            lambda: self._sampled(step, groups), lambda: self._shown(step)
+        )
         batch = self._waiting.do(sampled)
         self.recording.sampled(batch)
         self._tally.add({"time/sample": time.monotonic() - since})
@@ -200,8 +202,8 @@ class Run:
             client = await self._weights_before(step)
             most, stop = cfg.max_tokens, cfg.stop
             filters = Filters(cfg.top_k, cfg.top_p, cfg.min_p)
-            heat = cfg.temperature
-            policy = Policy(client, self.tokenizer, heat, most, stop, version, filters)
+            heat, digest = cfg.temperature, await client.weights_digest()
+            policy = Policy(client, self.tokenizer, heat, most, stop, version, filters, digest)
             self.queue.publish(policy)
             self.queue.fill(min(max(1, cfg.max_staleness), cfg.steps - version))
         return await self.queue.batch(step, groups)
@@ -349,7 +351,7 @@ class Run:
         return self.final
 
     def _advice(self) -> list[str]:
-        """Whether training helped on the holdout, and which weights to use."""
+        """Return whether training helped on the holdout, and which weights to use."""
         evaluations = evaluations_in(read_rows(self.directory.path / METRICS))
         paths = {checkpoint.step: checkpoint.path for checkpoint in self.checkpoints.kept}
         return advice(evaluations, paths, self.cfg.start_from or self.cfg.base_model)

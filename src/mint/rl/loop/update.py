@@ -21,6 +21,7 @@ from mint.rl.settings.config import RLConfig
 from mint.rl.settings.extensions import extensions, require_accepted, require_known
 
 Array = NDArray[np.float64]
+_NOT_FINITE = "[not_finite]"  # the code of the error in a service that refuses such an update
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ async def train(
         )
     except mint.RequestFailedError as error:
         require_accepted(cfg, error, temperature)
-        if "finite" in str(error) or "The loss is" in str(error):
+        if _NOT_FINITE in str(error):
             return Update({"train/refused": 1.0}, refused=str(error))
         raise
 
@@ -143,7 +144,7 @@ def _share(cfg: RLConfig, parts: int) -> float:
 
 
 def _drift(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
-    """How far the updates of this batch have moved the policy from the one that sampled it."""
+    """Return how far the updates of this batch have moved the policy that sampled it."""
     return {"train/drift": mismatch(datums, trainer_D_T).get("mismatch/k3", 0.0)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -43,9 +44,11 @@ class RunLoop:
         part: then it waits for the end of that step."""
         if self.half_done:
             return self.finish_first(work)
-        if self.interruption.presses:
+        try:
+            self.interruption.check()
+        except KeyboardInterrupt:
             work.close()
-        self.interruption.check()
+            raise
         return self.run(work)
 
     def finish_first(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -75,6 +78,9 @@ class RunLoop:
             raise RewardsFailed(f"{error} {self.checkpoints.where}") from error
         except (NoAnswer, mint.APIConnectionError) as error:
             raise lost(error, self.monitor.url, self.saved_step) from error
+        finally:
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()  # Ctrl-C came before it began
 
     @property
     def saved_step(self) -> int:

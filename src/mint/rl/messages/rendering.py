@@ -105,7 +105,9 @@ class Renderer:
         return [mark, *after] if mark in self._marks and said[-1:] != [mark] else after
 
     def _closing(self, tokens: Sequence[int], end: int) -> int:
-        """How many tokens close a turn that the model has closed itself, perhaps in another way."""
+        """Return how many tokens close a turn that the model has closed itself, perhaps in another
+        way.
+        """
         shared = tokens[: common_prefix(tokens, self._tail)]
         if marks := [at for at, token in enumerate(shared) if token in self._marks]:
             return marks[-1] + 1
@@ -117,7 +119,7 @@ class Renderer:
 
     @cached_property
     def _tail(self) -> list[int]:
-        """What the template writes after the last reply of a conversation."""
+        """Return what the template writes after the last reply of a conversation."""
         return self._continued(self._text_after_mark([_ASKED, _SAID], prompts=False))
 
     @cached_property

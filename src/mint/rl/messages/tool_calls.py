@@ -132,7 +132,7 @@ def parse_tool_calls(text: str, thinking: bool = False) -> list[ToolCall]:
 
 
 def opens_thought(prompt: str) -> bool:
-    """Whether a prompt ends inside a thought, as those of some reasoning models do.
+    """Return whether a prompt ends inside a thought, as those of some reasoning models do.
 
     >>> opens_thought("<|im_start|>assistant\\n<think>\\n")
     True

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its run directory, rollout tables and reward reports."""
+"""The files of a run: its run directory, rollout tables and reward reports."""

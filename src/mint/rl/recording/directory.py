@@ -1,4 +1,4 @@
-"""Which run directory a run writes to: a new one, or the one of a run that was interrupted."""
+"""Choose the run directory: a new one, or that of an interrupted run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def task_name(adapter: Any) -> str:
 
 
 def describe_run(adapter: Any, folder: Path) -> dict[str, str]:
-    """What the service keeps about a run, for lists: its task and its run directory."""
+    """Return metadata for lists of runs: the task and the run directory."""
     return {"task": own_name(adapter) or task_name(adapter), "run_dir": str(folder.resolve())}
 
 
 def own_name(adapter: Any) -> str | None:
-    """What a task calls itself, where it does."""
+    """Return a task's own name, if it has one."""
     name = getattr(adapter, "name", None)
     return name if isinstance(name, str) and name else None
 
@@ -76,7 +76,7 @@ def _named(cfg: RLConfig, adapter: Any) -> RunDirectory:
 
 
 def _differences(cfg: RLConfig, adapter: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """What makes this another run than that of a config. Classes may be renamed; names are kept."""
+    """Return the settings that make this another run. Classes may be renamed; names are kept."""
     found: dict[str, Any] = cfg.differences(config)
     name = own_name(adapter)
     if name is not None and config.get("task") != name:

@@ -1,4 +1,4 @@
-"""Which kinds of response a run gave, and what they earned."""
+"""Kinds of responses in a run, and their rewards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mint.rewards import failure_pattern
 def count_kinds(
     rows: Sequence[Mapping[str, Any]], answers: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Which types of response there were, how often, and what they were paid: the best first."""
+    """Count the kinds of responses with their rewards, the best first."""
     rewards: dict[str, list[float]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
     for row in rows:
@@ -35,7 +35,7 @@ def count_kinds(
 
 
 def response_kind(row: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
-    """How a response compares with the right answer, where there is one, or how it ended."""
+    """Return how a response compares with the right answer, where there is one, or how it ended."""
     if row["error"] is not None:
         return f"not scored: {row['error'].partition(':')[0]}"
     if not row["response"].strip():

@@ -29,7 +29,7 @@ _SHOWN = 1000
 
 @dataclass(frozen=True)
 class Report:
-    """What a report says, as data, and the analysis of all rewards."""
+    """The data of a report, and the analysis of all rewards."""
 
     data: dict[str, Any]
     analysis: Analysis

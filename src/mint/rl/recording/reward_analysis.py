@@ -1,4 +1,4 @@
-"""What was rewarded and what was not, over a whole run."""
+"""Analyse the rewards of a whole run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which service a run was made on, kept in its run directory for the commands that use the run."""
+"""The service of a run, recorded in its run directory for commands that use the run."""
 
 from __future__ import annotations
 

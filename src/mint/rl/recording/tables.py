@@ -17,8 +17,7 @@ Array = NDArray[np.float64]
 
 
 class TrainedTokens:
-    """What training knows of the tokens that it saw: the trainer's logprobs, the entropy where each
-    was chosen, and advantages.
+    """Values of the trained tokens: the trainer's logprobs, entropies and advantages.
 
     Datums are found by their tokens, since ``edit_datums`` may leave some out or change their
     order.
@@ -104,11 +103,18 @@ def rollout_rows(
                 "index": index,
                 "replaced": number >= len(batch.groups),
                 **_row(group, rollout),
+                "digests": _digests(batch, rollout),
                 "segments": [
                     _segment(segment, pieces, trained or TrainedTokens())
                     for segment in rollout.segments
                 ],
             }
+
+
+def _digests(batch: Batch, rollout: Rollout) -> dict[int, str]:
+    """Return the digest of each version of the weights that sampled a part of a rollout."""
+    policies = [batch.policies[v] for v in sorted(set(rollout.versions)) if v in batch.policies]
+    return {policy.version: policy.digest for policy in policies if policy.digest is not None}
 
 
 def _row(group: Group, rollout: Rollout) -> dict[str, Any]:
@@ -135,7 +141,7 @@ def _row(group: Group, rollout: Rollout) -> dict[str, Any]:
 
 
 def _stop(rollout: Rollout) -> str | None:
-    """Why sampling ended; None when nothing was sampled."""
+    """Return why sampling ended; None when nothing was sampled."""
     if not rollout.length:
         return None
     return "length" if rollout.truncated else "stop"

@@ -48,7 +48,7 @@ class CodeFailure:
 
 
 def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
-    """Where an exception was raised, and before that what it was raised from."""
+    """Return where an exception was raised, and before that what it was raised from."""
     if error is None:
         return []
     return [*_frames(error.__cause__), *traceback.extract_tb(error.__traceback__)]

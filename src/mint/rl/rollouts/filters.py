@@ -41,7 +41,7 @@ class Filters:
         }
 
     def requests(self) -> dict[str, Any]:
-        """What a request asks for beside samples: the tokens that were kept."""
+        """Return what a request asks for beside samples: the tokens that were kept."""
         return {"topk_sample_logprobs": self.top_k} if self.is_on else {}
 
     def kept_tokens(self, sequence: Any) -> list[Kept] | None:

@@ -17,8 +17,9 @@ from mint.rl.rollouts.rollout import Segment
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """What the policy wrote: its tokens with their logprobs, whether it was cut off, and which
-    version of the weights wrote it."""
+    """An answer of the policy: tokens with logprobs, whether it was truncated, and the version of
+    the weights.
+    """
 
     tokens: list[int]
     logprobs: list[float] | None
@@ -38,6 +39,7 @@ class Policy:
     stop: tuple[str, ...] = ()
     version: int = 0
     filters: Filters = PLAIN
+    digest: str | None = None  # of the weights, as the service checks them
 
     @property
     def is_plain(self) -> bool:
@@ -94,8 +96,9 @@ class Policy:
         return special_tokens(self.tokenizer)
 
     def has_ended(self, answer: PolicyAnswer, stop: Sequence[str] | None = None) -> bool:
-        """Whether the model itself closed its answer, and was neither cut off nor stopped by a
-        text. Some models have several marks to do so."""
+        """Return whether the model itself closed its answer, and was neither cut off nor stopped by
+        a text. Some models have several marks to do so.
+        """
         if not answer.tokens:
             return False
         last = answer.tokens[-1]

@@ -99,7 +99,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Turn:
-    """Where the tokens of one reply are: in a segment, from ``begin`` up to ``end``."""
+    """The tokens of one reply: in a segment, from ``begin`` up to ``end``."""
 
     segment: int
     begin: int
@@ -167,7 +167,7 @@ class Rollout:
 
     @property
     def traceback(self) -> str | None:
-        """How the reward and the tools of this rollout failed, where they did."""
+        """The tracebacks of this rollout's reward and tools, where they failed."""
         return "\n".join(f.traceback or f.error for f in self.failures) or None
 
     @property
@@ -177,7 +177,7 @@ class Rollout:
 
     @property
     def total(self) -> float:
-        """What advantages are made of."""
+        """The reward that advantages are computed from."""
         assert self.reward is not None
         return self.reward + self.penalty
 
@@ -188,7 +188,7 @@ class Rollout:
 
     @property
     def versions(self) -> list[int]:
-        """Which weights made each token that the policy wrote."""
+        """The version of the weights for each sampled token."""
         return [v for segment in self.segments for v in segment.versions if v is not None]
 
     @property
@@ -227,8 +227,8 @@ class Group:
         return by_turn([rollout.returns for rollout in self.counted])
 
     def kind(self, threshold: float) -> str:
-        """What can be learned from a group: "signal", or else "all_right" (``threshold`` or more),
-        "all_wrong" (0 or less), "all_equal" between the two, or "unscored" when no answer counts.
+        """Classify a group: "signal", or else "all_right" (``threshold`` or more), "all_wrong" (0
+        or less), "all_equal" between the two, or "unscored" when no answer counts.
         """
         if any(has_signal(returns_G) for returns_G in self.returns_by_turn):
             return "signal"

@@ -47,7 +47,7 @@ class Ledger:
         if rollout.error is None:
             return
         shown = {"sample": repr(sample)[:_SHOWN], "response": rollout.text[:_SHOWN]}
-        _LOGGER.warning("not scored: %s %s", rollout.error, json.dumps(shown, ensure_ascii=False))
+        _LOGGER.info("not scored: %s %s", rollout.error, json.dumps(shown, ensure_ascii=False))
 
     def _reason(self, rollout: Rollout) -> str:
         if rollout.error is None:
@@ -90,7 +90,7 @@ class Ledger:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
+        """Return the state for a checkpoint."""
         return {"recent": list(self.recent), "ever_scored": self.ever_scored}
 
     def load(self, state: Mapping[str, Any]) -> None:

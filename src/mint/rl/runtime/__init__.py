@@ -1,1 +1,1 @@
-"""What goes on around the loop: Ctrl-C, threads, and a service that stops answering."""
+"""The surroundings of the loop: Ctrl-C, threads, and a service that stops answering."""

@@ -1,4 +1,4 @@
-"""Whether the service is still there: nothing waits for it without a limit and a message."""
+"""Watch the connection to the service: nothing waits for it without a limit and a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run ends before its last step.
+"""Exceptions that end a run before its last step.
 
 Each of these says all there is to say. A program can catch them like any other exception; a script
 that does not ends with their text alone, without a traceback, because they are ``SystemExit`` too.
@@ -47,7 +47,7 @@ def lost(error: Exception, url: str, step: int) -> ServiceLost:
 
 
 def resume_hint(step: int) -> str:
-    """What becomes of a run that was saved after a step.
+    """Say how to resume a run that was saved after a step.
 
     >>> resume_hint(12), resume_hint(0)
     ('The same command resumes after step 12.', 'The same command starts again.')

@@ -17,7 +17,7 @@ def _nobody() -> bool:
 
 
 class Interruption:
-    """What Ctrl-C does, from the beginning of a run to its end.
+    """The handling of Ctrl-C, from the beginning of a run to its end.
 
     Work that is going on in a loop is told of a press, and ends as it should. Other code is not
     disturbed by the first press, which is noted; the second one raises ``KeyboardInterrupt``, and
@@ -69,11 +69,11 @@ class Interruption:
         raise KeyboardInterrupt
 
     def note(self) -> None:
-        """From now on, take note of a press and go on."""
+        """Record a press from now on, and continue."""
         self._answer = "note"
 
     def ignore(self) -> None:
-        """From now on, only count."""
+        """Only count presses from now on."""
         self._answer = "ignore"
 
     @contextlib.contextmanager

@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
-from mint.config_error import ConfigError, closest
+from mint.config_error import ConfigError as ConfigError
+from mint.config_error import closest
 from mint.rl.settings.conflicts import conflicts
 from mint.rl.settings.groups import (
     AlgorithmSettings,

@@ -1,4 +1,4 @@
-"""What changes from the first step to the last: temperature, learning rate, reward weights."""
+"""Schedules from the first step to the last: temperature, learning rate, reward weights."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who may do what, and how much: keys, scopes, quotas and usage."""
+"""Access to a service: keys, scopes, quotas and usage."""

@@ -1,19 +1,18 @@
-"""Who is asking: API keys, and the signed tokens that MinT clients exchange them for."""
+"""Authentication: API keys, and the signed tokens that MinT clients exchange them for."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+
+import jwt
 
 from mint.service.access.quotas import Quota
 from mint.service.access.scopes import Caller, Scope
@@ -114,7 +113,9 @@ class Auth:
         return self._keys.get(self._hash_of(presented))
 
     def _hash_of(self, presented: str | None) -> str:
-        return self._hash_in(presented) if _is_token(presented) else _hash_of(presented or "")
+        key = presented or ""
+        is_token = key.startswith("eyJ") and key.count(".") == 2
+        return self._hash_in(key) if is_token else _hash_of(key)
 
     async def _all_keys(self) -> dict[str, ApiKey]:
         if time.monotonic() - self._loaded_at > _RELOAD_KEYS_S:
@@ -148,20 +149,16 @@ class Auth:
             "iat": issued,
             "exp": issued + TOKEN_LIFE_S,
         }
-        signed = f"{_encode({'alg': 'HS256', 'typ': 'JWT'})}.{_encode(claims)}"
-        return f"{signed}.{self._signature(signed)}"
+        return jwt.encode(claims, self.secret, "HS256")
 
-    def _hash_in(self, token: str | None) -> str:
-        signed, _, signature = (token or "").rpartition(".")
-        if not hmac.compare_digest(signature.encode(), self._signature(signed).encode()):
-            raise _refused()
-        claims = _decode(signed.partition(".")[2])
-        if claims["exp"] < time.time():
-            raise ApiError(401, "The token has expired. Create the client again.")
+    def _hash_in(self, token: str) -> str:
+        try:
+            claims = jwt.decode(token, self.secret, ["HS256"], {"require": ["exp", "key"]})
+        except jwt.ExpiredSignatureError:
+            raise ApiError(401, "The token has expired. Create the client again.") from None
+        except jwt.InvalidTokenError:
+            raise _refused() from None
         return str(claims["key"])
-
-    def _signature(self, signed: str) -> str:
-        return _base64(hmac.digest(self.secret, signed.encode(), "sha256"))
 
 
 def _refused(why: str = "The API key is not accepted by this service.") -> ApiError:
@@ -170,23 +167,6 @@ def _refused(why: str = "The API key is not accepted by this service.") -> ApiEr
         f"{why} Pass a key from `mint keys create`, as api_key= or in MINT_API_KEY "
         "(TINKER_API_KEY).",
     )
-
-
-def _is_token(presented: str | None) -> bool:
-    return presented is not None and presented.startswith("eyJ") and presented.count(".") == 2
-
-
-def _base64(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _encode(claims: dict[str, Any]) -> str:
-    return _base64(json.dumps(claims, separators=(",", ":")).encode())
-
-
-def _decode(text: str) -> dict[str, Any]:
-    claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-    return claims
 
 
 def _secret_of(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""How many samples are in progress, of each user, and how many may be; and their tokens."""
+"""Limits of samples in progress: their number for each user, and their tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a key may have: runs, samplers, checkpoints, bytes, and tokens in flight."""
+"""Quotas of a key: runs, samplers, checkpoints, bytes, and tokens in flight."""
 
 from __future__ import annotations
 

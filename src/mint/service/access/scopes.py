@@ -1,4 +1,4 @@
-"""What a key may do: four scopes, each with the rights of those before it."""
+"""Scopes of keys: four, each with the rights of those before it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True)
 class Caller:
-    """Who makes a request: the key, and the user whose objects it reaches."""
+    """The caller of a request: the key, and the user whose objects it reaches."""
 
     user: str
     key: str

@@ -51,7 +51,7 @@ def with_aliases(text: str, aliases: Mapping[str, Path]) -> str:
 
 
 def _span(text: str) -> tuple[int, int]:
-    """Where the key and its value are; the end of the text when there is none."""
+    """Return where the key and its value are; the end of the text when there is none."""
     root = yaml.compose(text)
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         if key.value == _KEY:
@@ -61,7 +61,9 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def _end_of(node: yaml.Node) -> int:
-    """Where the text of a value ends. (A block's own mark is after the comments that follow it.)"""
+    """Return where the text of a value ends. (A block's own mark is after the comments that follow
+    it.)
+    """
     if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
         return _end_of(node.value[-1][1])
     return int(node.end_mark.index)

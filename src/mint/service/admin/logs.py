@@ -1,4 +1,4 @@
-"""What the service logs: one line per request, and whatever else happens, as text or as JSON.
+"""Logging: one line per request and whatever else happens, as text or as JSON.
 
 Neither keys nor bodies are logged. Every request has an id, which goes back in ``x-request-id``
 and is in each log line that the request caused.

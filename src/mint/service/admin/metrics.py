@@ -1,4 +1,4 @@
-"""What is counted for Prometheus while the service works; ``/metrics`` shows it.
+"""Counters for Prometheus; ``/metrics`` shows them.
 
 ``rate(mint_tokens_sampled_total[1m])`` is the sampling speed in tokens per second. The numbers that
 are only read when somebody asks for them are in :mod:`mint.service.api.gauges`.

@@ -1,4 +1,4 @@
-"""How a service is started."""
+"""The settings of a service."""
 
 from __future__ import annotations
 
@@ -101,6 +101,10 @@ class Settings(BaseModel):
     CPU; the least recently used is unloaded to make room."""
     link_kept_s: Seconds = 3600.0
     """How long a signed download link works."""
+    disk_reserve_bytes: ByteSize = ByteSize(512 * 1024 * 1024)
+    """Training pauses while the disk of ``home`` has less than this free."""
+    disk_wait_s: Seconds = 3600.0
+    """How long training operations wait for space on a full disk before they fail."""
     max_outstanding_samples: NonNegativeInt = 20_000
     """Samples in progress at once; further requests get 429, and clients retry. A key may have
     four fifths of what the others leave."""
@@ -110,6 +114,9 @@ class Settings(BaseModel):
     max_stored_result_bytes: NonNegativeInt = 4 * 1024 * 1024 * 1024
     """What finished results may take on disk; beyond it, the oldest are no longer kept, and clients
     send the sample again."""
+    request_limit_s: Seconds = 60.0
+    """How long the headers of a request may take to arrive; its body may take as long, and a second
+    more for every 10 kB."""
     max_body_bytes: NonNegativeInt = 1024 * 1024 * 1024
     """The largest request that is accepted."""
     max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024

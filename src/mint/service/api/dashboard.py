@@ -83,7 +83,7 @@ class Dashboard:
         return await self._service.auth.user_of(request.headers.get("x-api-key"))
 
     async def _status(self, request: Request) -> dict[str, Any]:
-        """What the service does now, as far as the caller may know."""
+        """Return what the service is doing, as far as the caller may know."""
         from mint.watch.server import Refused
 
         try:

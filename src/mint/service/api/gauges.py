@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from mint.service.admin import metrics
 from mint.service.engines.process import EngineProcess
+from mint.service.files import free_bytes
 from mint.service.service import Service
 
 _ANSWER_WITHIN_S = 0.2
@@ -35,10 +36,12 @@ class Gauges:
         self._service = service
         self._asking: dict[EngineProcess, asyncio.Task[None]] = {}
         self._memory: dict[EngineProcess, dict[str, float]] = {}
+        self._disk_free = 0
 
     async def render(self) -> bytes:
         """The text that ``/metrics`` answers."""
         await self._ask_engines()
+        self._disk_free = await asyncio.to_thread(free_bytes, self._service.settings.home)
         now = CollectorRegistry()
         now.register(_Families(list(self._families())))
         return generate_latest(metrics.REGISTRY) + generate_latest(now)
@@ -76,6 +79,12 @@ class Gauges:
         depth.add_metric(["samples"], service.samplers.waiting)
         yield depth
         yield GaugeMetricFamily("mint_ready", "1 once the service is ready.", service.is_ready)
+        yield GaugeMetricFamily(
+            "mint_disk_free_bytes", "Free space on the disk of the home folder.", self._disk_free
+        )
+        yield GaugeMetricFamily(
+            "mint_runs_paused", "Runs that wait for space on the disk.", service.runs.paused
+        )
         results = GaugeMetricFamily(
             "mint_results_bytes", "Finished results that are kept.", labels=["where"]
         )

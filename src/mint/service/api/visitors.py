@@ -1,4 +1,4 @@
-"""Which web pages and host names may talk to the service.
+"""Check which web pages and host names may talk to the service.
 
 A service on this machine is used without a key. A page in the user's browser could reach it too: by
 a request across sites, or by a name of its own that resolves to this machine. Both are refused.

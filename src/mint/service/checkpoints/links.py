@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hmac
-import json
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+
+import jwt
 
 from mint.service.checkpoints.storage import CheckpointPath, tinker_path
 from mint.service.errors import ApiError
 from mint.service.store.database import CheckpointRow
 
-_PURPOSE = b"mint download link:"
+_PURPOSE = "mint download link"
 
 
 @dataclass(frozen=True)
@@ -51,29 +49,20 @@ class Links:
 
     def token(self, link: Link) -> str:
         """The link as text for a URL."""
-        payload = _base64(json.dumps(asdict(link), separators=(",", ":")).encode())
-        return f"{payload}.{self._signature(payload)}"
+        claims = {"link": asdict(link), "exp": link.expires, "aud": _PURPOSE}
+        return jwt.encode(claims, self._secret, "HS256")
 
     def open(self, token: str) -> Link:
         """The link of a token. Raises ApiError 403 unless this service made it and it is fresh."""
-        payload, _, signature = token.partition(".")
-        if not hmac.compare_digest(signature.encode(), self._signature(payload).encode()):
-            raise ApiError(403, "The link was not issued by this service. Request a new one.")
         try:
-            link = Link(**json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
-        except (binascii.Error, ValueError, TypeError) as error:
-            raise ApiError(403, "The link is malformed. Request a new one.") from error
-        if link.expires < time.time():
-            raise ApiError(403, "The link has expired. Request a new one.")
-        return link
-
-    def _signature(self, payload: str) -> str:
-        return _base64(hmac.digest(self._secret, _PURPOSE + payload.encode(), "sha256"))
+            claims = jwt.decode(token, self._secret, ["HS256"], audience=_PURPOSE)
+            return Link(**claims["link"])
+        except jwt.ExpiredSignatureError:
+            raise ApiError(403, "The link has expired. Request a new one.") from None
+        except (jwt.InvalidTokenError, KeyError, TypeError) as error:
+            why = "The link was not issued by this service. Request a new one."
+            raise ApiError(403, why) from error
 
 
 def path_in(link: Link) -> CheckpointPath:
     return CheckpointPath.parse(link.path)
-
-
-def _base64(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -1,4 +1,4 @@
-"""Which checkpoints may be deleted: old ones, but never the last of a run nor one in use."""
+"""Retention: which checkpoints may be deleted. Never the last of a run, nor one in use."""
 
 from __future__ import annotations
 

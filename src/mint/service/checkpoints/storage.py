@@ -82,7 +82,7 @@ class CheckpointPath:
 
 @dataclass(frozen=True)
 class NewCheckpoint:
-    """What a save operation asks for."""
+    """A request to save a checkpoint."""
 
     path: CheckpointPath
     seq_id: int
@@ -238,7 +238,7 @@ def _is_at(path: CheckpointPath) -> Condition:
 
 
 def unexpired() -> Condition:
-    """For lists: what has expired is gone, also before it is deleted."""
+    """Leave out expired checkpoints, which are gone for lists before they are deleted."""
     return or_(CheckpointRow.expires_at.is_(None), CheckpointRow.expires_at > now())
 
 

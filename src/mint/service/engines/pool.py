@@ -74,8 +74,13 @@ class Slot:
 class Engines:
     """Finds, starts, shares, watches and ends the workers."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        before_unload: Callable[[EngineProcess], Awaitable[None]],
+    ) -> None:
         self._settings = settings
+        self._before_unload = before_unload
         self._catalog = Catalog(
             aliases=settings.aliases, cache=settings.cache, local_paths=settings.is_loopback
         )
@@ -88,7 +93,6 @@ class Engines:
         """By base model: operations under which a worker died are retried one at a time, so that
         the one that kills it fails and the others do not."""
         self._not_yet_loaded = set(settings.models)
-        self.before_unload: Callable[[EngineProcess], Awaitable[None]] = _nothing_to_save
 
     def names(self) -> list[str]:
         """Model names known without asking the hub, those in use first."""
@@ -159,7 +163,7 @@ class Engines:
         return [slot.engine for slot in self._slots.values() if slot.engine is not None]
 
     def why_waiting(self, base_model: str) -> str | None:
-        """What a request for this model waits for, in words; None when its engine is up."""
+        """Return in words what a request for this model waits for; None when its engine is up."""
         if self.running(base_model) is not None:
             return None
         located = self._folders.get(base_model)
@@ -255,7 +259,7 @@ class Engines:
     async def _end(self, slot: Slot) -> None:
         try:
             if slot.engine is not None:
-                await self.before_unload(slot.engine)
+                await self._before_unload(slot.engine)
                 await slot.engine.stop()
                 log.info("unloaded %s", slot.name)
         except EngineDied as error:
@@ -309,10 +313,6 @@ def share(left: int, needed: int, others: Sequence[int]) -> int:
     """
     rest = left - needed - sum(others)
     return needed + max(rest, 0) // (1 + len(others))
-
-
-async def _nothing_to_save(_: EngineProcess) -> None:
-    pass
 
 
 def _weights_bytes(folder: Path) -> int:

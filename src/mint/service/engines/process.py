@@ -117,7 +117,7 @@ class EngineProcess:
 
     @property
     def depth(self) -> int:
-        """How many calls have no answer yet."""
+        """The number of calls without an answer."""
         return len(self._waiting)
 
     def _send(self, call: Call) -> None:
@@ -135,7 +135,7 @@ class EngineProcess:
 
     @property
     def silent_s(self) -> float:
-        """For how long calls have been waiting without any answer."""
+        """Seconds for which calls have been waiting without any answer."""
         return time.monotonic() - self._last_answer if self._waiting else 0.0
 
     async def stop(self) -> None:

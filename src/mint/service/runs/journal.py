@@ -54,7 +54,7 @@ class JournalEntry:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a group of operations ended. A failed group has an ``error``."""
+    """The outcome of a group of operations. A failed group has an ``error``."""
 
     kind: str
     seq_ids: list[int]

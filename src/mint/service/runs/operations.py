@@ -1,4 +1,4 @@
-"""How each kind of operation is carried out in the engine."""
+"""Carry out each kind of operation in the engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DISK_FULL = ("No space left on device", "File too large", "Disk quota exceeded"
 
 @dataclass(frozen=True)
 class Done:
-    """What a group came to: an answer per operation and, if there is one, its small JSON result."""
+    """The result of a group: a response per operation and a small JSON result, if there is one."""
 
     answers: list[Response]
     result: dict[str, Any] | None = None

@@ -25,7 +25,7 @@ _HEADER_STARTS = (b'{"op"', b'{"done"', b'{"snapshot"', b'{"answer"')
 
 @dataclass(frozen=True)
 class JournalRecord:
-    """Where a whole record lies, and what its header says."""
+    """The place of a whole record, and its header."""
 
     header: dict[str, Any]
     start: int

@@ -34,7 +34,7 @@ class DiedRestoring(EngineDied):
 
 
 class RunInEngine:
-    """Where a run lives, if it lives in an engine now."""
+    """A run's state in an engine, restored there when it is needed."""
 
     def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
         self._row = row
@@ -54,7 +54,7 @@ class RunInEngine:
         return self._engine.log_file if self._engine is not None else None
 
     def why_waiting(self) -> str | None:
-        """What keeps the run from working, in words."""
+        """Return in words what keeps the run from working."""
         if self._is_restoring:
             return "the run is being restored from its journal"
         return self._engines.why_waiting(self._row.base_model)
@@ -129,7 +129,7 @@ class RunInEngine:
                 self._futures.finish(f"{self._row.id}:{seq_id}", answer)
 
     def _must_replay(self, engine: EngineProcess, outcome: Outcome) -> bool:
-        """Whether an operation changed the engine, or left an answer that only it can give."""
+        """Return whether an operation changed the engine, or left an answer only it can give."""
         if outcome.kind in _CHANGES_THE_RUN:
             return True
         if outcome.kind == "forward":

@@ -1,4 +1,4 @@
-"""What a run takes from checkpoints: weights that it loads, and policies it is distilled from.
+"""Checkpoints that a run depends on: weights that it loads, and references of distillation.
 
 Their files are kept with the journal until the next snapshot, so that a replay finds them even when
 their checkpoint was deleted or overwritten in between.

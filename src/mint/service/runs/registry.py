@@ -51,7 +51,6 @@ class Runs:
         self._tasks: set[asyncio.Task[None]] = set()
         self._used: dict[str, datetime] = {}
         self._creating = asyncio.Lock()
-        samplers.weights.restore_run = self._restore
 
     # ---- creating -------------------------------------------------------------------------------
 
@@ -166,7 +165,7 @@ class Runs:
             self._in_background(run.resume())
 
     async def row(self, run_id: str, user: str) -> RunRow:
-        """What the store knows of a run; does not open it."""
+        """Return what the store knows of a run, without opening it."""
         row = await asyncio.to_thread(self._store.get, RunRow, run_id, user)
         if row is None:
             raise _unknown(run_id)
@@ -220,20 +219,27 @@ class Runs:
     def _folder(self, run_id: str) -> Path:
         return self._settings.home / "runs" / run_folder_name(run_id)
 
-    async def _restore(self, run_id: str, user: str) -> None:
+    async def restore(self, run_id: str, user: str) -> None:
         await (await self.find(run_id, user)).load()
 
     @property
     def waiting(self) -> int:
-        """How many accepted operations of all runs have not begun."""
+        """The number of accepted operations that have not begun, of all runs."""
         return sum(run.waiting for run in self._runs.values())
+
+    @property
+    def paused(self) -> int:
+        """How many runs wait for space on the disk."""
+        return sum(run.is_paused for run in self._runs.values())
 
     def status(self, run_id: str) -> dict[str, Any]:
         """Return what a run is doing: its state, how many operations wait, and for what."""
         run = self._runs.get(run_id)
         if run is not None:
             state = "busy" if run.is_working else "waiting" if run.waiting else "idle"
-            reason = run.why_waiting() if state != "idle" else None
+            state = "paused" if run.is_paused else state
+            pending = run.why_waiting() if state != "idle" else None
+            reason = pending.reason if pending is not None else None
             return {"state": state, "waiting": run.waiting, "reason": reason}
         state = "on disk" if self._can_train(run_id) else "checkpoints only"
         if (self._folder(run_id) / _UNLOADED).exists():
@@ -276,7 +282,7 @@ class Runs:
         for folder in (self._settings.home / "runs").glob("*"):
             changed = max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir()))
             idle = self._idleness.seconds(f"run {folder.name}", str(changed))
-            if folder.name not in self._open_folders() and idle >= self._settings.run_kept_s:
+            if idle >= self._settings.run_kept_s and folder.name not in self._open_folders():
                 with contextlib.suppress(RunIsElsewhere, JournalDamaged):
                     Journal(folder).close()
                     shutil.rmtree(folder, ignore_errors=True)

@@ -23,12 +23,14 @@ from mint.service.errors import (
     ApiError,
     EngineDied,
     UserError,
+    is_disk_full,
     log_hint,
     readable_database_error,
     readable_os_error,
 )
 from mint.service.futures import Category, Response, WaitReason
 from mint.service.parts import Parts
+from mint.service.runs.disk_space import DiskSpace
 from mint.service.runs.journal import Journal, Outcome
 from mint.service.runs.operations import Done
 from mint.service.runs.recovery import DiedRestoring, RunInEngine
@@ -43,6 +45,8 @@ MAX_DEATHS, MAX_FAILED_STARTS = 3, 6
 RETRY_RESTORE_S = 30.0
 DATABASE_WAIT_S = 60.0
 """How long an operation waits for a database that does not answer."""
+ACCEPTED_WITHIN_S = 25.0
+"""How long a request is held open until its operation is in the journal."""
 T = TypeVar("T")
 
 
@@ -58,6 +62,9 @@ class TrainingRun:
         self._in_engine = RunInEngine(row, journal, parts, samplers)
         done = (n for outcome in journal.outcomes for n in outcome.seq_ids)
         self._stream = Stream(journal.next, [*journal.taken, *done])
+        home, reserve = self._settings.home, self._settings.disk_reserve_bytes
+        self._space = DiskSpace(home, reserve, self._settings.disk_wait_s)
+        self._journal_space = DiskSpace(home, 0, self._settings.disk_wait_s)
         self._turn = asyncio.Lock()
         self._arrived = asyncio.Event()
         self._entering: dict[int, asyncio.Task[None]] = {}
@@ -81,11 +88,16 @@ class TrainingRun:
 
     @property
     def waiting(self) -> int:
-        """How many accepted operations have not begun."""
+        """The number of accepted operations that have not begun."""
         return len(self._stream)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operation waits for space on the disk."""
+        return self._space.is_awaited or self._journal_space.is_awaited
+
     def was_taken(self, seq_id: int) -> bool:
-        """Whether this number has run or is waiting to."""
+        """Return whether this number has run or is waiting to."""
         return self._stream.knows(seq_id) is not False
 
     def _reopen(self) -> None:
@@ -125,6 +137,8 @@ class TrainingRun:
         number = unnumbered(key or uuid.uuid4().hex) if seq_id is None else seq_id
         known = self._stream.knows(number)
         if known is False:
+            if self._journal_space.is_awaited:
+                raise self._journal_full()  # those that wait for it are in memory
             if len(self._stream) > MAX_WAITING and number != self._stream.next:
                 raise ApiError(429, "Too many operations of this run are waiting. Try again later.")
             operation = Operation(number, kind, len(body), error)
@@ -132,29 +146,35 @@ class TrainingRun:
             self._open_future(number)
             self._entering[number] = asyncio.create_task(self._enter(operation, content_type, body))
         if (entering := self._entering.get(number)) is not None:
-            await asyncio.shield(entering)
+            await asyncio.wait([entering], timeout=ACCEPTED_WITHIN_S)
             self._refuse_if_released()
+            if not entering.done():
+                raise self._journal_full()
+            entering.result()
         return self.request_id(number)
 
     def _refuse_if_released(self) -> None:
         if self._is_released:
             raise ApiError(503, "The run is being unloaded; retry.")
 
+    def _journal_full(self) -> ApiError:
+        why = self._journal_space.why_waiting() or "the operation is still being written to disk"
+        return ApiError(503, f"Not accepted yet; send it again: {why}.")
+
     async def _enter(self, operation: Operation, content_type: str, body: bytes) -> None:
+        record = (operation.seq_id, operation.kind, content_type, body)
         try:
-            await asyncio.to_thread(
-                self._journal.append_operation,
-                operation.seq_id,
-                operation.kind,
-                content_type,
-                body,
+            await self._journal_space.use(
+                lambda: asyncio.to_thread(self._journal.append_operation, *record)
             )
         except OSError as error:
+            if self._is_released:
+                return  # it was not acknowledged: the client sends it again
             operation.error = readable_os_error(error, "writing the operation to the journal")
         finally:
-            operation.is_ready = True
             del self._entering[operation.seq_id]
-            self.wake()
+        operation.is_ready = True
+        self.wake()
 
     def _open_future(self, seq_id: int) -> None:
         self._futures.open(self.request_id(seq_id), self.row.user, lambda: self.why_waiting(seq_id))
@@ -163,13 +183,14 @@ class TrainingRun:
         self._futures.finish(self.request_id(seq_id), answer)
 
     def why_waiting(self, seq_id: int = 0) -> WaitReason | None:
-        """What an unfinished operation of this run waits for; None while it is carried out."""
+        """Return what an unfinished operation of this run waits for; None while it runs."""
         if (gap := self._stream.gap) is not None:
             return WaitReason(f"waiting for operation {gap} of this run, which has not arrived")
         if self._trouble is not None:
             return WaitReason(f"the run could not be restored; retrying: {self._trouble}")
-        if (why := self._in_engine.why_waiting()) is not None:
-            return WaitReason(why)
+        for part in (self._journal_space, self._space, self._in_engine):
+            if (why := part.why_waiting()) is not None:
+                return WaitReason(why)
         before = seq_id - self._stream.next + self._turn.locked()
         if seq_id < self._stream.next or before <= 0:
             return None
@@ -242,7 +263,9 @@ class TrainingRun:
         if kind == "optim_step" and (why := self._in_engine.gradients.why_not_step()) is not None:
             raise UserError(why)
         seq_ids = [operation.seq_id for operation in group]
-        return await self._with_restarts(kind, lambda: self._in_engine.perform(kind, seq_ids))
+        return await self._space.use(
+            lambda: self._with_restarts(kind, lambda: self._in_engine.perform(kind, seq_ids))
+        )
 
     async def _with_restarts(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
         """Do something in the engine; when the worker dies, restore the run and try again.
@@ -267,7 +290,7 @@ class TrainingRun:
                 log.warning("retrying %s of %s: %s", what, self.row.id, died)
                 await asyncio.sleep(min(0.05 * 2 ** (deaths + failed_starts), 2.0))
             except OperationalError as error:
-                if time.monotonic() > deadline:
+                if is_disk_full(error) or time.monotonic() > deadline:
                     raise
                 log.warning("%s of %s is tried again: %s", what, self.row.id, error.orig)
                 await asyncio.sleep(1.0)
@@ -354,6 +377,8 @@ class TrainingRun:
     async def close(self) -> None:
         """The service is ending: stop at once. What has not run is in the journal."""
         self._is_released = True
+        self._journal_space.end()
+        await asyncio.gather(*self._entering.values(), return_exceptions=True)
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
@@ -362,6 +387,8 @@ class TrainingRun:
     async def release(self) -> None:
         """Give back the memory in the engine and the lock; the journal stays on disk."""
         self._is_released = True
+        self._journal_space.end()
+        self._space.end()
         await asyncio.gather(*self._entering.values())
         if self._stream.gap is not None:
             await self.abandon("The session of this run ended before the operation could run.")

@@ -40,7 +40,7 @@ class Stream:
         self._taken = {seq_id for seq_id in taken if seq_id < 0}
 
     def __len__(self) -> int:
-        """How many operations wait."""
+        """Return the number of waiting operations."""
         return len(self._waiting) + len(self._unnumbered)
 
     @property
@@ -123,7 +123,7 @@ def unnumbered(key: str) -> int:
 
 @dataclass
 class Gradients:
-    """What has been accumulated since the last optim_step: kept, and voided with the reason."""
+    """Gradients accumulated since the last optim_step: kept, and voided with the reason."""
 
     kept: int = 0
     voided: list[str] = field(default_factory=list)
@@ -133,7 +133,7 @@ class Gradients:
         return not self.kept and not self.voided
 
     def why_not_step(self) -> str | None:
-        """Why a step now would move the weights on old momentum alone, if it would."""
+        """Return why a step now would move the weights on old momentum alone, if it would."""
         if self.kept or not self.voided:
             return None
         return (

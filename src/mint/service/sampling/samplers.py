@@ -20,7 +20,7 @@ from mint.service.futures import Response, WaitReason
 from mint.service.idleness import Idleness
 from mint.service.parts import Parts
 from mint.service.sampling.waiting import Place, WaitingSamples
-from mint.service.sampling.weights import SamplerInEngine, Weights, unproven
+from mint.service.sampling.weights import RestoreRun, SamplerInEngine, Weights, unproven
 from mint.service.store.database import RunRow, SamplerRow
 from mint.service.wire import codec
 from mint.service.wire.arrays import Csr
@@ -35,14 +35,14 @@ OnTokens = Callable[[list[SampledToken]], None]
 class Samplers:
     """All samplers of this service by id."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, restore_run: RestoreRun) -> None:
         self._settings = parts.settings
         self._store = parts.store
         self._sessions = parts.sessions
         self._futures = parts.futures
         self._engines = parts.engines
         self._checkpoints = parts.checkpoints
-        self.weights = Weights(parts)
+        self.weights = Weights(parts, restore_run)
         self._samplers: dict[str, SamplerInEngine] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sampling: dict[str, asyncio.Task[None]] = {}
@@ -70,7 +70,7 @@ class Samplers:
     async def _described(
         self, user: str, base_model: str | None, model_path: str | None
     ) -> SamplerRow:
-        """What to sample from. Raises UserError when it is not there for this user."""
+        """Return what to sample from. Raises UserError when it is not there for this user."""
         if model_path is not None:
             path, found = await asyncio.to_thread(self._checkpoints.require, model_path, user)
             return SamplerRow(
@@ -127,7 +127,7 @@ class Samplers:
     # ---- keeping and dropping -------------------------------------------------------------------
 
     def has(self, sampler_id: str, engine: EngineProcess) -> bool:
-        """Whether the weights of this sampler are in this engine or on disk."""
+        """Return whether the weights of this sampler are in this engine or on disk."""
         sampler = self._samplers.get(sampler_id)
         if sampler is None:
             return False
@@ -185,7 +185,7 @@ class Samplers:
             self._samplers.pop(sampler.row.id, None)
 
     def is_sampling(self, session_id: str) -> bool:
-        """Whether a sampler of the session has work to do."""
+        """Return whether a sampler of the session has work to do."""
         return any(sampler.users for sampler in self._of_session(session_id))
 
     def _of_session(self, session_id: str) -> list[SamplerInEngine]:
@@ -237,7 +237,7 @@ class Samplers:
             tokens = self._admit(sampler, engine_request)
             place = self._queue.enter(sampler.row.base_model, sampler.tenant)
             self._futures.open(request_id, user, lambda: self._why_waiting(sampler, place))
-            work = self._sample(sampler, request_id, engine_request, targets, place)
+            work = self._finish(sampler, request_id, engine_request, targets, place)
             self._sampling[request_id] = self._counted(sampler, tokens, place, work)
         return request_id, [f"{request_id}:{i}" for i in range(request.num_samples)]
 
@@ -255,7 +255,7 @@ class Samplers:
         """
         tokens = self._admit(sampler, request)
         place = self._queue.enter(sampler.row.base_model, sampler.tenant)
-        work = self._result(sampler, request, place, on_tokens)
+        work = self._sample(sampler, request, place, on_tokens)
         return await self._counted(sampler, tokens, place, work)
 
     def _why_waiting(self, sampler: SamplerInEngine, place: Place) -> WaitReason | None:
@@ -283,7 +283,7 @@ class Samplers:
         context = engine.info.context_length if engine else _USUAL_CONTEXT
         return max(context - len(request.prompt), 0)
 
-    async def _sample(
+    async def _finish(
         self,
         sampler: SamplerInEngine,
         request_id: str,
@@ -291,76 +291,61 @@ class Samplers:
         targets: Csr | None,
         place: Place,
     ) -> None:
+        """Sample, and give the future of the request its answer."""
         try:
-            answer = await self._answer(sampler, request, targets, place)
+            result = await self._sample(sampler, request, place)
+            answer = Response.protobuf(codec.encode_sample(result, targets), result.digest)
+        except UserError as error:
+            answer = Response.failure(str(error), "user")
+        except EngineDied as error:
+            answer = Response.failure(str(error), "server")
         except asyncio.CancelledError:
             answer = Response.failure("This sample was cancelled before it was finished.", "user")
+        except Exception as error:
+            log.exception("sampling from %s failed", sampler.row.id)
+            answer = Response.failure(f"Sampling failed in the service: {error}", "server")
         finally:
             self._sampling.pop(request_id, None)
         self._futures.finish(request_id, answer)
 
-    async def _answer(
-        self, sampler: SamplerInEngine, request: SampleRequest, targets: Csr | None, place: Place
-    ) -> Response:
-        try:
-            result = await self._result(sampler, request, place)
-            return Response.protobuf(codec.encode_sample(result, targets), result.digest)
-        except UserError as error:
-            return Response.failure(str(error), "user")
-        except EngineDied as error:
-            return Response.failure(str(error), "server")
-        except Exception as error:
-            log.exception("sampling from %s failed", sampler.row.id)
-            return Response.failure(f"Sampling failed in the service: {error}", "server")
-
-    async def _result(
+    async def _sample(
         self,
         sampler: SamplerInEngine,
         request: SampleRequest,
         place: Place,
         on_tokens: OnTokens | None = None,
+        is_retry: bool = False,
     ) -> SampleResult:
+        """Sample in the engine of the base model, once more in a new one if it dies."""
+
         def hear(tokens: list[SampledToken]) -> None:
             place.leave()  # the first news, without tokens, is that the sample has started
             if on_tokens is not None and tokens:
                 on_tokens(tokens)
 
-        try:
-            result = await self._try_sample(sampler, request, hear)
-        except EngineDied:
-            if on_tokens is not None:
-                raise  # some tokens may have been told, and a second try would tell others
-            result = await self._try_sample(sampler, request, hear)
-        sampled = sum(len(sequence.tokens) for sequence in result.sequences)
-        self._usage.add(
-            sampler.row.key,
-            sampler.trained_by,
-            prompt_tokens=len(request.prompt),
-            tokens_sampled=sampled,
-        )
-        return result
-
-    async def _try_sample(
-        self, sampler: SamplerInEngine, request: SampleRequest, on_tokens: OnTokens
-    ) -> SampleResult:
         sampler.users += 1
         try:
             async with self._engines.using(sampler.row.base_model) as engine:
                 check_bias(request, engine.info.vocab_size)
                 await self._load(sampler, engine)
                 sampler.used_at = time.monotonic()
+                asked = replace(request, tenant=sampler.tenant)
                 result: SampleResult = await engine.call(
-                    "sample",
-                    on_tokens,
-                    sampler_id=sampler.row.id,
-                    request=replace(request, tenant=sampler.tenant),
+                    "sample", hear, sampler_id=sampler.row.id, request=asked
                 )
                 if result.digest != sampler.row.digest:
                     await self._drop(sampler)
                     raise unproven(sampler.row.id, "its engine answered with other weights")
-                return result
+        except EngineDied:
+            if is_retry or on_tokens is not None:
+                raise  # some tokens may have been told, and a second try would tell others
+            return await self._sample(sampler, request, place, is_retry=True)
         finally:
             sampler.users -= 1
+        sampled = sum(len(sequence.tokens) for sequence in result.sequences)
+        used = {"prompt_tokens": len(request.prompt), "tokens_sampled": sampled}
+        self._usage.add(sampler.row.key, sampler.trained_by, **used)
+        return result
 
     async def _load(self, sampler: SamplerInEngine, engine: EngineProcess) -> None:
         """See to it that the engine has the sampler's weights."""

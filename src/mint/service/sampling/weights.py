@@ -20,6 +20,8 @@ from mint.service.sampling.evicted import EvictedSamplers
 from mint.service.store.database import SamplerRow
 
 log = logging.getLogger(__name__)
+RestoreRun = Callable[[str, str], Awaitable[None]]
+"""Restores a run of a user in its engine, and with it the run's samplers."""
 
 
 class WeightsUnproven(UserError):
@@ -61,14 +63,14 @@ class SamplerInEngine:
 class Weights:
     """Brings the weights of samplers into engines, from disk, from checkpoints or from runs."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, restore_run: RestoreRun) -> None:
         self._settings = parts.settings
         self._store = parts.store
         self._checkpoints = parts.checkpoints
         self.evicted = EvictedSamplers(
             parts.settings.home / "samplers", parts.settings.samplers_kept_per_run
         )
-        self.restore_run: Callable[[str, str], Awaitable[None]]
+        self._restore_run = restore_run
         self._keeping: set[asyncio.Task[None]] = set()
 
     async def freeze(self, sampler: SamplerInEngine, engine: EngineProcess) -> None:
@@ -109,7 +111,7 @@ class Weights:
                 await self._read(row, engine, str(evicted))
                 await asyncio.to_thread(self.evicted.touch, evicted)
             elif row.run_id is not None:
-                await self.restore_run(row.run_id, row.user)
+                await self._restore_run(row.run_id, row.user)
                 if sampler.engine is not engine:
                     raise sampler.refused or self._no_longer_kept(row)
             elif row.model_path is None:

@@ -303,7 +303,7 @@ class Store:
             return session.scalars(found).all()
 
     def storage_of_sessions(self, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """How many checkpoints each session has, and their bytes."""
+        """Return how many checkpoints each session has, and their bytes."""
         used = (
             select(
                 RunRow.session_id, func.count(CheckpointRow.id), func.sum(CheckpointRow.size_bytes)

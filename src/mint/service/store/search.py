@@ -34,7 +34,7 @@ class Cursor(Request):
 
 
 class SessionSearch(Request):
-    """What a client looks for. A session's id or its name is enough; the rest must all hold."""
+    """The filters of a search. A session's id or its name is enough; the rest must all hold."""
 
     session_id: str | None = None
     project_ids: list[str] | None = Field(default=None, max_length=200)

@@ -1,4 +1,8 @@
-"""Tokens become text piece by piece, up to a stop string."""
+"""Tokens become text piece by piece, up to a stop string.
+
+``tokenizers``' ``DecodeStream`` does not serve here: it cannot be flushed, so an answer that ends
+within a character would lose its last tokens, and it waits without limit for the rest of one.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,7 @@ class TextStream:
         return self._release(is_last=False)
 
     def finish(self) -> tuple[str, list[TokenScore]]:
-        """What was held back, now that nothing follows."""
+        """Return the text that was held back, now that nothing follows."""
         if not self.is_stopped:
             self._held += self._new_text(is_last=True)
         return self._release(is_last=True)
@@ -82,7 +86,7 @@ class TextStream:
         return text, self._scores_of_given(is_last and not self.is_stopped)
 
     def _possible_stop(self) -> int:
-        """How many characters at the end may be the beginning of a stop string."""
+        """Return how many characters at the end may be the beginning of a stop string."""
         longest = max((len(stop) for stop in self.stops), default=0) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-size:]) for stop in self.stops):

@@ -33,7 +33,7 @@ def check_length(characters: int) -> None:
 
 
 class ModelTokenizer:
-    """What a model's folder says about text."""
+    """The tokenizer and chat template of a model folder."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "tokenizer.json").is_file():
@@ -140,7 +140,9 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, ChatTemplate]:
 
 @cache
 def _byte_of_symbol() -> dict[str, int]:
-    """How byte-level tokenizers write bytes: printable ones as themselves, others from 256 on."""
+    """Return how byte-level tokenizers write bytes: printable ones as themselves, others from 256
+    on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     symbols = {chr(byte): byte for byte in printable}

@@ -28,7 +28,7 @@ class CellBudget:
 
 @dataclass(frozen=True)
 class Csr:
-    """Which cells of a matrix are listed, as compressed sparse rows."""
+    """The listed cells of a matrix, as compressed sparse rows."""
 
     crow: NDArray[Any]
     col: NDArray[Any]

@@ -21,7 +21,7 @@ class BadBody(UserError):
 
 @dataclass(frozen=True)
 class Address:
-    """Which operation of which run a request is: all that queueing needs to know."""
+    """The run and the operation of a request: all that queueing needs to know."""
 
     run_id: str
     seq_id: int | None
@@ -55,7 +55,7 @@ def read_address(body: bytes, is_protobuf: bool) -> Address | None:
 
 
 def is_creation(body: bytes) -> bool:
-    """Whether a ``load_weights`` makes a new run, which is addressed by its session."""
+    """Return whether a ``load_weights`` makes a new run, which is addressed by its session."""
     try:
         payload = from_json(body)
     except ValueError:

@@ -221,7 +221,7 @@ def _decode_json_tensor(tensor: Any, where: str, cells: CellBudget, fill: int = 
 
 
 def decode_csr(tensor: Mapping[str, Any], where: str) -> Csr | None:
-    """Which cells a sparse JSON tensor lists; None for a dense one."""
+    """Return which cells a sparse JSON tensor lists; None for a dense one."""
     if tensor.get("sparse_crow_indices") is None:
         return None
     index = np.dtype(np.int64)

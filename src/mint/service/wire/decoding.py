@@ -68,7 +68,7 @@ class Decoder:
             return await self._elsewhere(read_address, body, is_protobuf)
 
     async def is_creation(self, body: bytes) -> bool:
-        """Whether a ``load_weights`` makes a new run; no large body does."""
+        """Return whether a ``load_weights`` makes a new run; no large body does."""
         return len(body) < LARGE and is_creation(body)
 
     async def forward_backward(

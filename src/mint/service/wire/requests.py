@@ -19,13 +19,11 @@ from pydantic import (
 from pydantic_core import from_json
 
 from mint.engine import messages
-from mint.engine.messages import UserError
+from mint.engine.messages import MAX_SAMPLES, UserError
 from mint.service.wire import codec
 from mint.service.wire.arrays import Csr
 
 MIN_TTL_S, MAX_TTL_S = 3600, 10 * 365 * 24 * 3600
-MAX_SAMPLES = 4096
-"""Samples that one request may ask for."""
 MAX_TOP_K = 2**31 - 1  # more than any vocabulary has
 MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits / 1e-40 is infinite
 Model = TypeVar("Model", bound=BaseModel)

@@ -18,7 +18,7 @@ _PACKAGES = {"opentelemetry": "opentelemetry-sdk"}
 
 
 class Sink(Protocol):
-    """What takes a run's metrics."""
+    """A receiver of a run's metrics."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the numbers of a step."""

@@ -1,1 +1,1 @@
-"""What runs inside the sandboxes: plain scripts of the standard library, started by path."""
+"""Scripts that run inside the sandboxes: standard library only, started by path."""

@@ -34,7 +34,7 @@ class Host:
         self._channel = wire.Channel(descriptor, _CONTROL_LIMIT)
 
     def job(self) -> dict[str, Any]:
-        """What to test."""
+        """Return the tests to run."""
         message: dict[str, Any] = wire.decode(self._channel.receive(), wire.no_reference)
         return message
 
@@ -224,7 +224,7 @@ def run_test(test: dict[str, Any], program: Program, asserts: Any) -> None:
 
 
 def verdict(test: dict[str, Any], program: Program, asserts: Any) -> dict[str, Any]:
-    """Whether a test passed, and if not, why."""
+    """Return whether a test passed, and if not, why."""
     if program.failed is not None:
         return {"passed": False, "error": program.failed}
     try:

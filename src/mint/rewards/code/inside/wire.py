@@ -180,10 +180,10 @@ class Channel:
 
 
 def refuse(value: Any) -> int:
-    """For :func:`encode`: nothing but plain values."""
+    """Refuse everything but plain values, for :func:`encode`."""
     raise Unsupported(f"a {type(value).__name__} is not a plain value")
 
 
 def no_reference(reference: Reference) -> Any:
-    """For :func:`decode`: nothing but plain values."""
+    """Refuse everything but plain values, for :func:`decode`."""
     raise Unsupported(f"reference {reference.number} is not a plain value")

@@ -14,7 +14,7 @@ from mint.service.text.tokenizer import ModelTokenizer
 
 
 class Form(Protocol):
-    """How pieces become the objects that a client expects."""
+    """The conversion of pieces to the objects that a client expects."""
 
     def whole(
         self, pieces: Iterable[Piece], choices: int, usage: TokenCounts

@@ -1,4 +1,4 @@
-"""From a request's prompts to pieces of text, with the service's samplers in between."""
+"""Run the prompts of a request through a sampler, and return pieces of text."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def _sample(
 
 
 def _finish(job: PreparedRequest, choices: list[_Choice], ended: _Ended) -> list[Piece]:
-    """What a prompt's choices have left to say."""
+    """Return the pieces that a prompt's choices still hold back."""
     if isinstance(ended.result, BaseException):
         raise ended.result
     found = []

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from mint.engine.messages import MAX_SAMPLES
 from mint.service.errors import UserError
-from mint.service.wire.requests import MAX_SAMPLES, MinP, Request, Temperature, TopK, TopP
+from mint.service.wire.requests import MinP, Request, Temperature, TopK, TopP
 
 MAX_TOP_LOGPROBS = 20
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
@@ -63,7 +64,7 @@ class StreamOptions(Request):
 
 
 class Inference(Request):
-    """What both kinds of completions have in common."""
+    """The common fields of both kinds of completions."""
 
     model: Annotated[str, Field(min_length=1)]
     n: Annotated[int, Field(ge=1, le=128)] = 1
@@ -134,7 +135,9 @@ class Message(Request):
     tool_calls: list[dict[str, Any]] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As templates expect it: the content is text, the arguments of calls are objects."""
+        """Return the message as templates expect it: the content is text, the arguments of calls
+        are objects.
+        """
         message = self.model_dump(exclude_none=True)
         if not isinstance(self.content, str):
             message["content"] = "".join(_text_of(part) for part in self.content)

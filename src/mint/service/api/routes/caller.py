@@ -1,4 +1,4 @@
-"""What every route needs: the service, and who is asking."""
+"""Dependencies of every route: the service, and the caller."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ def find_scope(dependant: Dependant) -> Scope | None:
 
 
 def is_same_machine(request: Request) -> bool:
-    """Whether the client runs where the service does."""
+    """Return whether the client runs where the service does."""
     return request.client is not None and request.client.host in ("127.0.0.1", "::1")

@@ -1,4 +1,4 @@
-"""Where clients come back for results."""
+"""Routes that return results of earlier requests."""
 
 from __future__ import annotations
 

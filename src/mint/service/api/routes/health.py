@@ -1,6 +1,8 @@
-"""For those who run the service: is it up, is it ready, what is it doing."""
+"""Routes for operators: liveness, readiness, metrics."""
 
 from __future__ import annotations
+
+import asyncio
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -20,9 +22,13 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(service: TheService) -> Response:
-    """200 once the base models of the configuration are loaded; 503 until then."""
+    """200 once the base models of the configuration are loaded; 503 until then.
+
+    ``paused`` says why training waits. Sampling does not.
+    """
     if service.is_ready:
-        return JSONResponse({"status": "ready"})
+        why = await asyncio.to_thread(service.why_paused)
+        return JSONResponse({"status": "ready"} | ({"paused": why} if why else {}))
     return JSONResponse({"status": "loading", "models": list(service.settings.models)}, 503)
 
 

@@ -40,7 +40,7 @@ async def join_sampling_session(
 
 @router.get("/samplers/{sampler_id}")
 async def get_sampler(service: TheService, user: ReadUser, sampler_id: str) -> dict[str, Any]:
-    """What a sampler was made from; ``weights_digest`` is known once it has been loaded."""
+    """Return what a sampler was made from; ``weights_digest`` is known once it has been loaded."""
     row = (await service.samplers.find(sampler_id, user)).row
     return {
         "sampler_id": row.id,

@@ -40,7 +40,8 @@ async def client_config(request: Request, _: ReadUser, key: Key) -> dict[str, An
 
 
 def _always_follows_redirects(request: Request) -> bool:
-    """Whether the client's own transport would follow the redirect that is an archive's address.
+    """Return whether the client's own transport would follow the redirect that is an archive's
+    address.
 
     Clients before 0.23.4 do, although they want the address; their other transport does not.
     """
@@ -61,7 +62,7 @@ async def token(service: TheService, _: ReadUser, key: Key) -> dict[str, str]:
 
 @router.get("/auth/apikey/me")
 async def get_key(service: TheService, user: ReadUser, key: Key) -> dict[str, Any]:
-    """What is known of the presented key."""
+    """Return what is known of the presented key."""
     found = await service.auth.key_of(key)
     number, name = (0, user) if found is None else (int(found.hash[:12], 16), found.name)
     return {

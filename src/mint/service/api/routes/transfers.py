@@ -49,7 +49,7 @@ Readable = Annotated[CheckpointRow, Depends(_readable)]
 
 @router.get(f"{ONE}/archive", status_code=302)
 async def archive(service: TheService, user: ReadUser, request: Request, row: Readable) -> Response:
-    """Where the checkpoint can be fetched as one ``.tar.gz``, for a while and without a key."""
+    """Return a link to the checkpoint as one ``.tar.gz``; it works for a while, without a key."""
     link = service.links.make(row, user)
     url = _url_of(service, request, link, f"{row.name}.tar.gz")
     return RedirectResponse(url, 302, {"Expires": format_datetime(link.expires_at, usegmt=True)})
@@ -59,7 +59,7 @@ async def archive(service: TheService, user: ReadUser, request: Request, row: Re
 async def external_weights_urls(
     service: TheService, user: ReadUser, request: Request, row: Readable
 ) -> dict[str, Any]:
-    """Where each file of a checkpoint can be fetched."""
+    """Return a link to each file of a checkpoint."""
     folder = service.checkpoints.folder_of(row)
     names = await asyncio.to_thread(lambda: sorted(file.name for file in folder.iterdir()))
     links = {name: service.links.make(row, user, name) for name in names}
@@ -75,7 +75,7 @@ def _url_of(service: TheService, request: Request, link: Link, name: str) -> str
 
 @router.get("/mint/downloads/{token}/{name}")
 async def download(service: TheService, token: str, name: str) -> Response:
-    """What a signed link stands for. The link is the key; the name is for people."""
+    """Return the file of a signed link. The link is the key; the name is for people."""
     link = service.links.open(token)
     path = path_in(link)
     row = await asyncio.to_thread(service.checkpoints.find, path, link.user)
@@ -106,7 +106,8 @@ async def upload(
     """
     inbox = await asyncio.to_thread(service.transfers.inbox)
     try:
-        form = Upload(inbox / "archive", service.settings.max_upload_bytes)
+        check = await asyncio.to_thread(service.transfers.upload_check, caller)
+        form = Upload(inbox / "archive", service.settings.max_upload_bytes, check)
         await form.receive(request.headers.get("content-type", ""), request.stream())
         row = await service.transfers.take_in(
             caller, form.target, form.texts.get("name"), form.texts.get("base_model")

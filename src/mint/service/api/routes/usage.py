@@ -1,4 +1,4 @@
-"""What keys and runs used, and the load of the service."""
+"""Usage of keys and runs, and the load of the service."""
 
 from __future__ import annotations
 
