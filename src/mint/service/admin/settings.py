@@ -110,6 +110,9 @@ class Settings(BaseModel):
     max_stored_result_bytes: NonNegativeInt = 4 * 1024 * 1024 * 1024
     """What finished results may take on disk; beyond it, the oldest are no longer kept, and clients
     send the sample again."""
+    request_limit_s: Seconds = 60.0
+    """How long the headers of a request may take to arrive; its body may take as long, and a second
+    more for every 10 kB."""
     max_body_bytes: NonNegativeInt = 1024 * 1024 * 1024
     """The largest request that is accepted."""
     max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024
