@@ -1,5 +1,6 @@
 # make install   the environment in .venv, with the `mint` command in it
 # make demo      an RL run that learns, on a real language model, on this machine
+# make test-fast the engine, pure logic and one shared service, in a minute and a half
 # make test      the tests, without the slow ones
 # make test-slow     the tests that take more than ten seconds each, with the next two
 # make test-wheel        only: wheel and sdist, tried in an environment without the clone
@@ -29,8 +30,17 @@ export PYTHON
 PYTEST := $(BIN)/python -m pytest
 # Whole files go to a worker, since the tests of a file share a service. Two cores and 24 GiB are enough.
 PARALLEL := -n 3 --dist loadfile
+# For people who change code: the engine, pure logic, and the tests of one service that all share.
+FAST := src tests/test_layers.py tests/test_english.py $(addprefix tests/engine/test_,$(addsuffix .py, \
+  blocks company distill kernels logprobs losses peft_files picking sampler scheduling scoring terms trainer tree)) \
+  tests/rewards/answers tests/rewards/shaping tests/rewards/test_rewards.py \
+  $(addprefix tests/rl/,datums messages data test_guards.py settings/test_config.py \
+  algorithms/test_advantages.py algorithms/test_importance.py rollouts/test_scoring.py rollouts/test_policy.py) \
+  $(addprefix tests/service/,wire sampling runs/test_journal.py runs/test_stream.py api/test_json_clients.py \
+  checkpoints/test_archives.py checkpoints/test_checkpoints.py checkpoints/test_peft.py) \
+  tests/watch/test_verdict.py tests/watch/test_query.py
 
-.PHONY: install demo packages test test-slow fuzz chaos soak test-wheel test-first-hour test-gpu test-sinks conformance \
+.PHONY: install demo packages test test-fast test-slow fuzz chaos soak test-wheel test-first-hour test-gpu test-sinks conformance \
   conformance-envs trl-env bench bench-envs recordings snapshots check lint format clean
 .DELETE_ON_ERROR:
 
@@ -117,6 +127,9 @@ demo: $(INSTALLED)
 
 packages:
 	@scripts/system_packages.sh
+
+test-fast: $(INSTALLED)
+	@$(PYTEST) -q $(PARALLEL) -m 'not slow and not chaos and not sandbox and not browser and not model' $(FAST)
 
 test: packages $(INSTALLED) $(GYM) $(CLIENTS_INSTALLED)
 	@echo "Running the tests, without the slow ones."

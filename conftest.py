@@ -34,8 +34,8 @@ def pytest_runtest_call() -> Generator[None, object, object]:
     try:
         return (yield)
     except doctest.UnexpectedException as error:
+        from mint.rewards.code.sandbox import SandboxUnavailable
         from mint.rewards.gym import GymUnavailable
-        from mint.rewards.sandbox import SandboxUnavailable
         from tests.needs import missing_sandbox, need_gym
 
         cause = error.exc_info[1]

@@ -18,7 +18,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_MS = 60_000
-COLOURS = 128
+COLOURS = 256
 
 
 def main() -> None:
@@ -38,7 +38,8 @@ def main() -> None:
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]
             )
             for scheme, width, height, views in (
-                ("light", 1280, 860, ("curves", "step")),
+                ("light", 1280, 860, ("curves",)),
+                ("light", 1280, 960, ("step",)),
                 ("dark", 1280, 860, ("sample",)),
                 ("light", 390, 800, ("phone",)),
             ):
@@ -89,7 +90,7 @@ def most_varied(rows: list[dict[str, Any]]) -> int:
 def save(page: Page, path: Path) -> None:
     """Save what is on the screen as a small PNG."""
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    picture.quantize(COLOURS, method=Image.Quantize.MEDIANCUT).save(path, optimize=True)
+    picture.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size} bytes")
 
 

@@ -16,7 +16,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 def need_sandbox() -> None:
     """Skip the test where model code cannot run in a sandbox."""
-    from mint.rewards.sandbox import Sandbox, SandboxUnavailable
+    from mint.rewards.code.sandbox import Sandbox, SandboxUnavailable
 
     try:
         Sandbox()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,17 @@ class LiveService:
 
 
 def start_service(
-    home: Path, model: Path | None, port: int = 0, precision: str = "exact", **settings: Any
+    home: Path,
+    model: Path | None,
+    port: int = 0,
+    precision: str = "exact",
+    within: Sequence[str] = (),
+    **settings: Any,
 ) -> LiveService:
     """Start a service and wait for its ready line. Without ``settings``: by the command line.
 
-    Its precision is ``exact`` unless a test wants another: tests compare numbers.
+    Its precision is ``exact`` unless a test wants another: tests compare numbers. ``within`` is a
+    command that starts it, such as a sandbox's.
     """
     home.mkdir(parents=True, exist_ok=True)
     if settings:
@@ -71,7 +77,7 @@ def start_service(
         command += ["--home", str(home), "--model", f"{MODEL}={model}", "--precision", precision]
     with open(home / "service.log", "ab") as log:
         process = subprocess.Popen(
-            command,
+            [*within, *command],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -103,6 +109,10 @@ def service(live_service: LiveService) -> str:
 
 DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 """Runs a test that starts services, or uses ``database``, once with each kind of database."""
+SLOWLY_BOTH = pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
+"""The same, with PostgreSQL only among the slow tests."""
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ from benchmarks.cpu.workload import SEED, Workload
 from mint.commands.bench.measure import read_plan
 from mint.commands.bench.timed_run import TimedRun
 from mint.embedded import embedded_service
-from mint.rl.datums import datum_of
-from mint.rl.rollout import Segment
+from mint.rl.datums.datum import make_datum
+from mint.rl.rollouts.rollout import Segment
 
 FIRST_LEARNING_RATE = 1e-3
 ASSUMED_LOGPROB = -5.0
@@ -38,7 +38,7 @@ def prepare(work: Workload) -> tuple[dict[str, Handler], dict[str, Any]]:
     run = TimedRun(client, work.prompts_P_T)
     prompts, group = len(work.prompts_P_T), work.group
     data = [
-        datum_of(Segment.of(prompt, answer, [ASSUMED_LOGPROB] * len(answer)), (-1.0) ** number)
+        make_datum(Segment.of(prompt, answer, [ASSUMED_LOGPROB] * len(answer)), (-1.0) ** number)
         for prompt, answers in zip(work.prompts_P_T, work.answers_P_G_T, strict=True)
         for number, answer in enumerate(answers)
     ]

@@ -21,7 +21,7 @@ import yaml
 
 from mint.watch.files import block_file, step_file
 from mint.watch.reader import open_run
-from mint.watch.schema import table_of
+from mint.watch.schema import build_table
 from mint.watch.verdict import judge
 
 MERGED = 100
@@ -276,7 +276,7 @@ def _append(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _write(file: Path, rows: list[dict[str, Any]]) -> None:
-    table = table_of(rows)
+    table = build_table(rows)
     new = file.with_name(f".{file.name}.new")
     pq.write_table(table, new, compression="zstd", row_group_size=2000)
     new.replace(file)

@@ -21,9 +21,8 @@ from typing import Any
 from rl_core import RLConfig, run_grpo
 
 from mint.rewards import CodeReward
-from mint.rewards.code_tests import read_test
-from mint.rl import Chat, Tool, per_turn, run_tools, tool
-from mint.rl.tools import ToolError
+from mint.rewards.code.tests import read_test
+from mint.rl import Chat, Tool, ToolError, per_turn, run_tools, tool
 
 TURN_COST = 0.01
 RULES = (

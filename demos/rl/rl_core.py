@@ -61,7 +61,7 @@ def run_grpo(adapter: Any, cfg: RLConfig | None = None) -> str:
             run.penalise(batch)
             groups_P = run.useful(batch)
             rewards_P_G = [[rollout.total for rollout in group.counted] for group in groups_P]
-            prefer(groups_P, advantages(rewards_P_G, cfg.advantage))
+            set_advantages(groups_P, advantages(rewards_P_G, cfg.advantage))
 
             # 3. Train. A datum is the tokens of a prompt and an answer, how likely each token of
             #    the answer was when it was sampled, and how good the answer was. Tokens of the
@@ -75,7 +75,7 @@ def run_grpo(adapter: Any, cfg: RLConfig | None = None) -> str:
         return run.finish()
 
 
-def prefer(groups_P: list[Group], advantages_P_G: list[list[float]]) -> None:
+def set_advantages(groups_P: list[Group], advantages_P_G: list[list[float]]) -> None:
     """Tell every answer how much better it was than its group."""
     for group, advantages_G in zip(groups_P, advantages_P_G, strict=True):
         for rollout, advantage in zip(group.counted, advantages_G, strict=True):

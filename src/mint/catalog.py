@@ -1,4 +1,4 @@
-"""Where the weights of a base model are found on this machine.
+"""Find the weights of a base model on this machine.
 
 A model is looked for in five places, in this order: a local path, an alias given by the operator,
 the Hugging Face cache, an installed weights package, and the Hugging Face hub. The result is a
@@ -82,7 +82,7 @@ def default_cache() -> Path:
 
 
 def missing_from(folder: Path) -> str | None:
-    """What ``folder`` lacks to be a model, in words, or None when it is complete."""
+    """Return in words what ``folder`` lacks to be a model, or None when it is complete."""
     if not folder.is_dir():
         return "no such folder"
     if not (folder / "config.json").is_file():

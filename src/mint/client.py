@@ -304,7 +304,7 @@ class RestClient(tinker.RestClient):
 
 @_accept_mint_paths
 class ServiceClient(tinker.ServiceClient):
-    """Where everything starts: makes the clients that train and sample.
+    """The first object of a script: it creates the clients that train and sample.
 
     ``base_url`` and ``api_key`` default to ``MINT_BASE_URL`` and ``MINT_API_KEY``, then to
     ``TINKER_BASE_URL`` and ``TINKER_API_KEY``. Without any URL, a service is started on this

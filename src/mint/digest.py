@@ -17,7 +17,9 @@ def fetch_digest(holder: InternalClientHolder, sampler_id: str) -> APIFuture[str
             path = f"/api/v1/samplers/{sampler_id}"
             try:
                 answer = await client.get(path, cast_to=httpx.Response)
-            except tinker.NotFoundError:
+            except tinker.APIStatusError as error:
+                if error.status_code >= 500:
+                    raise
                 return None
             digest = answer.json().get("weights_digest")
             return digest if isinstance(digest, str) else None

@@ -76,7 +76,7 @@ def embedded_home(url: str) -> Path | None:
 
 
 def embedded_service_ended(url: str) -> bool:
-    """Whether the service at a URL is one that this process started, and has ended since."""
+    """Return whether the service at a URL is one that this process started, and has ended since."""
     service = _running
     return service is not None and service.url == url.rstrip("/") and not service.alive
 
@@ -171,7 +171,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held the lock."""
+    """Replace the lock in a forked child: another thread of the parent may have held it."""
     global _lock
     _lock = threading.Lock()
 

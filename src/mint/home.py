@@ -1,4 +1,4 @@
-"""Where everything that mint keeps on this machine lies."""
+"""The home folder: everything that mint keeps on this machine."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Loss(BaseModel):
 
 
 class ReverseKLDatumOutput(BaseModel):
-    """What one datum came to."""
+    """The result for one datum."""
 
     loss: Loss
 

@@ -18,7 +18,8 @@ DEFAULT_BETAS = (0.9, 0.999)
 
 
 class SamplingParams(tinker.types.SamplingParams):
-    """How to sample. ``stop_token_ids`` names tokens that end an answer, like a ``stop`` of ids.
+    """Sampling parameters. ``stop_token_ids`` names tokens that end an answer, like a ``stop`` of
+    ids.
 
     On the wire there is one ``stop``: token ids from both fields are joined there. ``min_p`` and
     ``renormalize`` are known to mint's service only.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mint.commands.bench.ceilings import cache_bytes_per_token, find_products, flops_per_token
-from mint.commands.bench.recommend import Report, SamplingSpeed, TrainingSpeed, recommend
+from mint.commands.bench.recommend import BenchReport, SamplingSpeed, TrainingSpeed, recommend
 from mint.commands.bench.timed_run import StepTimes
 from tests.service_fixture import MODEL
 
@@ -84,9 +84,9 @@ MACHINE: dict[str, Any] = {
 
 
 @pytest.fixture
-def report() -> Report:
+def report() -> BenchReport:
     speeds = [(1, 20.0), (8, 120.0), (48, 400.0), (96, 420.0)]
-    return Report(
+    return BenchReport(
         model="a/model",
         service="embedded",
         precision="bfloat16",
@@ -100,7 +100,7 @@ def report() -> Report:
     )
 
 
-def test_the_batch_is_where_more_answers_stop_paying(report: Report) -> None:
+def test_the_batch_is_where_more_answers_stop_paying(report: BenchReport) -> None:
     advice = recommend(report)
     assert (advice.answers, advice.batch_size, advice.group_size) == (48, 6, 8)
     assert (
@@ -108,19 +108,19 @@ def test_the_batch_is_where_more_answers_stop_paying(report: Report) -> None:
     )
 
 
-def test_growth_that_did_not_end_is_said(report: Report) -> None:
+def test_growth_that_did_not_end_is_said(report: BenchReport) -> None:
     advice = recommend(replace(report, sampling=report.sampling[:3]))
     assert "still grew" in advice.because[0]
 
 
-def test_the_time_of_a_step_adds_up(report: Report) -> None:
+def test_the_time_of_a_step_adds_up(report: BenchReport) -> None:
     # handoff, sampling 48 x 64 at 400/s, training 48 x (50 + 64) at 1000/s
     assert recommend(report).step_seconds == pytest.approx(0.5 + 7.68 + 5.472)
     longer = replace(report, answer_tokens=recommend(report).max_tokens)
     assert recommend(longer).step_seconds == pytest.approx(60, rel=0.01)
 
 
-def test_answers_are_not_longer_than_the_context(report: Report) -> None:
+def test_answers_are_not_longer_than_the_context(report: BenchReport) -> None:
     assert recommend(replace(report, context_length=100)).max_tokens == 50
 
 
@@ -134,13 +134,13 @@ def test_answers_are_not_longer_than_the_context(report: Report) -> None:
     ],
 )
 def test_a_precision_is_advised_by_the_machine_s_rates(
-    report: Report, precision: str | None, rates: dict[str, float], advised: str
+    report: BenchReport, precision: str | None, rates: dict[str, float], advised: str
 ) -> None:
     other = replace(report, precision=precision, ceilings={**MACHINE, "matmul": rates})
     assert recommend(other).precision == advised
 
 
-def test_the_share_of_the_matmul_rate_is_of_the_number_in_use(report: Report) -> None:
+def test_the_share_of_the_matmul_rate_is_of_the_number_in_use(report: BenchReport) -> None:
     assert report.matmul_share == pytest.approx(420 * 2e8 / 4e11)
     assert replace(report, precision="exact").matmul_share == pytest.approx(420 * 2e8 / 2e11)
     assert replace(report, ceilings=None).matmul_share is None

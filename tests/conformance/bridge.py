@@ -20,7 +20,7 @@ from datasets import Dataset
 
 from mint import types
 from mint.rl import RLConfig, Rollout, Run
-from mint.rl.datums import values
+from mint.rl.datums.datum import values
 from mint.watch.recorder import METRICS, read_rows
 
 
@@ -72,7 +72,7 @@ def one_batch(environment: vf.Environment, name: str, turns: int = 3) -> list[di
     own = {"MINT_RL_RUN_DIR": name, "MINT_RL_MAX_TURNS": str(turns)}
     with Run(bridge, RLConfig.from_env({**os.environ, **own})) as run:
         batch = run.sample(1)
-        datums = iter(run.prefer(batch))
+        datums = iter(run.build_datums(batch))
         rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
         return [
             {

@@ -22,9 +22,9 @@ import pytest
 import zstandard
 from tinker.proto import response_conv
 
-from mint.service.auth import create_key
-from mint.service.codec import JSON, PROTOBUF
-from mint.service.store import Store
+from mint.service.access.auth import create_key
+from mint.service.store.database import Store
+from mint.service.wire.codec import JSON, PROTOBUF
 from tests.service_fixture import LiveService, start_service
 from tests.tiny import build_model
 

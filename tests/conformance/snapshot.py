@@ -22,8 +22,8 @@ from mint.engine.messages import (
     SampleResult,
     TopkLogprobs,
 )
-from mint.service import codec
-from mint.service.arrays import Csr
+from mint.service.wire import codec
+from mint.service.wire.arrays import Csr
 from tests.service_fixture import start_service
 
 FOLDER = Path(__file__).parent / "snapshots"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mint.service.codec import JSON, PROTOBUF
+from mint.service.wire.codec import JSON, PROTOBUF
 
 from .conftest import PUBLIC_NAME
 from .environments import Conversation

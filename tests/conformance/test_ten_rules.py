@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from mint.service.bodies import read_address
-from mint.service.codec import PROTOBUF
+from mint.service.wire.bodies import read_address
+from mint.service.wire.codec import PROTOBUF
 
 from .environments import Conversation
 from .proxy import Exchange

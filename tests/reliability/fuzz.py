@@ -29,7 +29,7 @@ import zstandard
 from tinker.proto import request_conv
 from tinker.types import ForwardBackwardInput, ForwardBackwardRequest
 
-from mint.service.auth import create_key
+from mint.service.access.auth import create_key
 from tests.reliability.local import Local, with_service
 from tests.service.samples import batch, datum, forward, json_datum
 from tests.service_fixture import MODEL

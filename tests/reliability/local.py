@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import httpx
 
-from mint.service.app import create_app
+from mint.service.admin.settings import Settings
+from mint.service.api.app import create_app
 from mint.service.service import Service
-from mint.service.settings import Settings
 
 T = TypeVar("T")
 

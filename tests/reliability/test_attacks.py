@@ -11,8 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from mint.service.checkpoints import CheckpointPath
-from mint.service.store import now
+from mint.service.checkpoints.storage import CheckpointPath
+from mint.service.store.database import now
 from tests.reliability.conftest import Faults
 from tests.reliability.local import Local, with_service
 from tests.reliability.machine import steps_in, tokens_of

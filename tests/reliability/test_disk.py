@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from mint.service.checkpoints import TRAINING, CheckpointPath, Checkpoints, NewCheckpoint
-from mint.service.journal import Journal, KeptAnswer, Outcome
-from mint.service.store import RunRow, Store
+from mint.service.checkpoints.storage import (
+    TRAINING,
+    CheckpointPath,
+    CheckpointStore,
+    NewCheckpoint,
+)
+from mint.service.runs.journal import Journal, KeptAnswer, Outcome
+from mint.service.store.database import RunRow, Store
 from tests.reliability.disk import Disk, Killed
 
 RUN = "b4b7c1c6-0000-0000-0000-000000000000:train:0"
@@ -131,7 +136,7 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path, failure: str)
     store.migrate()
     failures = 0
     for disk in disks(tmp_path, failure):
-        checkpoints = Checkpoints(disk.root, store)
+        checkpoints = CheckpointStore(disk.root, store)
         acknowledged: list[bytes] = []
         with disk.failing():
             try:
@@ -148,7 +153,7 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path, failure: str)
                             checkpoints.discard(draft)
             except Killed:
                 assert failure in ("kill", "power")
-        found = Checkpoints(after(disk, failure), store)
+        found = CheckpointStore(after(disk, failure), store)
         if acknowledged:
             weights = (found.verified_folder(path) / "adapter_model.safetensors").read_bytes()
             assert weights in (acknowledged[-1], b"second"), f"change {disk.at}"

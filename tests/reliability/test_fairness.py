@@ -20,7 +20,7 @@ from mint.engine.model import BaseModel
 from mint.engine.pool import KVPool
 from mint.engine.runner import Runner
 from mint.engine.sampler import Sampler
-from mint.service.auth import create_key
+from mint.service.access.auth import create_key
 from tests.reliability.local import Local, with_service
 from tests.service_fixture import MODEL
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mint.service.files import FilesDamaged, checksums, verify
-from mint.service.journal import TORN, Journal, JournalDamaged, KeptAnswer, Outcome
+from mint.service.runs.journal import TORN, Journal, JournalDamaged, KeptAnswer, Outcome
 
 RUN = "b4b7c1c6-0000-0000-0000-000000000000:train:0"
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mint.service.auth import create_key
+from mint.service.access.auth import create_key
 from mint.service.errors import EngineDied
 from tests.reliability.local import Local, with_service
 from tests.reliability.test_isolation import CHECKPOINT, LISTS, OF_OBJECTS, PATH, fill, routes

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from mint.cli import main
-from mint.service.auth import create_key
-from mint.service.store import ApiKey, RunRow, SamplerRow, Store
+from mint.service.access.auth import create_key
+from mint.service.store.database import ApiKey, RunRow, SamplerRow, Store
 from tests.service_fixture import MODEL, LiveService, RawClient, start_service
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from tinker.proto import tinker_public_pb2 as wire
 
 from mint.service import results
-from mint.service.auth import create_key
-from mint.service.futures import Answer, Future, Futures
+from mint.service.access.auth import create_key
+from mint.service.futures import Future, Futures, Response
 from tests.reliability.local import Local, with_service
 from tests.service_fixture import MODEL
 
@@ -106,12 +106,12 @@ def test_the_number_of_results_is_bounded_and_retrieved_ones_go_first(
         futures = Futures(3600, 2**20, 2**20, tmp_path)
         for number in range(8):
             futures.open(f"s:{number}", "ada")
-            futures.finish(f"s:{number}", Answer.json({}))
+            futures.finish(f"s:{number}", Response.json({}))
         seventh = futures.find("s:7", "ada")
         assert seventh is not None
         futures.retrieved(seventh)
         futures.open("s:8", "ada")
-        futures.finish("s:8", Answer.json({}))
+        futures.finish("s:8", Response.json({}))
         return [futures.find(f"s:{number}", "ada") for number in range(9)]
 
     assert [found is not None for found in asyncio.run(work())] == [True] * 7 + [False, True]

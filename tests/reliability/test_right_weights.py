@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from mint.service.files import checksums
-from mint.service.store import SamplerRow, Store
+from mint.service.store.database import SamplerRow, Store
 from tests.service_fixture import MODEL, LiveService, RawClient, start_service
 
 HEADER = "X-Mint-Weights"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from fastapi.routing import APIRoute
 
-from mint.service.app import ROUTERS
-from mint.service.auth import create_key
-from mint.service.routes.caller import scope_of
-from mint.service.scopes import Scope
+from mint.service.access.auth import create_key
+from mint.service.access.scopes import Scope
+from mint.service.api.app import ROUTERS
+from mint.service.api.routes.caller import find_scope
 from tests.reliability.local import Local, with_service
 from tests.reliability.test_isolation import LISTS, OF_OBJECTS, PUBLIC, ask, fill, routes
 
@@ -38,7 +38,7 @@ OF_EVERY_CLIENT = {
 def declared() -> dict[tuple[str, str], Scope | None]:
     """The scope that each route declares."""
     return {
-        (method.lower(), prefix + route.path_format): scope_of(route.dependant)
+        (method.lower(), prefix + route.path_format): find_scope(route.dependant)
         for prefix, router in ROUTERS
         for route in router.routes
         if isinstance(route, APIRoute)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import mint.rewards as rewards
+from mint.rewards.answers.symbolic import shared_pool
 from mint.rewards.catalog import RANGES
-from mint.rewards.symbolic import shared_pool
 
 SIZE = 1_000_000
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
-import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import mint.rewards as rewards
+import mint.rl
 from mint.rewards import (
     Failure,
     RewardFailed,
@@ -241,7 +244,7 @@ def test_a_registered_reward_is_found_and_listed() -> None:
     [
         ("check_anwser", "Did you mean check_answer"),
         ("no.such.module.reward", "mint rewards list"),
-        ("mint.rewards.answers.chek_answer", "Did you mean check_answer"),
+        ("mint.rewards.answers.checks.chek_answer", "Did you mean check_answer"),
         ("missing.py:reward", "There is no file missing.py"),
     ],
 )
@@ -269,7 +272,12 @@ def test_the_library_imports_no_torch_and_its_front_door_nothing_heavy() -> None
     assert ran.stdout.split() == []
 
 
-def test_type_checkers_see_every_name_that_is_loaded_late() -> None:
-    source = Path(rewards.__file__).read_text(encoding="utf-8")
-    seen = re.findall(r"^    from mint\.rewards\.(\w+) import (\w+) as \2$", source, re.MULTILINE)
-    assert {name: module for module, name in seen} == rewards._MODULE_OF
+@pytest.mark.parametrize("package", [rewards, mint.rl])
+def test_type_checkers_see_every_name_that_is_loaded_late(package: ModuleType) -> None:
+    stub = Path(str(package.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
+    imports = [n for n in ast.walk(ast.parse(stub)) if isinstance(n, ast.ImportFrom)]
+    assert {name.asname for each in imports for name in each.names} == set(package.__all__)
+    for each in imports:
+        module = import_module(f"{package.__name__}.{each.module}")
+        for name in each.names:
+            assert getattr(package, name.name) is getattr(module, name.name)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mint.rl import RLConfig
-from mint.rl.config import GUARDS
-from mint.rl.evaluation import wilson
+from mint.rl.evaluation.scores import wilson
 from mint.rl.guards import _GUARDS, Finding, Guards
+from mint.rl.settings.config import GUARDS
 
 HEALTHY: dict[str, float] = {
     "datums": 32.0,

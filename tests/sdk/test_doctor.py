@@ -19,7 +19,7 @@ from typer.main import get_command
 from mint.catalog import WEIGHTS_PACKAGES
 from mint.cli import app
 from mint.commands.doctor import (
-    Finding,
+    CheckResult,
     check_database,
     check_disk,
     check_home,
@@ -28,16 +28,16 @@ from mint.commands.doctor import (
     check_service,
 )
 from mint.commands.remote import Remote
-from mint.service.auth import create_key
-from mint.service.settings import Settings
-from mint.service.store import RunRow, Store, now
+from mint.service.access.auth import create_key
+from mint.service.admin.settings import Settings
+from mint.service.store.database import RunRow, Store, now
 
-Check = Callable[[Settings], Iterator[Finding]]
+Check = Callable[[Settings], Iterator[CheckResult]]
 _IN_A_SANDBOX = """
 import sys
 from pathlib import Path
 from mint.commands import doctor
-from mint.service.settings import Settings
+from mint.service.admin.settings import Settings
 check = getattr(doctor, sys.argv[1])
 print([(f.level, f.text, f.advice) for f in check(Settings(home=Path(sys.argv[2])))])
 """
@@ -54,7 +54,7 @@ def levels(check: Check, home: Path, **settings: object) -> list[tuple[str, str]
     return [(finding.check, finding.level) for finding in found]
 
 
-def one(check: Check, home: Path, name: str, **settings: object) -> Finding:
+def one(check: Check, home: Path, name: str, **settings: object) -> CheckResult:
     found = check(Settings(home=home, **settings))  # type: ignore[arg-type]
     [finding] = [finding for finding in found if finding.check == name]
     return finding

@@ -17,10 +17,10 @@ import pytest
 
 import mint
 from mint.rl import RLAdapter, RLConfig, Run
-from mint.rl.datums import values
-from mint.rl.update import loss_config
+from mint.rl.datums.datum import values
+from mint.rl.loop.update import loss_config
 from mint.training.compose import compose_jobs
-from mint.training.job import config_of
+from mint.training.job import make_config
 from mint.watch.recorder import METRICS, read_rows
 from tests.service_fixture import MODEL
 
@@ -106,7 +106,7 @@ def composed(name: str, folder: Path) -> RLConfig:
         "evaluation.holdout_fraction=0",
     ]
     (job,) = compose_jobs(CONF, overrides)
-    return config_of(job.job)
+    return make_config(job.job)
 
 
 def test_there_is_a_formula_for_every_preset() -> None:
@@ -122,7 +122,7 @@ def test_a_preset_trains_on_what_its_formula_says(name: str, service: str, tmp_p
     assert (cfg.max_refills > 0) == (name == "dapo")
     with Run(Letters(), cfg, mint.ServiceClient(base_url=service, api_key="tml-a")) as run:
         batch = run.sample(1)
-        datums = run.prefer(batch)
+        datums = run.build_datums(batch)
         compared = batch.groups if cfg.compares_batch else run.useful(batch)
         rewards = [np.asarray([r.reward + r.penalty for r in g.rollouts]) for g in compared]
         found = iter(np.concatenate(advantages(rewards)))
@@ -158,7 +158,7 @@ def test_the_page_has_every_preset_and_its_commands_compose() -> None:
     assert len(commands) > 2
     for command in commands:
         (job,) = compose_jobs(CONF, command.split())
-        config_of(job.job)
+        make_config(job.job)
 
 
 def test_the_command_takes_a_preset_by_its_name(train: Command) -> None:

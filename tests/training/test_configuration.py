@@ -15,7 +15,7 @@ from mint.commands.train import main
 from mint.rl import ConfigError, RLConfig
 from mint.training.compose import Composed, compose_jobs
 from mint.training.groups import FIELDS, defaults
-from mint.training.job import adapter_of, check, config_of
+from mint.training.job import check, load_adapter, make_config
 from mint.training.task import TaskReference
 from tests.needs import need_gym
 
@@ -25,7 +25,7 @@ FILES = sorted(path for path in CONF.glob("*/*.yaml"))
 NEEDED = {  # what a file leaves to the user
     "task/gsm8k": ["task.arguments.task=questions.jsonl"],
     "task/jsonl": ["task.arguments.file=questions.jsonl"],
-    "task/custom": ["task.adapter=mint.rl.adapter:RLAdapter"],
+    "task/custom": ["task.adapter=mint.rl.task:RLAdapter"],
     "experiment/gsm8k": ["task.arguments.file=questions.jsonl"],
     "experiment/chat": ["task.arguments.judge=some/model"],
 }
@@ -55,7 +55,7 @@ def test_every_setting_of_the_loop_is_in_exactly_one_group() -> None:
 
 
 def test_without_a_file_that_says_otherwise_the_defaults_are_those_of_the_loop() -> None:
-    different = config_of(composed().job).differences(RLConfig().as_dict())
+    different = make_config(composed().job).differences(RLConfig().as_dict())
     said = {name for file in FILES for _, name, _ in set_in(file)}
     assert set(different) <= said
 
@@ -158,7 +158,7 @@ def test_a_sweep_is_every_combination_of_values() -> None:
 
 def test_a_task_is_made_of_its_reference_and_arguments() -> None:
     need_gym()
-    adapter = adapter_of(composed("task.arguments.task=gym:chain_sum", "task=gym").job)
+    adapter = load_adapter(composed("task.arguments.task=gym:chain_sum", "task=gym").job)
     assert type(adapter).__name__ == "VerifiableMathAdapter"
     assert adapter.task == "gym:chain_sum"
 
@@ -172,7 +172,7 @@ REFUSED = r"task\.arguments: VerifiableMathAdapter refuses them"
 )
 def test_what_a_task_refuses_is_a_mistake_in_its_arguments(argument: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        adapter_of(composed("task=gsm8k", f"task.arguments.task={argument}").job)
+        load_adapter(composed("task=gsm8k", f"task.arguments.task={argument}").job)
 
 
 MADE = """

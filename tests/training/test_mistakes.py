@@ -42,7 +42,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "reward": (["training.reward_function=chek_answer"], "Did you mean check_answer"),
     "reward's file": (["training.reward_function=no.py:f"], "There is no file no.py"),
     "reward's module": (
-        ["training.reward_function=mint.rewards.answers:chek_answer"],
+        ["training.reward_function=mint.rewards.answers.checks:chek_answer"],
         "Did you mean check_answer",
     ),
     "reward's kind": (["training.reward_function=os.path:join"], "cannot be a reward"),

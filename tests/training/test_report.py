@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mint.cli import app
-from mint.rl.report import RIGHT_ANSWERS, write_report
+from mint.rl.recording.report import RIGHT_ANSWERS, write_report
 from mint.watch.files import METRICS, ROLLOUTS_1, lines
 from mint.watch.recorder import RunDirectory
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mint.rl.reward_analysis import ANALYSIS, kinds_of
-from mint.training.job import JOB, adapter_of, config_of, read_job
+from mint.rl.recording.reward_analysis import ANALYSIS, count_kinds
+from mint.training.job import JOB, load_adapter, make_config, read_job
 from mint.watch.reader import open_run
 from mint.watch.recorder import METRICS, read_rows
 from tests.needs import need_sandbox
@@ -82,8 +82,8 @@ def test_the_plain_command_trains_on_arithmetic_and_leaves_nothing_but_its_run(
     assert {path.name for path in folder.iterdir()} == {"runs", "letters.py"}
 
     job = read_job(written)
-    assert config_of(job).stop == ("\n",)
-    assert type(adapter_of(job)).__name__ == "VerifiableMathAdapter"
+    assert make_config(job).stop == ("\n",)
+    assert type(load_adapter(job)).__name__ == "VerifiableMathAdapter"
 
 
 @pytest.mark.parametrize("task", ["gym", "chat", "code", "tools", "game", "hackable"])
@@ -134,7 +134,7 @@ def test_a_response_is_truncated_when_it_was_cut_off_and_not_when_it_looks_so(
     response: str, truncated: bool, kind: str
 ) -> None:
     row = {"identity": "a", "response": response, "truncated": truncated}
-    (found,) = kinds_of([{**row, "error": None, "reward": 1.0}], {"a": "7"})
+    (found,) = count_kinds([{**row, "error": None, "reward": 1.0}], {"a": "7"})
     assert found["type"] == kind
 
 

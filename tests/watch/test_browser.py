@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,14 +15,17 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+import mint.watch
 from benchmarks.watch.generate import append, generate
 from mint.watch.bundle import write_bundle
+from mint.watch.demo import demo_folder
 from tests.needs import need_browser
 from tests.watch.browser_checks import problems_of
 
 PATIENCE_MS = 60_000
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 BIDI = "left \u202eright\u202c \u2066isolated\u2069 \u0000 end"
+RECORDED = "learning-to-add"
 LONG = "<b>long</b> " + "x" * 1_000_000
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,6 +48,8 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     extra = [{"response": HOSTILE, "prompt": HOSTILE, "identity": HOSTILE}]
     extra += [{"response": BIDI, "reasons": {"<i>why</i>": HOSTILE}}, {"response": LONG}]
     generate(folder / "hostile", steps=2, groups=2, answers=2, extra=extra)
+    shutil.copytree(demo_folder() / RECORDED, folder / RECORDED)
+    record_hostile_names(folder / "names")
     process = subprocess.Popen(
         [sys.executable, "-m", "mint.cli", "watch", str(folder), "--port", "0"],
         stdout=subprocess.PIPE,
@@ -54,6 +61,28 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     yield Dashboard(ready.split()[-1], folder)
     process.terminate()
     process.wait(30)
+
+
+def record_hostile_names(path: Path) -> None:
+    """Record a run whose names and settings are hostile too: of roles, tools, metrics, events."""
+    name = HOSTILE + BIDI
+    record = mint.watch.record(path, {"task": name, "base_model": name, "stop": [name], name: LONG})
+    call = {"name": name, "arguments": {name: name}}
+    talk = [{"role": name, "content": name}, {"role": "tool", "name": LONG, "content": LONG}]
+    talk += [{"role": "assistant", "content": name, "tool_calls": [call]}]
+    answer = {"prompt": name, "response": name, "stop": name, "messages": talk, "reward": 0.5}
+    answer |= {"components": {name: 0.5, "c" * 3000: 1.0}, "reasons": {name: LONG}, "error": LONG}
+    for step in (1, 2):
+        record.step({name: 1.0, "reward/mean": 0.5}, rollouts=[answer, {**answer, "reward": 1.0}])
+        record.event("finding", name=name, text=name + LONG, step=step)
+        record.event(name, text=name, step=step)
+    record.close()
+    summary = json.loads((path / "summary.json").read_text())
+    summary |= {
+        "name": f"names {name}" + "n" * 3000,
+        "verdict": {"verdict": name, "evidence": LONG},
+    }
+    (path / "summary.json").write_text(json.dumps(summary))
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +146,19 @@ def test_the_first_screen_says_which_runs_learn(page: Page, dashboard: Dashboard
     for curve in (r"^Entropy\. exact: .*estimate: ", r"^Clipped tokens\. "):
         expect(page.get_by_role("img", name=re.compile(curve))).to_be_visible()
     expect(page.locator(".events li.finding")).to_contain_text("truncation")
+
+
+def test_a_recorded_run_names_the_weights_to_use_and_shows_metrics_of_older_names(
+    page: Page, dashboard: Dashboard
+) -> None:
+    opened(page, dashboard, RECORDED)
+    expect(page.locator(".verdict")).to_contain_text(
+        "Use the checkpoint of step 25: it is the best"
+    )
+    expect(page.get_by_role("img", name=re.compile(r"^Staleness\. "))).to_be_visible()
+    expect(page.locator(".events li.data")).to_have_text(
+        re.compile(r"^\s*Data every step uses the")
+    )
 
 
 def test_steps_appear_as_they_are_written(page: Page, dashboard: Dashboard) -> None:
@@ -258,6 +300,15 @@ def test_a_sample_is_copied_in_three_ways(browser: Browser, dashboard: Dashboard
     test()
     assert copied["command"].startswith("mint sample --model 'tinker://run/final'")
     assert copied["command"].endswith(f"'{row['prompt']}'")
+    opened(page, dashboard, RECORDED, "sample", "20", "0", "0")
+    page.get_by_role("button", name="Copy as command").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert words[:3] == ["mint", "sample", "--model"]
+    assert re.fullmatch(r"tinker://[^ ]+/sampler_weights/rl-final", words[3])
+    asked = ["--raw", "--temperature", "0.8", "--max-tokens", "8", "--stop", "\n"]
+    assert words[4:-1] == asked
+    assert words[-1].endswith("A:")
     context.close()
 
 
@@ -329,7 +380,7 @@ VIEWS = [
 def test_every_view_is_for_everybody(page: Page, dashboard: Dashboard) -> None:
     found = {}
     page.goto(dashboard.url)
-    expect(page.locator("li.run")).to_have_count(4)
+    expect(page.locator("li.run")).to_have_count(6)
     found["runs"] = problems_of(page)
     for view in VIEWS:
         opened(page, dashboard, "first", *view)
@@ -363,6 +414,33 @@ def test_hostile_texts_are_shown_as_texts(page: Page, dashboard: Dashboard) -> N
     assert page.locator("main img, main script, main b, .components i").count() == 0
 
 
+@pytest.mark.parametrize(
+    "page", [{}, {"viewport": {"width": 390, "height": 800}}], indirect=True, ids=["wide", "narrow"]
+)
+def test_hostile_names_are_shown_as_texts_too(page: Page, dashboard: Dashboard) -> None:
+    runs = page.request.get(f"{dashboard.url}/api/runs").json()["runs"]
+    run = next(each["id"] for each in runs if each["name"].startswith("names "))
+    views = ["", "/step/2/group/0", "/sample/2/0/0", "/prompts", "/search", "/settings"]
+    found = {}
+    for view in ["", *(f"#/run/{run}{view}" for view in views), f"#/compare/{run},{runs[0]['id']}"]:
+        page.goto(f"{dashboard.url}/{view}")
+        expect(page.locator("main")).to_contain_text("U+202E")
+        expect(page.locator(".loading")).to_have_count(0)
+        found[view] = problems_of(page)
+        assert "\u202e" not in page.locator("body").inner_text()
+        assert page.locator("main img, main script, main b, main i:not(.scale i)").count() == 0
+    assert {view: each for view, each in found.items() if each} == {}
+    assert page.evaluate("window.hacked === undefined")
+
+
+@pytest.mark.parametrize("address", ["#/nothing", "#/run/first/nothing", "#/run/absent/step/1"])
+def test_a_wrong_address_says_so(page: Page, dashboard: Dashboard, address: str) -> None:
+    page.goto(f"{dashboard.url}/{address}")
+    said = page.get_by_text(re.compile("No such page|There is no run"))
+    expect(said.first).to_be_visible()
+    assert problems_of(page) == []
+
+
 def test_a_megabyte_of_text_is_cut_until_it_is_asked_for(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, "hostile", "sample", "2", "2", "2")
     answer = page.locator(".message.answer .text")
@@ -391,6 +469,10 @@ def test_a_bundle_opens_without_a_server(page: Page, dashboard: Dashboard, tmp_p
     page.get_by_role("link", name="Search").click()
     page.get_by_label("Text", exact=True).fill("= 1")
     page.get_by_role("button", name="Search").click()
-    expect(page.locator(".hits tbody tr").first).to_be_visible()
-    assert {url.partition(":")[0] for url in asked} <= {"file", "data"}
+    expect(page.locator(".hits tbody tr").first).to_contain_text("step 1, ")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export JSONL").click()
+    exported = Path(download.value.path()).read_text().splitlines()
+    assert len(exported) == page.locator(".hits tbody tr").count()
+    assert {url.partition(":")[0] for url in asked} <= {"file", "data", "blob"}
     assert str(dashboard.folder) not in target.read_text()

@@ -48,6 +48,16 @@ def test_a_bundle_is_one_file_and_names_no_folder_of_this_machine(
     assert "secret-place" not in page
 
 
+def test_a_bundle_is_a_folder_where_one_is_named(tmp_path: Path) -> None:
+    run = generate(tmp_path / "small", steps=1, groups=1, answers=1)
+    for output in (tmp_path / "new" / "folder", tmp_path / "new"):
+        watch(["bundle", str(run)], output=output, size=1.0)
+        assert (output / "index.html").read_text().startswith("<!doctype html>")
+    (tmp_path / "taken").touch()
+    with pytest.raises(Mistake, match=r"cannot make the folder .*taken.*--output NAME\.html"):
+        watch(["bundle", str(run)], output=tmp_path / "taken", size=1.0)
+
+
 def test_a_bundle_of_nothing_says_so(tmp_path: Path) -> None:
     with pytest.raises(NoRuns, match="no run in"):
         watch(["bundle", str(tmp_path)], output=tmp_path / "x.html")

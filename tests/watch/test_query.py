@@ -17,7 +17,7 @@ from mint.watch.library import Library, RunPlace, UnknownRun
 from mint.watch.query import FilesMerged, QueryFailed, Rollouts, _confine
 from mint.watch.reader import open_run
 from mint.watch.recorder import RunDirectory
-from mint.watch.schema import segment_type, table_of
+from mint.watch.schema import build_table, segment_type
 
 
 def place_of(path: Path) -> RunPlace:
@@ -261,7 +261,7 @@ def test_files_that_are_merged_while_they_are_read_are_found_again(tmp_path: Pat
 
 def test_files_from_before_tokens_had_versions_are_read_beside_newer_ones(tmp_path: Path) -> None:
     segment = {"tokens": [5, 6], "mask": [False, True], "sampler": [None, -0.5]}
-    table = table_of([{"step": 1, "response": "old", "segments": [segment]}])
+    table = build_table([{"step": 1, "response": "old", "segments": [segment]}])
     kept = pa.list_(pa.struct([f for f in segment_type() if f.name != "versions"]))
     old = pa.array([[{**segment, "sampler": [None, -0.5]}]], kept)
     table = table.set_column(table.schema.get_field_index("segments"), "segments", old)

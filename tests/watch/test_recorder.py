@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from mint.watch.files import BLOCK, ROLLOUTS_1, lines, rollout_files, step_file
@@ -124,7 +125,8 @@ def test_everything_of_a_rollout_comes_back(tmp_path: Path) -> None:
         error="ValueError: no",
         traceback="Traceback",
         trace=[{"role": "user", "content": "3 + 5 ="}],
-        version=2,
+        version=4,
+        digests={4: "4f", 5: "5f"},
         replaced=True,
         sampled_at=12.5,
         segments=[segment, {"tokens": [1], "mask": [False], "sampler": [0.0]}],
@@ -138,6 +140,18 @@ def test_everything_of_a_rollout_comes_back(tmp_path: Path) -> None:
     assert shown[0] == {**segment, "sampler": [None, -0.5, -0.25]}
     assert shown[1] == dict.fromkeys(segment) | {"tokens": [1], "mask": [False], "sampler": [None]}
     assert (second["segments"], second["trace"], second["messages"]) == ([], [], None)
+
+
+def test_rollouts_from_before_digests_were_recorded_have_none(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.rollouts([row(1, digests={0: "0f"}), row(2, digests={1: "1f"})])
+        run.write_config({})
+    found = open_run(tmp_path)
+    assert [r["digests"] for r in found.rollouts(columns=["digests"])] == [{0: "0f"}, {1: "1f"}]
+    for file in found.rollout_files():
+        pq.write_table(pq.read_table(file.path).drop_columns(["digests"]), file.path)
+    assert [r["digests"] for r in found.rollouts()] == [{}, {}]
+    assert found.rollouts(1, columns=["step", "digests"]) == [{"step": 1, "digests": {}}]
 
 
 def test_pieces_that_are_no_text_by_themselves_are_escaped(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     service.stop()
 
 
-def checkpoint(service: LiveService) -> str:
-    """A sampler checkpoint of a new run."""
+def checkpoint(service: LiveService, save: str) -> str:
+    """A checkpoint of a new run."""
     raw = RawClient(service.base_url)
     run = raw.run()
-    request = raw.operate("save_weights_for_sampler", run, 1, path="sums")
+    request = raw.operate(save, run, 1, path="sums")
     return str(raw.result(request)["path"])
 
 
@@ -57,10 +57,11 @@ def page(browser: Browser) -> Iterator[Page]:
     page.close()
 
 
+@pytest.mark.parametrize("save", ["save_weights_for_sampler", "save_weights"])
 def test_the_service_shows_itself_and_a_checkpoint_chats_beside_its_base_model(
-    service: LiveService, page: Page
+    service: LiveService, page: Page, save: str
 ) -> None:
-    path = checkpoint(service)
+    path = checkpoint(service, save)
     assert httpx.get(f"{service.base_url}/watch").headers["location"].endswith("/watch/")
     page.goto(f"{service.base_url}/watch")
     expect(page.get_by_role("link", name="mine", exact=True)).to_be_visible()
@@ -92,9 +93,9 @@ def test_run_directories_are_the_local_users_only(
     own_service: Callable[..., LiveService], tmp_path: Path
 ) -> None:
     generate(tmp_path / "runs" / "mine", steps=1, groups=1, answers=1)
-    from mint.service.auth import create_key
-    from mint.service.settings import Settings
-    from mint.service.store import Store
+    from mint.service.access.auth import create_key
+    from mint.service.admin.settings import Settings
+    from mint.service.store.database import Store
 
     home = tmp_path / "home"
     home.mkdir()

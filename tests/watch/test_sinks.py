@@ -17,7 +17,7 @@ from mint.watch.reader import open_run
 from mint.watch.recorder import RunDirectory
 from mint.watch.sinks import open_sink
 from mint.watch.sinks.opentelemetry_sink import Spans
-from mint.watch.sinks.worker import Worker
+from mint.watch.sinks.worker import SinkThread
 
 
 def test_tensorboard_gets_the_same_names_and_steps(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ class Silent:
 def test_a_sink_that_never_answers_holds_up_neither_steps_nor_the_end(tmp_path: Path) -> None:
     sink = Silent()
     run = RunDirectory(tmp_path)
-    run._sinks.attach("silent", Worker(lambda: sink, last_s=0.1))
+    run._sinks.attach("silent", SinkThread(lambda: sink, last_s=0.1))
     run.metrics({"step": 1})
     sink.called.wait()
     run.metrics({"step": 2})
@@ -151,7 +151,7 @@ def test_a_sink_that_never_answers_holds_up_neither_steps_nor_the_end(tmp_path: 
 
 def test_a_sink_that_falls_too_far_behind_is_switched_off() -> None:
     sink = Silent()
-    worker = Worker(lambda: sink, last_s=0.1)
+    worker = SinkThread(lambda: sink, last_s=0.1)
     worker.log(0, {})
     sink.called.wait()
     for step in range(1_000):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from mint.watch.demo import demo_folder
 from mint.watch.files import read_rows
-from mint.watch.verdict import NEEDED, VERDICTS, History, judge
+from mint.watch.verdict import NEEDED, VERDICTS, VerdictHistory, judge
 
 Rows = list[dict[str, Any]]
 
@@ -218,13 +219,56 @@ def test_few_steps_are_too_early() -> None:
         (run(40, rising), "It learned: success rose"),
         (run(120, ramp(0, 40)), "It was learning until step "),
         (run(60, lambda step: 0.3), "It had stopped learning: reward moved by"),
-        (run(3, rising), "All 3 steps are done; 3 steps so far."),
+        (run(3, rising), "All 3 steps are done, too few to tell."),
     ],
 )
 def test_a_finished_run_says_what_came_of_it(rows: Rows, says: str) -> None:
     found = judge(rows, status="finished")
     assert found.verdict == "finished"
     assert found.evidence.startswith(says)
+
+
+BEFORE_THE_END = (
+    "Use the checkpoint of step 20: it is the best on the holdout, 60% (95% interval 52% to 68%); "
+)
+ENDS = [
+    ({0: 0.2, 20: 0.6, 40: 0.7}, "Use the final weights: they are the best on the holdout, 70% "),
+    ({0: 0.2, 20: 0.6, 40: 0.55}, f"{BEFORE_THE_END}the final weights reach 55% (95% interval "),
+    ({20: 0.6, 40: 0.6}, f"{BEFORE_THE_END}the final weights reach the same rate."),
+    ({0: 0.2, 20: 0.6}, f"{BEFORE_THE_END}the end was not evaluated."),
+    ({0: 0.6, 20: 0.5, 40: 0.55}, "Use the model before training: it is the best on the holdout, "),
+    ({}, "Evaluate the final weights on a holdout. "),
+]
+
+
+@pytest.mark.parametrize(("rates", "advice"), ENDS)
+def test_a_finished_run_names_the_weights_to_use(rates: dict[int, float], advice: str) -> None:
+    rows = evaluated([{"step": 0}, *run(40, rising)], rates)
+    assert judge(rows, status="finished").advice.startswith(advice)
+    assert "holdout" not in judge(rows, status="running").advice
+
+
+def test_of_equal_rates_the_higher_reward_decides_and_an_interval_may_be_missing() -> None:
+    rows = run(40, rising)
+    rows[19] |= {"holdout/pass@1": 0.6, "holdout/reward": 0.6}
+    rows[29] |= {"holdout/pass@1": 0.6, "holdout/reward": 0.7}
+    advice = judge(rows, status="finished").advice
+    assert advice.startswith("Use the checkpoint of step 30: it is the best on the holdout, 60%; ")
+
+
+@pytest.mark.parametrize("steps", [3, 60])
+def test_a_finished_run_that_did_not_learn_names_its_best_weights_too(steps: int) -> None:
+    rows = evaluated(run(steps, lambda step: 0.3), {steps: 0.3})
+    advice = judge(rows, status="finished").advice
+    assert advice.startswith("Use the final weights: they are the best on the holdout, 30% ")
+    assert "Train longer" in advice or "For another run: Raise the learning rate" in advice
+
+
+def test_the_recorded_run_has_the_verdict_of_this_code() -> None:
+    [path] = demo_folder().glob("*/summary.json")
+    rows, events = (read_rows(path.with_name(name)) for name in ("metrics.jsonl", "events.jsonl"))
+    found = judge(list(rows), list(events), "finished", 30)
+    assert json.loads(path.read_text())["verdict"] == found.as_dict()
 
 
 def test_a_finished_run_that_cheated_is_still_told_so() -> None:
@@ -248,7 +292,7 @@ def test_rewards_of_any_scale_are_judged_alike() -> None:
 def test_what_the_recorder_keeps_is_enough_for_the_same_verdict() -> None:
     rows = evaluated(run(60, rising), {10: 0.5, 60: 0.2})
     rows = [{**row, "other/metric": 1.0} for row in rows]
-    kept = History.of(rows, [{"event": "checkpoint"}])
+    kept = VerdictHistory.of(rows, [{"event": "checkpoint"}])
     assert set(kept.rows[0]) <= set(NEEDED)
     assert (kept.events, kept.last) == ([], rows[-1])
     assert judge(kept.rows, kept.events) == judge(rows)

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mint.commands.output import print_table
-from mint.rl.evaluation import METRICS, Estimate
-from mint.rl.options import ConfigError
+from mint.rl.evaluation.scores import METRICS, Estimate
+from mint.rl.settings.options import ConfigError
 
 if TYPE_CHECKING:
-    from mint.rl.bisect import Bisection, Measure, Verdict
-    from mint.rl.evaluation import Evaluation
-    from mint.rl.past_run import PastRun, Point
+    from mint.rl.evaluation.bisect import Bisection, BisectionResult, Measure
+    from mint.rl.evaluation.past_run import PastRun, Point
+    from mint.rl.evaluation.scores import Evaluation
 
 _NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
 
 
 def bisect(arguments: Sequence[str]) -> int:
     """Evaluate a run's checkpoints to find where a holdout metric broke."""
-    from mint.rl.bisect import Bisection
-    from mint.rl.past_run import PastRun
+    from mint.rl.evaluation.bisect import Bisection
+    from mint.rl.evaluation.past_run import PastRun
 
     asked = _parser().parse_args(arguments)
     if asked.drop is not None and not asked.drop > 0:
@@ -84,7 +84,7 @@ def _best_known(points: Sequence[Point], metric: str, bad: int | None) -> int | 
 def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
     """Evaluates points, on a service that is started with the first of them."""
     import mint
-    from mint.rl.evaluator import Evaluator
+    from mint.rl.evaluation.evaluator import Evaluator
 
     adapter = _task(run, task)
     evaluators: list[Evaluator] = []
@@ -105,20 +105,20 @@ def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
 
 
 def _task(run: PastRun, reference: str | None) -> Any:
-    from mint.training.job import JOB, adapter_of
+    from mint.training.job import JOB, load_adapter
     from mint.training.task import TaskReference
 
     if reference is not None:
         TaskReference.read(reference).check({})
         task = {"adapter": reference, "arguments": {}}
-        return adapter_of({"task": task, "training": {"reward_function": None}})
+        return load_adapter({"task": task, "training": {"reward_function": None}})
     job = run.folder / JOB
     if not job.is_file():
         raise ConfigError(
             f"{run.folder} has no {JOB}, so it was written by a script. Name its task: "
             "--task demos/rl/adapters/verifiable_math.py:VerifiableMathAdapter"
         )
-    return adapter_of(yaml.safe_load(job.read_text()))
+    return load_adapter(yaml.safe_load(job.read_text()))
 
 
 def _print_looked_at(bisection: Bisection) -> None:
@@ -135,7 +135,7 @@ def _shown(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
 
 
-def _told(verdict: Verdict, run: PastRun, metric: str, drop: float | None) -> str:
+def _told(verdict: BisectionResult, run: PastRun, metric: str, drop: float | None) -> str:
     good, bad, fall = verdict.good, verdict.bad, verdict.fall
     between = f"from step {good.step} to step {bad.step}"
     if verdict.kind == "held":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .durations import duration, seconds_of
+from .durations import duration, parse_duration
 from .files import fetch, fetch_archive, listed, resource
 from .named import checkpoint_path, run_id
 from .output import (
@@ -26,7 +26,7 @@ from .output import (
 from .remote import Remote, UrlOption
 
 if TYPE_CHECKING:
-    from mint.service.checkpoints import CheckpointPath
+    from mint.service.checkpoints.storage import CheckpointPath
 
 app = typer.Typer(help="Manage the checkpoints of a service.", no_args_is_help=True)
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
@@ -189,8 +189,8 @@ def _packed(file: Path) -> Iterator[Path]:
     if not file.is_dir():
         yield file
         return
-    from mint.service.adapters import CONFIG
-    from mint.service.archives import pack
+    from mint.service.checkpoints.archives import pack
+    from mint.service.checkpoints.peft import CONFIG
 
     if not (file / CONFIG).exists():
         raise Mistake(f"{file} has no {CONFIG}. Pass the folder that contains the adapter.")
@@ -243,7 +243,7 @@ def prune(
         raise Mistake("Give --older-than 30d, --keep-last 3, or both. Look with --dry-run.")
     remote = Remote(url)
     rule: dict[str, Any] = {
-        "older_than_s": seconds_of(older_than) if older_than else 0,
+        "older_than_s": parse_duration(older_than) if older_than else 0,
         "keep_last": 1 if keep_last is None else keep_last,
         "keep": keep or [],
         "run_id": run_id(remote, run) if run else None,
@@ -291,7 +291,7 @@ def set_ttl(
     url: UrlOption = None,
 ) -> None:
     """Set when a checkpoint expires and is deleted."""
-    limit = None if time == "never" else seconds_of(time)
+    limit = None if time == "never" else parse_duration(time)
     remote = Remote.running_or_embedded(url)
     where = _parse(remote, path)
     remote.request("PUT", f"{resource(where)}/ttl", json={"ttl_seconds": limit})
@@ -301,6 +301,6 @@ def set_ttl(
 
 
 def _parse(remote: Remote, text: str) -> CheckpointPath:
-    from mint.service.checkpoints import CheckpointPath
+    from mint.service.checkpoints.storage import CheckpointPath
 
     return CheckpointPath.parse(checkpoint_path(remote, text))

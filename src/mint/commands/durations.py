@@ -10,10 +10,10 @@ from .output import Mistake
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def seconds_of(text: str) -> int:
+def parse_duration(text: str) -> int:
     """Read ``7d``, ``12h``, ``90m`` or a number of seconds.
 
-    >>> seconds_of("7d"), seconds_of("1d12h"), seconds_of("3600")
+    >>> parse_duration("7d"), parse_duration("1d12h"), parse_duration("3600")
     (604800, 129600, 3600)
     """
     if text.isdigit():
@@ -45,7 +45,7 @@ def duration(seconds: float) -> str:
 
 
 def age(time: str | None) -> str:
-    """How long ago an ISO time was.
+    """Return how long ago an ISO time was.
 
     >>> age(None)
     '-'

@@ -1,4 +1,4 @@
-"""How a training command ends: a message and an exit code, and a traceback only for defects."""
+"""The end of a training command: a message, an exit code, and a traceback for defects only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 
-from mint.rl.options import ConfigError
+from mint.rl.settings.options import ConfigError
 
 INTERRUPTED, MISTAKE, FAILED = 130, 2, 1
 
@@ -28,12 +28,12 @@ def tell(error: Exception) -> int:
     if code is None:
         traceback.print_exception(error)
     else:
-        print(f"mint: {text_of(error)}", file=sys.stderr)
+        print(f"mint: {describe_error(error)}", file=sys.stderr)
     return code or FAILED
 
 
-def text_of(error: Exception) -> str:
-    """What an error says; of a refusal the service's own words, without the client's."""
+def describe_error(error: Exception) -> str:
+    """Return an error's message; for a refusal, the service's own words without the client's."""
     body = getattr(error, "body", None)
     if isinstance(body, Mapping) and isinstance(body.get("detail"), str):
         return str(body["detail"])
@@ -49,9 +49,9 @@ def _exit_code(error: Exception) -> int | None:
     from mint.rewards import SandboxUnavailable, TooManyFailures
     from mint.rewards.gym import GymUnavailable
     from mint.rl import CheckpointGone, RunStopped, ServiceLost
-    from mint.rl.data import NotEnoughData
-    from mint.rl.endpoint import EndpointFailed
-    from mint.rl.lifeline import NoAnswer
+    from mint.rl.data.prompts import NotEnoughData
+    from mint.rl.evaluation.endpoint import EndpointFailed
+    from mint.rl.runtime.connection import NoAnswer
     from mint.watch.recorder import RunDirectoryBusy
 
     mistakes = (ModelNotFound, CheckpointGone, NotEnoughData, RunDirectoryBusy)

@@ -10,9 +10,9 @@ from typing import Any
 from mint.commands.endings import told
 from mint.commands.job_arguments import Arguments, read_arguments
 from mint.commands.results import print_comparison, print_result
-from mint.rl.options import ConfigError, closest
-from mint.training.evaluate import checkpoint_of
-from mint.training.job import JOB, adapter_of, check_rewards, config_of, read_job
+from mint.rl.settings.options import ConfigError, closest
+from mint.training.evaluate import find_checkpoint
+from mint.training.job import JOB, check_rewards, load_adapter, make_config, read_job
 
 CHECKPOINT, AGAINST, SET, ENDPOINT = OWN = ("checkpoint", "against", "set", "endpoint")
 BASE = "base"
@@ -55,17 +55,17 @@ def _evaluate(asked: Arguments) -> int:
         raise ConfigError("endpoint= evaluates a model served elsewhere: leave out checkpoint=.")
     if endpoint and against:
         raise ConfigError("against= compares checkpoints of the service: leave out endpoint=.")
-    path = checkpoint_of(checkpoint) if checkpoint else None
+    path = find_checkpoint(checkpoint) if checkpoint else None
     past = _past_job(checkpoint, path) if checkpoint and path else None
     jobs = replace(asked, overrides=typed).jobs(past)
     if jobs is None:
         return 0
-    other = None if against in (None, BASE) else checkpoint_of(str(against))
+    other = None if against in (None, BASE) else find_checkpoint(str(against))
     check_rewards(composed.job for composed in jobs)
     import mint
-    from mint.rl.examination import Examiner
+    from mint.rl.evaluation.examiner import Examiner
 
-    cfg, adapter = config_of(jobs[0].job), adapter_of(jobs[0].job)
+    cfg, adapter = make_config(jobs[0].job), load_adapter(jobs[0].job)
     examiner = Examiner(adapter, cfg, [own[SET]] if SET in own else [])
     if endpoint:
         what, found = (

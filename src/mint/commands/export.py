@@ -16,7 +16,7 @@ import typer
 
 from .files import fetch
 from .named import ADAPTER_CONFIG, find
-from .options import HomeOption, settings_of
+from .options import HomeOption, load_settings
 from .output import Mistake
 from .remote import UrlOption
 
@@ -101,7 +101,7 @@ def _adapter_of(checkpoint: str, url: str | None) -> Iterator[Path]:
 
 
 def _complete(folder: Path) -> Path:
-    from mint.service.adapters import AdapterFiles
+    from mint.service.checkpoints.peft import AdapterFiles
 
     missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
     if missing:
@@ -201,7 +201,7 @@ def _base_folder(
 ) -> Path:
     from mint.catalog import Catalog
 
-    settings = settings_of(home)
+    settings = load_settings(home)
     catalog = Catalog(aliases=settings.aliases, cache=settings.cache)
     return catalog.locate(_base_name(adapter, base), download=download)
 
@@ -234,7 +234,7 @@ def _set_base(config: Path, base: str) -> None:
 
 
 def _tensor_names(adapter: Path) -> str:
-    from mint.service.tensors import Tensors
+    from mint.service.checkpoints.tensors import Tensors
 
     return " ".join(Tensors.open(adapter / ADAPTER_FILES[0]).entries)
 

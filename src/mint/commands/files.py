@@ -13,14 +13,14 @@ from .output import Mistake, transfer
 from .remote import TIMEOUT, Remote
 
 if TYPE_CHECKING:
-    from mint.service.checkpoints import CheckpointPath
+    from mint.service.checkpoints.storage import CheckpointPath
 
 _LARGEST_ARCHIVE = 1 << 40
 
 
 def fetch(remote: Remote, path: str, folder: Path) -> None:
     """Put the files of a checkpoint into an existing folder."""
-    from mint.service.archives import unpack
+    from mint.service.checkpoints.archives import unpack
 
     with tempfile.TemporaryDirectory(prefix="mint-fetch-") as scratch:
         archive = Path(scratch) / "checkpoint.tar.gz"
@@ -30,7 +30,7 @@ def fetch(remote: Remote, path: str, folder: Path) -> None:
 
 def fetch_archive(remote: Remote, path: str, target: Path) -> None:
     """Write a checkpoint to one file, which appears only when it is complete."""
-    from mint.service.checkpoints import CheckpointPath
+    from mint.service.checkpoints.storage import CheckpointPath
 
     where = CheckpointPath.parse(path)
     link = remote.redirect(f"{resource(where)}/archive")
@@ -44,7 +44,7 @@ def fetch_archive(remote: Remote, path: str, target: Path) -> None:
 
 
 def listed(remote: Remote, where: CheckpointPath) -> dict[str, Any]:
-    """What the list of the run says; nothing when the run is somebody else's."""
+    """Return what the run's list says; nothing when the run belongs to another user."""
     try:
         answer = remote.get(f"/api/v1/training_runs/{where.run_id}/checkpoints")
     except Mistake:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mint.rl.options import ConfigError
-from mint.training.compose import Composed, choices_of, compose_jobs, find_conf
+from mint.rl.settings.options import ConfigError
+from mint.training.compose import Composed, compose_jobs, find_conf, list_choices
 from mint.training.groups import defaults, settings
 from mint.training.job import as_yaml, check
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What was typed."""
+    """The parsed command line."""
 
     overrides: list[str]
     multirun: bool
@@ -67,7 +67,7 @@ def _settings_text(conf: Path | None) -> str:
     """The groups with their files, and every setting with its default."""
     lines = ["\nGROUP=FILE:\n"]
     try:
-        files = choices_of(find_conf(conf))
+        files = list_choices(find_conf(conf))
     except ConfigError as error:
         lines.append(f"  {error}")
     else:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .durations import seconds_of
-from .options import HomeOption, settings_of
+from .durations import parse_duration
+from .options import HomeOption, load_settings
 from .output import JsonOption, Mistake, print_json, print_table, when
 
 if TYPE_CHECKING:
-    from mint.service.store import Store
+    from mint.service.store.database import Store
 
 _TIMES = ("created", "expires", "last_used", "revoked")
 app = typer.Typer(help="Manage the API keys of a service.", no_args_is_help=True)
@@ -48,13 +48,13 @@ def create_key(
 
     Once a key exists, the service of this home folder requires one from every client.
     """
-    from mint.service.auth import create_key as create
-    from mint.service.quotas import change
-    from mint.service.scopes import Scope
+    from mint.service.access.auth import create_key as create
+    from mint.service.access.quotas import change
+    from mint.service.access.scopes import Scope
 
     name = named or name
     limits = change({}, _typed(quota) if quota else {})
-    expires_at = None if expires == "never" else _from_now(seconds_of(expires))
+    expires_at = None if expires == "never" else _from_now(parse_duration(expires))
     store = _store(home)
     if any(key.name == name for key in store.all_keys()):
         raise Mistake(
@@ -152,9 +152,9 @@ def set_quota(
 
     Each limit is a number, `unlimited`, or `default` for the service's configured limit.
     """
-    from mint.service.quotas import LIMITS, Quota, change
+    from mint.service.access.quotas import LIMITS, Quota, change
 
-    store, settings = _store(home), settings_of(home)
+    store, settings = _store(home), load_settings(home)
     key = next((key for key in store.all_keys() if key.name == name), None)
     if key is None:
         names = ", ".join(key.name for key in store.active_keys()) or "none"
@@ -179,7 +179,7 @@ def set_quota(
 def _limit(name: str, limit: int | None) -> str:
     if limit is None:
         return "unlimited"
-    from mint.service.quotas import readable_bytes
+    from mint.service.access.quotas import readable_bytes
 
     return readable_bytes(limit) if name == "bytes" else f"{limit:,}"
 
@@ -189,9 +189,9 @@ def _iso(time: datetime | None) -> str | None:
 
 
 def _store(home: Path | None) -> Store:
-    from mint.service.store import Store
+    from mint.service.store.database import Store
 
-    settings = settings_of(home)
+    settings = load_settings(home)
     store = Store(settings.store_url, settings.home)
     store.migrate()
     return store

@@ -10,11 +10,11 @@ import typer
 from mint.catalog import Catalog, missing_from
 from mint.home import CONFIG_FILE
 
-from .options import HomeOption, settings_of
+from .options import HomeOption, load_settings
 from .output import JsonOption, Mistake, print_json, print_table
 
 if TYPE_CHECKING:
-    from mint.service.settings import Settings
+    from mint.service.admin.settings import Settings
 
 app = typer.Typer(help="Manage the base models on this machine.", no_args_is_help=True)
 NameArgument = Annotated[str, typer.Argument(help="The model's name, as in base_model=NAME.")]
@@ -23,7 +23,7 @@ NameArgument = Annotated[str, typer.Argument(help="The model's name, as in base_
 @app.command("list")
 def list_models(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the base models that are available offline."""
-    settings = settings_of(home)
+    settings = load_settings(home)
     rows = [_describe(name, settings) for name in _catalog(settings).names()]
     if as_json:
         print_json(rows)
@@ -44,7 +44,7 @@ def _describe(name: str, settings: Settings) -> dict[str, Any]:
 @app.command("get")
 def get_model(name: NameArgument, home: HomeOption = None) -> None:
     """Find a base model, downloading or converting it if needed, and print its folder."""
-    typer.echo(_catalog(settings_of(home)).locate(name))
+    typer.echo(_catalog(load_settings(home)).locate(name))
 
 
 @app.command("untie")
@@ -61,7 +61,7 @@ def untie_model(
 
     from .export import copy_tokenizer, hide_progress_bars, new_folder
 
-    source = _catalog(settings_of(home)).locate(name)
+    source = _catalog(load_settings(home)).locate(name)
     hide_progress_bars()
     with new_folder(to.expanduser()) as draft:
         if not untie(source, draft):
@@ -77,7 +77,7 @@ def add_model(
     home: HomeOption = None,
 ) -> None:
     """Add a model under a name. The name is stored in the home folder's config.yaml."""
-    from mint.service.aliases import write_aliases
+    from mint.service.admin.aliases import write_aliases
 
     if missing := missing_from(folder.expanduser()):
         raise Mistake(f"{folder} is not a model folder: {missing}.")
@@ -91,7 +91,7 @@ def add_model(
 @app.command("remove")
 def remove_model(name: NameArgument, home: HomeOption = None) -> None:
     """Remove a name that was added. The folder is not changed."""
-    from mint.service.aliases import write_aliases
+    from mint.service.admin.aliases import write_aliases
 
     aliases, file = _aliases(home)
     if name not in aliases:
@@ -103,9 +103,9 @@ def remove_model(name: NameArgument, home: HomeOption = None) -> None:
 
 def _aliases(home: Path | None) -> tuple[dict[str, Path], Path]:
     """The names in the configuration of a home folder, and its file."""
-    from mint.service.aliases import read_aliases
+    from mint.service.admin.aliases import read_aliases
 
-    file = settings_of(home).home / CONFIG_FILE
+    file = load_settings(home).home / CONFIG_FILE
     return read_aliases(file), file
 
 

@@ -1,4 +1,4 @@
-"""What a command is asked to use: a base model, a checkpoint, a run, or a run directory.
+"""Names on the command line: a base model, a checkpoint, a run, or a run directory.
 
 A checkpoint is named by its ``tinker://`` path, by a run directory (its best checkpoint, or else
 its latest), or in short: the first letters of a run's id, a checkpoint's name, or both as RUN/NAME.
@@ -39,9 +39,9 @@ def find(text: str, url: str | None) -> Named:
     if text.startswith(SCHEMES):
         return Named(text, Remote.running_or_embedded(url))
     if is_run_directory(folder):
-        from mint.training.evaluate import checkpoint_of
+        from mint.training.evaluate import find_checkpoint
 
-        return Named(checkpoint_of(text), _service_of(folder, url), folder)
+        return Named(find_checkpoint(text), _service_of(folder, url), folder)
     if (folder / ADAPTER_CONFIG).is_file():
         raise Mistake(
             f"{text} is a PEFT folder. Upload it, then use the path that this prints: "
@@ -52,7 +52,7 @@ def find(text: str, url: str | None) -> Named:
 
 
 def is_run_directory(folder: Path) -> bool:
-    """Whether a training run wrote this folder."""
+    """Return whether a training run wrote this folder."""
     from mint.training.evaluate import saved_checkpoint
     from mint.watch.recorder import CONFIG, STATE
 
@@ -68,7 +68,7 @@ def is_run_directory(folder: Path) -> bool:
 
 
 def _service_of(folder: Path, url: str | None) -> Remote:
-    from mint.rl.run_service import read_service
+    from mint.rl.recording.run_service import read_service
 
     if named_url(url):
         return Remote(url)
@@ -104,9 +104,9 @@ def checkpoint_path(remote: Remote, text: str) -> str:
     if text.startswith(SCHEMES):
         return text
     if is_run_directory(Path(text)):
-        from mint.training.evaluate import checkpoint_of
+        from mint.training.evaluate import find_checkpoint
 
-        return checkpoint_of(text)
+        return find_checkpoint(text)
     if found := short_path(remote, text):
         return found
     raise Mistake(

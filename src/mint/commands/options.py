@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from mint.service.settings import Settings
+    from mint.service.admin.settings import Settings
 
 HomeOption = Annotated[
     Path | None,
@@ -16,8 +16,8 @@ HomeOption = Annotated[
 ]
 
 
-def settings_of(home: Path | None) -> Settings:
+def load_settings(home: Path | None) -> Settings:
     """The settings of the service that has this home folder."""
-    from mint.service.configuration import load
+    from mint.service.admin.configuration import load
 
     return load({"home": home}).settings

@@ -1,4 +1,4 @@
-"""How commands answer: tables for people, JSON for programs, one message for a mistake."""
+"""Output of commands: tables for people, JSON for programs, one message for a mistake."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Remote:
         return remote if named_url(url) or remote.answers() else cls.embedded()
 
     def answers(self) -> bool:
-        """Whether anything listens at the URL."""
+        """Return whether anything listens at the URL."""
         try:
             self.http.get("/api/v1/healthz")
         except (httpx.ConnectError, httpx.ConnectTimeout):
@@ -74,7 +74,9 @@ class Remote:
             return value
 
     def redirect(self, path: str) -> httpx.URL:
-        """Where an answer sends us. The key stays here: the link is all that the other needs."""
+        """Return where an answer sends us. The key stays here: the link is all that the other
+        needs.
+        """
         with self.failures():
             answer = self.http.get(path)
             self.check(answer)
@@ -111,10 +113,10 @@ def named_url(url: str | None) -> str | None:
 
 
 def _default_url() -> str:
-    """Where `mint serve` listens with the settings of this machine."""
-    from .options import settings_of
+    """Return where `mint serve` listens with the settings of this machine."""
+    from .options import load_settings
 
-    settings = settings_of(None)
+    settings = load_settings(None)
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     return f"http://{host}:{settings.port}"
 

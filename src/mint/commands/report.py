@@ -14,7 +14,7 @@ def report(
     run_dir: Annotated[Path, typer.Argument(help="a run directory, as in runs/math-1a2b3c4d")],
 ) -> None:
     """Write the report on a run's rewards: Markdown, HTML with plots, JSON and text."""
-    from mint.rl.report import write_report
+    from mint.rl.recording.report import write_report
     from mint.watch.reader import NotARun, open_run
 
     try:

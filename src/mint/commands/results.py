@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mint.commands.output import print_table
 
 if TYPE_CHECKING:
-    from mint.rl.results import SetResult
+    from mint.rl.evaluation.results import SetResult
 
 _HOLDOUT = "holdout"
 
@@ -57,7 +57,7 @@ def print_comparison(
     other: str, before: Mapping[str, SetResult], after: Mapping[str, SetResult]
 ) -> None:
     """Print how each set's result compares with that of another model."""
-    from mint.rl.comparison import compare
+    from mint.rl.evaluation.comparison import compare
 
     for name, result in after.items():
         print(f"{name}, against {other}: {compare(before[name], result)}")

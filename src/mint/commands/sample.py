@@ -82,7 +82,7 @@ def sample(
         "stop": stop or list(trained.stop) or None,
     }
     if is_raw:
-        path, body["prompt"] = "/v1/completions", text
+        path, body["prompt"] = "/v1/completions", trained.examples + text
     else:
         path, body["messages"] = "/v1/chat/completions", _messages(system or trained.system, text)
         body["chat_template_kwargs"] = dict(trained.template_settings)
@@ -98,7 +98,7 @@ def sample(
 
 
 def _trained_prompt(named: Named) -> TrainedPrompt:
-    """How the run asked its model, told once; the defaults where there is no run directory."""
+    """Return how the run prompted its model; the defaults where there is no run directory."""
     from .prompting import TrainedPrompt
 
     if named.run_directory is None:

@@ -75,7 +75,7 @@ def serve(
     Models listed by `mint models list`, and models on the hub, are loaded when first used. Flags
     override MINT_* variables, which override the configuration file.
     """
-    from mint.service.configuration import load
+    from mint.service.admin.configuration import load
 
     names, aliases = parse_models(model)
     flags = {

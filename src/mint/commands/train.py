@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mint.commands.endings import tell, text_of, told
+from mint.commands.endings import describe_error, tell, told
 from mint.commands.job_arguments import Arguments, read_arguments
 from mint.commands.output import print_table
 from mint.training.compose import Composed
@@ -72,7 +72,7 @@ def _sweep(jobs: Sequence[Composed]) -> int:
                 raise
             except Exception as error:
                 tell(error)
-                sweep.add(job, since, text_of(error))
+                sweep.add(job, since, describe_error(error))
             else:
                 sweep.add(job, since)
         complete = True

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .durations import seconds_of
+from .durations import parse_duration
 from .output import JsonOption, print_json, print_table, size, when
 from .remote import Remote, UrlOption
 
@@ -25,7 +25,7 @@ def usage(
 ) -> None:
     """Show tokens sampled and trained, and checkpoints now: of your key, or with an admin key of
     all keys."""
-    query = {"by": by} | ({"since_s": seconds_of(since)} if since else {})
+    query = {"by": by} | ({"since_s": parse_duration(since)} if since else {})
     rows = Remote.running_or_embedded(url).get("/api/v1/mint/usage", **query)["usage"]
     if as_json:
         print_json(rows)

@@ -45,7 +45,12 @@ def watch(
     demo: Annotated[bool, typer.Option("--demo", help="Show a recorded run.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="bundle: the file to write.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            help="bundle: the HTML file or the folder to write.",
+            show_default=False,
+        ),
     ] = None,
     size: Annotated[
         float, typer.Option(min=0.1, help="bundle: megabytes of rollouts to include, at most.")
@@ -127,6 +132,20 @@ def _bundle(names: list[str], output: Path | None, size: float) -> None:
     if not names:
         raise Mistake("Name a run directory: mint watch bundle DIR")
     folders = _folders(names, demo=False)
-    target = output or Path(f"{folders[0].resolve().name}.html")
+    target = _page(output or Path(f"{folders[0].resolve().name}.html"))
     report = write_bundle(folders, target, int(size * 1024 * 1024))
     typer.echo(f"mint: wrote {target} ({report})")
+
+
+def _page(output: Path) -> Path:
+    """The HTML file to write: a name that is not one of an HTML file is that of a folder."""
+    is_page = output.suffix.lower() in (".html", ".htm") and not output.is_dir()
+    folder = output.parent if is_page else output
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Mistake(
+            f"cannot make the folder {folder}: {os.strerror(error.errno or 0)}. Name another file "
+            "or folder: --output NAME.html"
+        ) from None
+    return output if is_page else folder / "index.html"

@@ -12,6 +12,7 @@ from .digest import digest_of
 from .lora import Adapter
 from .memory import describe, device_memory, plan_memory
 from .messages import (
+    MAX_SAMPLES,
     AdamParams,
     DistillDatum,
     ForwardBackward,
@@ -32,7 +33,6 @@ from .stopping import StopRule
 from .trainer import LoraTrainer, Steps, finish
 from .trunk_graphs import TrunkGraphs
 
-MAX_SAMPLES = 65_536
 MAX_SCORES = 2**26  # numbers that one request may ask for about its tokens
 
 

@@ -17,6 +17,13 @@ FloatArray = NDArray[np.float32]
 StopReason = Literal["stop", "length"]
 
 
+NOT_FINITE = "[not_finite]"
+"""A code at the end of an error's text, for programs: a loss, a gradient or a datum has NaN or
+infinity, and the weights are as before. The wire protocol has no field for it."""
+MAX_SAMPLES = 4096
+"""Samples that one request may ask for."""
+
+
 class UserError(Exception):
     """A mistake in a request. Its text says what, why and what to do, and reaches the client."""
 

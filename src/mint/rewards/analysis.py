@@ -1,4 +1,4 @@
-"""What rewards look like: as data, as text, and as a plot."""
+"""Describe the distribution of rewards: as data, as text, and as a plot."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mint.rewards.failures import failure_pattern
 from mint.rewards.scoring import Scored
+from mint.rewards.shaping.failure_patterns import failure_pattern
 
 _BINS = 10
 _SHOWN = 200

@@ -24,7 +24,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probed:
-    """What a probe was paid, against an honest right answer."""
+    """The reward of a probe, compared with that of an honest right answer."""
 
     probe: str
     finding: Finding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from mint.rewards.extraction import last_boxed, last_tag
+from mint.rewards.answers.extraction import last_boxed, last_tag
 from mint.rewards.reward import FunctionReward
 from mint.rewards.score import Score
 from mint.rewards.tasks import Task

@@ -58,7 +58,7 @@ def find_reward(name: str) -> Reward:
 
     >>> find_reward("check_answer")("4", metadata={"answer": "4"}).total
     1.0
-    >>> find_reward("mint.rewards.answers.check_answer").name
+    >>> find_reward("mint.rewards.answers.checks.check_answer").name
     'check_answer'
     """
     if name in _REGISTERED:

@@ -1,4 +1,4 @@
-"""What is scored, and what comes out: samples, scores and failures."""
+"""Samples to score, their scores, and failures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Outcome = Score | Failure | None
 
 
 def read_score(value: Any) -> Score | None:
-    """What a reward function returned, as a score; None means "does not apply".
+    """Convert what a reward function returned to a score; None means "does not apply".
 
     Numbers, scores, dataclasses with a ``total`` and mappings with a ``score`` are understood; the
     latter two may also have ``reasons``.

@@ -92,7 +92,7 @@ class Scorer:
         )
 
     def metrics(self) -> dict[str, float]:
-        """What to log beside the rewards."""
+        """Return metrics to log beside the rewards."""
         share = self.failures / self.seen if self.seen else 0.0
         return {"reward/failures": float(self.failures), "reward/failure_share": share}
 

@@ -1,4 +1,4 @@
-"""Which of the known signatures a reward function has, decided once.
+"""Detect the signature of a reward function, once.
 
 ``(response, prompt, metadata)``, ``(response, **metadata)`` with any names taken from the
 metadata, or batched: ``(prompts, completions, **columns) -> list``. Each may be async.
@@ -36,7 +36,7 @@ class SignatureError(TypeError):
 
 @dataclass(frozen=True)
 class Signature:
-    """How to call a reward function."""
+    """The way to call a reward function."""
 
     kind: Kind
     is_async: bool

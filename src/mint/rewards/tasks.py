@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from mint.rewards.extraction import last_boxed, last_tag
+from mint.rewards.answers.extraction import last_boxed, last_tag
 from mint.rewards.reward import Reward, as_reward
 from mint.rewards.score import Sample, Score
 
@@ -59,7 +59,7 @@ def arithmetic_tasks(
     unknown = set(operations) - _OPERATIONS.keys()
     if unknown or not operations or digits < 1:
         raise ValueError(f"arithmetic_tasks() knows {''.join(_OPERATIONS)}, not {operations!r}.")
-    from mint.rewards.answers import check_answer
+    from mint.rewards.answers.checks import check_answer
 
     reward, draw = as_reward(check_answer), random.Random(seed)
     tasks = []
@@ -224,7 +224,7 @@ def code_tasks(count: int | None = None, seed: int = 0) -> list[Task]:
     >>> task.score(f"```python\\n{task.metadata['solution']}```").total
     1.0
     """
-    from mint.rewards.code import CodeReward
+    from mint.rewards.code.reward import CodeReward
 
     reward, draw = CodeReward(), random.Random(seed)
     programs = list(_PROGRAMS)

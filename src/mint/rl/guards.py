@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from mint.rl.config import CLIPPED, RLConfig
+from mint.rl.settings.config import CLIPPED, RLConfig
 
 Metrics = Mapping[str, float]
 _BASELINE = 3
@@ -40,8 +40,8 @@ class Finding:
 
 
 @dataclass
-class History:
-    """What guards remember of earlier steps."""
+class GuardHistory:
+    """Metrics of earlier steps that guards compare with."""
 
     first: list[dict[str, float]] = field(default_factory=list)
     last: list[dict[str, float]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Guards:
 
     def __init__(self, cfg: RLConfig) -> None:
         self.cfg = cfg
-        self.history = History()
+        self.history = GuardHistory()
         self.told: dict[str, int] = {}  # findings, and how many steps ago they were last seen
 
     def begin(self, evaluation: Metrics) -> None:
@@ -100,7 +100,7 @@ class Guards:
         self.history.begin(evaluation)
 
     def check(self, metrics: Metrics) -> list[Finding]:
-        """What is wrong after a step."""
+        """Return the findings after a step."""
         self.history.add(metrics)
         return [finding for guard in _GUARDS for finding in guard(metrics, self.history, self.cfg)]
 
@@ -116,16 +116,16 @@ class Guards:
         return next((f for f in findings if f.name in self.cfg.stop_on), None)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
+        """Return the state for a checkpoint."""
         return {"history": asdict(self.history), "told": self.told}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
-        self.history = History(**state["history"])
+        self.history = GuardHistory(**state["history"])
         self.told = dict(state["told"])
 
 
-def no_signal(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def no_signal(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """Nothing to learn from: every group has equal rewards."""
     if m.get("datums", 1.0) > 0:
         return
@@ -160,7 +160,7 @@ def no_signal(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
     )
 
 
-def reward_hacking(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def reward_hacking(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """Train and holdout part ways: what is paid rises, what is wanted falls or stays."""
     if "holdout/pass@1" not in m or len(history.evaluations) < 2:
         return
@@ -177,7 +177,7 @@ def reward_hacking(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Find
 
 
 def _left_behind(first: Metrics, now: Metrics) -> bool:
-    """Whether the training reward rose far, and past a holdout that did not move.
+    """Return whether the training reward rose far, and past a holdout that did not move.
 
     A policy that only gets surer of itself earns as much in training as on the holdout, not more.
     """
@@ -200,7 +200,7 @@ def _hacked(before: Metrics, now: Metrics, how: str) -> Finding:
     )
 
 
-def length_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def length_runaway(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """Answers grow, and success does not."""
     before, now = history.baseline("length/mean"), history.recent("length/mean")
     right, right_now = history.baseline("reward/success"), history.recent("reward/success")
@@ -219,7 +219,7 @@ def _against_length(cfg: RLConfig) -> str:
     return known if cfg.token_weights == "constant" else f"{known} or advantage=dr_grpo"
 
 
-def component_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def component_runaway(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """One component of the reward rises at the cost of the others."""
     names = [name for name in m if name.startswith("component/")]
     gains, clear = {}, {}
@@ -241,7 +241,7 @@ def component_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[F
         )
 
 
-def masked_loss(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def masked_loss(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """Weights on tokens that the policy did not sample."""
     if m.get("datums/unmasked", 0.0) > 0:
         yield Finding(
@@ -251,7 +251,7 @@ def masked_loss(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding
         )
 
 
-def truncation(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def truncation(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """Most answers were cut off."""
     share = m.get("length/truncated", 0.0)
     if share <= cfg.truncation_limit:
@@ -275,7 +275,7 @@ def truncation(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]
     )
 
 
-def entropy_collapse(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def entropy_collapse(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """The policy no longer explores, and is not yet right."""
     before, now = history.baseline("policy/entropy"), history.recent("policy/entropy")
     solved = (history.recent("reward/success") or 0.0) >= _SOLVED
@@ -290,7 +290,7 @@ def entropy_collapse(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Fi
         )
 
 
-def kl_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def kl_runaway(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """The policy has left the reference far behind."""
     if m.get("kl/k3", 0.0) > cfg.kl_limit:
         yield Finding(
@@ -301,7 +301,7 @@ def kl_runaway(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]
         )
 
 
-def repetition(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def repetition(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """Answers repeat themselves."""
     if m.get("policy/repetition", 0.0) > cfg.repetition_limit:
         yield Finding(
@@ -311,7 +311,7 @@ def repetition(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]
         )
 
 
-def reward_errors(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def reward_errors(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """Rewards that could not be computed."""
     if m.get("reward/failures", 0.0) > 0:
         yield Finding(
@@ -322,23 +322,23 @@ def reward_errors(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Findi
         )
 
 
-def not_finite(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def not_finite(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """NaN or infinity."""
     wrong = [name for name, value in m.items() if not math.isfinite(value)]
     if wrong:
         yield Finding(
             "not_finite",
             f"{', '.join(wrong)}: not a finite number.",
-            f"{calmer(cfg)} Return to the last checkpoint.",
+            f"{stability_advice(cfg)} Return to the last checkpoint.",
         )
 
 
-def calmer(cfg: RLConfig) -> str:
-    """What keeps gradients finite."""
+def stability_advice(cfg: RLConfig) -> str:
+    """Return advice for keeping gradients finite."""
     return f"Lower the learning rate{'' if cfg.grad_clip_norm else ', and set grad_clip_norm=1.0'}."
 
 
-def mismatch(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
+def mismatch(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
     """Sampler and trainer disagree on the same weights. Told only where they should agree."""
     same_logits = m.get("policy/temperature") == 1.0 or cfg.matches_sampling
     same_weights = m.get("staleness/max", 0.0) == 0 and same_logits
@@ -351,7 +351,7 @@ def mismatch(m: Metrics, history: History, cfg: RLConfig) -> Iterator[Finding]:
         )
 
 
-_GUARDS: tuple[Callable[[Metrics, History, RLConfig], Iterator[Finding]], ...] = (
+_GUARDS: tuple[Callable[[Metrics, GuardHistory, RLConfig], Iterator[Finding]], ...] = (
     *(no_signal, reward_hacking, length_runaway, component_runaway, masked_loss, truncation),
     *(entropy_collapse, kl_runaway, repetition, reward_errors, not_finite, mismatch),
 )

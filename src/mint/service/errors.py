@@ -1,4 +1,4 @@
-"""What can go wrong in a request, and how it reaches the client."""
+"""Errors of requests, and how they reach the client."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ __all__ = [
     "ApiError",
     "EngineDied",
     "UserError",
+    "is_disk_full",
     "log_hint",
     "not_found",
     "readable_database_error",
     "readable_os_error",
 ]
+
+
+_DISK_FULL = "53100"
+"""PostgreSQL's code."""
 
 
 class ApiError(Exception):
@@ -34,7 +39,7 @@ class EngineDied(Exception):
 
 
 def log_hint() -> str:
-    """Where to read more: the log file, when the starter of the service named one."""
+    """Say where to read more: the log file, when the starter of the service named one."""
     log_file = os.environ.get("MINT_LOG_FILE")
     return f"The service's log is {log_file}." if log_file else "See the service's own output."
 
@@ -44,9 +49,19 @@ def not_found(what: str, identifier: str, hint: str) -> ApiError:
     return ApiError(404, f"There is no {what} {identifier!r} for this API key. {hint}")
 
 
+def is_disk_full(error: OSError | OperationalError) -> bool:
+    """Say whether a write failed because the disk, or the part of it that is ours, is full."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    sqlite, postgres = (
+        getattr(error.orig, name, None) for name in ("sqlite_errorname", "sqlstate")
+    )
+    return sqlite == "SQLITE_FULL" or postgres == _DISK_FULL
+
+
 def readable_os_error(error: OSError, doing: str) -> str:
     """A sentence about a failed file operation, with what to do when the disk is full."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if is_disk_full(error):
         return (
             f"The disk of the service is full, so {doing} failed. Everything saved earlier is "
             "intact. Free some space (for example, delete old checkpoints) and try again."

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from .codec import PROTOBUF
+from mint.service.wire.codec import PROTOBUF
+
 from .results import MAX_RESULTS, Queue, Share, Spool
 
 log = logging.getLogger(__name__)
@@ -23,18 +24,18 @@ Category = Literal["user", "server"]
 
 
 @dataclass(frozen=True)
-class Pending:
-    """Why a result is not there yet, for whoever waits for it. What is ``active`` is on its way."""
+class WaitReason:
+    """The reason why a result is not ready. ``active``: it is being computed."""
 
     reason: str
     state: Literal["active", "paused_capacity"] = "paused_capacity"
 
 
-Reason = Callable[[], Pending | None]
+Reason = Callable[[], WaitReason | None]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """The body of a finished future, as it goes to the client.
 
     A sample has the ``digest`` of the weights that made it; the base model has none.
@@ -46,15 +47,15 @@ class Answer:
     digest: str | None = None
 
     @classmethod
-    def json(cls, value: dict[str, Any]) -> Answer:
+    def json(cls, value: dict[str, Any]) -> Response:
         return cls(json.dumps(value).encode())
 
     @classmethod
-    def protobuf(cls, body: bytes, digest: str | None = None) -> Answer:
+    def protobuf(cls, body: bytes, digest: str | None = None) -> Response:
         return cls(body, PROTOBUF, digest=digest)
 
     @classmethod
-    def failure(cls, text: str, category: Category) -> Answer:
+    def failure(cls, text: str, category: Category) -> Response:
         body = json.dumps({"error": text, "category": category}).encode()
         return cls(body, is_failure=True)
 
@@ -69,14 +70,14 @@ class Future:
     request_id: str
     user: str
     reason: Reason = lambda: None
-    answer: Answer | None = None
+    answer: Response | None = None
     size: int = 0
     file: Path | None = None
     forget_at: float = field(default=float("inf"))
     number: int = 0
     _done: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def wait(self, seconds: float) -> Answer | None:
+    async def wait(self, seconds: float) -> Response | None:
         """The answer, or None when it is not there after ``seconds``. Raises ResultExpired."""
         if not self._done.is_set():  # waiting for no time at all would miss it
             try:
@@ -87,7 +88,7 @@ class Future:
             return self.answer
         return await asyncio.to_thread(self.read)
 
-    def read(self) -> Answer | None:
+    def read(self) -> Response | None:
         """The answer, from disk if it is there. Raises ResultExpired."""
         if self.answer is None or (file := self.file) is None:
             return self.answer
@@ -96,7 +97,7 @@ class Future:
         except FileNotFoundError:
             raise ResultExpired from None
 
-    def finish(self, answer: Answer, kept_s: float) -> None:
+    def finish(self, answer: Response, kept_s: float) -> None:
         if self.answer is None:
             self.answer, self.size = answer, len(answer.body)
             self.forget_at = time.monotonic() + kept_s
@@ -127,12 +128,12 @@ class Futures:
 
     @property
     def bytes_in_memory(self) -> int:
-        """What the results take that are in memory."""
+        """The size of the results in memory."""
         return self._in_memory.bytes.total
 
     @property
     def bytes_on_disk(self) -> int:
-        """What the results take that were moved to disk."""
+        """The size of the results that were moved to disk."""
         return self._on_disk.bytes.total
 
     def open(self, request_id: str, user: str, reason: Reason = lambda: None) -> Future:
@@ -140,7 +141,7 @@ class Futures:
         future = self._futures.get(request_id)
         if future is None:
             future = self._futures[request_id] = Future(request_id, user, reason)
-            self._of_owner.setdefault(owner_of(request_id), {})[request_id] = future
+            self._of_owner.setdefault(find_owner(request_id), {})[request_id] = future
         return future
 
     def find(self, request_id: str, user: str) -> Future | None:
@@ -148,11 +149,11 @@ class Futures:
         return future if future is not None and future.user == user else None
 
     def is_open(self, request_id: str) -> bool:
-        """Whether somebody may still be waiting for this answer."""
+        """Return whether somebody may still be waiting for this answer."""
         future = self._futures.get(request_id)
         return future is not None and future.answer is None
 
-    def finish(self, request_id: str, answer: Answer) -> None:
+    def finish(self, request_id: str, answer: Response) -> None:
         future = self._futures.get(request_id)
         if future is None or future.answer is not None:
             return
@@ -160,7 +161,7 @@ class Futures:
         future.finish(answer, self._kept_s)
         self._in_memory.add(future.user, request_id, future.size)
         self._count.add(future.user, 1)
-        for watcher in self._watchers.get(owner_of(request_id), ()):
+        for watcher in self._watchers.get(find_owner(request_id), ()):
             watcher.set()
         self._keep_within_bounds()
 
@@ -205,7 +206,7 @@ class Futures:
     def _delete(self, future: Future) -> None:
         if self._futures.get(future.request_id) is not future:
             return
-        owner = owner_of(future.request_id)
+        owner = find_owner(future.request_id)
         del self._futures[future.request_id], self._of_owner[owner][future.request_id]
         if not self._of_owner[owner]:
             del self._of_owner[owner]
@@ -220,7 +221,7 @@ class Futures:
     async def finished_since(
         self, owner: str, number: int, is_wanted: Callable[[Future], bool], seconds: float
     ) -> list[Future]:
-        """What a sampler finished after ``number``, in order; waits a while for the first."""
+        """Return what a sampler finished after ``number``, in order; wait a while for the first."""
         watcher = asyncio.Event()
         self._watchers.setdefault(owner, []).append(watcher)
         try:
@@ -277,6 +278,6 @@ class Futures:
         self._spool.close()
 
 
-def owner_of(request_id: str) -> str:
+def find_owner(request_id: str) -> str:
     """The run or sampler that a request went to."""
     return request_id.rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""For how long things on disk have been idle, by a clock that no one can set.
+"""Idle times of things on disk, by a clock that no one can set.
 
 Only time in which a service ran counts, measured by the monotonic clock and added up in a file. A
 wall clock that jumps, or a machine that was off for a month, therefore deletes nothing.

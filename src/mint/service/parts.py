@@ -1,19 +1,20 @@
-"""What the moving parts of a service share."""
+"""Objects that runs and samplers share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .checkpoints import Checkpoints
-from .decoding import Decoder
-from .engines import Engines
+from mint.service.access.quotas import Quota
+from mint.service.access.usage import Usage
+from mint.service.admin.settings import Settings
+from mint.service.checkpoints.storage import CheckpointStore
+from mint.service.engines.pool import Engines
+from mint.service.store.database import Store
+from mint.service.store.sessions import Sessions
+from mint.service.wire.decoding import Decoder
+
 from .futures import Futures
-from .quotas import Quota
-from .sessions import Sessions
-from .settings import Settings
-from .store import Store
-from .usage import Usage
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Parts:
     sessions: Sessions
     futures: Futures
     engines: Engines
-    checkpoints: Checkpoints
+    checkpoints: CheckpointStore
     decoder: Decoder
     usage: Usage
     quota_of: Callable[[str], Quota]

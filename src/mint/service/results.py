@@ -13,7 +13,7 @@ import uuid
 from collections import Counter, OrderedDict
 from pathlib import Path
 
-from .outstanding import most_outstanding
+from mint.service.access.outstanding import most_outstanding
 
 log = logging.getLogger(__name__)
 MAX_RESULTS = 100_000
@@ -21,7 +21,7 @@ MAX_RESULTS = 100_000
 
 
 class Share:
-    """How much of something each user has, and who has too much of it."""
+    """Amounts held by each user, and who holds too much."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -14,12 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 import uvicorn
 from fastapi import FastAPI
 
-from . import logs
-from .app import create_app
+from mint.service.admin import logs
+from mint.service.admin.settings import Settings
+from mint.service.api.app import create_app
+from mint.service.api.limits import timed_protocol
+from mint.service.engines.plans import describe_plan
+
 from .errors import EngineDied, UserError
-from .plans import describe_plan
 from .service import Service
-from .settings import Settings
 
 __all__ = ["Settings", "serve"]
 log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ def serve(settings: Settings) -> None:
     app = create_app(service)
     config = uvicorn.Config(
         app,
+        http=timed_protocol(settings.request_limit_s),
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -8,26 +8,28 @@ import logging
 import re
 from collections.abc import Collection
 
-from .auth import Auth
-from .checkpoints import Checkpoints
-from .decoding import Decoder
-from .engine_process import EngineProcess
-from .engines import Engines
+from mint.service.access.auth import Auth
+from mint.service.access.usage import SAVE_EVERY_S, Usage
+from mint.service.admin.settings import Settings
+from mint.service.checkpoints.links import Links
+from mint.service.checkpoints.retention import Retention, Rule
+from mint.service.checkpoints.storage import CheckpointStore
+from mint.service.checkpoints.transfers import INTERPOLATION, Transfers
+from mint.service.engines.pool import Engines
+from mint.service.engines.process import EngineProcess
+from mint.service.runs.disk_space import why_paused
+from mint.service.runs.registry import Runs
+from mint.service.sampling.samplers import Samplers
+from mint.service.store.database import Store
+from mint.service.store.sessions import Sessions
+from mint.service.text.tokenizer import Tokenizers
+from mint.service.wire.decoding import Decoder
+
 from .errors import ApiError, not_found
-from .files import delete_leftovers
+from .files import delete_leftovers, free_bytes
 from .futures import Future, Futures
 from .idleness import Idleness
-from .links import Links
-from .openai.tokenizer import Tokenizers
 from .parts import Parts
-from .retention import Retention, Rule
-from .runs import Runs
-from .samplers import Samplers
-from .sessions import Sessions
-from .settings import Settings
-from .store import Store
-from .transfers import INTERPOLATION, Transfers
-from .usage import SAVE_EVERY_S, Usage
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 10.0
@@ -51,8 +53,8 @@ class Service:
             settings.max_stored_result_bytes,
             settings.home / "results",
         )
-        self.engines = Engines(settings)
-        self.checkpoints = Checkpoints(settings.home, self.store, self.auth.quota_of)
+        self.engines = Engines(settings, before_unload=self._save_what_is_in)
+        self.checkpoints = CheckpointStore(settings.home, self.store, self.auth.quota_of)
         self.decoder = Decoder(settings.max_body_bytes)
         parts = Parts(
             settings,
@@ -65,13 +67,12 @@ class Service:
             self.usage,
             self.auth.quota_of,
         )
-        self.samplers = Samplers(parts)
+        self.samplers = Samplers(parts, self._restore_run)
         self.idleness = Idleness(settings.home / "idle.json")
         self.runs = Runs(parts, self.samplers, self.idleness)
         self.retention = Retention(self.store, settings.session_idle_s, self._in_use)
         self.transfers = Transfers(parts)
         self.links = Links(self.auth.secret, settings.link_kept_s)
-        self.engines.before_unload = self._save_what_is_in
         self.tokenizers = Tokenizers()
         self.is_ready = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,6 +91,11 @@ class Service:
             await self.engines.locate(name)
         await asyncio.gather(*(self.engines.get(name) for name in self.settings.models))
         self.is_ready = True
+
+    def why_paused(self) -> str | None:
+        """Say why training is paused, if it is."""
+        free, reserve = free_bytes(self.settings.home), self.settings.disk_reserve_bytes
+        return why_paused(free, reserve) if free < reserve or self.runs.paused else None
 
     async def stop(self) -> None:
         """End the workers and give everything back."""
@@ -192,6 +198,9 @@ class Service:
                 await self.usage.save()
             except Exception:
                 log.exception("the usage was not saved and will be tried again")
+
+    async def _restore_run(self, run_id: str, user: str) -> None:
+        await self.runs.restore(run_id, user)
 
     async def _save_what_is_in(self, engine: EngineProcess) -> None:
         """An engine is about to be unloaded: what it holds must come back as it is."""

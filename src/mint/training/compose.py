@@ -1,4 +1,5 @@
-"""From the files of ``conf/`` and the command line to jobs: Hydra's composing, without its folders.
+"""Compose jobs from the files of ``conf/`` and the command line, with Hydra but without its
+folders.
 
 An override may be written with or without ``+``. Every setting is checked by its name here and by
 its value in :mod:`mint.training.job`, before anything is loaded.
@@ -26,7 +27,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
-from mint.rl.options import ConfigError
+from mint.rl.settings.options import ConfigError
 from mint.training.bundled import bundled
 from mint.training.groups import FIELDS, defaults, settings
 from mint.training.hints import EXPERIMENT, check_choice, check_key, check_names
@@ -100,7 +101,7 @@ def compose_jobs(
     return jobs
 
 
-def choices_of(conf: Path) -> dict[str, list[str]]:
+def list_choices(conf: Path) -> dict[str, list[str]]:
     """The files of every group."""
     with initialize_config_dir(str(conf), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()

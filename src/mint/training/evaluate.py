@@ -1,18 +1,18 @@
-"""How good a checkpoint, a run or the base model is on the prompts that training never sees."""
+"""Evaluate a checkpoint, a run or the base model on prompts that training never sees."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from mint.rl.checkpoints import Checkpoints
-from mint.rl.options import ConfigError
+from mint.rl.loop.checkpoints import RunCheckpoints
+from mint.rl.settings.options import ConfigError
 from mint.watch.recorder import EVENTS, STATE, read_rows
 
 SCHEMES = ("tinker://", "mint://")
 
 
-def checkpoint_of(text: str) -> str:
+def find_checkpoint(text: str) -> str:
     """The path that ``checkpoint=`` stands for: itself, or the best checkpoint of a run directory.
 
     Without an evaluation during training nothing is best, and the latest is taken.
@@ -36,7 +36,7 @@ def saved_checkpoint(folder: Path) -> str | None:
     """
     state = folder / STATE
     if state.is_file():
-        checkpoints = Checkpoints(every=1)
+        checkpoints = RunCheckpoints(every=1)
         checkpoints.load(json.loads(state.read_text())["checkpoints"])
         found = checkpoints.best or checkpoints.latest
         assert found is not None  # the state is kept when a checkpoint is saved, and not before

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_type_hints
 
-from mint.rl.config import RLConfig
-from mint.rl.config import options as rl_options
-from mint.rl.options import option
+from mint.rl.settings.config import RLConfig
+from mint.rl.settings.config import options as rl_options
+from mint.rl.settings.options import option
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "model": ("base_model", "rank", "train_mlp", "train_attn", "train_unembed", "start_from"),
@@ -45,7 +45,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 
 @dataclass
 class TaskSettings:
-    """What the loop does not know of: where a task comes from."""
+    """Settings that the loop does not know: where a task comes from."""
 
     adapter: str | None = option(None, "the task's class: file.py:Class or package.module:Class")
     arguments: dict[str, Any] = field(
@@ -56,7 +56,7 @@ class TaskSettings:
 
 @dataclass
 class TrainingSettings:
-    """What the command adds to the loop's settings of training."""
+    """Settings that the command adds to the loop's settings of training."""
 
     reward_function: str | None = option(
         None,
@@ -67,7 +67,7 @@ class TrainingSettings:
 
 @dataclass
 class LoggingSettings:
-    """What is shown during a run."""
+    """Settings of what a run prints."""
 
     samples: int = option(0, "number of answers to print per step, with prompt and reward", low=0)
 
@@ -101,7 +101,7 @@ def settings() -> dict[str, dict[str, Setting]]:
 
 
 def defaults() -> dict[str, dict[str, Any]]:
-    """What every setting is unless a file or the command line says otherwise.
+    """Return the value of every setting that no file and no command line sets.
 
     The loop's are those of RLConfig, and of the environment where it sets them (MINT_BASE_MODEL,
     MINT_RL_STEPS).

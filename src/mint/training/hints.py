@@ -1,4 +1,4 @@
-"""What a mistyped setting was meant to be."""
+"""Suggestions for mistyped settings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from mint.rl.config import SHORT_NAMES
-from mint.rl.options import ConfigError, closest
+from mint.rl.settings.config import SHORT_NAMES
+from mint.rl.settings.options import ConfigError, closest
 from mint.training.groups import OPEN, settings
 
 EXPERIMENT = "experiment"
@@ -18,7 +18,7 @@ def check_names(job: Mapping[str, Any]) -> None:
 
     >>> check_names({"training": {"stpes": 3}})
     Traceback (most recent call last):
-    mint.rl.options.ConfigError: There is no setting training.stpes. Did you mean training.steps?
+    mint.rl.ConfigError: There is no setting training.stpes. Did you mean training.steps?
     """
     groups = settings()
     for group, values in job.items():
@@ -57,7 +57,7 @@ def check_choice(group: str, choice: str, choices: Iterable[str]) -> None:
 
     >>> check_choice("task", "arithmatic", ["arithmetic", "chat"])
     Traceback (most recent call last):
-    mint.rl.options.ConfigError: There is no task=arithmatic. Did you mean 'arithmetic'? \
+    mint.rl.ConfigError: There is no task=arithmatic. Did you mean 'arithmetic'? \
 The files in conf/task are: arithmetic, chat.
     """
     files = list(choices)

@@ -11,15 +11,15 @@ from typing import Any
 
 import yaml
 
-from mint.rl.config import RLConfig
-from mint.rl.directory import RUNS, task_name
-from mint.rl.metadata import as_sample
-from mint.rl.options import ConfigError, checked
+from mint.rl.recording.directory import RUNS, task_name
+from mint.rl.rollouts.metadata import as_sample
+from mint.rl.settings.config import RLConfig
+from mint.rl.settings.options import ConfigError, checked
 from mint.training.groups import FIELDS, OPEN, WEIGHTS, settings
 from mint.training.reward import (
     environment_refused,
+    load_reward,
     missing_from,
-    reward_of,
     with_reward,
 )
 from mint.training.task import TaskReference
@@ -34,19 +34,19 @@ _LOOKED_AT = 100
 Job = Mapping[str, Any]
 
 
-def config_of(job: Job) -> RLConfig:
+def make_config(job: Job) -> RLConfig:
     """The settings of the loop."""
     chosen = {name: job[group][name] for group, names in FIELDS.items() for name in names}
     return RLConfig(**chosen)
 
 
-def adapter_of(job: Job) -> Any:
+def load_adapter(job: Job) -> Any:
     """The task, paid by the job's reward function where it has one."""
     task, training = job["task"], job["training"]
     kind: Any = TaskReference.read(task["adapter"]).load()
     if training["reward_function"] is not None:
         in_threads = training["reward_workers"] > 0
-        kind = with_reward(kind, reward_of(training["reward_function"]), in_threads)
+        kind = with_reward(kind, load_reward(training["reward_function"]), in_threads)
     try:
         return kind(**task["arguments"] or {})
     except ConfigError:  # its text says all
@@ -67,14 +67,14 @@ def check(job: Job) -> None:
                 _check_mapping(f"{group}.{name}", value)
             else:
                 _check_value(group, each, kind, value)
-    config_of(job).check()
+    make_config(job).check()
     _check_task(job)
 
 
 def check_tasks(jobs: Iterable[Job]) -> None:
     """Raise :class:`ConfigError` when a task of a sweep cannot be made, before any is run."""
     for job in {str(_what(job)): job for job in jobs}.values():
-        adapter_of(job)
+        load_adapter(job)
 
 
 def check_rewards(jobs: Iterable[Job]) -> None:
@@ -85,7 +85,7 @@ def check_rewards(jobs: Iterable[Job]) -> None:
 
 
 def _check_reward(job: Job) -> None:
-    task = adapter_of(job)  # one of its own: what it draws for this check, the run draws again
+    task = load_adapter(job)  # one of its own: what it draws for this check, the run draws again
     samples = [as_sample(each, _STAND_IN) for each in list(task.build_dataset())[:_LOOKED_AT]]
     missing = list(takewhile(bool, (missing_from(task.paid_by, each) for each in samples)))
     if missing and len(missing) == len(samples):
@@ -130,11 +130,11 @@ def _check_task(job: Job) -> None:
     if reward_function is not None:
         if reference.is_environment():
             raise environment_refused(reference.name)
-        reward_of(reward_function)
+        load_reward(reward_function)
 
 
 def run_directory(job: Job, adapter: Any) -> str:
-    """Where the run of a job is written: as asked for, or a folder of its own under ``runs/``.
+    """Return the run directory of a job: as asked for, or a folder of its own under ``runs/``.
 
     A folder of an unfinished run of the same job is used again, so that
     the run resumes.
@@ -183,7 +183,7 @@ def _check_same_job(path: Path, job: Job) -> None:
 
 
 def _what(job: Job) -> dict[str, Any]:
-    """What makes a job another one, beside the settings of the loop."""
+    """Return what makes a job another one, beside the settings of the loop."""
     task = job["task"]
     return {
         "task.adapter": task["adapter"],
@@ -194,7 +194,7 @@ def _what(job: Job) -> dict[str, Any]:
 
 def fingerprint(job: Job) -> str:
     """Eight letters that identify the run, independent of its number of steps."""
-    parts = [config_of(job).fingerprint(), _what(job)]
+    parts = [make_config(job).fingerprint(), _what(job)]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

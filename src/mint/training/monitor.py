@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from mint.rl.collect import Batch
+from mint.rl.groups.collect import Batch
 from mint.training.job import Job
 
 Monitor = Callable[[Batch], None]
 _SHOWN = 400
 
 
-def monitors_of(job: Job) -> list[Monitor]:
-    """What a job asks to be shown."""
+def make_monitors(job: Job) -> list[Monitor]:
+    """Create the monitors that a job asks for."""
     found: list[Monitor] = []
     if job["logging"]["samples"]:
         found.append(SampleLog(job["logging"]["samples"]))

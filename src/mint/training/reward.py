@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from mint.rewards import Failure, Reward, Sample, find_reward
-from mint.rewards.code import BrokenTest
-from mint.rewards.composition import Scheduled
+from mint.rewards.code.reward import BrokenTest
 from mint.rewards.registry import RewardNotFound
 from mint.rewards.reward import FunctionReward, run
+from mint.rewards.shaping.composition import Scheduled
 from mint.rewards.signature import SignatureError
-from mint.rl.metadata import as_sample
-from mint.rl.options import ConfigError
+from mint.rl.rollouts.metadata import as_sample
+from mint.rl.settings.options import ConfigError
 from mint.training.task import importable
 
 
-def reward_of(name: str) -> Reward:
+def load_reward(name: str) -> Reward:
     """The reward of this name, of ``file.py:function``, or of ``package.module:function``."""
     place, separator, function = name.rpartition(":")
     in_file = place.endswith(".py")
@@ -43,7 +43,8 @@ def reward_of(name: str) -> Reward:
 
 
 def missing_from(reward: Reward, sample: Sample) -> str | None:
-    """What a reward asks of a sample's metadata in vain; None when the metadata is not at fault.
+    """Return the metadata that a reward needs and a sample lacks; None when the metadata is not at
+    fault.
 
     A reward may also fail because of a response. So what its error names counts only when the same
     response fares otherwise with it.
@@ -81,7 +82,7 @@ def with_reward(task: type, reward: Reward, in_threads: bool) -> type:
 
 
 def environment_refused(name: str) -> ConfigError:
-    """Why an agent's environment cannot have another reward."""
+    """Return why an agent's environment cannot have another reward."""
     return ConfigError(
         f"training.reward_function: {name} is an environment, which computes its own reward in "
         "rollout(); a reward function cannot replace it. Leave it out, or weight the "

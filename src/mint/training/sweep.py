@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
-from mint.rl.directory import RUNS
-from mint.rl.options import ConfigError
+from mint.rl.recording.directory import RUNS
+from mint.rl.settings.options import ConfigError
 from mint.training.compose import Composed
 from mint.training.job import fingerprint, make_folder
 from mint.watch.recorder import METRICS, read_rows
@@ -22,8 +22,8 @@ COLUMNS = ("OVERRIDES", "FIRST REWARD", "LAST REWARD", "PASS@1", "SECONDS", "RUN
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of a job."""
+class JobResult:
+    """The result of a job."""
 
     overrides: str
     run_dir: str
@@ -34,7 +34,7 @@ class Outcome:
     error: str | None = None
 
     @classmethod
-    def of(cls, composed: Composed, seconds: float, error: str | None = None) -> Outcome:
+    def of(cls, composed: Composed, seconds: float, error: str | None = None) -> JobResult:
         """Read from the job's run directory."""
         folder = composed.job["logging"]["run_dir"]
         rows = read_rows(Path(folder) / METRICS)
@@ -51,7 +51,7 @@ class Outcome:
         )
 
     def row(self) -> list[str]:
-        """For a table."""
+        """Return a row for the table."""
         failed = f" failed: {self.error.splitlines()[0]}" if self.error else ""
         passed = "-" if self.holdout_pass_1 is None else f"{self.holdout_pass_1:.1%}"
         rewards = [_figure(self.first_reward), _figure(self.last_reward)]
@@ -77,13 +77,13 @@ class Sweep:
         (folder,) = named
         self.folder = Path(folder) if folder else _unfinished(jobs)
         make_folder(self.folder)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[JobResult] = []
         for each in jobs:
             each.job["logging"]["run_dir"] = str(self.folder / _name(each))
 
     def add(self, composed: Composed, since: float, error: str | None = None) -> None:
         """Note how a job ended."""
-        self.outcomes.append(Outcome.of(composed, time.monotonic() - since, error))
+        self.outcomes.append(JobResult.of(composed, time.monotonic() - since, error))
 
     @property
     def failed(self) -> bool:

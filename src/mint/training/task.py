@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mint.rl.options import ConfigError, closest
+from mint.rl.settings.options import ConfigError, closest
 
+_MOVED = {"mint.rl.dataset": "mint.rl.data.dataset"}
+"""Modules that older run directories name, and where they are now."""
 EXAMPLE = "Write it as demos/rl/adapters/tool_use.py:ToolUseEnvironment or package.module:Class."
 
 
 @dataclass(frozen=True)
 class TaskReference:
-    """Where a task's class is.
+    """The location of a task's class.
 
     >>> TaskReference.read("tasks/mine.py:MyAdapter").name
     'MyAdapter'
@@ -37,7 +39,7 @@ class TaskReference:
         place, _, name = text.rpartition(":")
         if not place or not name.isidentifier():
             raise ConfigError(f"task.adapter is {text!r}, which is not a class. {EXAMPLE}")
-        return cls(place, name)
+        return cls(_MOVED.get(place, place), name)
 
     @property
     def is_file(self) -> bool:
@@ -68,7 +70,7 @@ class TaskReference:
             _check_arguments(definition, arguments)
 
     def is_environment(self) -> bool:
-        """Whether the source shows a class with conversations of its own."""
+        """Return whether the source shows a class with conversations of its own."""
         definition = self._definition()
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
         methods = [n for n in definition.body if isinstance(n, functions)] if definition else []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mint.rl import Run
 from mint.training.compose import Composed
-from mint.training.job import adapter_of, config_of, run_directory, write_job
-from mint.training.monitor import monitors_of
+from mint.training.job import load_adapter, make_config, run_directory, write_job
+from mint.training.monitor import make_monitors
 
 
 def train(composed: Composed) -> str:
@@ -14,12 +14,12 @@ def train(composed: Composed) -> str:
     The service is the one that the environment names, or one that the jobs of a process share.
     """
     job = composed.job
-    adapter, cfg = adapter_of(job), config_of(job)
+    adapter, cfg = load_adapter(job), make_config(job)
     cfg.run_dir = run_directory(job, adapter)
     with Run(adapter, cfg) as run:
         folder = run.directory.path
         write_job(folder, job)
-        monitors = monitors_of(job)
+        monitors = make_monitors(job)
         for step in run:
             batch, datums = run.learn(step)
             try:

@@ -1,4 +1,6 @@
-"""Who may read: requests of this machine, or of those who have the key. Headers of every answer."""
+"""Access to the dashboard: this machine, or those who have the key; and the headers of every
+answer.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _FOREIGN = ("cross-site", "same-site")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address.
+    """Return whether only this machine can reach an address.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -40,10 +42,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def host_of(header: str) -> str:
+def parse_host(header: str) -> str:
     """Return the host of a Host header, without its port.
 
-    >>> host_of("127.0.0.1:8265"), host_of("[::1]:80"), host_of("evil.example")
+    >>> parse_host("127.0.0.1:8265"), parse_host("[::1]:80"), parse_host("evil.example")
     ('127.0.0.1', '::1', 'evil.example')
     """
     if header.startswith("["):
@@ -84,7 +86,7 @@ class Access:
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
         names = None if self._key is not None else self._hosts
-        if names is not None and host_of(headers.get("host", "")) not in names:
+        if names is not None and parse_host(headers.get("host", "")) not in names:
             return _refused(
                 421, "mint watch does not serve this host name. Use the address it printed."
             )
@@ -102,7 +104,7 @@ class Access:
 
 
 def in_api(scope: Scope) -> bool:
-    """Whether a request is for data, not for the page and its parts."""
+    """Return whether a request is for data, not for the page and its parts."""
     path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
     return path.startswith("/api/")
 

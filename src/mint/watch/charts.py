@@ -19,7 +19,7 @@ Band = Sequence[tuple[float, float, float]]
 
 
 class _Scale:
-    """From numbers to places in the picture."""
+    """The scale from numbers to places in the picture."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         self.x0, self.x1 = min(xs), max(xs)

@@ -28,10 +28,10 @@ def columns(rows: Rows, points: int = MOST_POINTS) -> dict[str, Any]:
     bucket = max(1, -(-len(rows) // max(1, points)))
     if bucket == 1:
         table = {name: [_short(number(row.get(name))) for row in rows] for name in names}
-        return {"steps": [step_of(row) for row in rows], "columns": table, "bucket": 1}
+        return {"steps": [read_step(row) for row in rows], "columns": table, "bucket": 1}
     parts = [rows[i : i + bucket] for i in range(0, len(rows), bucket)]
     table = {name: [_mean(part, name) for part in parts] for name in names}
-    return {"steps": [step_of(part[-1]) for part in parts], "columns": table, "bucket": bucket}
+    return {"steps": [read_step(part[-1]) for part in parts], "columns": table, "bucket": bucket}
 
 
 def metric_names(rows: Rows) -> list[str]:
@@ -52,10 +52,10 @@ def between(rows: Rows, first: int | None, last: int | None) -> Rows:
         return rows
     low = first if first is not None else -(2**62)
     high = last if last is not None else 2**62
-    return [row for row in rows if low <= step_of(row) <= high]
+    return [row for row in rows if low <= read_step(row) <= high]
 
 
-def step_of(row: dict[str, Any]) -> int:
+def read_step(row: dict[str, Any]) -> int:
     """Return a row's step, 0 without one."""
     return int(number(row.get("step")) or 0)
 

@@ -1,4 +1,4 @@
-"""What a search asks for, and its SQL."""
+"""The filters of a search, and their SQL."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Filter:
         return " AND ".join(parts) or "true", values
 
     def may_be_in(self, first: int, last: int) -> bool:
-        """Whether a file with this range of steps can have hits."""
+        """Return whether a file with this range of steps can have hits."""
         return (self.step_min is None or last >= self.step_min) and (
             self.step_max is None or first <= self.step_max
         )

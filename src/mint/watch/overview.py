@@ -1,4 +1,4 @@
-"""What is known of a run at a glance, and the tables behind its curves, kept up to date."""
+"""Overviews of runs, and the tables behind their curves, kept up to date."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from .curves import Rows, columns, spark, step_of
+from .curves import Rows, columns, read_step, spark
 from .files import CONFIG, EVENTS, METRICS, SUMMARY
 from .library import RunPlace
 from .query import Rollouts
@@ -21,8 +21,10 @@ from .verdict import NEEDED, judge
 _MOST_BYTES = 1024 * 1024
 _MOST_ROWS_KEPT = 100_000
 _MOST_OVERVIEWS = 2_000
+_MOST_STOPS = 16
 _SPARKS = ("reward/success", "reward/mean", "holdout/pass@1")
 _TEXT = 2_000
+_NAME = 200
 _ENDS = {
     "finished": "finished",
     "stopped": "failed",
@@ -101,7 +103,7 @@ class Tables:
 
 
 def _signature(folder: Path) -> object:
-    """What changes when a run writes its small files."""
+    """Return a value that changes when a run writes its small files."""
     found = []
     for name in (CONFIG, EVENTS, METRICS, SUMMARY):
         try:
@@ -137,12 +139,12 @@ def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
     status = _text(summary.get("status")) or "unknown"
     return {
         "id": place.id,
-        "name": _text(summary.get("name")) or place.path.name,
+        "name": _name(summary.get("name")) or place.path.name,
         "path": str(place.path),
-        "task": _text(summary.get("task")) or _text(config.get("task")) or "",
-        "model": _text(config.get("base_model")) or "",
+        "task": _name(summary.get("task")) or _name(config.get("task")) or "",
+        "model": _name(config.get("base_model")) or "",
         "status": status,
-        "step": int(number(summary.get("step")) or (step_of(last) if last else 0)),
+        "step": int(number(summary.get("step")) or (read_step(last) if last else 0)),
         "steps": int(number(summary.get("steps")) or number(config.get("steps")) or 0),
         "started": number(summary.get("started")),
         "updated": number(summary.get("updated")),
@@ -196,6 +198,17 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def stop_strings(settings: Mapping[str, Any]) -> list[str]:
+    """Return the stop strings among settings.
+
+    >>> stop_strings({"stop": ["\\n", 3]}), stop_strings({"stop": "END"}), stop_strings({})
+    (['\\n'], ['END'], [])
+    """
+    found = settings.get("stop")
+    given = found if isinstance(found, list) else [found]
+    return [text for each in given[:_MOST_STOPS] if (text := _text(each))]
+
+
 def read_text(place: RunPlace, name: str) -> str | None:
     """Return a small text file of a run; None when it is absent, a link or too large."""
     path = place.file(name)
@@ -208,6 +221,10 @@ def read_text(place: RunPlace, name: str) -> str | None:
     with open(descriptor, "rb") as file:
         content = file.read(_MOST_BYTES + 1)
     return content.decode(errors="replace") if len(content) <= _MOST_BYTES else None
+
+
+def _name(value: Any) -> str | None:
+    return value[:_NAME] if isinstance(value, str) else None
 
 
 def _text(value: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Whether a rise has ended, and where: the ramp that fits a series best."""
+"""Find whether a rise has ended, and where: the ramp that fits a series best."""
 
 from __future__ import annotations
 

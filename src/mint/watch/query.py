@@ -332,7 +332,7 @@ def _brief(row: dict[str, Any]) -> dict[str, Any]:
 
 def _whole(row: dict[str, Any]) -> dict[str, Any]:
     """A rollout with its JSON columns read, and texts of bounded length."""
-    for name in ("components", "reasons"):
+    for name in ("components", "reasons", "digests"):
         row[name] = dict(row.get(name) or {})
     for name in ("messages", "trace"):
         row[name] = _from_json(row.get(name))

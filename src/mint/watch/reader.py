@@ -179,7 +179,7 @@ class RunReader:
         self, step: int | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[Row]:
         """Yield the rollouts of a step, or of all, holding those of one file at a time."""
-        from mint.watch.schema import full_row, rows_of
+        from mint.watch.schema import full_row, read_table
 
         for row in self._table(ROLLOUTS_1):
             if step is None or row.get("step") == step:
@@ -198,7 +198,7 @@ class RunReader:
                     missing = True  # merged meanwhile: look again
                     break
                 if table is not None:
-                    yield from rows_of(table)
+                    yield from read_table(table, names)
                 done = file.last
             if not missing:
                 return
@@ -248,11 +248,17 @@ def _reads(step: int | None, columns: list[str] | None) -> Callable[[Path], Any]
     import pyarrow.parquet as pq
 
     only = None if step is None else [("step", "=", step)]
-    return lambda path: pq.read_table(path, columns=columns, filters=only, use_threads=False)
+
+    def read(path: Path) -> Any:
+        there = pq.read_schema(path).names if columns is not None else []
+        names = None if columns is None else [name for name in columns if name in there]
+        return pq.read_table(path, columns=names, filters=only, use_threads=False)
+
+    return read
 
 
 def _is_gone(summary: Row) -> bool:
-    """Whether the process that wrote a summary was on this machine, and is no more."""
+    """Return whether the process that wrote a summary was on this machine, and is no more."""
     process = summary.get("pid")
     if summary.get("host") != socket.gethostname() or not isinstance(process, int) or process < 1:
         return False

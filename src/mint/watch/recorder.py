@@ -56,7 +56,7 @@ from mint.watch.files import (
 )
 from mint.watch.sinks import Sinks
 from mint.watch.sinks.opentelemetry_sink import is_configured
-from mint.watch.verdict import History, judge
+from mint.watch.verdict import VerdictHistory, judge
 
 __all__ = ["CONFIG", "EVENTS", "METRICS", "STATE", "RunDirectory", "RunDirectoryBusy", "read_rows"]
 
@@ -82,7 +82,7 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = self._locked()
         self._files: dict[str, IO[bytes]] = {}
-        self._history: History | None = None
+        self._history: VerdictHistory | None = None
         self._config: dict[str, Any] | None = None
         self._status = "running"
         self._started: float | None = None
@@ -177,7 +177,7 @@ class RunDirectory:
     def _rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         import pyarrow.parquet as pq
 
-        from mint.watch.schema import table_of
+        from mint.watch.schema import build_table
 
         steps: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         given_rows = list(rows)
@@ -185,7 +185,7 @@ class RunDirectory:
             steps[int(row.get("step") or 0)].append(row)
         (self.path / ROLLOUTS).mkdir(exist_ok=True)
         for step, given in steps.items():
-            file, table = step_file(self.path, step), table_of(given)
+            file, table = step_file(self.path, step), build_table(given)
             if block_file(self.path, step - step % BLOCK).exists():
                 raise ValueError(
                     f"Rollouts of step {step} or a later step are already written. Steps must not "
@@ -196,7 +196,7 @@ class RunDirectory:
         self._sinks.rollouts(given_rows)
 
     def add_sinks(self, names: Iterable[str]) -> None:
-        """Also send what is written to other places; see :mod:`mint.watch.sinks`.
+        """Send what is written to other places too; see :mod:`mint.watch.sinks`.
 
         Traces of agents go to OpenTelemetry wherever the program has set it up.
         """
@@ -302,7 +302,7 @@ class RunDirectory:
         found = self._summary(self._remembered(), self._config)
         replace_file(self.path / SUMMARY, lines([found]), durable=False)
 
-    def _summary(self, history: History, config: Mapping[str, Any]) -> dict[str, Any]:
+    def _summary(self, history: VerdictHistory, config: Mapping[str, Any]) -> dict[str, Any]:
         now = round(time.time(), 3)
         if self._started is None:
             earlier = read_json(self.path / SUMMARY) or {}
@@ -324,10 +324,10 @@ class RunDirectory:
             "last": history.last,
         }
 
-    def _remembered(self) -> History:
+    def _remembered(self) -> VerdictHistory:
         """Return what the verdict needs of earlier steps, read from the tables once."""
         if self._history is None:
-            self._history = History.of(
+            self._history = VerdictHistory.of(
                 read_rows(self.path / METRICS), read_rows(self.path / EVENTS)
             )
         return self._history

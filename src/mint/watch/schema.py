@@ -60,6 +60,7 @@ def schema() -> pa.Schema:
             ("traceback", pa.string()),
             ("trace", pa.string()),
             ("version", pa.int32()),
+            ("digests", pa.map_(pa.int32(), pa.string())),
             ("replaced", pa.bool_()),
             ("sampled_at", pa.float64()),
             ("segments", pa.list_(segment_type())),
@@ -74,14 +75,14 @@ def repeated_columns() -> list[str]:
     dictionary would make larger and slower to write."""
     texts = [field.name for field in schema() if pa.types.is_string(field.type)]
     texts += [f"{name}.key_value.{part}" for name in ("components", "reasons") for part in _PAIR]
-    return [*texts, "segments.list.element.pieces.list.element"]
+    return [*texts, "digests.key_value.value", "segments.list.element.pieces.list.element"]
 
 
-def table_of(rows: Iterable[Row]) -> pa.Table:
+def build_table(rows: Iterable[Row]) -> pa.Table:
     """Build the table of some rollouts. What a row leaves out is null, zero or empty.
 
-    >>> table = table_of([{"step": 3, "response": "8", "reward": 1.0}])
-    >>> rows_of(table)[0]["reward"], rows_of(table)[0]["components"]
+    >>> table = build_table([{"step": 3, "response": "8", "reward": 1.0}])
+    >>> read_table(table)[0]["reward"], read_table(table)[0]["components"]
     (1.0, {})
     """
     given = list(rows)
@@ -95,11 +96,17 @@ def table_of(rows: Iterable[Row]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema())
 
 
-def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """Turn a table, or some columns of one, into rows of Python values."""
+def read_table(table: pa.Table, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Turn a table, or some columns of one, into rows of Python values.
+
+    A table of an earlier version may lack some of the ``columns`` (None: all).
+    """
     rows: list[dict[str, Any]] = table.to_pylist()
+    wanted = columns if columns is not None else schema().names
+    absent = dict.fromkeys(name for name in wanted if name not in table.column_names)
     for row in rows:
-        for name in ("components", "reasons"):
+        row.update(absent)
+        for name in ("components", "reasons", "digests"):
             if name in row:
                 row[name] = dict(row[name] or [])
         if "trace" in row:
@@ -113,7 +120,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 
 def current(table: pa.Table) -> pa.Table:
     """Return a table with the columns of today, which one of an earlier version may lack."""
-    return table if table.schema.equals(schema()) else table_of(rows_of(table))
+    return table if table.schema.equals(schema()) else build_table(read_table(table))
 
 
 def full_row(row: Row) -> dict[str, Any]:
@@ -126,6 +133,7 @@ def full_row(row: Row) -> dict[str, Any]:
     empty |= {"messages": None, "response": "", "reward": None, "components": {}, "reasons": {}}
     empty |= {"penalty": 0.0, "advantage": None, "length": 0, "truncated": False, "masked": False}
     empty |= {"error": None, "traceback": None, "trace": [], "version": 0, "replaced": False}
+    empty |= {"digests": {}}
     found = {**empty, "sampled_at": None, "segments": [], **row}
     found.setdefault("stop", "length" if found["truncated"] else "stop")
     return found
@@ -189,6 +197,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("truncated", "masked", "replaced"), bool),
     **dict.fromkeys(("messages", "trace"), _json),
     "penalty": _number,
+    "digests": lambda value: [(int(version), _text(x)) for version, x in (value or {}).items()],
     "components": _numbers,
     "reasons": _texts,
 }

@@ -37,7 +37,7 @@ class Record:
 
     @property
     def path(self) -> Path:
-        """Where the run is written."""
+        """The run directory."""
         return self.directory.path
 
     def step(

@@ -46,7 +46,7 @@ def first_named(rows: Sequence[Row], names: Sequence[str]) -> tuple[str, Series]
     return names[0], []
 
 
-def mean_of(values: Series) -> float:
+def finite_mean(values: Series) -> float:
     """Return the mean of a series' values, 0 when there are none."""
     return statistics.fmean(value for _, value in values) if values else 0.0
 

@@ -25,10 +25,10 @@ from starlette.routing import Route
 
 from .access import Access
 from .assets import load_assets
-from .curves import MOST_POINTS, between, columns, step_of
+from .curves import MOST_POINTS, between, columns, read_step
 from .filters import BadFilter, Filter
 from .library import Library, RunPlace, UnknownRun
-from .overview import Tables, flat, overview, read_config
+from .overview import Tables, flat, overview, read_config, stop_strings
 from .query import Place, QueryFailed, Rollouts
 from .tail import number
 
@@ -40,7 +40,7 @@ _MOST_EVENTS = 5_000
 
 @dataclass
 class Watch:
-    """What the routes need: the runs, and the service that the dashboard is attached to."""
+    """The state of the routes: the runs, and the service that the dashboard is attached to."""
 
     library: Library
     demo: bool = False
@@ -188,6 +188,7 @@ def describe(place: RunPlace, tables: Tables) -> dict[str, Any]:
         **overview(place, known),
         "config": flat(settings),
         "config_text": text,
+        "stop": stop_strings(settings),
         "rollouts": rollouts.steps(),
         "components": known.components(rollouts),
     }
@@ -242,8 +243,9 @@ def events_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> d
         {
             "event": str(row.get("event", ""))[:100],
             "name": str(row.get("name", ""))[:100],
-            "text": str(row.get("text") or row.get("path") or "")[:2_000],
-            "step": step_of(row) if number(row.get("step")) is not None else None,
+            "text": str(row.get("text") or row.get("path") or row.get("error") or "")[:2_000],
+            "path": str(row.get("path") or "")[:500],
+            "step": read_step(row) if number(row.get("step")) is not None else None,
             "time": number(row.get("time")),
         }
         for row in rows[-_MOST_EVENTS:]

@@ -18,7 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from mint.watch.series import Series, series
-from mint.watch.verdict import DIVERGING, FLAT, HACKING, LEARNING, STALLED, History, Verdict, judge
+from mint.watch.verdict import (
+    DIVERGING,
+    FLAT,
+    HACKING,
+    LEARNING,
+    STALLED,
+    Verdict,
+    VerdictHistory,
+    judge,
+)
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 32
@@ -69,7 +78,7 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class View:
-    """What the view shows."""
+    """The data of the live view."""
 
     task: str
     steps: int | None = None
@@ -174,7 +183,7 @@ class LiveView:
         console: Console | None = None,
     ) -> None:  # fmt: skip
         self.view = View(task, steps)
-        self._history = History.of(rows, [])
+        self._history = VerdictHistory.of(rows, [])
         self._all: list[dict[str, Any]] = [dict(row) for row in rows][-_KEPT:]
         self._times: list[float] = [time.monotonic()]
         self._live = Live(console=console or Console(file=sys.stdout), auto_refresh=False)

@@ -1,4 +1,4 @@
-"""Whether a run is learning, in words: a pure function of its metrics and events.
+"""Judge whether a run is learning: a pure function of its metrics and events.
 
 learning               reward or success rises by more than its noise
 flat                   it was learning, and has not risen since
@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mint.watch.holdout import HIGH, HOLDOUT, HOLDOUT_REWARD, LOW, weights_to_use
 from mint.watch.plateau import plateau_start, rises_after
 from mint.watch.series import (
     Series,
     constant_share,
+    finite_mean,
     first_named,
-    mean_of,
     median,
     series,
     shift,
@@ -36,12 +37,11 @@ VERDICTS = (LEARNING, FLAT, STALLED, DIVERGING, HACKING, FINISHED, EARLY)
 REWARD = ("reward/mean", "reward", "mean_reward", "avg_reward")
 SUCCESS = ("reward/success", "success", "accuracy", "exact_rate")
 LOSS = ("train/loss_per_token", "loss_per_token", "train/loss", "loss")
-HOLDOUT, HIGH, LOW = "holdout/pass@1", "holdout/pass@1_high", "holdout/pass@1_low"
 _SIGNAL = ("groups", "groups/signal", "groups/all_right", "groups/all_wrong")
 _HEALTH = ("train/grad_norm", "kl/k3", "policy/entropy", "length/truncated", "train/refused")
 _FINITE = (*REWARD, *LOSS, "train/grad_norm", "kl/k3")
 NEEDED = (
-    *("step", "holdout/reward", HOLDOUT, HIGH, LOW),
+    *("step", HOLDOUT_REWARD, HOLDOUT, HIGH, LOW),
     *(*REWARD, *SUCCESS, *LOSS, *_SIGNAL, *_HEALTH),
 )
 """The metrics that a verdict reads."""
@@ -73,15 +73,15 @@ class Verdict:
 
 
 @dataclass
-class History:
-    """What a verdict needs of a run, kept by whoever writes it."""
+class VerdictHistory:
+    """The metrics and events that a verdict needs, kept by the recorder."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: Iterable[Row], events: Iterable[Row]) -> History:
+    def of(cls, rows: Iterable[Row], events: Iterable[Row]) -> VerdictHistory:
         """Read the rows and events of a run."""
         found = cls()
         for row in rows:
@@ -128,19 +128,22 @@ def judge(
         or _moved(rows, trained)
     )
     if status == "finished" and found.verdict not in (DIVERGING, HACKING):
-        return _finished(found, count)
+        return _finished(found, rows, count)
     return found
 
 
-def _finished(found: Verdict, count: int) -> Verdict:
+def _finished(found: Verdict, rows: Sequence[Row], count: int) -> Verdict:
+    use = weights_to_use(rows)
+    done = f"All {count} steps are done" if count > 1 else "The only step is done"
+    evaluate = use or "Evaluate the final weights on a holdout."
     ways = {
-        LEARNING: ("It learned: ", "Evaluate the final weights on a holdout, or train longer."),
-        FLAT: ("It ", "Evaluate the final weights on a holdout. More steps alone will not help."),
-        STALLED: ("It had stopped learning: ", found.advice),
-        EARLY: (f"All {count} steps are done; ", "Train longer to see whether it learns."),
+        LEARNING: ("It learned: {}", f"{evaluate} It was still learning: more steps may help."),
+        FLAT: ("It {}", f"{evaluate} More steps alone will not help."),
+        STALLED: ("It had stopped learning: {}", f"{use} For another run: {found.advice}"),
+        EARLY: (f"{done}, too few to tell.", f"{use} Train longer to see whether it learns."),
     }
-    lead, advice = ways[found.verdict]
-    return Verdict(FINISHED, lead + found.evidence, found.since, advice)
+    said, advice = ways[found.verdict]
+    return Verdict(FINISHED, said.format(found.evidence), found.since, advice.strip())
 
 
 # ---- diverging ----
@@ -169,7 +172,7 @@ def _not_finite(trained: Sequence[Row], events: Sequence[Row]) -> Verdict | None
 
 
 def _collapsed(trained: Sequence[Row]) -> Verdict | None:
-    """What was learned is being lost, or the gradients have exploded."""
+    """Detect that what was learned is being lost, or that gradients have exploded."""
     name, values = _goal(trained)
     advice = (
         "Lower the learning rate, set grad_clip_norm=1.0 or kl_penalty_coef=0.05, and resume from "
@@ -198,12 +201,12 @@ def _collapsed(trained: Sequence[Row]) -> Verdict | None:
 
 
 def _why(trained: Sequence[Row]) -> str:
-    """What went along with a fall."""
+    """Return what accompanied a fall."""
     found = []
     for name, said in (("kl/k3", "KL"), ("length/truncated", "share of cut-off answers")):
         values = series(trained, name)
         if len(values) >= 2 * _WINDOW:
-            before, now = mean_of(values[:_WINDOW]), mean_of(values[-_WINDOW:])
+            before, now = finite_mean(values[:_WINDOW]), finite_mean(values[-_WINDOW:])
             if now > 2 * before and now - before > 0.05:
                 found.append(f"{said} rose from {before:.2f} to {now:.2f}")
     return f", while the {' and the '.join(found)}" if found else ""
@@ -213,7 +216,7 @@ def _why(trained: Sequence[Row]) -> str:
 
 
 def _hacking(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict | None:
-    """What is paid rises, and what is wanted falls."""
+    """Detect that the paid reward rises while the wanted result falls."""
     reward = first_named(trained, REWARD)[1]
     if len(reward) < 2 * _WINDOW or not _rose(reward):
         return None
@@ -254,7 +257,7 @@ def _constant(trained: Sequence[Row]) -> Verdict | None:
     shares = constant_share(trained)
     if len(shares) < 3:
         return None
-    recent = mean_of(shares[-_WINDOW:])
+    recent = finite_mean(shares[-_WINDOW:])
     if recent < _CONSTANT:
         return None
     since = shares[-1][0]
@@ -280,7 +283,7 @@ def _constant(trained: Sequence[Row]) -> Verdict | None:
 
 
 def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
-    """Whether reward, success or the holdout rose by more than its noise."""
+    """Return whether reward, success or the holdout rose by more than its noise."""
     goals = [first_named(trained, names) for names in (SUCCESS, REWARD)]
     rising = [(name, values) for name, values in goals if _rose(values)]
     if rising:
@@ -346,7 +349,7 @@ def _goal(trained: Sequence[Row]) -> tuple[str, Series]:
 
 
 def _span(values: Series) -> int:
-    """How many steps a series covers."""
+    """Return how many steps a series covers."""
     return max(len(values), values[-1][0] - values[0][0] + 1)
 
 

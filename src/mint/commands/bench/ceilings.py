@@ -1,4 +1,4 @@
-"""What a machine can do at most: its matmul rate, its memory bandwidth, a model's own products.
+"""Upper limits of a machine: its matmul rate, its memory bandwidth, and a model's own products.
 
 ``python -m mint.commands.bench.ceilings`` measures and prints JSON. `mint bench` runs it as a child
 process, so that the command itself loads no torch, and ``benchmarks/`` calls the same functions.

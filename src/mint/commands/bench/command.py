@@ -10,7 +10,7 @@ import typer
 
 from ..output import JsonOption, Mistake, print_fields, print_json, print_table
 from .measure import MOST_ANSWERS, Workload, measure
-from .recommend import Report, recommend
+from .recommend import BenchReport, recommend
 
 
 def bench(
@@ -72,7 +72,7 @@ def failures() -> Iterator[None]:
         raise Mistake(str(error)) from error
 
 
-def print_report(report: Report) -> None:
+def print_report(report: BenchReport) -> None:
     """Print the machine, the speeds and the recommendation."""
     fields = {"model": report.model, "service": report.service}
     if report.precision:
@@ -105,7 +105,7 @@ def print_report(report: Report) -> None:
     print_recommendation(report)
 
 
-def describe_machine(report: Report) -> dict[str, str]:
+def describe_machine(report: BenchReport) -> dict[str, str]:
     """Return what the machine can do at most, and how much of it was reached."""
     if report.ceilings is None:
         return {"machine": "not measured: the service may be on another one"}
@@ -121,7 +121,7 @@ def describe_machine(report: Report) -> dict[str, str]:
     return fields
 
 
-def print_recommendation(report: Report) -> None:
+def print_recommendation(report: BenchReport) -> None:
     """Print settings, the reasons, and how far to trust them."""
     advice = recommend(report)
     rows = advice.batch_size * advice.group_size

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..options import settings_of
+from ..options import load_settings
 from ..output import Mistake
-from .recommend import GROUP, GROWTH, Report, SamplingSpeed, TrainingSpeed
+from .recommend import GROUP, GROWTH, BenchReport, SamplingSpeed, TrainingSpeed
 from .timed_run import TimedRun, write_questions
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _PLAN = re.compile(r"precision (exact|half|bfloat16) \(([^\n]*?)\), [\d,]+ KV to
 
 @dataclass(frozen=True)
 class Workload:
-    """What to measure."""
+    """The workload to measure."""
 
     answers: Sequence[int] = (1, 8, STEP_ANSWERS)
     tokens: int = 64
@@ -44,7 +44,7 @@ class Workload:
 
 def measure(
     model: str | None, url: str | None, work: Workload, say: Callable[[str], None]
-) -> Report:
+) -> BenchReport:
     """Measure the machine, unless the service may be on another one, and then the model."""
     import mint
     from mint.embedded import embedded_service
@@ -66,7 +66,7 @@ def measure(
     say("Running a GRPO step.")
     training = measure_training(run, min(STEP_ANSWERS, work.answers[-1]), tokens)
     say(f"Sampling {', '.join(map(str, work.answers))} answers at once.")
-    return Report(
+    return BenchReport(
         model=model,
         service=remote or "embedded",
         precision=precision,
@@ -177,7 +177,7 @@ def locate(model: str | None) -> tuple[str, Path]:
     """Return the name of a model, by default the first that is here, and its folder."""
     from mint.catalog import Catalog
 
-    settings = settings_of(None)
+    settings = load_settings(None)
     catalog = Catalog(aliases=settings.aliases, cache=settings.cache)
     names = [model] if model else catalog.names()
     if not names:

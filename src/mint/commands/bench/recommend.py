@@ -47,8 +47,8 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What was measured. Times are seconds."""
+class BenchReport:
+    """The measurements. Times are seconds."""
 
     model: str
     service: str
@@ -103,7 +103,7 @@ def enough_answers(sampling: Sequence[SamplingSpeed]) -> int:
     return sampling[-1].answers
 
 
-def recommend(report: Report) -> Recommendation:
+def recommend(report: BenchReport) -> Recommendation:
     """Return settings for the measured speeds, with reasons in plain words."""
     answers = enough_answers(report.sampling)
     group = GROUP if answers >= 2 * GROUP else SMALL_GROUP
@@ -128,13 +128,13 @@ def recommend(report: Report) -> Recommendation:
     )
 
 
-def _explain_answers(report: Report, answers: int) -> str:
+def _explain_answers(report: BenchReport, answers: int) -> str:
     if answers == report.sampling[-1].answers:
         return f"Throughput still grew by more than 10% at {answers}, the most answers measured."
     return f"More than {answers} concurrent answers increase throughput by at most 10%."
 
 
-def recommend_precision(report: Report) -> tuple[str, list[str]]:
+def recommend_precision(report: BenchReport) -> tuple[str, list[str]]:
     """Return ``auto``, unless the engine is exact and nothing else would be faster."""
     if report.ceilings is None or report.precision is None:
         return "auto", []

@@ -91,11 +91,11 @@ class TimedRun:
 
     def datums(self, groups_P: Sequence[Sequence[types.SampledSequence]]) -> list[types.Datum]:
         """Return the answers with advantages that alternate: as much work as any others."""
-        from mint.rl.datums import datum_of
-        from mint.rl.rollout import Segment
+        from mint.rl.datums.datum import make_datum
+        from mint.rl.rollouts.rollout import Segment
 
         return [
-            datum_of(Segment.of(prompt, answer.tokens, answer.logprobs or []), (-1.0) ** number)
+            make_datum(Segment.of(prompt, answer.tokens, answer.logprobs or []), (-1.0) ** number)
             for prompt, group_G in zip(cycle(self.prompts_P), groups_P, strict=False)
             for number, answer in enumerate(group_G)
         ]

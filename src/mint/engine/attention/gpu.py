@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mint.engine.attention import kernels
+
 from ..pool import BLOCK_SIZE, KVPool, pool_of
 from ..tree import PrefixTree
-from . import kernels
 from .layout import Chunk
 from .tree_kernels import tree_attention
 

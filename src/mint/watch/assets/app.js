@@ -1,6 +1,6 @@
 // The page: which view is open, the frame around it, and the theme.
 import { get, isBundle, NeedsKey, setKey, useLiveRun, useRuns } from "./api.js";
-import { address, html, Problem, Title, useKeys, visible } from "./parts.js";
+import { address, html, plain, Problem, Text, Title, useKeys } from "./parts.js";
 import { render } from "./vendor/preact.js";
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import { Compare } from "./views/compare.js";
@@ -36,7 +36,7 @@ function App() {
     "/": () => kind === "run" && (location.hash = address("run", rest[0], "search").slice(1)),
     g: () => (location.hash = "/"),
   });
-  useEffect(() => { document.title = kind === "run" ? `${nameOf(state.runs, rest[0])} · mint watch` : "mint watch"; });
+  useEffect(() => { document.title = kind === "run" ? `${plain(nameOf(state.runs, rest[0]))} · mint watch` : "mint watch"; });
   if (locked || state.error instanceof NeedsKey && !state.runs) return html`<${Unlock} error=${locked || state.error} />`;
   return html`
     <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>Skip to the content</a>
@@ -67,13 +67,13 @@ function view(kind, rest, state) {
   if (kind === "compare") return html`<${Compare} ids=${(rest[0] || "").split(",").filter(Boolean)} all=${state.runs} />`;
   if (kind === "service") return html`<${Service} model=${rest[0]} />`;
   if (kind === "run" && rest[0]) return html`<${Run} key=${rest[0]} id=${rest[0]} view=${rest[1] || "curves"} rest=${rest.slice(2)} />`;
-  return html`<${Problem} error="There is no such page." />`;
+  return html`<${Title}>No such page<//><p><a href=${address()}>All runs</a></p>`;
 }
 
 function Run({ id, view, rest }) {
   const { run, error } = useLiveRun(id);
   const last = run.steps.length ? run.steps[run.steps.length - 1] : 1;
-  const title = { step: `Step ${rest[0]}`, sample: `Step ${rest[0]}, group ${Number(rest[1]) + 1}, answer ${Number(rest[2]) + 1}`, prompts: "Prompts", prompt: "One prompt over the steps", search: "Search", settings: "Settings", curves: "Curves" }[view];
+  const title = { step: `Step ${rest[0]}`, sample: `Step ${rest[0]}, group ${Number(rest[1]) + 1}, answer ${Number(rest[2]) + 1}`, prompts: "Prompts", prompt: "One prompt over the steps", search: "Search", settings: "Settings", curves: "Curves" }[view] ?? "No such page";
   const status = run.info && html`<span class="status ${run.info.status}">${run.info.status}</span> step ${run.info.step}${run.info.steps ? ` of ${run.info.steps}` : ""}`;
   return html`
     <nav class="tabs" aria-label="Views of the run">
@@ -98,8 +98,8 @@ function Settings({ run }) {
   const config = run.info?.config || {};
   const names = Object.keys(config);
   return html`${run.info && html`<p class="lead">In <code>${run.info.path}</code></p>`}
-    ${names.length ? html`<div class="scroll"><table class="list settings"><thead><tr><th scope="col">Setting</th><th scope="col">Value</th></tr></thead><tbody>${names.map((name) => html`<tr><th scope="row"><code>${visible(name)}</code></th><td>${visible(String(config[name]))}</td></tr>`)}</tbody></table></div>`
-    : html`<pre>${run.info?.config_text || "No settings were recorded."}</pre>`}`;
+    ${names.length ? html`<div class="scroll"><table class="list settings"><thead><tr><th scope="col">Setting</th><th scope="col">Value</th></tr></thead><tbody>${names.map((name) => html`<tr><th scope="row"><code>${name}</code></th><td>${String(config[name])}</td></tr>`)}</tbody></table></div>`
+    : html`<${Text} text=${run.info?.config_text || "No settings were recorded."} />`}`;
 }
 
 function Tab({ to, on, children }) {

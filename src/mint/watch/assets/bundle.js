@@ -47,9 +47,9 @@ export class Bundle {
     const number = (name) => (wanted[name] === undefined || wanted[name] === "" ? null : Number(wanted[name]));
     const between = (value, low, high) => (low === null || value >= low) && (high === null || value <= high);
     const rows = [];
-    for (const [path, answer] of Object.entries(this.answers)) {
-      if (!path.startsWith(`runs/${id}/steps/`)) continue;
-      for (const row of answer.rollouts) {
+    const steps = Object.entries(this.answers).filter(([path]) => path.startsWith(`runs/${id}/steps/`)).map(([, answer]) => answer);
+    for (const { rollouts } of steps.sort((a, b) => a.step - b.step)) {
+      for (const row of rollouts) {
         const component = wanted.component ? row.components[wanted.component] : 0;
         const fits =
           (!wanted.text || row.response.includes(wanted.text) || (row.prompt || "").includes(wanted.text)) &&

@@ -5,6 +5,8 @@ import { fixed, html } from "./parts.js";
 
 export const COLOURS = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6", "--series-7", "--series-8"];
 
+const WHOLE = Array.from({ length: 37 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3)); // distances of ticks
+
 export function themed(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
@@ -120,7 +122,7 @@ function settings(element, latest, series, { log, stack, height, unit }) {
     legend: { show: false },
     padding: [8, 8, 0, 0],
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => niceRange(low, high, stack) } },
-    axes: [{ ...axis, size: 26, values: (u, ticks) => ticks.map((t) => tick(t, unit)) }, { ...axis, size: 48, values: (u, ticks) => ticks.map((t) => (t === null ? "" : fixed(t))) }],
+    axes: [{ ...axis, size: 26, incrs: unit === "hours" ? undefined : WHOLE, values: (u, ticks) => ticks.map((t) => tick(t, unit)) }, { ...axis, size: 48, values: (u, ticks) => ticks.map((t) => (t === null ? "" : fixed(t))) }],
     series: [{ label: unit }, ...lines],
     bands,
     cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 7 }, y: false },
@@ -154,7 +156,7 @@ function tick(value, unit) {
 }
 
 function niceRange(low, high, fromZero) {
-  if (low === null || high === null || !Number.isFinite(low)) return [0, 1];
+  if (low === null || high === null || !Number.isFinite(low) || low === 0 && high === 0) return [0, 1];
   const least = fromZero || (low >= 0 && low < 0.5 * high) ? Math.min(0, low) : low;
   const room = (high - least || Math.abs(high) || 1) * 0.08;
   return [least < 0 || least === low && least !== 0 ? least - room : least, high + room];
@@ -171,7 +173,7 @@ function translucent(colour, alpha) {
   return colour.startsWith("#") ? colour + Math.round(alpha * 255).toString(16).padStart(2, "0") : colour;
 }
 
-const MARKS = { finding: "--bad", stopped: "--bad", interrupted: "--warn", lost: "--warn", resumed: "--warn", finished: "--done", checkpoint: "--muted" };
+const MARKS = { finding: "--bad", stopped: "--bad", interrupted: "--warn", lost: "--warn", resumed: "--warn", failure: "--warn", sink_failed: "--warn", finished: "--done", checkpoint: "--muted" };
 
 function drawMarks(u, marks) {
   const { ctx, bbox } = u;

@@ -19,12 +19,14 @@ export function difference(before, after) {
   return parts;
 }
 
-function words(text) {
-  return (String(text ?? "").match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) || []).slice(0, MOST_WORDS);
+function words(text, most = MOST_WORDS) {
+  return (String(text ?? "").match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) || []).slice(0, most);
 }
 
 export function Difference({ before, after, label }) {
   const parts = difference(before, after);
-  return html`<div class="text diff" dir="auto" role="group" aria-label=${label}>${parts.map(({ kind, text }) =>
+  const isCut = [before, after].some((text) => words(text, MOST_WORDS + 1).length > MOST_WORDS);
+  return html`${isCut && html`<p class="notice">Only the first ${MOST_WORDS} words are compared.</p>`}
+    <div class="text diff" dir="auto" role="group" aria-label=${label}>${parts.map(({ kind, text }) =>
     kind === "same" ? html`<span>${visible(text)}</span>` : kind === "del" ? html`<del>${visible(text)}</del>` : html`<ins>${visible(text)}</ins>`)}</div>`;
 }

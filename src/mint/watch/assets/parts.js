@@ -3,7 +3,9 @@ import { h, Fragment } from "./vendor/preact.js";
 import { useEffect, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
 
-export const html = htm.bind(h);
+// Templates whose strings nobody checked: see `checked` below.
+export const html = htm.bind((type, props, ...children) =>
+  typeof type === "string" ? h(type, plainProps(props), ...children.map((child) => checked(child, type))) : h(type, props, ...children));
 export { Fragment };
 
 export function fixed(value, digits = 3) {
@@ -47,7 +49,7 @@ export function go(...parts) {
 // ---- texts that nobody checked ----
 
 const HIDDEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
-const SHOWN_AT_ONCE = 20000;
+const SHOWN_AT_ONCE = 20000, LONGEST_NAME = 2000;
 
 // Characters that would change how the rest of a text looks are shown by their code.
 export function visible(text) {
@@ -55,13 +57,33 @@ export function visible(text) {
   let from = 0;
   for (const match of text.matchAll(HIDDEN)) {
     if (match.index > from) parts.push(text.slice(from, match.index));
-    const code = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-    parts.push(html`<span class="control" title="invisible character">U+${code}</span>`);
+    parts.push(html`<span class="control" title="invisible character">U+${codeOf(match[0])}</span>`);
     from = match.index + match[0].length;
     if (parts.length > 4000) break;
   }
   parts.push(text.slice(from));
   return parts;
+}
+
+// A string in a template: short, and without characters that change how others look.
+function checked(child, type) {
+  if (typeof child !== "string") return child;
+  const short = child.length > LONGEST_NAME ? child.slice(0, LONGEST_NAME) + "…" : child;
+  if (short.search(HIDDEN) < 0) return short;
+  return type === "option" ? plain(short) : visible(short);
+}
+
+export function plain(text) {
+  return text.replace(HIDDEN, (character) => `U+${codeOf(character)}`);
+}
+
+function codeOf(character) {
+  return character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+}
+
+function plainProps(props) {
+  for (const name of ["title", "aria-label"]) if (typeof props?.[name] === "string") props[name] = plain(props[name].slice(0, LONGEST_NAME));
+  return props;
 }
 
 export function Text({ text, label, limit = SHOWN_AT_ONCE }) {
@@ -97,10 +119,10 @@ export function Verdict({ run, long }) {
   const { kind, sign } = verdictKind(words);
   return html`<div class="verdict ${kind}">
     <p class="words"><span class="sign" aria-hidden="true">${sign}</span> ${words}</p>
-    ${verdict.evidence && html`<p class="evidence">${visible(verdict.evidence)}</p>`}
+    ${verdict.evidence && html`<p class="evidence">${verdict.evidence}</p>`}
     ${long && (verdict.since !== null && verdict.since !== undefined || verdict.advice) && html`<dl>
       ${verdict.since !== null && verdict.since !== undefined && html`<div><dt>Since</dt><dd>step ${verdict.since}</dd></div>`}
-      ${verdict.advice && html`<div><dt>Do next</dt><dd>${visible(verdict.advice)}</dd></div>`}
+      ${verdict.advice && html`<div><dt>Do next</dt><dd>${verdict.advice}</dd></div>`}
     </dl>`}
   </div>`;
 }

@@ -17,7 +17,7 @@ _PACKAGES = {"opentelemetry": "opentelemetry-sdk"}
 
 
 class Sink(Protocol):
-    """What takes a run's metrics."""
+    """A receiver of a run's metrics."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the numbers of a step."""
@@ -59,11 +59,11 @@ class Sinks:
 
     def add(self, names: Iterable[str], path: Path, config: Row) -> None:
         """Switch sinks on, each in a thread of its own."""
-        from mint.watch.sinks.worker import Worker
+        from mint.watch.sinks.worker import SinkThread
 
         for name in names:
             if name not in self._open:
-                self.attach(name, Worker(partial(open_sink, name, path, config)))
+                self.attach(name, SinkThread(partial(open_sink, name, path, config)))
 
     def attach(self, name: str, sink: Sink) -> None:
         """Switch on a sink that is open already, and called where its caller stands."""

@@ -13,7 +13,7 @@ _MOST_WAITING = 1_000
 _LAST_S = 60.0
 
 
-class Worker:
+class SinkThread:
     """Opens a sink and calls it in a thread. What went wrong there is raised at the next call."""
 
     def __init__(self, open_sink: Callable[[], Sink], last_s: float = _LAST_S) -> None:

@@ -1,6 +1,6 @@
 // The curves of a run, with its events on the same axis. A click on a point opens that step.
 import { Chart } from "../chart.js";
-import { address, count, Empty, go, html, Problem, Verdict, visible } from "../parts.js";
+import { address, count, Empty, go, html, Problem, Verdict } from "../parts.js";
 import { useEffect, useMemo, useState } from "../vendor/hooks.js";
 
 const PALETTE = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6", "--series-7", "--series-8"];
@@ -18,7 +18,7 @@ const CHARTS = [
   { title: "Sampler and trainer", help: "difference of logprobs", pick: /^mismatch\/(mean|max|k3)$/ },
   { title: "Clipped tokens", help: "share", pick: /clip/ },
   { title: "Gradient norm", lines: [["train/grad_norm", "norm"]] },
-  { title: "Staleness", help: "steps between sampling and training", lines: [["staleness/mean", "mean"], ["staleness/max", "oldest"]] },
+  { title: "Staleness", help: "steps between sampling and training", lines: [["staleness/mean", "mean"], ["staleness/max", "oldest"], ["policy/staleness", "steps"]] },
   { title: "Time of a step", help: "seconds, stacked", pick: /^time\/(?!total)/, stack: true },
   { title: "Tokens per second", pick: /tokens_per_s|\/tps$/ , computed: "tokens/s" },
 ];
@@ -103,7 +103,7 @@ function Zoom({ run, range, onRange }) {
     <button disabled=${!range} onClick=${() => onRange(null)}>Whole run</button></span>`;
 }
 
-const NAMES = { finding: "Finding", evaluation: "Evaluation", checkpoint: "Checkpoint", interrupted: "Interrupted", resumed: "Resumed", finished: "Finished", stopped: "Stopped", lost: "Service lost" };
+const NAMES = { finding: "Finding", evaluation: "Evaluation", checkpoint: "Checkpoint", interrupted: "Interrupted", resumed: "Resumed", finished: "Finished", stopped: "Stopped", lost: "Service lost", failure: "Failed", sink_failed: "Sink failed", data: "Data" };
 
 function Events({ run }) {
   const [all, setAll] = useState(false);
@@ -114,6 +114,6 @@ function Events({ run }) {
     ${!told.length && html`<p class="hint">Nothing happened that needs attention.</p>`}
     <ol>${told.map((event) => html`<li class=${event.event}>
       ${event.step === null ? html`<span class="at"></span>` : html`<a class="at" href=${address("run", run.id, "step", event.step)}>step ${event.step}</a>`}
-      <strong>${NAMES[event.event] || event.event}</strong> <span>${visible(event.text || event.name)}</span></li>`)}</ol>
+      <strong>${NAMES[event.event] || event.event}</strong> <span>${(event.text || event.name).replace(/^Data: /, "")}</span></li>`)}</ol>
   </section>`;
 }

@@ -2,7 +2,7 @@
 import { get } from "../api.js";
 import { Chart } from "../chart.js";
 import { Difference } from "../diff.js";
-import { address, count, Empty, fixed, go, html, Loading, Problem, RewardChip, rewardRange, Text, useLoaded, visible } from "../parts.js";
+import { address, count, Empty, fixed, go, html, Loading, Problem, RewardChip, rewardRange, Text, useLoaded } from "../parts.js";
 import { useMemo, useState } from "../vendor/hooks.js";
 
 export function Prompts({ run }) {
@@ -12,7 +12,7 @@ export function Prompts({ run }) {
   if (!value.prompts.length) return html`<${Empty}><p>No rollouts are recorded yet.</p><//>`;
   return html`<p class="lead">Prompts that came up in the most steps. Choose one to see how its answers changed.</p>
     <div class="scroll"><table class="list"><thead><tr><th scope="col">Prompt</th><th scope="col">Steps</th><th scope="col">First</th><th scope="col">Last</th><th scope="col">Mean reward</th></tr></thead>
-    <tbody>${value.prompts.map((p) => html`<tr key=${p.identity}><th scope="row"><a href=${address("run", run.id, "prompt", p.identity)}>${visible((p.prompt || p.identity).slice(0, 160))}</a></th>
+    <tbody>${value.prompts.map((p) => html`<tr key=${p.identity}><th scope="row"><a href=${address("run", run.id, "prompt", p.identity)}>${(p.prompt || p.identity).slice(0, 160)}</a></th>
       <td>${p.steps}</td><td>${p.first}</td><td>${p.last}</td><td>${fixed(p.reward, 2)}</td></tr>`)}</tbody></table></div>`;
 }
 
@@ -29,8 +29,8 @@ export function Prompt({ run, identity }) {
   const range = rewardRange(rows);
   const late = numbers.slice(-shown);
   return html`
-    <p><a href=${address("run", run.id, "prompts")}>← All prompts</a></p>
-    <${Text} text=${rows[0].prompt} limit=${2000} label="The prompt" />
+    <p class="lead"><a href=${address("run", run.id, "prompts")}>← All prompts</a></p>
+    <div class="message prompt"><${Text} text=${rows[0].prompt} limit=${2000} label="The prompt" /></div>
     <p class="lead">${count(rows.length, "answer")} in ${count(numbers.length, "step")}${value.answers > rows.length ? `, of ${value.answers.toLocaleString("en")} in all: steps between them are left out` : ""}.</p>
     ${numbers.length > 1 && html`<div class="charts wide"><${Chart} title="Reward of this prompt" x=${numbers} series=${series} onPick=${(step) => go("run", run.id, "step", step)} /></div>`}
     ${rows.length > 1 && html`<${Between} run=${run} steps=${steps} numbers=${numbers} />`}

@@ -1,6 +1,6 @@
 // One sample: what was asked, what was said, what it earned and why, token by token.
 import { get } from "../api.js";
-import { address, CopyButton, fixed, go, html, Loading, Problem, RewardChip, Text, useKeys, useLoaded, visible } from "../parts.js";
+import { address, CopyButton, fixed, go, html, Loading, Problem, RewardChip, Text, useKeys, useLoaded } from "../parts.js";
 import { Tokens } from "../tokens.js";
 
 export function Sample({ run, step, group, index }) {
@@ -41,9 +41,9 @@ const ROLES = { system: "System", user: "User", assistant: "Model", tool: "Tool"
 
 function Conversation({ row }) {
   return html`<ol class="talk">${messagesOf(row).map((message, i) => html`<li key=${i} class="message ${message.role}">
-    <div class="who">${ROLES[message.role] || message.role}${message.name ? html` <code>${visible(String(message.name))}</code>` : ""}${message.example ? " (example)" : ""}</div>
+    <div class="who">${ROLES[message.role] || message.role}${message.name ? html` <code>${String(message.name)}</code>` : ""}${message.example ? " (example)" : ""}</div>
     ${content(message.content) !== "" && html`<${Text} text=${content(message.content)} />`}
-    ${(message.tool_calls || []).map((call) => html`<div class="call"><span class="who">calls <code>${visible(String(call.name ?? call.function?.name ?? "tool"))}</code></span>
+    ${(message.tool_calls || []).map((call) => html`<div class="call"><span class="who">calls <code>${String(call.name ?? call.function?.name ?? "tool")}</code></span>
       <${Text} text=${argumentsOf(call)} /></div>`)}
   </li>`)}</ol>
   ${row.truncated && html`<p class="notice">The answer was cut off by max_tokens.</p>`}
@@ -65,14 +65,14 @@ function Reward({ row }) {
     <p class="total"><${RewardChip} row=${row} /> ${row.masked && html`<span class="badge plain">left out of training</span>`}</p>
     ${row.error && html`<div class="problem"><strong>The reward failed.</strong> <${Text} text=${row.error} />${row.traceback && html`<details><summary>Traceback</summary><${Text} text=${row.traceback} /></details>`}</div>`}
     ${names.length > 0 && html`<div class="scroll"><table class="components"><thead><tr><th scope="col">Component</th><th scope="col">Value</th><th scope="col">Reason</th></tr></thead>
-      <tbody>${names.map((name) => html`<tr><th scope="row">${visible(name)}</th><td>${fixed(row.components[name])}</td><td>${visible(String(row.reasons[name] ?? ""))}</td></tr>`)}</tbody></table></div>`}
+      <tbody>${names.map((name) => html`<tr><th scope="row">${name}</th><td>${fixed(row.components[name])}</td><td><${Text} text=${row.reasons[name]} limit=${1000} /></td></tr>`)}</tbody></table></div>`}
     <dl class="facts-list">
       <div><dt>Advantage</dt><dd>${fixed(row.advantage)}</dd></div>
       ${row.penalty ? html`<div><dt>Penalty</dt><dd>${fixed(row.penalty)}</dd></div>` : ""}
       <div><dt>Tokens</dt><dd>${row.length}</dd></div>
       <div><dt>Ended by</dt><dd>${row.stop === "length" ? "max_tokens" : row.stop || "–"}</dd></div>
       <div><dt>Weights of step</dt><dd>${row.version}</dd></div>
-      <div><dt>Prompt</dt><dd><code>${visible(row.identity || "")}</code></dd></div>
+      <div><dt>Prompt</dt><dd><code>${row.identity || ""}</code></dd></div>
     </dl>
   </div>`;
 }
@@ -101,22 +101,28 @@ function python(text) {
 export function command(row, run) {
   const quote = (text) => `'${String(text).replace(/'/g, `'\\''`)}'`;
   const messages = Array.isArray(row.messages) ? row.messages : null;
-  const model = checkpointOf(run, row.step) || run.info?.model;
+  const model = checkpointOf(run) || run.info?.model;
   const parts = ["mint sample"];
   if (model) parts.push(`--model ${quote(model)}`);
   const system = messages?.find((m) => m.role === "system");
   if (system) parts.push(`--system ${quote(content(system.content))}`);
   if (!messages) parts.push("--raw");
-  const temperature = run.columns["policy/temperature"]?.[0];
-  if (temperature) parts.push(`--temperature ${temperature}`);
+  const temperature = temperatureOf(run, row.step);
+  if (temperature !== null) parts.push(`--temperature ${temperature}`);
   if (run.info?.config?.max_tokens) parts.push(`--max-tokens ${run.info.config.max_tokens}`);
+  for (const stop of run.info?.stop || []) parts.push(`--stop ${quote(stop)}`);
   const asked = messages?.find((m) => m.role === "user" && !m.example);
   parts.push(quote(asked ? content(asked.content) : row.prompt));
   return parts.join(" ");
 }
 
-// The last sampler checkpoint that the run names, if any: training checkpoints cannot be sampled.
+// The final weights, or else the newest checkpoint.
 function checkpointOf(run) {
-  const found = run.events.filter((event) => event.event === "finished" && event.text);
-  return found.length ? found[found.length - 1].text : null;
+  const paths = (kind) => run.events.filter((event) => event.event === kind && event.path).map((event) => event.path);
+  return [...paths("checkpoint"), ...paths("finished")].pop() || null;
+}
+
+function temperatureOf(run, step) {
+  const recorded = run.columns["policy/temperature"]?.[run.steps.indexOf(step)];
+  return recorded ?? run.info?.config?.temperature ?? null;
 }

@@ -1,6 +1,6 @@
 // Search over all samples of a run.
 import { get, isBundle, offer, save } from "../api.js";
-import { address, count, html, Problem, RewardChip, rewardRange, visible } from "../parts.js";
+import { address, count, html, Problem, RewardChip, rewardRange } from "../parts.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 
 const FIELDS = ["text", "regex", "reward_min", "reward_max", "component", "component_min", "component_max", "stop", "error", "step_min", "step_max"];
@@ -58,7 +58,7 @@ export function Search({ run }) {
     </div>`}
     ${wanted && found.rows.length > 0 && html`<div class="scroll"><table class="list hits"><thead><tr><th scope="col">Where</th><th scope="col">Reward</th><th scope="col">Prompt</th><th scope="col">Answer</th></tr></thead>
       <tbody>${found.rows.map((row) => html`<tr key=${`${row.step}.${row.group}.${row.index}`}><th scope="row"><a href=${address("run", run.id, "sample", row.step, row.group, row.index)}>step ${row.step}, ${row.group + 1}.${row.index + 1}</a></th>
-        <td><${RewardChip} row=${row} range=${range} /></td><td class="clip">${visible((row.prompt || "").slice(0, 120))}</td><td class="clip">${visible(row.response.slice(0, 200))}</td></tr>`)}</tbody></table></div>`}`;
+        <td><${RewardChip} row=${row} range=${range} /></td><td class="clip">${(row.prompt || "").slice(0, 120)}</td><td class="clip">${row.response.slice(0, 200)}</td></tr>`)}</tbody></table></div>`}`;
 }
 
 function Export({ run, wanted, rows }) {

@@ -1,6 +1,6 @@
 // The service that the dashboard is attached to: what it does now, and a chat with its checkpoints.
 import { get, NeedsKey, request, setKey, useRepeated } from "../api.js";
-import { address, ago, count, Empty, fixed, go, html, Loading, Problem, Text, Title, visible } from "../parts.js";
+import { address, ago, count, Empty, fixed, go, html, Loading, Problem, Text, Title } from "../parts.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 
 export function Service({ model }) {
@@ -58,20 +58,19 @@ function gib(bytes) {
 
 function Runs({ runs }) {
   return html`<section><h2>Training runs</h2>${runs.length === 0 ? html`<p class="hint">None yet.</p>` : html`<div class="scroll"><table class="list"><thead><tr><th scope="col">Run</th><th scope="col">Task</th><th scope="col">Base model</th><th scope="col">Rank</th><th scope="col">Last request</th></tr></thead>
-    <tbody>${runs.map((run) => html`<tr key=${run.id}><th scope="row"><code>${run.id}</code></th><td>${visible(run.task)}</td><td>${run.base_model}</td><td>${run.rank}</td><td>${ago(run.last_request)}</td></tr>`)}</tbody></table></div>`}</section>`;
+    <tbody>${runs.map((run) => html`<tr key=${run.id}><th scope="row"><code>${run.id}</code></th><td>${run.task}</td><td>${run.base_model}</td><td>${run.rank}</td><td>${ago(run.last_request)}</td></tr>`)}</tbody></table></div>`}</section>`;
 }
 
 function Checkpoints({ checkpoints }) {
   return html`<section><h2>Checkpoints</h2>${checkpoints.length === 0 ? html`<p class="hint">None yet.</p>` : html`<div class="scroll"><table class="list"><thead><tr><th scope="col">Path</th><th scope="col">For</th><th scope="col">Made</th><th scope="col"><span class="visually-hidden">Actions</span></th></tr></thead>
     <tbody>${checkpoints.map((c) => html`<tr key=${c.path}><th scope="row"><code>${c.path}</code></th><td>${c.kind}</td><td>${ago(c.created)}</td>
-      <td>${c.kind === "sampling" && html`<a href=${address("service", c.path)} aria-label="Chat with ${c.path}">Chat</a>`}</td></tr>`)}</tbody></table></div>`}</section>`;
+      <td><a href=${address("service", c.path)} aria-label="Chat with ${c.path}">Chat</a></td></tr>`)}</tbody></table></div>`}</section>`;
 }
 
 // ---- playground ----
 
 function Playground({ value, model }) {
-  const samplers = value.checkpoints.filter((c) => c.kind === "sampling");
-  const chosen = samplers.find((c) => c.path === model) || (model ? { path: model, base_model: value.models[0]?.name } : null);
+  const chosen = value.checkpoints.find((c) => c.path === model) || (model ? { path: model, base_model: value.models[0]?.name } : null);
   const [base, setBase] = useState("");
   const names = value.models.map((m) => m.name);
   const beside = base || chosen?.base_model || names[0] || "";
@@ -124,7 +123,7 @@ function Playground({ value, model }) {
   };
   return html`<section class="card playground" ref=${section} aria-labelledby="playground-title"><h2 id="playground-title">Playground</h2>
     <div class="toolbar">
-      <label>Checkpoint <select value=${chosen?.path || ""} onChange=${(e) => go("service", e.target.value)}><option value="">choose one</option>${samplers.map((c) => html`<option value=${c.path}>${brief(c.path)}</option>`)}</select></label>
+      <label>Checkpoint <select value=${chosen?.path || ""} onChange=${(e) => go("service", e.target.value)}><option value="">choose one</option>${value.checkpoints.map((c) => html`<option value=${c.path}>${brief(c.path)}</option>`)}</select></label>
       <label>beside <select value=${beside} onChange=${(e) => setBase(e.target.value)}>${[...new Set([beside, ...names])].filter(Boolean).map((name) => html`<option>${name}</option>`)}</select></label>
       <label>Temperature <input type="number" min="0" max="2" step="0.1" value=${temperature} onInput=${(e) => setTemperature(Number(e.target.value))} /></label>
       <label>Longest answer <input type="number" min="1" max="4096" value=${longest} onInput=${(e) => setLongest(Number(e.target.value) || 1)} /></label>

@@ -1,6 +1,6 @@
 // One step: prompts × answers, coloured by reward.
 import { get } from "../api.js";
-import { address, count, Empty, fixed, go, html, Loading, Problem, RewardChip, rewardRange, share, Text, useKeys, useLoaded, visible } from "../parts.js";
+import { address, count, Empty, fixed, go, html, Loading, Problem, RewardChip, rewardRange, share, Text, useKeys, useLoaded } from "../parts.js";
 import { useRef, useState } from "../vendor/hooks.js";
 
 const BARS = 20;
@@ -96,7 +96,7 @@ function HeatMap({ run, groups, range, bar, opened }) {
   return html`<div class="scroll"><table class="heat" ref=${table} onKeyDown=${move} aria-label="Rewards: one row per prompt, one column per answer. Arrow keys move.">
     <thead><tr><th scope="col">Prompt</th>${Array.from({ length: width }, (_, i) => html`<th scope="col">${i + 1}</th>`)}<th scope="col">Mean</th><th scope="col"><span class="visually-hidden">Signal</span></th></tr></thead>
     <tbody>${groups.map((g, i) => html`<tr key=${g.group} class="${g.silent ? "silent" : ""} ${opened === g ? "opened" : ""}">
-      <th scope="row"><a href=${address("run", run.id, "step", g.rows[0].step, "group", g.group)} title="See its answers side by side">${visible(names[i])}</a></th>
+      <th scope="row"><a href=${address("run", run.id, "step", g.rows[0].step, "group", g.group)} title="See its answers side by side">${names[i]}</a></th>
       ${Array.from({ length: width }, (_, k) => html`<td>${g.rows[k] && html`<${Cell} run=${run} row=${g.rows[k]} range=${range} bar=${bar} at=${[i, k]} />`}</td>`)}
       <td class="mean">${fixed(g.mean, 2)}</td>
       <td>${g.silent && html`<span class="badge" title="Equal rewards: nothing to learn from">no signal</span>`}${g.replaced && html`<span class="badge plain" title="Sampled, and replaced by a group with signal">replaced</span>`}</td></tr>`)}</tbody>
@@ -107,7 +107,7 @@ function Cell({ run, row, range, bar, at }) {
   const known = row.reward !== null;
   const hidden = bar !== null && (!known || barOf(row.reward, range) !== bar);
   const words = row.error ? "error" : known ? `reward ${fixed(row.reward)}` : "no reward";
-  return html`<a class="cell ${known ? "" : "unknown"} ${hidden ? "dim" : ""} ${row.truncated ? "cut" : ""}" style=${known ? { "--v": share(row.reward, range) } : {}}
+  return html`<a class="cell ${known && !row.error ? "" : "unknown"} ${hidden ? "dim" : ""} ${row.truncated ? "cut" : ""}" style=${known ? { "--v": share(row.reward, range) } : {}}
     href=${address("run", run.id, "sample", row.step, row.group, row.index)} data-row=${at[0]} data-column=${at[1]}
     tabindex=${at[0] === 0 && at[1] === 0 ? 0 : -1}
     title="${words}: ${row.response.slice(0, 200)}" aria-label="Answer ${row.index + 1} to prompt ${row.group + 1}: ${words}${row.truncated ? ", cut off" : ""}">${row.error ? "!" : ""}</a>`;
@@ -117,8 +117,8 @@ function SideBySide({ run, group, range }) {
   const best = [...group.rows].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
   return html`<section class="side" aria-labelledby="side-title">
     <h2 id="side-title">Group ${group.group + 1}: the answers side by side</h2>
-    <${Text} text=${group.prompt} limit=${1000} />
-    <p><a href=${address("run", run.id, "prompt", group.identity)}>This prompt over all steps</a></p>
+    <div class="message prompt"><${Text} text=${group.prompt} limit=${1000} /></div>
+    <p class="lead"><a href=${address("run", run.id, "prompt", group.identity)}>This prompt over all steps</a></p>
     <div class="answers">${best.map((row) => html`<article class="card" key=${row.index}>
       <header><${RewardChip} row=${row} range=${range} /> <a href=${address("run", run.id, "sample", row.step, row.group, row.index)}>Answer ${row.index + 1}</a>
         <span class="hint">${row.length} tokens${row.truncated ? ", cut off" : ""}${row.advantage !== null ? `, advantage ${fixed(row.advantage, 2)}` : ""}</span></header>

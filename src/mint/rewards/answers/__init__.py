@@ -1,0 +1,1 @@
+"""Answers to questions: numbers, formulas, and where the final answer is."""

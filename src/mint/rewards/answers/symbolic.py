@@ -1,0 +1,161 @@
+"""Formulas compared by math-verify, in worker processes that can be killed."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+from functools import lru_cache
+from importlib.util import find_spec
+
+_FORMULA_LIMIT = 1000
+_START_SECONDS = 60.0
+_ANSWER_SECONDS = 60.0
+
+
+class SymbolicUnavailable(RuntimeError):
+    """math-verify cannot be used here; the text says what to install."""
+
+
+class FormulaPool:
+    """Compares formulas in ``size`` processes, from any thread.
+
+    Each comparison may use ``seconds`` of processor time; then its process is killed.
+
+    >>> with FormulaPool(size=1) as pool:
+    ...     pool.same(r"\\frac{1}{2} x", "x/2")
+    True
+    """
+
+    def __init__(self, size: int = 2, seconds: float = 0.4) -> None:
+        if size < 1 or seconds <= 0:
+            raise ValueError("A FormulaPool needs size >= 1 and seconds > 0.")
+        if find_spec("math_verify") is None:
+            raise SymbolicUnavailable(
+                "This gold answer is a formula, and math-verify is not installed. "
+                'Type: pip install math-verify "antlr4-python3-runtime==4.9.*"'
+            )
+        self.seconds = seconds
+        self._owner = os.getpid()
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        self._workers = [_Worker() for _ in range(size)]
+        for worker in self._workers:
+            self._idle.put(worker)
+
+    def same(self, gold: str, answer: str) -> bool:
+        """Return whether two formulas are equal; one that takes too long or is too long is not."""
+        if max(len(gold), len(answer)) > _FORMULA_LIMIT or not answer.strip():
+            return False
+        worker = self._idle.get()
+        try:
+            return worker.same(_one_line(gold), _one_line(answer), self.seconds)
+        finally:
+            self._idle.put(worker)
+
+    def start(self) -> None:
+        """Wait until every worker is ready, so that no comparison pays for the imports."""
+        for worker in self._workers:
+            worker.ready()
+
+    def close(self) -> None:
+        """End the worker processes; a forked child leaves its parent's alone."""
+        if os.getpid() != self._owner:
+            return
+        for worker in self._workers:
+            worker.end()
+
+    def __enter__(self) -> FormulaPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Worker:
+    """One worker process, used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._process = self._started()
+
+    @staticmethod
+    def _started() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "mint.rewards.answers.symbolic_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+    _is_ready = False
+
+    def ready(self) -> None:
+        if self._is_ready:
+            return
+        if self._line(_START_SECONDS) != "ready":
+            self.end()
+            raise SymbolicUnavailable(
+                "The process that compares formulas did not start. "
+                "See why: python -m mint.rewards.answers.symbolic_worker"
+            )
+        self._is_ready = True
+
+    def same(self, gold: str, answer: str, seconds: float) -> bool:
+        self.ready()
+        request = json.dumps({"gold": gold, "answer": answer, "seconds": seconds})
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(request.encode() + b"\n")
+            self._process.stdin.flush()
+            reply = self._line(_ANSWER_SECONDS)
+        except OSError:
+            reply = ""
+        if not reply:
+            self.end()
+            self._process, self._is_ready = self._started(), False
+            return False
+        return json.loads(reply)["same"] is True
+
+    def _line(self, seconds: float) -> str:
+        output = self._process.stdout
+        assert output is not None
+        ready, _, _ = select.select([output], [], [], seconds)
+        return output.readline().decode().strip() if ready else ""
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def _one_line(formula: str) -> str:
+    return " ".join(formula.replace("$", " ").split())
+
+
+_lock = threading.Lock()
+_shared: FormulaPool | None = None
+_shared_by = 0
+
+
+def shared_pool() -> FormulaPool:
+    """The pool of this process, started on first use and ended with the process."""
+    global _shared, _shared_by
+    with _lock:
+        if _shared is None or _shared_by != os.getpid():
+            _shared, _shared_by = FormulaPool(), os.getpid()
+            atexit.register(_shared.close)
+        return _shared
+
+
+@lru_cache(maxsize=4096)
+def same_formula(gold: str, answer: str) -> bool:
+    r"""Return whether two formulas are equal, by math-verify.
+
+    >>> same_formula("x^2 + 2x + 1", "(x+1)^2"), same_formula("x", "9^{9^{9^{9}}}")
+    (True, False)
+    """
+    return shared_pool().same(gold, answer)

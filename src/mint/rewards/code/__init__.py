@@ -1,0 +1,1 @@
+"""Model code: tests, and the sandbox in which they run."""

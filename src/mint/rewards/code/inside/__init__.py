@@ -1,0 +1,1 @@
+"""Scripts that run inside the sandboxes: standard library only, started by path."""

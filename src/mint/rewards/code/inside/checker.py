@@ -1,0 +1,258 @@
+"""Inside the checker's sandbox: runs the tests against a program that lives in another sandbox.
+
+The program's functions are stand-ins here: calling one sends plain arguments over and gets a plain
+value back. The values are compared here, where no line of the program ever runs.
+"""
+
+from __future__ import annotations
+
+import _socket
+import builtins
+import math
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING or __name__ != "__main__":
+    from mint.rewards.code.inside import wire
+else:
+    sys.path.insert(0, "/box")
+    import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+_CONTROL_LIMIT = 1 << 30
+
+
+class Host:
+    """The side that starts programs and hears the verdicts."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = _socket.socket(fileno=descriptor)
+        self._channel = wire.Channel(descriptor, _CONTROL_LIMIT)
+
+    def job(self) -> dict[str, Any]:
+        """Return the tests to run."""
+        message: dict[str, Any] = wire.decode(self._channel.receive(), wire.no_reference)
+        return message
+
+    def tell(self, **message: Any) -> None:
+        """Report something."""
+        self._channel.send(wire.encode(message, wire.refuse))
+
+    def fresh_program(self) -> int:
+        """A socket to a newly started program."""
+        self.tell(need="program")
+        _, passed, _, _ = self._socket.recvmsg(1, _socket.CMSG_SPACE(4))
+        if not passed:
+            raise wire.Gone("no program could be started")
+        return int.from_bytes(passed[0][2][:4], sys.byteorder)
+
+
+class Program:
+    """The program in the other sandbox."""
+
+    def __init__(self, host: Host, seconds: float, limit: int) -> None:
+        self._host, self._seconds, self._limit = host, seconds, limit
+        self._channel: wire.Channel | None = None
+        self._deadline = 0.0
+        self.failed: str | None = None
+
+    def begin_test(self) -> None:
+        """A fresh deadline, and a fresh process when the last one is gone."""
+        if self._channel is None:
+            self._channel = wire.Channel(self._host.fresh_program(), self._limit)
+            self._deadline = time.monotonic() + self._seconds
+            self._load()
+        self._deadline = time.monotonic() + self._seconds
+
+    def _load(self) -> None:
+        """Wait until the program is loaded; one that does not load is not tried again."""
+        try:
+            loaded = self._receive()
+            self.failed = None if "ready" in loaded else str(loaded.get("failed"))[:500]
+        except wire.Gone as error:
+            self.failed = str(error)
+        if self.failed is not None:
+            raise wire.Gone(self.failed)
+
+    def drop(self) -> None:
+        """Forget the process; the next test gets a new one."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def ask(self, do: str, *arguments: Any, name: str = "", keywords: Any = None) -> Any:
+        """Have something done on the other side."""
+        if self._channel is None:
+            raise wire.Gone("the program is gone")
+        request = {"do": do, "name": name, "args": list(arguments), "kwargs": keywords or {}}
+        self._channel.send(wire.encode(request, _number))
+        reply = self._receive()
+        if "raised" in reply:
+            raise _exception(str(reply["raised"]), str(reply.get("text")))
+        if "value" not in reply:
+            raise wire.Gone("the program broke the protocol")
+        return reply["value"]
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._channel is not None
+        message = self._channel.receive(self._deadline)
+        try:
+            reply = wire.decode(message, lambda reference: Remote(self, reference.number))
+        except (Exception, RecursionError):
+            raise wire.Gone("the program broke the protocol") from None
+        if not isinstance(reply, dict):
+            raise wire.Gone("the program broke the protocol")
+        return reply
+
+
+class Remote:
+    """An object on the other side.
+
+    It equals nothing but itself, and it neither compares nor calculates: whatever decides a test
+    must be a plain value that has come over.
+    """
+
+    def __init__(self, program: Program, number: int) -> None:
+        object.__setattr__(self, "_program", program)
+        object.__setattr__(self, "_number", number)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._program.ask("call", self, *arguments, keywords=keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._program.ask("getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._program.ask("setattr", self, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._program.ask("getitem", self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._program.ask("setitem", self, key, value)
+
+    def __len__(self) -> Any:
+        return self._program.ask("len", self)
+
+    def __next__(self) -> Any:
+        return self._program.ask("next", self)
+
+    def __str__(self) -> Any:
+        return self._program.ask("str", self)
+
+    def __repr__(self) -> Any:
+        return self._program.ask("repr", self)
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = self._program.ask("iter", self)
+        while True:
+            try:
+                item = self._program.ask("next", iterator)
+            except StopIteration:
+                return
+            yield item
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+class Global:
+    """A name that the program defines: a function, a class, or a value."""
+
+    def __init__(self, program: Program, name: str) -> None:
+        self._program, self._name = program, name
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._program.ask("call global", *arguments, name=self._name, keywords=keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program.ask("global", name=self._name), name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._program.ask("global", name=self._name) == other)
+
+    __hash__ = object.__hash__
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, Remote):
+        number: int = object.__getattribute__(value, "_number")
+        return number
+    raise wire.Unsupported(f"a {type(value).__name__} cannot be passed to the program")
+
+
+def _exception(name: str, text: str) -> Exception:
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return kind(text)
+        except TypeError:
+            pass
+    return RuntimeError(f"{name}: {text}")
+
+
+def same(value: Any, expected: Any, tolerance: float) -> bool:
+    """Equality of plain values: lists and tuples alike, floats within a tolerance."""
+    if isinstance(value, float) or isinstance(expected, float):
+        numbers = isinstance(value, int | float) and isinstance(expected, int | float)
+        return numbers and math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance)
+    if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
+        pairs = zip(value, expected, strict=False)
+        return len(value) == len(expected) and all(same(a, b, tolerance) for a, b in pairs)
+    if isinstance(value, dict) and isinstance(expected, dict):
+        keys = value.keys() == expected.keys()
+        return keys and all(same(value[key], expected[key], tolerance) for key in expected)
+    return type(value) is not Remote and bool(value == expected)
+
+
+def run_test(test: dict[str, Any], program: Program, asserts: Any) -> None:
+    """Run one test; an exception means that it failed."""
+    if "assert" in test:
+        getattr(asserts, test["assert"])()
+        return
+    value = program.ask(
+        "call global", *test["args"], name=test["function"], keywords=test["kwargs"]
+    )
+    if not same(value, test["expected"], test["tolerance"]):
+        raise AssertionError(f"returned {value!r}"[:200])
+
+
+def verdict(test: dict[str, Any], program: Program, asserts: Any) -> dict[str, Any]:
+    """Return whether a test passed, and if not, why."""
+    if program.failed is not None:
+        return {"passed": False, "error": program.failed}
+    try:
+        program.begin_test()
+        run_test(test, program, asserts)
+    except wire.Unsupported as error:
+        return {"passed": False, "error": "", "unsupported": str(error)}
+    except wire.Gone as error:
+        program.drop()
+        return {"passed": False, "error": str(error)[:500]}
+    except (Exception, SystemExit) as error:
+        return {"passed": False, "error": f"{type(error).__name__}: {error}"[:500]}
+    return {"passed": True, "error": ""}
+
+
+def main() -> None:
+    """Run the tests that the host sends, and report each."""
+    host = Host(int(sys.argv[1]))
+    job = host.job()
+    program = Program(host, job["seconds"], job["limit"])
+    for name in job["names"]:
+        setattr(builtins, name, Global(program, name))
+    import asserts  # type: ignore[import-not-found]  # /box/asserts.py
+
+    for index, test in enumerate(job["tests"]):
+        host.tell(test=index, **verdict(test, program, asserts))
+    host.tell(done=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Inside the model's sandbox: loads the program and does what the checker asks.
+
+It shares its process with the program, so nothing it says is trusted: the checker compares, and
+neither tests nor expected values ever come here.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING or __name__ != "__main__":
+    from mint.rewards.code.inside import wire
+else:
+    sys.path.insert(0, "/box")
+    import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class Objects:
+    """The objects that the checker holds references to."""
+
+    def __init__(self) -> None:
+        self._held: list[Any] = []
+
+    def refer(self, value: Any) -> int:
+        """The number of an object."""
+        self._held.append(value)
+        return len(self._held) - 1
+
+    def follow(self, reference: wire.Reference) -> Any:
+        """The object of a reference."""
+        return self._held[reference.number]
+
+
+def set_item(collection: Any, key: Any, value: Any) -> None:
+    """``collection[key] = value``."""
+    collection[key] = value
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "getattr": getattr,
+    "setattr": setattr,
+    "getitem": lambda collection, key: collection[key],
+    "setitem": set_item,
+    "iter": iter,
+    "next": next,
+    "len": len,
+    "str": str,
+    "repr": repr,
+}
+
+
+def answer(request: dict[str, Any], program: Any) -> Any:
+    """The value that the checker asked for."""
+    do, arguments, keywords = request["do"], request["args"], request["kwargs"]
+    if do == "call global":
+        return getattr(program, request["name"])(*arguments, **keywords)
+    if do == "global":
+        return getattr(program, request["name"])
+    if do == "call":
+        return arguments[0](*arguments[1:], **keywords)
+    return _OPERATIONS[do](*arguments)
+
+
+def main() -> None:
+    """Load /box/solution.py, then answer requests until the other side closes."""
+    channel = wire.Channel(int(sys.argv[1]), int(sys.argv[2]))
+    objects = Objects()
+
+    def send(message: dict[str, Any]) -> None:
+        channel.send(wire.encode(message, objects.refer))
+
+    try:
+        import solution  # type: ignore[import-not-found]  # /box/solution.py, the model's program
+    except BaseException as error:
+        send({"failed": f"{type(error).__name__}: {error}"[:500]})
+        return
+    send({"ready": True})
+    while True:
+        request = wire.decode(channel.receive(), objects.follow)
+        try:
+            reply = wire.encode({"value": answer(request, solution)}, objects.refer)
+        except Exception as error:
+            reply = wire.encode(
+                {"raised": type(error).__name__, "text": str(error)[:500]}, objects.refer
+            )
+        channel.send(reply)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except wire.Gone:
+        sys.exit(0)

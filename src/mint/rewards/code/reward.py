@@ -1,0 +1,224 @@
+"""Rewards for code: the model's program is run against tests, in the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mint.rewards.code.inside.wire import Channel, Gone, decode, encode, no_reference, refuse
+from mint.rewards.code.sandbox import Limits, Sandbox, python_command
+from mint.rewards.code.tests import AssertTest, CodeTest, StdioTest, assert_module, read_test
+from mint.rewards.reward import Reward
+from mint.rewards.score import Failure, Outcome, Sample, Score
+
+_FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_PYTHON = frozenset(["", "py", "python", "python3"])
+_CHECKER_LIMITS = Limits(cpu_seconds=60, memory_mb=1024)
+_STARTING_SECONDS = 10.0
+_JOB_LIMIT = 1 << 30
+
+
+class BrokenTest(RuntimeError):
+    """A test that cannot be run, whatever the program does."""
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """The result of a test, with the reason of a failure."""
+
+    __test__ = False  # not for pytest to collect
+
+    passed: bool
+    error: str = ""
+
+
+def extract_code(response: str | None) -> str:
+    r"""The last Python block of a response, or the whole response when there is no block.
+
+    >>> extract_code("Here:\n```python\nx = 1\n```\nDone.")
+    'x = 1\n'
+    """
+    text = response or ""
+    blocks = [code for language, code in _FENCE.findall(text) if language.lower() in _PYTHON]
+    return str(blocks[-1]) if blocks else text
+
+
+class CodeReward(Reward):
+    """The share of tests that the code of a response passes.
+
+    Tests are given here, or per sample in ``metadata["tests"]``. With ``partial_credit=False``
+    only a program that passes all of them is paid.
+
+    >>> reward = CodeReward(tests=["assert add(2, 3) == 5", "assert add(0, 0) == 0"])
+    >>> reward("```python\\ndef add(a, b): return a + b\\n```").total
+    1.0
+    >>> reward("```python\\ndef add(a, b): return 5\\n```").total
+    0.5
+    """
+
+    name = "code"
+
+    def __init__(
+        self,
+        tests: Sequence[CodeTest | str | Mapping[str, Any]] | None = None,
+        limits: Limits | None = None,
+        partial_credit: bool = True,
+        setup: str = "",
+        parallel: int | None = None,
+    ) -> None:
+        self.sandbox = Sandbox(limits)
+        self.tests = [read_test(test) for test in tests] if tests is not None else None
+        self.partial_credit = partial_credit
+        self.setup = setup
+        self.parallel = parallel or 3 * (os.cpu_count() or 1)  # starting is mostly waiting
+
+    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
+        slots = asyncio.Semaphore(self.parallel)
+
+        async def one(sample: Sample) -> Outcome:
+            async with slots:
+                return await asyncio.to_thread(self._outcome, sample)
+
+        return list(await asyncio.gather(*(one(sample) for sample in samples)))
+
+    def _outcome(self, sample: Sample) -> Outcome:
+        try:
+            tests = self._tests_for(sample)
+            results = self.run(extract_code(sample.response), tests)
+        except Exception as error:
+            return Failure(self.name, error)
+        passed = sum(result.passed for result in results)
+        share = passed / len(results)
+        total = share if self.partial_credit else float(share == 1.0)
+        components = {"tests": len(results), "passed": passed, "share": share}
+        return Score(total, components, {"passed": _reason(results)})
+
+    def _tests_for(self, sample: Sample) -> list[CodeTest]:
+        tests = self.tests
+        if tests is None:
+            tests = [read_test(test) for test in sample.metadata.get("tests", ())]
+        if not tests:
+            raise BrokenTest(
+                "There are no tests for this sample. Pass CodeReward(tests=[...]), or add 'tests' "
+                "to the sample's metadata."
+            )
+        return tests
+
+    def run(self, code: str, tests: Sequence[CodeTest]) -> list[TestResult]:
+        """Run a program against tests; one result per test, in order."""
+        results: dict[int, TestResult] = {}
+        checked = []
+        for index, test in enumerate(tests):
+            if isinstance(test, StdioTest):
+                results[index] = self._stdio(code, test)
+            else:
+                checked.append(index)
+        if checked:
+            found = _Session(self.sandbox, code, [tests[i] for i in checked], self.setup).run()
+            results.update(zip(checked, found, strict=True))
+        return [results[index] for index in range(len(tests))]
+
+    def _stdio(self, code: str, test: StdioTest) -> TestResult:
+        ran = self.sandbox.run(code, test.stdin.encode())
+        if not ran.ended_well:
+            errors = ran.stderr.decode(errors="replace").strip().splitlines()
+            return TestResult(False, ran.stopped or (errors[-1][:500] if errors else "ended badly"))
+        if test.accepts(ran.stdout):
+            return TestResult(True)
+        return TestResult(False, f"printed {ran.stdout[:200].decode(errors='replace')!r}")
+
+
+def _reason(results: Sequence[TestResult]) -> str:
+    """Say how many tests passed, and why the first that failed did."""
+    failed = [(number, each) for number, each in enumerate(results, 1) if not each.passed]
+    said = f"{len(results) - len(failed)} of {len(results)} tests passed"
+    if not failed:
+        return said
+    number, first = failed[0]
+    return f"{said}; test {number}: {first.error or 'failed'}"
+
+
+class _Session:
+    """A checker in one sandbox, the program in another, and a socket between them.
+
+    The checker asks for a fresh program when the last one ended; this side only starts processes
+    and passes descriptors. It never reads what the program writes.
+    """
+
+    def __init__(self, sandbox: Sandbox, code: str, tests: Sequence[CodeTest], setup: str) -> None:
+        self._sandbox = sandbox
+        self._code = code
+        self._count = len(tests)
+        asserts = [test for test in tests if isinstance(test, AssertTest)]
+        self._module, self._names = assert_module(tuple(asserts), setup)
+        numbers = iter(range(len(asserts)))
+        self._messages = [
+            {"assert": f"test_{next(numbers)}"} if isinstance(test, AssertTest) else test.message()
+            for test in tests
+            if not isinstance(test, StdioTest)
+        ]
+
+    def run(self) -> list[TestResult]:
+        seconds = self._sandbox.limits.wall_seconds
+        deadline = time.monotonic() + _STARTING_SECONDS + (seconds + 1.0) * self._count
+        limit = self._sandbox.limits.output_kb * 1024
+        ours, theirs = socket.socketpair()
+        with ours, contextlib.ExitStack() as programs:
+            with theirs:
+                checker = Sandbox(_CHECKER_LIMITS).started(
+                    python_command("checker", str(theirs.fileno())),
+                    {"asserts.py": self._module.encode()},
+                    pass_fds=[theirs.fileno()],
+                    inside=("checker", "wire"),
+                    piped=False,
+                )
+                programs.enter_context(checker)
+            control = Channel(ours.fileno(), _JOB_LIMIT)
+            job = {"seconds": seconds, "limit": limit, "names": self._names}
+            control.send(encode({**job, "tests": self._messages}, refuse))
+            return self._reports(control, ours, deadline)
+
+    def _reports(self, control: Channel, host: socket.socket, deadline: float) -> list[TestResult]:
+        results = [TestResult(False, "not run: out of time")] * self._count
+        started = False
+        with contextlib.ExitStack() as running, contextlib.suppress(Gone):
+            while True:
+                report = decode(control.receive(deadline), no_reference)
+                if "need" in report:
+                    started = True
+                    running.close()
+                    running.enter_context(self._program(host))
+                elif "unsupported" in report:
+                    raise BrokenTest(f"A test cannot be run: {report['unsupported']}.")
+                elif "test" in report:
+                    results[report["test"]] = TestResult(report["passed"], report["error"])
+                elif "done" in report:
+                    return results
+        if not started:
+            raise BrokenTest("The tests could not be started; try them on a known program.")
+        return results
+
+    @contextlib.contextmanager
+    def _program(self, host: socket.socket) -> Iterator[None]:
+        ours, theirs = socket.socketpair()
+        limit = str(self._sandbox.limits.output_kb * 1024)
+        with ours, theirs:
+            started = self._sandbox.started(
+                python_command("model", str(theirs.fileno()), limit),
+                {"solution.py": self._code.encode(errors="replace")},
+                pass_fds=[theirs.fileno()],
+                inside=("model", "wire"),
+                piped=False,
+            )
+            with started:
+                theirs.close()
+                socket.send_fds(host, [b"p"], [ours.fileno()])
+                ours.close()
+                yield

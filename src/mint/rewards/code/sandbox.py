@@ -1,0 +1,303 @@
+"""The sandbox for model code: bubblewrap with limits, and without network and host files."""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+
+from mint.rewards.code import seccomp
+
+_INSIDE = Path(__file__).parent / "inside"
+_HOST_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/lib32", "/lib", "/lib64")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+_ERRORS_KEPT = 4000
+_CHUNK = 65536
+
+
+class SandboxUnavailable(RuntimeError):
+    """Model code cannot be run safely here; the text says why and what to install."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a run in the sandbox. A run is one process: the sandbox refuses new ones.
+
+    ``wall_seconds`` is for one test, ``cpu_seconds`` and ``memory_mb`` for one process,
+    ``files_mb`` for all it writes, ``output_kb`` for what it prints or returns.
+    """
+
+    wall_seconds: float = 5.0
+    cpu_seconds: int = 5
+    memory_mb: int = 512
+    files_mb: int = 16
+    open_files: int = 64
+    output_kb: int = 256
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise ValueError(f"Limits.{name} must be positive, not {value}.")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The result of a program: its output, and why it stopped."""
+
+    stdout: bytes
+    stderr: bytes
+    returncode: int
+    stopped: str | None = None
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether the program ended by itself and without an error."""
+        return self.stopped is None and self.returncode == 0
+
+
+class Sandbox:
+    """Starts Python programs in a fresh, empty, limited environment each.
+
+    >>> Sandbox().run("print(int(input()) + 1)", stdin=b"41").stdout
+    b'42\\n'
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        _check()
+
+    def run(self, source: str, stdin: bytes = b"") -> Ran:
+        """Run a program to its end, or until a limit stops it."""
+        command = [_python(), "-I", "-S", "-B", "/box/program.py"]
+        with self.started(command, {"program.py": source.encode(errors="replace")}) as process:
+            return _pumped(process, stdin, self.limits)
+
+    @contextlib.contextmanager
+    def started(
+        self,
+        command: Sequence[str],
+        files: Mapping[str, bytes],
+        pass_fds: Sequence[int] = (),
+        inside: Sequence[str] = (),
+        piped: bool = True,
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A process with ``files`` and our own scripts ``inside`` under /box; killed at the end."""
+        stream = subprocess.PIPE if piped else subprocess.DEVNULL
+        with contextlib.ExitStack() as descriptors:
+            program = descriptors.enter_context(_in_memory(seccomp.filter_program()))
+            box: list[str] = []
+            held = [program]
+            compiled = {f"{name}.pyc": _compiled(name) for name in inside}
+            for name, content in {**files, **compiled}.items():
+                held.append(descriptors.enter_context(_in_memory(content)))
+                box += ["--ro-bind-data", str(held[-1]), f"/box/{name}"]
+            process = subprocess.Popen(
+                [*self._limited(), *_bubblewrap(self.limits), *box, *_sealed(program), *command],
+                stdin=stream,
+                stdout=stream,
+                stderr=stream,
+                pass_fds=[*held, *pass_fds],
+                env={"PATH": os.defpath},
+            )
+        try:
+            yield process
+        finally:
+            _end(process)
+
+    def _limited(self) -> list[str]:
+        """A shell that sets hard limits, which nothing inside can raise, and becomes bubblewrap."""
+        limits = self.limits
+        script = (
+            f"ulimit -t {limits.cpu_seconds}; ulimit -v {limits.memory_mb * 1024}; "
+            f"ulimit -f {limits.files_mb * 2048}; ulimit -n {limits.open_files}; ulimit -c 0; "
+            'exec "$@"'
+        )
+        return ["/bin/sh", "-c", script, "sandbox"]
+
+
+def python_command(script: str, *arguments: str) -> list[str]:
+    """The command that runs one of our own scripts inside the sandbox."""
+    return [_python(), "-I", "-S", "-B", f"/box/{script}.pyc", *arguments]
+
+
+@cache
+def _compiled(script: str) -> bytes:
+    """One of our own scripts as the bytes of a .pyc file: compiling is a third of a short run."""
+    path = _INSIDE / f"{script}.py"
+    code = compile(path.read_text(encoding="utf-8"), f"/box/{script}.py", "exec")
+    return MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
+
+
+@cache
+def _python() -> str:
+    return os.path.realpath(sys.executable)
+
+
+@cache
+def _bubblewrap(limits: Limits) -> list[str]:
+    binary = shutil.which("bwrap")
+    assert binary is not None
+    command = [binary, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
+    command += ["--uid", "65534", "--gid", "65534", "--hostname", "box", "--cap-drop", "ALL"]
+    command += ["--clearenv", "--setenv", "LANG", "C.UTF-8", "--setenv", "HOME", "/tmp"]
+    for path in _libraries():
+        if os.path.islink(path):
+            command += ["--symlink", os.readlink(path).lstrip("/"), path]
+        else:
+            command += ["--ro-bind", path, path]
+    for folder in _installed_packages():
+        command += ["--size", "4096", "--tmpfs", folder, "--remount-ro", folder]
+    for device in _DEVICES:
+        command += ["--dev-bind", device, device]
+    command += ["--size", str(limits.files_mb << 20), "--tmpfs", "/tmp"]
+    return [*command, "--dir", "/box"]
+
+
+def _sealed(filter_descriptor: int) -> list[str]:
+    return ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(filter_descriptor), "--"]
+
+
+def _libraries() -> list[str]:
+    """The interpreter, its standard library and the C library; nothing else of the host."""
+    prefix = Path(sys.base_prefix)
+    own = [path for path in (prefix / "lib", prefix / "lib64") if path.is_dir()]
+    paths = [path for path in _HOST_LIBRARIES if os.path.isdir(path)]
+    return list(dict.fromkeys([*paths, *map(str, own), _python()]))
+
+
+def _installed_packages() -> list[str]:
+    """Package folders inside the bound libraries: hidden, they may hold datasets with answers."""
+    folders = [
+        folder
+        for path in _libraries()
+        if os.path.isdir(path) and not os.path.islink(path)
+        for pattern in ("python3*/site-packages", "python3*/dist-packages", "python3/*-packages")
+        for folder in map(str, Path(path).glob(pattern))
+        if os.path.realpath(folder) == folder
+    ]
+    return sorted(set(folders))
+
+
+@cache
+def _check() -> None:
+    """Try the sandbox once; say what is missing if it does not work."""
+    if shutil.which("bwrap") is None:
+        raise SandboxUnavailable(
+            "Model code runs only in a sandbox, and bubblewrap is not installed. On Debian or "
+            "Ubuntu, type: apt-get install bubblewrap"
+        )
+    if not seccomp.supported():
+        raise SandboxUnavailable(
+            "Model code runs only in a sandbox, whose system-call filter supports x86-64 and "
+            "arm64. Score code on such a machine."
+        )
+    with _in_memory(seccomp.filter_program()) as program:
+        command = [*_bubblewrap(Limits()), *_sealed(program), _python(), "-I", "-S", "-c", ""]
+        tried = subprocess.run(
+            command, capture_output=True, pass_fds=[program], env={"PATH": os.defpath}, timeout=60
+        )
+    if tried.returncode != 0:
+        raise SandboxUnavailable(
+            "bubblewrap is installed but cannot create a sandbox here: "
+            f"{tried.stderr.decode(errors='replace').strip()[:300]}. User namespaces must be "
+            "allowed: see the sysctl user.max_user_namespaces and, on Ubuntu, "
+            "kernel.apparmor_restrict_unprivileged_userns."
+        )
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes) -> Iterator[int]:
+    descriptor = os.memfd_create("box")
+    try:
+        os.write(descriptor, content) if len(content) < _CHUNK else _write_all(descriptor, content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _pumped(process: subprocess.Popen[bytes], stdin: bytes, limits: Limits) -> Ran:
+    """Feed the input and collect the output, until the end or a limit."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    deadline = time.monotonic() + limits.wall_seconds
+    printed = {process.stdout: bytearray(), process.stderr: bytearray()}
+    waiting = memoryview(stdin)
+    stopped = None
+    with selectors.DefaultSelector() as selector:
+        for pipe in printed:
+            selector.register(pipe, selectors.EVENT_READ)
+        os.set_blocking(process.stdin.fileno(), False)
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        while len(selector.get_map()) > 0 and stopped is None:
+            events = selector.select(max(0.0, deadline - time.monotonic()))
+            if not events:
+                stopped = f"took longer than {limits.wall_seconds:g} s"
+            for key, _ in events:
+                if key.fileobj is process.stdin:
+                    waiting = _fed(process, waiting)
+                    if not waiting:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                    continue
+                chunk = os.read(key.fd, _CHUNK)
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                buffer = printed[
+                    process.stdout if key.fileobj is process.stdout else process.stderr
+                ]
+                buffer += chunk
+                if len(printed[process.stdout]) > limits.output_kb * 1024:
+                    stopped = f"printed more than {limits.output_kb} kB"
+                del printed[process.stderr][:-_ERRORS_KEPT]
+    stopped = stopped or _ended_by(process, deadline, limits)
+    if stopped:
+        process.kill()
+    return Ran(
+        bytes(printed[process.stdout]), bytes(printed[process.stderr]), process.wait(), stopped
+    )
+
+
+def _fed(process: subprocess.Popen[bytes], waiting: memoryview) -> memoryview:
+    assert process.stdin is not None
+    try:
+        return waiting[os.write(process.stdin.fileno(), waiting[:_CHUNK]) :]
+    except BlockingIOError:
+        return waiting
+    except BrokenPipeError:
+        return waiting[:0]
+
+
+def _ended_by(process: subprocess.Popen[bytes], deadline: float, limits: Limits) -> str | None:
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return f"took longer than {limits.wall_seconds:g} s"
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the sandbox with everything in it, and wait until it is gone."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None and not pipe.closed:
+            with contextlib.suppress(OSError):
+                pipe.close()

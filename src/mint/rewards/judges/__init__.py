@@ -1,0 +1,1 @@
+"""Judges: language models that score or compare answers, and trained reward models."""

@@ -1,0 +1,221 @@
+"""A chat model behind an OpenAI-compatible endpoint: retries, caching, a budget, JSON answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+Message = Mapping[str, str]
+
+_RETRIED = frozenset([408, 409, 425, 429, 500, 502, 503, 504])
+_LONGEST_WAIT = 30.0
+_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+
+
+class JudgeFailed(RuntimeError):
+    """The judge gave no usable answer. This is never a score."""
+
+
+class BudgetSpent(JudgeFailed):
+    """The judge was asked as often as the budget allows."""
+
+
+@dataclass
+class Budget:
+    """Limits of an endpoint: requests sent, and tokens in and out. None: no limit.
+
+    >>> Budget(requests=0).left()
+    False
+    """
+
+    requests: int | None = None
+    tokens: int | None = None
+    spent_requests: int = 0
+    spent_tokens: int = 0
+
+    def left(self) -> bool:
+        """Return whether one more request may be sent."""
+        requests = self.requests is None or self.spent_requests < self.requests
+        return requests and (self.tokens is None or self.spent_tokens < self.tokens)
+
+    def spend(self) -> None:
+        """Count one request, or raise :class:`BudgetSpent`."""
+        if not self.left():
+            raise BudgetSpent(
+                f"The judge's budget is spent: {self.spent_requests} requests and "
+                f"{self.spent_tokens} tokens. Raise Budget(requests=..., tokens=...)."
+            )
+        self.spent_requests += 1
+
+
+@dataclass
+class ChatEndpoint:
+    """The endpoint of a judge. ``url`` ends before ``/chat/completions``.
+
+    Equal questions are asked once: answers are kept in memory and, with ``cache``, in a folder.
+    """
+
+    model: str
+    url: str = "https://api.openai.com/v1"
+    api_key: str | None = None
+    temperature: float = 0.0
+    max_tokens: int = 512
+    timeout: float = 60.0
+    retries: int = 4
+    retry_wait: float = 0.5
+    parallel: int = 8
+    cache: Path | None = None
+    cache_size: int = 10_000
+    budget: Budget = field(default_factory=Budget)
+
+    def __post_init__(self) -> None:
+        if self.parallel < 1 or self.retries < 0 or self.timeout <= 0:
+            raise ValueError("ChatEndpoint needs parallel >= 1, retries >= 0 and timeout > 0.")
+        self.api_key = self.api_key or os.environ.get("OPENAI_API_KEY")
+        self._kept: OrderedDict[str, str] = OrderedDict()
+        self._asking: dict[str, asyncio.Future[str]] = {}
+
+    async def ask(
+        self, messages: Sequence[Message], schema: Mapping[str, Any] | None = None
+    ) -> str:
+        """The answer to a conversation; the same one is only asked once."""
+        body = self._body(messages, schema)
+        key = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
+        if (kept := self._recall(key)) is not None:
+            return kept
+        asking = self._asking.get(key)
+        if asking is None or asking.get_loop() is not asyncio.get_running_loop():
+            asking = self._asking[key] = asyncio.ensure_future(self._answered(body))
+        try:
+            answer = await asking
+        finally:
+            self._asking.pop(key, None)
+        self._keep(key, answer)
+        return answer
+
+    async def ask_json(
+        self, messages: Sequence[Message], schema: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The answer as a JSON object that follows ``schema``; asked again once if it does not."""
+        answer = await self.ask(messages, schema)
+        try:
+            return read_object(answer, schema)
+        except JudgeFailed as error:
+            complaint = f"{error} Answer again with only the JSON object."
+            again = [
+                *messages,
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": complaint},
+            ]
+            return read_object(await self.ask(again, schema), schema)
+
+    def _body(
+        self, messages: Sequence[Message], schema: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [dict(message) for message in messages],
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+        }
+        if schema is not None:
+            format_ = {"name": "answer", "schema": dict(schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": format_}
+        return body
+
+    async def _answered(self, body: dict[str, Any]) -> str:
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        async with httpx.AsyncClient(timeout=self.timeout, headers=headers) as client:
+            problem = "it was not asked"
+            for attempt in range(self.retries + 1):
+                self.budget.spend()
+                try:
+                    reply = await client.post(f"{self.url.rstrip('/')}/chat/completions", json=body)
+                except httpx.HTTPError as error:
+                    problem = f"{type(error).__name__}: {error}"
+                else:
+                    if reply.status_code == 400 and body.pop("response_format", None):
+                        problem = "it does not know response_format"
+                        continue
+                    if reply.status_code < 300:
+                        return self._content(reply)
+                    problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
+                    if reply.status_code not in _RETRIED:
+                        break
+                if attempt < self.retries:
+                    await asyncio.sleep(self._wait(attempt))
+        raise JudgeFailed(
+            f"The judge {self.model} at {self.url} did not answer: {problem}. "
+            "Check the address, the key and the model name."
+        )
+
+    def _wait(self, attempt: int) -> float:
+        wait: float = self.retry_wait * 2**attempt * (0.5 + random.random())
+        return min(_LONGEST_WAIT, wait)
+
+    def _content(self, reply: httpx.Response) -> str:
+        try:
+            data = reply.json()
+            content = data["choices"][0]["message"]["content"]
+            self.budget.spent_tokens += int((data.get("usage") or {}).get("total_tokens") or 0)
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise JudgeFailed(
+                f"The judge at {self.url} returned something other than a chat completion: "
+                f"{reply.text[:200]}"
+            ) from None
+        if not isinstance(content, str) or not content.strip():
+            raise JudgeFailed(f"The judge {self.model} returned an empty answer.")
+        return content
+
+    def _recall(self, key: str) -> str | None:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        if self.cache is not None and (path := self.cache / key).is_file():
+            return path.read_text(encoding="utf-8")
+        return None
+
+    def _keep(self, key: str, answer: str) -> None:
+        self._kept[key] = answer
+        if len(self._kept) > self.cache_size:
+            self._kept.popitem(last=False)
+        if self.cache is not None:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            part = self.cache / f"{key}.{os.getpid()}.part"
+            part.write_text(answer, encoding="utf-8")
+            part.replace(self.cache / key)
+
+
+def read_object(answer: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object of an answer, checked against the schema.
+
+    >>> read_object('Sure: {"a": 1}', {"type": "object", "required": ["a"]})
+    {'a': 1}
+    """
+    jsonschema: Any = import_module("jsonschema")
+    found = _OBJECT.search(answer)
+    if found is None:
+        raise JudgeFailed(f"The judge's answer has no JSON object in it: {answer[:200]!r}.")
+    try:
+        value = json.loads(found[0])
+        jsonschema.validate(value, dict(schema))
+    except (ValueError, RecursionError) as error:
+        raise JudgeFailed(f"The judge's answer is not JSON ({error}): {answer[:200]}") from None
+    except jsonschema.ValidationError as error:
+        raise JudgeFailed(
+            f"The judge's answer does not match the schema: {error.message}."
+        ) from None
+    assert isinstance(value, dict)
+    return value

@@ -1,0 +1,1 @@
+"""Shaping: rewards made of rewards, penalties, formats, instructions, normalisation."""

@@ -1,0 +1,199 @@
+"""Check whether a response has the expected format.
+
+A template's ``[NUM]`` stands for any number and ``[TEXT]`` for any text that is not blank;
+everything else is literal. Between a tag and its end, ``…`` and ``...`` mean ``[TEXT]``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mint.rewards.answers.number import NUMBER
+from mint.rewards.answers.plaintext import plain
+
+REASONING_AND_ANSWER = "<reasoning>[TEXT]</reasoning><answer>[TEXT]</answer>"
+
+_PLACEHOLDER = re.compile(r"\[(NUM|TEXT)\]")
+_TAG = re.compile(r"</?[A-Za-z][\w-]*>")
+_ELLIPSIS_IN_TAG = re.compile(r"(?<=>)\s*(?:…|\.\.\.)\s*(?=</)")
+_PIECE = re.compile(r"\[NUM\]|\[TEXT\]|</?[A-Za-z][\w-]*>")
+_READ = 50_000
+_EMPTY_WORDS = frozenset(["", ".", ",", ":", ";"])
+
+
+@dataclass(frozen=True)
+class Template:
+    """A format, cut where it says ``[TEXT]``: the parts between are searched one after another."""
+
+    parts: tuple[re.Pattern[str], ...]
+    text_after: tuple[bool, ...]
+    starts_with_text: bool
+    tags: tuple[str, ...]
+    pieces: tuple[str, ...]
+
+    def find(self, text: str, at_end: bool) -> bool:
+        """Return whether the template matches in ``text``, or up to the end of it."""
+        position = 0
+        for index, part in enumerate(self.parts):
+            last = index == len(self.parts) - 1
+            after_text = self.starts_with_text if index == 0 else self.text_after[index - 1]
+            if last and at_end and not self.text_after[index]:
+                return self._ends(part, text, position, after_text)
+            match = self._next(part, text, position, after_text)
+            if match is None:
+                return False
+            position = match.end()
+        if not self.parts:
+            return not self.starts_with_text or bool(text.strip())
+        return not self.text_after[-1] or bool(text[position:].strip())
+
+    @staticmethod
+    def _next(
+        part: re.Pattern[str], text: str, position: int, after_text: bool
+    ) -> re.Match[str] | None:
+        if not after_text:
+            return part.search(text, position)
+        for match in part.finditer(text, position):
+            if not text[position : match.start()].isspace() and match.start() > position:
+                return match
+        return None
+
+    @staticmethod
+    def _ends(part: re.Pattern[str], text: str, position: int, after_text: bool) -> bool:
+        for match in part.finditer(text, position):
+            if match.end() == len(text):
+                blank = not text[position : match.start()].strip()
+                return not (after_text and blank)
+        return False
+
+
+@lru_cache(maxsize=256)
+def read_template(expected_format: str) -> Template:
+    """A template read once."""
+    if _TAG.search(expected_format):
+        expected_format = _ELLIPSIS_IN_TAG.sub("[TEXT]", expected_format)
+        expected_format = re.sub(r">\s*<", "> <", expected_format)
+    segments = re.split(r"(?:\s*\[TEXT\]\s*)", expected_format.strip())
+    patterns = [_pattern(segment) for segment in segments]
+    kept = [index for index, segment in enumerate(segments) if segment]
+    return Template(
+        parts=tuple(patterns[index] for index in kept),
+        text_after=tuple(index < len(segments) - 1 for index in kept),
+        starts_with_text=len(segments) > 1 and not segments[0],
+        tags=tuple(_TAG.findall(expected_format)),
+        pieces=tuple(_pieces(expected_format)),
+    )
+
+
+def _pattern(segment: str) -> re.Pattern[str]:
+    source = "".join(
+        rf"(?<![0-9.]){NUMBER}" if piece == "[NUM]" else _literal(piece)
+        for piece in re.split(r"(\[NUM\])", segment)
+    )
+    return re.compile(source)
+
+
+def _literal(piece: str) -> str:
+    """Literal text; white space may be any, and may lack between tags."""
+    words = re.split(r"(\s+)", piece)
+    source = "".join(r"\s+" if word.isspace() else re.escape(word) for word in words)
+    return re.sub(r">\\s\+<", r">\\s*<", source)
+
+
+def _pieces(expected_format: str) -> list[str]:
+    """Return the pieces that an approximate match looks for: tags, numbers and literal words."""
+    found: list[str] = []
+    position = 0
+    for piece in _PIECE.finditer(expected_format):
+        found.append(expected_format[position : piece.start()].strip())
+        found.append(piece[0])
+        position = piece.end()
+    found.append(expected_format[position:].strip())
+    return [piece for piece in found if piece and piece != "[TEXT]"]
+
+
+def match_format_exactly(response: str | None, expected_format: str) -> float:
+    """1.0 when the format matches up to the end, 0.5 in part, 0.0 not at all.
+
+    In part: it matches elsewhere, or its literal parts appear in order. A format with tags is
+    exact only when each tag occurs once.
+
+    >>> match_format_exactly("The answer is 4.", "The answer is [NUM].")
+    1.0
+    >>> match_format_exactly("The answer is four.", "The answer is [NUM].")
+    0.5
+    >>> match_format_exactly("2 plus 2 equals 4.", "The answer is [NUM].")
+    0.0
+    """
+    text = _read(response)
+    template = read_template(plain_template(expected_format))
+    if template.find(text, at_end=True) and all(text.count(tag) == 1 for tag in template.tags):
+        return 1.0
+    if template.find(text, at_end=False) or _literals_in_order(text, template):
+        return 0.5
+    return 0.0
+
+
+def _read(response: str | None) -> str:
+    """The response made plain; of a very long one, its beginning and its end."""
+    text = response or ""
+    if len(text) > 2 * _READ:
+        text = f"{text[:_READ]}\n{text[-_READ:]}"
+    return plain(text).rstrip()
+
+
+def plain_template(expected_format: str) -> str:
+    """A template as its responses are read: the ellipsis kept, the rest made plain."""
+    return "…".join(plain(part) for part in expected_format.split("…"))
+
+
+def _literals_in_order(text: str, template: Template) -> bool:
+    literals = [piece for piece in template.pieces if piece != "[NUM]"]
+    if all(literal in _EMPTY_WORDS for literal in literals):
+        return False
+    return _found_in_order(text, literals) == len(literals)
+
+
+def _found_in_order(text: str, literals: list[str]) -> int:
+    position = found = 0
+    for literal in literals:
+        place = text.find(literal, position)
+        if place >= 0:
+            position = place + len(literal)
+            found += 1
+    return found
+
+
+def match_format_approximately(response: str | None, expected_format: str) -> float:
+    """The share of the format's parts that the response has, in order, from 0.0 to 1.0.
+
+    Its parts are literal texts, numbers and tags; a tag that occurs twice does not count.
+
+    >>> match_format_approximately("<answer>4", "<answer>[NUM]</answer>")
+    0.6666666666666666
+    >>> match_format_approximately("4", "The answer is [NUM].")
+    0.3333333333333333
+    """
+    text = _read(response)
+    pieces = read_template(plain_template(expected_format)).pieces
+    if not pieces:
+        return 1.0
+    position = found = 0
+    for piece in pieces:
+        if piece == "[NUM]":
+            match = _NUMBER.search(text, position)
+            place, end = match.span() if match else (-1, -1)
+        else:
+            place = text.find(piece, position)
+            end = place + len(piece)
+            if _TAG.fullmatch(piece) and text.count(piece) != 1:
+                place = -1
+        if place >= 0:
+            position = end
+            found += 1
+    return found / len(pieces)
+
+
+_NUMBER = re.compile(NUMBER)

@@ -1,0 +1,195 @@
+"""Were the instructions followed? Rules that need no language and no model, each from 0 to 1."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Literal
+
+from mint.rewards.shaping.penalties import tool_calls
+
+_FENCE = re.compile(r"```(?:json)?\s?\n(.*?)```", re.DOTALL)
+_BULLET = re.compile(r"^\s{0,8}(?:[-*•]|\d{1,3}[.)])\s+\S", re.MULTILINE)
+
+
+def check_length(
+    response: str | None,
+    min_words: int = 0,
+    max_words: int | None = None,
+    min_characters: int = 0,
+    max_characters: int | None = None,
+    max_sentences: int | None = None,
+) -> float:
+    """1.0 when every given bound holds, else 0.0.
+
+    >>> check_length("three words here", max_words=3), check_length("one", min_words=2)
+    (1.0, 0.0)
+    """
+    text = response or ""
+    words, characters = len(text.split()), len(text)
+    sentences = len(re.findall(r"[.!?。！？]+(?=\s|$)", text)) if max_sentences is not None else 0
+    return _all(
+        words >= min_words,
+        max_words is None or words <= max_words,
+        characters >= min_characters,
+        max_characters is None or characters <= max_characters,
+        max_sentences is None or sentences <= max_sentences,
+    )
+
+
+def check_keywords(
+    response: str | None,
+    required: Sequence[str] = (),
+    forbidden: Sequence[str] = (),
+    whole_words: bool = True,
+) -> float:
+    """The share of the required words that occur; 0.0 when a forbidden one does.
+
+    >>> check_keywords("a red car", required=["red", "blue"])
+    0.5
+    >>> check_keywords("a red car", forbidden=["red"])
+    0.0
+    """
+    text = (response or "").casefold()
+    if any(_occurs(word, text, whole_words) for word in forbidden):
+        return 0.0
+    found = [_occurs(word, text, whole_words) for word in required]
+    return sum(found) / len(found) if found else 1.0
+
+
+def check_json(response: str | None, schema: Mapping[str, Any] | None = None) -> float:
+    r"""1.0 for JSON that follows the schema, 0.5 for JSON that does not, 0.0 for no JSON.
+
+    The response is JSON as a whole, or its last fenced block is.
+
+    >>> schema = {"type": "object", "required": ["x"], "properties": {"x": {"type": "integer"}}}
+    >>> check_json('{"x": 1}', schema), check_json('{"x": "1"}', schema), check_json("x: 1", schema)
+    (1.0, 0.5, 0.0)
+    """
+    text = response or ""
+    blocks = _FENCE.findall(text)
+    try:
+        value = json.loads(blocks[-1] if blocks else text)
+    except (ValueError, RecursionError):
+        return 0.0
+    return 1.0 if schema is None or _follows(value, schema) else 0.5
+
+
+def check_case(
+    response: str | None, case: Literal["upper", "lower", "sentence"] = "lower"
+) -> float:
+    """1.0 when every letter has the case; "sentence": every sentence begins with a capital.
+
+    >>> check_case("all small"), check_case("Not small"), check_case("LOUD", "upper")
+    (1.0, 0.0, 1.0)
+    """
+    text = response or ""
+    if not any(character.isalpha() for character in text):
+        return 0.0
+    if case == "upper":
+        return float(text == text.upper())
+    if case == "lower":
+        return float(text == text.lower())
+    if case == "sentence":
+        starts = re.findall(r"(?:^|[.!?]\s+)([^\W\d_])", text.strip())
+        return float(all(start.isupper() for start in starts))
+    raise ValueError(f"case must be upper, lower or sentence, not {case!r}.")
+
+
+def check_structure(
+    response: str | None,
+    paragraphs: int | None = None,
+    bullets: int | None = None,
+    lines: int | None = None,
+    starts_with: str | None = None,
+    ends_with: str | None = None,
+    no_commas: bool = False,
+) -> float:
+    r"""The share of the given rules of form that hold.
+
+    >>> check_structure("- a\n- b", bullets=2), check_structure("- a\n- b", bullets=2, lines=3)
+    (1.0, 0.5)
+    """
+    text = (response or "").strip()
+    rules = []
+    if paragraphs is not None:
+        blocks = [block for block in text.split("\n\n") if block.strip()]
+        rules.append(len(blocks) == paragraphs)
+    if bullets is not None:
+        rules.append(len(_BULLET.findall(text)) == bullets)
+    if lines is not None:
+        rules.append(len([line for line in text.splitlines() if line.strip()]) == lines)
+    if starts_with is not None:
+        rules.append(text.startswith(starts_with))
+    if ends_with is not None:
+        rules.append(text.endswith(ends_with))
+    if no_commas:
+        rules.append("," not in text and "，" not in text)
+    return sum(rules) / len(rules) if rules else 1.0
+
+
+def check_tool_use(
+    response: str | None, trace: Mapping[str, Any] | None = None, max_calls: int = 8
+) -> float:
+    """1.0 without tool spam: at most ``max_calls`` calls and none repeated exactly.
+
+    >>> call = {"name": "search", "arguments": {"q": "x"}}
+    >>> check_tool_use("", {"tool_calls": [call]}), check_tool_use("", {"tool_calls": [call, call]})
+    (1.0, 0.0)
+    """
+    calls = tool_calls(trace)
+    distinct = {json.dumps(call, sort_keys=True, default=str) for call in calls}
+    return _all(len(calls) <= max_calls, len(distinct) == len(calls))
+
+
+_CHECKS = {
+    "length": check_length,
+    "keywords": check_keywords,
+    "json": check_json,
+    "case": check_case,
+    "structure": check_structure,
+    "tool_use": check_tool_use,
+}
+
+
+def check_instructions(response: str | None, instructions: Sequence[Mapping[str, Any]]) -> float:
+    """The mean over several instructions, each ``{"check": name, ...its arguments}``.
+
+    >>> check_instructions("short and red", [
+    ...     {"check": "length", "max_words": 5}, {"check": "keywords", "required": ["blue"]},
+    ... ])
+    0.5
+    """
+    if not instructions:
+        return 1.0
+    return sum(_followed(response, instruction) for instruction in instructions) / len(instructions)
+
+
+def _followed(response: str | None, instruction: Mapping[str, Any]) -> float:
+    arguments = dict(instruction)
+    name = arguments.pop("check", None)
+    if name not in _CHECKS:
+        raise ValueError(f"Unknown check {name!r}; known are {', '.join(_CHECKS)}.")
+    return _CHECKS[name](response, **arguments)  # type: ignore[operator, no-any-return]
+
+
+def _follows(value: Any, schema: Mapping[str, Any]) -> bool:
+    jsonschema: Any = import_module("jsonschema")
+    try:
+        jsonschema.validate(value, dict(schema))
+    except (jsonschema.ValidationError, RecursionError):
+        return False
+    return True
+
+
+def _occurs(word: str, text: str, whole: bool) -> bool:
+    word = word.casefold()
+    if not whole:
+        return word in text
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
+
+
+def _all(*rules: bool) -> float:
+    return float(all(rules))

@@ -1,0 +1,1 @@
+"""Agents: environments, conversations, tools and tool calls."""

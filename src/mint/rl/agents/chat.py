@@ -1,0 +1,293 @@
+"""A conversation with the policy, recorded token by token as it was sampled.
+
+What the model said is never rendered again: a new message is appended to the very tokens that were
+sampled. A conversation that goes on like that is one context, and one datum. A conversation whose
+past was changed (shortened, summarised, rewritten) begins another context, and another datum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import dropwhile
+from typing import Any
+
+from mint.rl.agents.tools import Tools, schemas
+from mint.rl.messages.rendering import Message, Renderer
+from mint.rl.messages.tool_calls import ToolCall, opens_thought, parse_tool_calls
+from mint.rl.rollouts.policy import Policy, PolicyAnswer, make_segment, seed_for
+from mint.rl.rollouts.rollout import Segment, Turn
+
+_TAIL = 32
+"""Tokens at the end of a prompt that show whether it opens a thought."""
+
+
+class TurnLimit(RuntimeError):
+    """The model has replied as often as one rollout may."""
+
+
+class ContextFull(RuntimeError):
+    """There is no room for another reply."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply of the model."""
+
+    text: str
+    tokens: list[int] = field(repr=False)
+    truncated: bool = False
+    ended: bool = False  # by the model itself, with its last token
+    thinking: bool = False  # the prompt has opened a thought, in which the reply begins
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The tools that the reply wants called. What stands in a thought is no call."""
+        return parse_tool_calls(self.text, self.thinking)
+
+    @property
+    def message(self) -> Message:
+        """The reply, for a list of messages."""
+        return {"role": "assistant", "content": self.text}
+
+
+class Chat:
+    """The conversation that an environment leads.
+
+    Either say things and ask for replies::
+
+        chat.user("What is 2 + 2?")
+        reply = await chat.reply()
+
+    or, like the client of a chat service, pass the whole conversation every time::
+
+        reply = await chat.complete(messages)
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        seed: int | None = None,
+        max_turns: int = 8,
+        context_length: int | None = None,
+        tools: Tools = (),
+    ) -> None:
+        self.policy = policy
+        self.max_turns = max_turns
+        self.context_length = context_length
+        self.replies: list[Turn] = []
+        self.segments: list[Segment] = []
+        self.trace: list[dict[str, Any]] = []
+        self.truncated = False
+        self._seed = seed
+        self._renderer = Renderer(policy.tokenizer, schemas(tools))
+        self._context: list[Message] = []  # the messages that the last segment stands for
+        self._waiting: list[Message] = []
+        self._last: Reply | None = None  # in this context; without one, the next begins a segment
+        self._said: list[str] = []
+        self._opening: int | None = None  # how much of the trace came before the first reply
+        self._speaking = self._closed = False
+
+    def use_tools(self, tools: Tools) -> None:
+        """Describe tools to the model, if its chat template can, before the first reply.
+
+        ``tools`` is what ``run_tools`` takes, or a list of schemas.
+        """
+        described = schemas(tools)
+        if described == self._renderer.tools:
+            return
+        if self._last is not None:
+            raise ValueError(
+                "The tools of a conversation are fixed at its first reply. Call "
+                "chat.use_tools(...) before chat.reply(), or after chat.restart(...)."
+            )
+        self._renderer = Renderer(self.policy.tokenizer, described)
+
+    def system(self, content: str) -> None:
+        """Say what holds for the whole conversation."""
+        self.add("system", content)
+
+    def user(self, content: str) -> None:
+        """Say something to the model."""
+        self.add("user", content)
+
+    def tool(self, content: str, name: str | None = None) -> None:
+        """Give the result of a tool: those of a reply's calls in their order."""
+        self.add("tool", content, **({"name": name} if name else {}))
+
+    def add(self, role: str, content: str, **more: Any) -> None:
+        """Add a message of any role. The model reads it before its next reply.
+
+        An assistant's message that is added is an example: given, and not trained on. It is marked
+        so in ``trace``, together with the messages that lead up to it; ``example=True`` marks any
+        other.
+        """
+        self._say([{"role": role, "content": content, **more}])
+
+    def restart(self, messages: Sequence[Message] = ()) -> None:
+        """Begin another context: what was said before is still trained on, but no longer seen."""
+        self._check_silence()
+        self._context, self._waiting, self._last = [], [], None
+        self._say(messages)
+
+    def close(self) -> None:
+        """End the conversation: what is still under way will not be recorded."""
+        self._closed = True
+
+    @property
+    def turns(self) -> int:
+        """The number of replies so far."""
+        return len(self.replies)
+
+    @property
+    def turns_left(self) -> int:
+        """The number of replies that are left."""
+        return self.max_turns - self.turns
+
+    @property
+    def prompt(self) -> str:
+        """The last message before the model's first reply."""
+        before = self.trace[: self._opening]
+        return str(before[-1].get("content") or "") if before else ""
+
+    @property
+    def text(self) -> str:
+        """Everything that the model said."""
+        return "\n".join(self._said)
+
+    async def complete(self, messages: Sequence[Message], **options: Any) -> Reply:
+        """The reply to a whole conversation.
+
+        If it extends what was said so far, word for word, only what is new is added; else it
+        begins another context.
+        """
+        known = [*self._context, *self._waiting]
+        if self._last and len(messages) > len(known) and _same(messages[: len(known)], known):
+            self._say(messages[len(known) :])
+        else:
+            self.restart(messages)
+        return await self.reply(**options)
+
+    async def reply(
+        self, max_tokens: int | None = None, stop: str | Sequence[str] | None = None
+    ) -> Reply:
+        """Let the model speak. Raises :class:`TurnLimit` and :class:`ContextFull`.
+
+        After an error nothing has changed: shorten the conversation, or ask again.
+        """
+        self._check_silence()
+        if self.turns_left < 1:
+            raise TurnLimit(
+                f"The rollout has used its {self.max_turns} turns. End it while chat.turns_left "
+                "is 0, or raise max_turns."
+            )
+        given = self._rendered()
+        read = [*self.segments[-1].tokens, *given] if self._last else given
+        room = self._room(len(read), max_tokens)
+        stops = [stop] if isinstance(stop, str) else list(stop or self.policy.stop)
+        self._speaking = True
+        try:
+            seed = seed_for(self._seed, self.turns)
+            (answer,) = await self.policy.sample(read, 1, seed, room, stops)
+        finally:
+            self._speaking = False
+        self._check_silence()
+        return self._record(given, answer, stops)
+
+    def _rendered(self) -> list[int]:
+        """The tokens of what was said since the last reply."""
+        if self._last is None:
+            if not self._waiting:
+                raise ValueError(
+                    "The conversation is empty: call chat.user(...) before chat.reply()."
+                )
+            return self._renderer.start(self._waiting)
+        if not self._waiting:
+            raise ValueError(
+                "The last message is already the model's: add a message before chat.reply()."
+            )
+        last = self._last
+        return self._renderer.follow(self._waiting, last.tokens, last.ended, last.tool_calls)
+
+    def _room(self, used: int, max_tokens: int | None) -> int:
+        wanted = self.policy.max_tokens if max_tokens is None else max_tokens
+        if wanted < 1:
+            raise ValueError(f"max_tokens is {wanted}; it must be at least 1.")
+        if self.context_length is None:
+            return wanted
+        if used >= self.context_length:
+            raise ContextFull(
+                f"The conversation has {used} tokens, and context_length is "
+                f"{self.context_length}. Shorten it with chat.restart(messages)."
+            )
+        return min(wanted, self.context_length - used)
+
+    def _record(self, given: Sequence[int], answer: PolicyAnswer, stops: Sequence[str]) -> Reply:
+        """Keep what was read and said."""
+        turn = make_segment(given, answer)
+        if self._last is None:
+            self.segments.append(turn)
+        else:
+            self.segments[-1].extend(turn)
+        text, ended = self.policy.text(answer, stops), self.policy.has_ended(answer, stops)
+        thinking = opens_thought(str(self.policy.tokenizer.decode(list(given[-_TAIL:]))))
+        self._last = reply = Reply(text, answer.tokens, answer.truncated, ended, thinking)
+        self._context += [*self._waiting, reply.message]
+        self._waiting = []
+        self._said.append(reply.text)
+        end = len(self.segments[-1].tokens)
+        self.replies.append(Turn(len(self.segments) - 1, end - len(answer.tokens), end))
+        self.truncated |= reply.truncated
+        if self._opening is None:
+            self._opening = len(self.trace)
+        self.trace.append(_traced(reply))
+        return reply
+
+    def _say(self, messages: Sequence[Message]) -> None:
+        self._check_silence()
+        for message in deepcopy(list(messages)):
+            self.trace.append({**message})
+            example = message.pop("example", False)
+            self._waiting.append(message)
+            if message.get("role") != "assistant":
+                continue
+            if message.get("content") in self._said and not example:
+                self.trace[-1]["repeated"] = True  # of this rollout, as after a restart
+            else:
+                self._mark_examples()
+
+    def _mark_examples(self) -> None:
+        """Mark an assistant's message that was given, and what it answers."""
+        given = self.trace[-len(self._waiting) :]
+        if self._last is not None:  # results of tools come first, and belong to its calls
+            given = list(dropwhile(lambda message: message.get("role") == "tool", given))
+        for message in given:
+            if message.get("role") != "system" and "repeated" not in message:
+                message["example"] = True
+
+    def _check_silence(self) -> None:
+        if self._closed:
+            raise RuntimeError("The rollout is over: its conversation accepts no more messages.")
+        if self._speaking:
+            raise RuntimeError(
+                "A reply is still being sampled: await chat.reply() before adding a message."
+            )
+
+
+def _traced(reply: Reply) -> dict[str, Any]:
+    calls = [
+        {"name": call.name, "arguments": call.arguments, "error": call.error}
+        for call in reply.tool_calls
+    ]
+    return {**reply.message, **({"tool_calls": calls} if calls else {})}
+
+
+def _same(messages: Sequence[Message], known: Sequence[Message]) -> bool:
+    """Return whether messages are equal. A list may know more about a reply, such as its calls."""
+
+    def words(message: Message) -> Message:
+        kept = ("role", "content") if message.get("role") == "assistant" else message
+        return {key: message.get(key) for key in kept if key != "example"}
+
+    return [words(m) for m in messages] == [words(m) for m in known]

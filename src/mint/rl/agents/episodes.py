@@ -1,0 +1,149 @@
+"""Environments that exist: Gymnasium's and OpenEnv's, played by a model that writes its actions.
+
+Both have episodes: an observation is shown, the model replies, its reply becomes an action, and the
+action brings a reward and the next observation. Each reply is paid with the reward of its action.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mint.rl.agents.chat import Chat, ContextFull
+from mint.rl.rollouts.credit import TurnScore, per_turn
+from mint.rl.runtime.threads import to_thread
+
+
+class Episodes(ABC):
+    """The common part of both kinds of environments.
+
+    ``to_action`` makes an action of a reply's text; a ``ValueError`` that it raises is shown to the
+    model and paid with ``invalid_reward``. ``show`` makes text of an observation.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        tasks: Sequence[Mapping[str, Any]],
+        to_action: Callable[[str], Any],
+        show: Callable[[Any], str],
+        instructions: str,
+        invalid_reward: float,
+    ) -> None:
+        self.make = make
+        self.tasks = [dict(task) for task in tasks]
+        self.to_action = to_action
+        self.show = show
+        self.instructions = instructions
+        self.invalid_reward = invalid_reward
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        """Return what episodes are begun with: the arguments of ``reset``."""
+        return [dict(task) for task in self.tasks]
+
+    @abstractmethod
+    async def begin(self, episode: Any, task: Mapping[str, Any]) -> Any:
+        """Begin an episode, and return its first observation."""
+
+    @abstractmethod
+    async def act(self, episode: Any, action: Any) -> tuple[Any, float, bool]:
+        """Carry out an action; return the observation, the reward, and whether it is over."""
+
+    async def rollout(self, task: Mapping[str, Any], chat: Chat) -> TurnScore:
+        """Play one episode to its end, or to the last turn."""
+        episode = await _result(self.make)
+        rewards: list[float] = []
+        try:
+            observation = await self.begin(episode, task)
+            shown, over = self._opening(self.show(observation)), False
+            while not over and chat.turns_left:
+                chat.user(shown)
+                try:
+                    reply = await chat.reply()
+                except ContextFull:
+                    break
+                try:
+                    action = self.to_action(reply.text)
+                except ValueError as error:
+                    rewards.append(self.invalid_reward)
+                    shown = f"error: {error}"
+                    continue
+                observation, reward, over = await self.act(episode, action)
+                rewards.append(reward)
+                shown = self.show(observation)
+        finally:
+            if hasattr(episode, "close"):
+                await _result(episode.close)
+        return per_turn(rewards)
+
+    def _opening(self, observation: str) -> str:
+        return f"{self.instructions}\n\n{observation}" if self.instructions else observation
+
+
+class GymnasiumEnvironment(Episodes):
+    """A Gymnasium environment whose observations are text or can be shown as text.
+
+    ``make`` returns a new environment for every rollout::
+
+        GymnasiumEnvironment(lambda: gymnasium.make("MyText-v0"), seeds=range(100))
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        seeds: Sequence[int] = range(64),
+        to_action: Callable[[str], Any] = str.strip,
+        show: Callable[[Any], str] = str,
+        instructions: str = "",
+        invalid_reward: float = 0.0,
+    ) -> None:
+        tasks = [{"seed": int(seed)} for seed in seeds]
+        super().__init__(make, tasks, to_action, show, instructions, invalid_reward)
+
+    async def begin(self, episode: Any, task: Mapping[str, Any]) -> Any:
+        observation, _ = await _result(lambda: episode.reset(**task))
+        return observation
+
+    async def act(self, episode: Any, action: Any) -> tuple[Any, float, bool]:
+        found = await _result(lambda: episode.step(action))
+        observation, reward, terminated, truncated, _ = found
+        return observation, float(reward), bool(terminated or truncated)
+
+
+class OpenEnvEnvironment(Episodes):
+    """An environment behind an OpenEnv server.
+
+    ``connect`` returns a client for every rollout: the environment's own, from its package, or one
+    of :mod:`.openenv`. A client has ``reset(**task)`` and ``step(action)``, async or not, whose
+    results have ``observation``, ``reward`` and ``done``::
+
+        OpenEnvEnvironment(lambda: EchoEnv(base_url=url), to_action=EchoAction)
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        tasks: Sequence[Mapping[str, Any]] = ({},),
+        to_action: Callable[[str], Any] = lambda text: {"message": text},
+        show: Callable[[Any], str] = str,
+        instructions: str = "",
+        invalid_reward: float = 0.0,
+    ) -> None:
+        super().__init__(connect, tasks, to_action, show, instructions, invalid_reward)
+
+    async def begin(self, episode: Any, task: Mapping[str, Any]) -> Any:
+        return (await _result(lambda: episode.reset(**task))).observation
+
+    async def act(self, episode: Any, action: Any) -> tuple[Any, float, bool]:
+        found = await _result(lambda: episode.step(action))
+        return found.observation, float(found.reward or 0.0), bool(found.done)
+
+
+async def _result(function: Callable[[], Any]) -> Any:
+    """The result of a function that may be async, and may block when it is not."""
+    if inspect.iscoroutinefunction(function):
+        return await function()
+    found = await to_thread(function)
+    return await found if inspect.isawaitable(found) else found

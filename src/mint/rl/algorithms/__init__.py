@@ -1,0 +1,1 @@
+"""The maths of RL: advantages, credit, importance, KL, clipping and datums."""

@@ -1,0 +1,77 @@
+"""Importance ratios between the policy that trains and the one that sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+_WIDEST = 20.0
+"""Log ratios beyond this are as good as infinite."""
+
+
+def truncated_weights(trainer: Array, sampler: Array, limit: float) -> Array:
+    """min(p_trainer / p_sampler, limit) of each token.
+
+    >>> [float(w) for w in truncated_weights(np.log([0.5, 0.9]), np.log([0.5, 0.1]), limit=2.0)]
+    [1.0, 2.0]
+    """
+    ratio = np.exp(np.clip(trainer - sampler, -_WIDEST, _WIDEST))
+    return np.asarray(np.minimum(ratio, limit))
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Weights of tokens by p_trainer / p_sampler.
+
+    ``level`` says what has a ratio: a ``token``; a ``sequence``, whose ratio is the product of its
+    tokens'; or ``geometric``, the sequence with the geometric mean of them. A ratio above ``limit``
+    is cut to it (``truncate``), or what has it is left out (``mask``), as what has one below
+    ``low``.
+
+    >>> trainer, sampler = np.log([0.5, 0.9]), np.log([0.5, 0.1])
+    >>> [float(w) for w in Correction(2.0, rule="mask").weights(trainer, sampler)]
+    [1.0, 0.0]
+    >>> [round(float(w), 6) for w in Correction(99.0, level="sequence").weights(trainer, sampler)]
+    [9.0, 9.0]
+    """
+
+    limit: float
+    level: str = "token"
+    rule: str = "truncate"
+    low: float = 0.0
+
+    def weights(self, trainer: Array, sampler: Array) -> Array:
+        """Return the weight of each sampled token of one sequence."""
+        if self.rule == "truncate" and self.level == "token":
+            return truncated_weights(trainer, sampler, self.limit)
+        log_ratio = trainer - sampler
+        if self.level != "token" and len(log_ratio):
+            whole = log_ratio.sum() if self.level == "sequence" else log_ratio.mean()
+            log_ratio = np.full_like(log_ratio, whole)
+        ratio = np.exp(np.clip(log_ratio, -_WIDEST, _WIDEST))
+        if self.rule == "truncate":
+            return np.asarray(np.minimum(ratio, self.limit))
+        return np.where((ratio >= self.low) & (ratio <= self.limit), ratio, 0.0)
+
+
+def mismatch_figures(differences: Array) -> dict[str, float]:
+    """Return how trainer and sampler differ, from the differences of their logprobs."""
+    if not len(differences):
+        return {}
+    ratio = np.exp(np.clip(differences, -_WIDEST, _WIDEST))
+    effective = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
+    return {
+        "mismatch/mean": float(np.abs(differences).mean()),
+        "mismatch/max": float(np.abs(differences).max()),
+        "mismatch/k3": float((ratio - 1 - differences).mean()),
+        "mismatch/effective_share": float(effective),
+    }
+
+
+def entropy(logprobs: Sequence[float]) -> float:
+    """The policy's entropy per token, estimated from the tokens that it sampled: mean of -log p."""
+    return float(-np.mean(np.asarray(logprobs, dtype=np.float64))) if len(logprobs) else 0.0

@@ -1,0 +1,271 @@
+"""Columns of a data file as problems: find each column, and check every row."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from mint.rewards import Sample
+from mint.rewards.answers.gold import read_gold
+from mint.rl.data.prompt_template import PromptTemplate
+from mint.rl.data.rows import DataError, Row, setting, type_name
+from mint.rl.settings.options import closest
+
+PROMPT, ANSWER = "prompt", "answer"
+ROLES = ("system", "user", "assistant", "tool", "developer")
+_USUAL = {
+    "prompt_column": ("prompt", "question", "problem", "instruction", "query", "input", "text"),
+    "answer_column": ("answer", "ground_truth", "solution", "target", "label", "output"),
+    "messages_column": ("messages", "conversations", "conversation", "chat"),
+    "system_column": ("system", "system_prompt"),
+}
+"""What columns are often called, to suggest the right one."""
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One row as the loop and the reward see it."""
+
+    prompt: str
+    messages: tuple[Message, ...]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    place: str = ""
+
+    def as_sample(self, response: str) -> Sample:
+        """A response to this problem, ready for a reward."""
+        return Sample(response, self.prompt, self.metadata)
+
+    @property
+    def answer_text(self) -> str:
+        """The gold answer as an example shows it."""
+        answer = self.metadata[ANSWER]
+        return answer.strip() if isinstance(answer, str) else json.dumps(answer)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns and what each holds."""
+
+    names: tuple[str, ...]
+    prompt: str | None
+    answer: str | None
+    messages: str | None
+    system: str | None
+    template: PromptTemplate | None
+
+    @classmethod
+    def found_in(
+        cls,
+        rows: Sequence[Row],
+        file: str,
+        *,
+        prompt: str | None,
+        answer: str | None,
+        messages: str | None,
+        system: str | None,
+        template: str | None,
+    ) -> Columns:
+        """The columns to use, or :class:`DataError` for one that the file does not have."""
+        names = tuple(dict.fromkeys(name for row in rows for name in row.fields))
+        given = {"prompt_column": prompt, "messages_column": messages, "template": template}
+        several = [name for name, value in given.items() if value is not None]
+        if len(several) > 1:
+            raise DataError(
+                f"{' and '.join(several)} are set, but only one can define the prompt. Leave out "
+                f"{several[-1]}."
+            )
+        asks = {"answer_column": answer, "messages_column": messages, "system_column": system}
+        asks["prompt_column"] = (prompt or PROMPT) if several in ([], ["prompt_column"]) else None
+        for argument, name in asks.items():
+            if name is not None and name not in names:
+                raise _no_column(file, name, argument, names)
+        read = None if template is None else PromptTemplate.read(template, names)
+        gold = answer or (ANSWER if ANSWER in names else None)
+        if read is not None and gold in read.columns:
+            raise DataError(
+                f"The template shows {{{gold}}}, the gold answer, to the model. Remove it, or "
+                f"set {setting('answer_column')}. Write literal braces twice: {{{{{gold}}}}}."
+            )
+        return cls(names, asks["prompt_column"], gold, messages, system, read)
+
+    def no_answer(self, file: str) -> DataError:
+        """The error for gold answers that are needed and not there."""
+        found = _usual("answer_column", self.names)
+        hint = setting("answer_column", found or "COLUMN")
+        return DataError(
+            f"{file} has no column {ANSWER!r}; its columns are {', '.join(self.names)}. Name the "
+            f"column with the gold answers: {hint}, or a reward that needs none: "
+            "training.reward_function=my_rewards.py:my_reward (in a script: reward=my_reward)."
+        )
+
+    def check_same(self, rows: Sequence[Row], file: str) -> None:
+        """Raise :class:`DataError` when another file lacks one of the columns."""
+        names = tuple(dict.fromkeys(name for row in rows for name in row.fields))
+        needed = [self.prompt, self.answer, self.messages, self.system]
+        for name in [*needed, *(self.template.columns if self.template else [])]:
+            if name is not None and name not in names:
+                raise DataError(
+                    f"{file} has no column {name!r}; its columns are {', '.join(names)}. It needs "
+                    "the same columns as the training data."
+                )
+
+    def problem(self, row: Row, check_gold: bool) -> Problem:
+        """A row as a problem. ``check_gold``: the answer is for ``check_answer``."""
+        metadata = dict(row.fields)
+        if self.answer is not None:
+            metadata[ANSWER] = self._gold(row, check_gold)
+        messages = self._messages(row)
+        if self.system is not None and (system := row.fields.get(self.system)) is not None:
+            if not isinstance(system, str):
+                raise _wrong(row, self.system, f"is {type_name(system)}, and it must be a string")
+            if messages[0]["role"] == "system":
+                raise _wrong(
+                    row, self.system, "is set, but the messages already contain a system prompt"
+                )
+            if system.strip():
+                messages = ({"role": "system", "content": system}, *messages)
+        last = messages[-1]["content"]
+        return Problem(last, messages, metadata, row.place)
+
+    def _messages(self, row: Row) -> tuple[Message, ...]:
+        if self.messages is not None:
+            return _checked_messages(row, self.messages)
+        if self.template is None:
+            assert self.prompt is not None
+            text = _text(row, self.prompt)
+        else:
+            for name in self.template.columns:
+                if _value(row, name) is None:
+                    raise _wrong(row, name, "is null, and the template needs it")
+            text = self.template.filled(row.fields)
+            _check_characters(row, self.template.columns[0], text)
+        return ({"role": "user", "content": text},)
+
+    def _gold(self, row: Row, check_gold: bool) -> Any:
+        assert self.answer is not None
+        value = _value(row, self.answer)
+        if value is None or value == "":
+            raise _wrong(row, self.answer, "is empty, and it must be the gold answer")
+        if not check_gold:
+            return value
+        if not isinstance(value, str | int | float):
+            raise _wrong(
+                row, self.answer, f"is {type_name(value)}; it must be a string or a number"
+            )
+        if isinstance(value, str):
+            _check_characters(row, self.answer, value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise _wrong(row, self.answer, f"is {value}, which no answer can be equal to")
+        if read_gold(value).kind == "never right":
+            raise _wrong(row, self.answer, f"is {value!r}, which no answer can be equal to")
+        return value
+
+
+def split_messages(messages: Sequence[Message]) -> tuple[str, str]:
+    """The system prompt and the prompt of a problem that is plain text."""
+    system = [str(each["content"]) for each in messages if each["role"] == "system"]
+    return "".join(system), str(messages[-1]["content"])
+
+
+def _checked_messages(row: Row, column: str) -> tuple[Message, ...]:
+    value = _value(row, column)
+    if isinstance(value, str):  # a cell of a CSV file
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise _wrong(row, column, f"is a string that is not JSON ({error})") from None
+    if not isinstance(value, list) or not value:
+        what = "an empty list" if value == [] else type_name(value)
+        raise _wrong(
+            row, column, f'is {what}; it must be messages: [{{"role": "user", "content": "..."}}]'
+        )
+    messages = tuple(
+        _checked_message(row, column, number, message)
+        for number, message in enumerate(value, start=1)
+    )
+    if messages[-1]["role"] == "assistant":
+        raise _wrong(
+            row,
+            column,
+            "ends with an assistant message, which the model should write itself. Remove it; if "
+            "it is the gold answer, move it to its own column",
+        )
+    return messages
+
+
+def _checked_message(row: Row, column: str, number: int, message: Any) -> Message:
+    name = f"{column}[{number}]"
+    if not isinstance(message, Mapping):
+        raise _wrong(
+            row, name, f'is {type_name(message)}; it must be {{"role": ..., "content": ...}}'
+        )
+    if "from" in message and "value" in message:
+        raise _wrong(row, name, "has 'from' and 'value'; rename them to 'role' and 'content'")
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise _wrong(row, f"{name}.role", f"is {role!r}; it must be one of {', '.join(ROLES)}")
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str):
+        raise _wrong(row, f"{name}.content", f"is {type_name(content)}; it must be a string")
+    _check_characters(row, f"{name}.content", content)
+    return {**{k: v for k, v in message.items() if v is not None}, "content": content}
+
+
+def _text(row: Row, column: str) -> str:
+    value = _value(row, column)
+    if not isinstance(value, str):
+        hint = f". If these are messages, set {setting('messages_column', column)}"
+        raise _wrong(
+            row,
+            column,
+            f"is {type_name(value)}; it must be a string{hint if isinstance(value, list) else ''}",
+        )
+    if not value.strip():
+        raise _wrong(row, column, "is empty, and it must be the prompt")
+    _check_characters(row, column, value)
+    return value
+
+
+def _value(row: Row, column: str) -> Any:
+    if column not in row.fields:
+        raise DataError(
+            f"{row.place}: there is no field {column!r}. Its fields are "
+            f"{', '.join(row.fields) or 'none'}.{closest(column, row.fields)}"
+        )
+    return row.fields[column]
+
+
+def _check_characters(row: Row, column: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _wrong(
+            row,
+            column,
+            f"contains a lone surrogate (half of a character) at position {error.start + 1}",
+        ) from None
+
+
+def _wrong(row: Row, column: str, what: str) -> DataError:
+    return DataError(f"{row.place}: the field {column!r} {what}.")
+
+
+def _no_column(file: str, name: str, argument: str, names: Sequence[str]) -> DataError:
+    columns = f"{file} has no column {name!r}; its columns are {', '.join(names)}."
+    found = next(iter(get_close_matches(name, names, n=1)), None) or _usual(argument, names)
+    if found is None and argument == "prompt_column":
+        messages = _usual("messages_column", names)
+        if messages is not None:
+            return DataError(f"{columns} Set {setting('messages_column', messages)}.")
+    return DataError(f"{columns} Set {setting(argument, found or 'COLUMN')}.")
+
+
+def _usual(argument: str, names: Sequence[str]) -> str | None:
+    return next((name for name in _USUAL[argument] if name in names), None)

@@ -1,0 +1,136 @@
+"""The curriculum: prefer prompts that are solved sometimes, not always and not never."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any, Literal
+
+from mint.rl.rollouts.rollout import Group
+
+Pool = Literal["new", "learning", "saturated", "hopeless"]
+_DROPPED: tuple[Pool, ...] = ("saturated", "hopeless")
+_MEMORY = 0.7
+"""How much of a prompt's success rate is what was known before its last group."""
+
+
+@dataclass
+class PromptRecord:
+    """The history of one prompt."""
+
+    groups: int = 0
+    success: float = 0.5
+
+    def add(self, success: float) -> None:
+        """Take one group's share of right answers into account."""
+        known = _MEMORY if self.groups else 0.0
+        self.success = known * self.success + (1 - known) * success
+        self.groups += 1
+
+
+@dataclass
+class Curriculum:
+    """Tracks each prompt's success; drops the saturated and the hopeless; prefers what is between.
+
+    >>> curriculum = Curriculum()
+    >>> for _ in range(3):
+    ...     curriculum.record("easy", 1.0); curriculum.record("fine", 0.5)
+    >>> curriculum.pool("easy"), curriculum.pool("fine"), curriculum.pool("unseen")
+    ('saturated', 'learning', 'new')
+    """
+
+    easy_at: float = 0.95
+    hard_at: float = 0.02
+    easy_after: int = 2  # groups before a prompt can be saturated
+    hard_after: int = 4  # and before it is given up
+
+    def __post_init__(self) -> None:
+        self.known: dict[str, PromptRecord] = {}
+        self.step = 0  # the last one that was learned from
+        self._before: dict[str, PromptRecord] = {}  # its prompts, as they were known before it
+
+    def record(self, identity: str, success: float) -> None:
+        """Take a group into account."""
+        self.known.setdefault(identity, PromptRecord()).add(success)
+
+    def learn_from(self, groups: Sequence[Group], threshold: float, step: int) -> dict[str, float]:
+        """Take a step's groups into account, and return how many prompts are in each pool.
+
+        What is dropped, or returns, is reported.
+        """
+        before = self.pools()
+        scored = [group for group in groups if group.rewards]
+        self.step = step
+        self._before = {
+            g.identity: replace(self.known.get(g.identity, PromptRecord())) for g in scored
+        }
+        for group in scored:
+            self.record(group.identity, group.success(threshold))
+        now = self.pools()
+        if any(before[pool] != now[pool] for pool in _DROPPED):
+            shown = ", ".join(f"{count} {pool}" for pool, count in now.items())
+            print(f"  curriculum: {shown}", flush=True)
+        return {f"curriculum/{pool}": float(count) for pool, count in now.items()}
+
+    def as_of(self, step: int) -> Curriculum:
+        """A copy, as it was after a step: the last one, or the one before it."""
+        past = replace(self)
+        known = self.known if step >= self.step else {**self.known, **self._before}
+        past.known = {name: replace(progress) for name, progress in known.items()}
+        past.step = step
+        return past
+
+    def pool(self, identity: str) -> Pool:
+        """Return the pool of a prompt."""
+        progress = self.known.get(identity)
+        if progress is None:
+            return "new"
+        if progress.success >= self.easy_at and progress.groups >= self.easy_after:
+            return "saturated"
+        if progress.success <= self.hard_at and progress.groups >= self.hard_after:
+            return "hopeless"
+        return "learning"
+
+    def is_dropped(self, identity: str) -> bool:
+        """Return whether a prompt is used only when nothing else is left."""
+        return self.pool(identity) in _DROPPED
+
+    def weight(self, identity: str) -> float:
+        """Return how much a prompt is preferred: most at one right answer in two, a little at the
+        ends.
+        """
+        progress = self.known.get(identity)
+        success = 0.5 if progress is None else progress.success
+        return 0.05 + success * (1 - success)
+
+    def choose(self, identities: Sequence[str], count: int, seed: int | None) -> list[int]:
+        """Positions of the prompts to use, drawn by weight without repeats.
+
+        Saturated and hopeless prompts are used only when nothing else is left.
+        """
+        draw = random.Random(seed)
+        keys = [draw.random() ** (1 / self.weight(identity)) for identity in identities]
+        dropped = [self.is_dropped(identity) for identity in identities]
+        order = sorted(range(len(identities)), key=lambda i: (dropped[i], -keys[i]))
+        return order[:count]
+
+    def pools(self) -> dict[Pool, int]:
+        """Return how many prompts are in each pool."""
+        counts = Counter(self.pool(identity) for identity in self.known)
+        return {pool: counts[pool] for pool in ("learning", *_DROPPED)}
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {
+            "step": self.step,
+            "known": {name: astuple(progress) for name, progress in self.known.items()},
+            "before": {name: astuple(progress) for name, progress in self._before.items()},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
+        self.step = state["step"]
+        self.known = {name: PromptRecord(*values) for name, values in state["known"].items()}
+        self._before = {name: PromptRecord(*values) for name, values in state["before"].items()}

@@ -1,0 +1,251 @@
+"""Own data as a task: prompts, gold answers and metadata from the rows of a file.
+
+    from mint.rl import DatasetTask, RLConfig, run_grpo
+
+    run_grpo(DatasetTask("train.jsonl"), RLConfig(steps=20))
+
+On the command line it is ``mint train task=jsonl task.arguments.file=train.jsonl``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mint.rewards import Failure, Reward, Sample, as_reward, check_answer
+from mint.rewards.registry import RewardNotFound
+from mint.rewards.reward import FunctionReward, RewardLike, run
+from mint.rewards.signature import SignatureError
+from mint.rl.data.columns import Columns, Problem, split_messages
+from mint.rl.data.rows import DataError, Row, read_rows, setting
+from mint.rl.settings.options import ConfigError
+from mint.rl.task import RLAdapter
+
+
+class DatasetTask(RLAdapter):
+    """Problems from a file: JSONL, JSON, CSV, Parquet, or a Hugging Face dataset folder.
+
+    A prompt comes from ``prompt_column``, or is a ``template`` with columns in it
+    (``"Q: {question}\\\\nA:"``), or a whole conversation from ``messages_column``. It is sent
+    through the model's chat template, with ``chat=False`` as plain text. ``system_prompt`` is the
+    same for all rows; ``system_column`` holds one for each. The first ``shots`` rows are shown in
+    every prompt as solved examples, and are not trained on.
+
+    The ``reward`` is any of :mod:`mint.rewards` (a function, a name, ``file.py:function``); by
+    default :func:`mint.rewards.check_answer` with the gold answers of ``answer_column``. It sees
+    every column as metadata, and the gold answer as ``answer``.
+
+    Evaluation uses the rows of ``holdout_file`` (or ``holdout_split`` of a folder), or else the
+    share ``holdout_fraction`` of the settings.
+    """
+
+    def __init__(
+        self,
+        file: str | Path,
+        prompt_column: str | None = None,
+        answer_column: str | None = None,
+        messages_column: str | None = None,
+        system_column: str | None = None,
+        system_prompt: str | None = None,
+        template: str | None = None,
+        chat: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        shots: int = 0,
+        split: str | None = None,
+        holdout_file: str | Path | None = None,
+        holdout_split: str | None = None,
+        reward: RewardLike | None = None,
+    ) -> None:
+        for name, value in {"file": file, "holdout_file": holdout_file}.items():
+            _check_type(name, value, (str, Path), "the path of a file")
+        for name in ("prompt_column", "answer_column", "messages_column", "system_column"):
+            _check_type(name, locals()[name], str, "the name of a column")
+        for name in ("system_prompt", "template", "split", "holdout_split"):
+            _check_type(name, locals()[name], str, "a string")
+        _check_type("chat", chat, bool, "true or false")
+        if not isinstance(chat_template_kwargs, Mapping | None):
+            raise ConfigError(
+                f"chat_template_kwargs is {chat_template_kwargs!r}; it must be a mapping: "
+                "task.arguments.chat_template_kwargs={enable_thinking: false}."
+            )
+        if type(shots) is not int or shots < 0:
+            raise ConfigError(f"shots is {shots!r}; it must be an integer, 0 or more.")
+        self.chat = chat
+        self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        self.system_prompt = system_prompt
+        if messages_column is not None and not chat:
+            raise ConfigError(
+                "chat=false sends plain text, but messages_column contains conversations."
+            )
+        rows = read_rows(file, split)
+        self.columns = Columns.found_in(
+            rows,
+            str(file),
+            prompt=prompt_column,
+            answer=answer_column,
+            messages=messages_column,
+            system=system_column,
+            template=template,
+        )
+        self.reward = self._chosen_reward(reward, str(file))
+        problems = self._problems(rows)
+        self.examples = self._taken_examples(problems, shots, str(file))
+        self.problems = self._without_examples(problems)
+        self.held_out = self._read_holdout(file, holdout_file, holdout_split)
+        if not self.problems:
+            raise DataError(
+                f"{file} has {len(problems)} rows, and all of them are used as examples. Lower "
+                f"{setting('shots', 0)}."
+            )
+        self.name = f"{Path(file).resolve().stem} {self._digest()}"
+
+    def _chosen_reward(self, reward: RewardLike | None, file: str) -> Reward:
+        given = reward if reward is not None else getattr(self, "paid_by", None)
+        if given is None:
+            if self.columns.answer is None:
+                raise self.columns.no_answer(file)
+            given = check_answer
+        try:
+            return as_reward(given)
+        except (RewardNotFound, SignatureError, SyntaxError) as error:
+            raise ConfigError(f"reward={given}: {error}") from None
+
+    def _problems(self, rows: Sequence[Row]) -> list[Problem]:
+        """The rows as problems, each checked."""
+        check_gold = getattr(self.reward, "function", None) is check_answer
+        problems = [self.columns.problem(row, check_gold) for row in rows]
+        for problem in problems:
+            self._check_reward(problem)
+        return problems
+
+    def _check_reward(self, problem: Problem) -> None:
+        """Refuse a row without a field that the reward function requires."""
+        if not isinstance(self.reward, FunctionReward) or self.reward.signature.kind != "keywords":
+            return
+        try:
+            self.reward.signature.arguments(problem.as_sample(""))
+        except KeyError as error:
+            raise DataError(f"{problem.place}: {error.args[0]}") from None
+
+    def _taken_examples(self, problems: Sequence[Problem], shots: int, file: str) -> list[Problem]:
+        if shots and self.columns.answer is None:
+            raise self.columns.no_answer(file)
+        examples = list(problems[:shots])
+        if len(examples) < shots:
+            raise DataError(f"{file} has {len(problems)} rows, too few for shots={shots}.")
+        return examples
+
+    def _without_examples(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The problems whose answers the prompts do not show."""
+        shown = {self.identity(example) for example in self.examples}
+        return [problem for problem in problems if self.identity(problem) not in shown]
+
+    def _read_holdout(
+        self, file: str | Path, holdout_file: str | Path | None, split: str | None
+    ) -> list[Problem]:
+        if holdout_file is None and split is None:
+            return []
+        source = holdout_file if holdout_file is not None else file
+        rows = read_rows(source, split, "holdout_file")
+        self.columns.check_same(rows, str(source))
+        problems = self._without_examples(self._problems(rows))
+        if not problems:
+            raise DataError(
+                f"{source}: every row is used as an example, so nothing is left to evaluate on."
+            )
+        return problems
+
+    def _digest(self) -> str:
+        """Eight letters that tell the data of this task from other data."""
+        shown = [[each.messages, each.metadata] for each in (*self.examples, *self.problems)]
+        held = [[each.messages, each.metadata] for each in self.held_out]
+        parts = [shown, held, len(self.examples), self.system_prompt, self.chat]
+        text = json.dumps([*parts, self.chat_template_kwargs], default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    # ---- what the loop asks for ----
+
+    def build_dataset(self) -> list[Problem]:
+        return list(self.problems)
+
+    def build_holdout(self) -> list[Problem]:
+        return list(self.held_out)
+
+    def identity(self, sample: Problem) -> str:
+        return json.dumps([dict(message) for message in sample.messages], sort_keys=True)
+
+    def make_prompt(self, sample: Problem, tokenizer: Any) -> list[int]:
+        if not self.chat:
+            return list(tokenizer.encode(self._as_text(sample)))
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(
+                "The model has no chat template. To send prompts as plain text, set "
+                f"{setting('chat', False)}."
+            )
+        try:
+            text = tokenizer.apply_chat_template(
+                self._conversation(sample),
+                tokenize=False,
+                add_generation_prompt=True,
+                **self.chat_template_kwargs,
+            )
+        except Exception as error:  # whatever the model's template raises
+            raise ConfigError(
+                f"{sample.place}: the model's chat template rejects these messages: {error}"
+            ) from error
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    def _conversation(self, sample: Problem) -> list[dict[str, Any]]:
+        """The messages of a prompt: system, solved examples, the problem."""
+        own = [dict(message) for message in sample.messages]
+        system = [own.pop(0)] if own[0]["role"] == "system" else []
+        if not system and self.system_prompt is not None:
+            system = [{"role": "system", "content": self.system_prompt}]
+        shown = []
+        for example in self.examples:
+            shown += [dict(each) for each in example.messages if each["role"] != "system"]
+            shown.append({"role": "assistant", "content": example.answer_text})
+        return [*system, *shown, *own]
+
+    def _as_text(self, sample: Problem) -> str:
+        system, own = split_messages(sample.messages)
+        system = system or self.system_prompt or ""
+        shown = []
+        for example in self.examples:
+            _, prompt = split_messages(example.messages)
+            between = "" if prompt[-1:].isspace() else " "
+            shown.append(f"{prompt}{between}{example.answer_text}\n\n")
+        return (f"{system}\n\n" if system else "") + "".join(shown) + own
+
+    def compute_reward(self, response: str, sample: Problem) -> Any:
+        return self.reward(response, sample.prompt, sample.metadata)
+
+    def compute_rewards(self, responses: Sequence[str], sample: Problem) -> Any:
+        scores = self._scores([sample.as_sample(response) for response in responses])
+        plain = isinstance(self.reward, FunctionReward) and not self.reward.signature.is_async
+        return run(scores) if plain and not _in_event_loop() else scores
+
+    async def _scores(self, samples: Sequence[Sample]) -> list[Any]:
+        outcomes = await self.reward.outcomes(samples)
+        return [outcome.error if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+
+
+def _in_event_loop() -> bool:
+    """Return whether this is the loop's thread, and not one of ``reward_workers``."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _check_type(name: str, value: Any, kind: Any, wanted: str) -> None:
+    optional = name not in ("file", "chat")
+    if not isinstance(value, kind) and not (optional and value is None):
+        raise ConfigError(f"{name} is {value!r}; it must be {wanted}: {setting(name)}.")
+    if value == "":
+        raise ConfigError(f"{name} is empty; it must be {wanted}: {setting(name)}.")

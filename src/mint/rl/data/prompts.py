@@ -1,0 +1,337 @@
+"""The prompts of each step: the same ones at the same step, whenever the run is continued."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mint.rl.data.curriculum import Curriculum
+from mint.rl.data.epochs import Epochs
+from mint.rl.data.split import Split
+from mint.rl.rollouts.policy import seed_for
+from mint.rl.settings.config import RLConfig
+from mint.rl.settings.options import ConfigError
+from mint.rl.task import identify, overrides
+from mint.tokenizer import plain_tokenizer
+
+_RandomState = tuple[Any, Any]
+"""Of the modules ``random`` and ``numpy.random``."""
+_MOST_CALLS = 20
+"""How often a dataset is built in vain before there is too little of it."""
+_USED_UP = 3
+"""How often it may give only samples that a step has had, before there are no others."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A sample, its prompt (None for environments, which write their own), its identity, and which
+    call of ``build_dataset`` it came from."""
+
+    sample: Any
+    prompt: tuple[int, ...] | None
+    identity: str
+    call: int = 0
+
+
+class NotEnoughData(RuntimeError):
+    """The dataset gave nothing to train on."""
+
+
+class Data:
+    """The source of a run's items."""
+
+    def __init__(self, adapter: Any, tokenizer: Any, cfg: RLConfig) -> None:
+        self.adapter = adapter
+        self.tokenizer = plain_tokenizer(tokenizer)
+        self.cfg = cfg
+        self.curriculum = Curriculum() if cfg.curriculum else None
+        self.epochs: Epochs | None = None
+        self.calls = 0
+        self._ahead: list[_Built] = []
+        self._samples: list[Any] = []  # of the last call
+        self._order_known = False
+        self._known: dict[int, tuple[Any, str]] = {}
+        self._compared = False
+        self._seed("given")
+        self.given = self._items(getattr(adapter, "build_holdout", list)())
+        fraction = 0.0 if self.given else cfg.holdout_fraction
+        self.split = Split(fraction, [item.identity for item in self.given])
+
+    def _seed(self, *place: object) -> None:
+        """Give the adapter random numbers that depend on the place and on nothing else."""
+        if self.cfg.seed is not None:
+            seed = seed_for(self.cfg.seed, *place)
+            random.seed(seed)
+            np.random.seed(seed)
+
+    def decide_order(self) -> str:
+        """Decide how a run goes through its dataset, and say it in words.
+
+        With ``data_order=auto`` the first two calls of ``build_dataset`` are compared. They are
+        used afterwards as they are, so that the adapter's random numbers stay what they were.
+        """
+        order = self.cfg.data_order
+        if not self._order_known:
+            self._order_known = True
+            if order == "shuffled" or (order == "auto" and self._is_fixed()):
+                self.epochs = Epochs(self.cfg.seed)
+        if self.epochs is None:
+            why = "" if order == "first" else ": build_dataset returns new samples at every call"
+            used = "the curriculum's choice" if self.curriculum else "the first samples"
+            return f"Data: each step calls build_dataset and uses {used}{why}."
+        why = (
+            "" if order == "shuffled" else ": build_dataset returns the same samples at every call"
+        )
+        how = "in the curriculum's order" if self.curriculum else "shuffled"
+        return f"Data: steps iterate over the whole dataset in epochs, {how}{why}."
+
+    @property
+    def order(self) -> str:
+        """The order in use: ``shuffled`` or ``first``."""
+        return "first" if self.epochs is None else "shuffled"
+
+    def _is_fixed(self) -> bool:
+        """Return whether two calls give the same samples, in whatever order."""
+        state = _random_state()
+        self._ahead = [self._build(0), self._build(1)]
+        named = [[(s, self._identity(s)) for s in built.samples] for built in self._ahead]
+        self._known = {id(sample): (sample, name) for sample, name in [*named[0], *named[1]]}
+        _restore(state)
+        first, second = (sorted(name for _, name in each) for each in named)
+        return bool(first) and first == second
+
+    def draw(self, step: int) -> Draw:
+        """Draw the items of a step. A step that is drawn while another trains does not depend on
+        that one, however long its sampling takes.
+        """
+        self.decide_order()
+        known = None
+        if self.curriculum is not None:
+            known = self.curriculum.as_of(step - 1 - self.cfg.max_staleness)
+        return Draw(self, step, known)
+
+    def _build(self, call: int) -> _Built:
+        self._seed("data", call)
+        samples = list(self.adapter.build_dataset())
+        return _Built(samples, _random_state())
+
+    def build(self) -> list[Any]:
+        """One call of the adapter's ``build_dataset``, with random numbers that depend on how many
+        calls came before it and on nothing else."""
+        if self._ahead:
+            built = self._ahead.pop(0)
+            _restore(built.random_state)
+        else:
+            built = self._build(self.calls)
+        self.calls += 1
+        self._samples = built.samples
+        return built.samples
+
+    def replay(self, calls: int) -> None:
+        """Bring an adapter with random numbers of its own to where it was after so many calls."""
+        self.resume(calls, None)
+
+    def position(self) -> dict[str, Any] | None:
+        """Return the position in the dataset, for :meth:`resume`."""
+        return self.epochs.state() if self.epochs is not None else None
+
+    def resume(
+        self,
+        calls: int,
+        position: Mapping[str, Any] | None,
+        draw: Mapping[str, Any] | None = None,
+        wanted: Sequence[tuple[int, str]] = (),
+    ) -> tuple[Draw | None, dict[tuple[int, str], Item]]:
+        """Continue where an interrupted run stood. Returns the draw that was in use, and those of
+        the ``wanted`` items, named by their call and identity, that the calls give again."""
+        self.decide_order()
+        found: dict[tuple[int, str], Item] = {}
+        latest = None
+        while (call := self.calls) < calls:
+            if draw is not None and call == draw["call"]:
+                latest = self.draw(draw["step"])
+                latest.seen = set(draw["seen"])
+            else:
+                self.build()
+            if any(of == call for of, _ in wanted):
+                items = (self.item(sample, call) for sample in self._samples)
+                found |= {(call, i.identity): i for i in items if (call, i.identity) in wanted}
+        if self.epochs is not None and position is not None:
+            self.epochs.load(position)
+        return latest, found
+
+    def stream(self, step: int, curriculum: Curriculum | None) -> Iterator[Item]:
+        """The trainable items of one more call, in the order in which a step should try them.
+
+        Prompts are made as they are asked for, unless the order depends on all of them.
+        """
+        samples, seed = self.build(), self.cfg.seed
+        if curriculum is not None:
+            items = list(self._trainable(samples, self.calls - 1))
+            names = [item.identity for item in items]
+            place = seed_for(seed, "curriculum", step, self.calls)
+            return iter([items[i] for i in curriculum.choose(names, len(items), place)])
+        return self._trainable(samples, self.calls - 1)
+
+    def identified(self) -> list[tuple[Any, str]]:
+        """The trainable samples of one more call with their identities; no prompts are made of
+        samples that are known."""
+        found = [(sample, self._identity(sample)) for sample in self.build()]
+        self._known = {id(sample): (sample, name) for sample, name in found}
+        return [(sample, name) for sample, name in found if not self.split.holds_out(name)]
+
+    def _identity(self, sample: Any) -> str:
+        known = self._known.get(id(sample))
+        if known is not None and known[0] is sample:
+            return known[1]
+        own = overrides(self.adapter, "identity") and self.adapter.identity(sample) is not None
+        if hasattr(self.adapter, "make_prompt") and not own:
+            return self.item(sample).identity
+        return identify(self.adapter, sample, None)
+
+    def _trainable(self, samples: Sequence[Any], call: int) -> Iterator[Item]:
+        items = (self.item(sample, call) for sample in samples)
+        return (item for item in items if not self.split.holds_out(item.identity))
+
+    def _items(self, samples: Sequence[Any]) -> list[Item]:
+        return [self.item(sample) for sample in samples]
+
+    def item(self, sample: Any, call: int = 0) -> Item:
+        """A sample with its prompt."""
+        prompt = None
+        if hasattr(self.adapter, "make_prompt"):
+            prompt = tuple(int(t) for t in self.adapter.make_prompt(sample, self.tokenizer))
+            if not prompt:
+                raise ValueError(
+                    f"make_prompt returned no tokens for {sample!r:.200}. A prompt needs at "
+                    "least one."
+                )
+            self._compare_once(sample, prompt)
+        return Item(sample, prompt, identify(self.adapter, sample, prompt), call)
+
+    def _compare_once(self, sample: Any, prompt: tuple[int, ...]) -> None:
+        """Refuse prompts that change from call to call where prompts must be known again."""
+        matters = self.cfg.holdout_fraction or self.cfg.curriculum or self.cfg.eval_every
+        if self._compared or not matters or overrides(self.adapter, "identity"):
+            return
+        self._compared = True
+        if tuple(int(t) for t in self.adapter.make_prompt(sample, self.tokenizer)) != prompt:
+            raise ConfigError(
+                "make_prompt returns different tokens when it is called again for the same "
+                "sample, so held-out problems cannot be kept out of training. Define "
+                "identity(sample) -> str on the adapter."
+            )
+
+    def items(self, samples: Sequence[Any]) -> list[Item]:
+        """Return samples of a set of their own, with their prompts and identities."""
+        return self._items(samples)
+
+    def holdout(self) -> list[Item]:
+        """The items to evaluate on: the adapter's own, or those that the split keeps from training.
+
+        Random numbers of their own are used, so that evaluating changes no training data.
+        """
+        if self.given:
+            return self.given[: self.cfg.holdout_size]
+        if not self.cfg.holdout_fraction:
+            raise ConfigError(
+                "There is nothing to evaluate on, because nothing is held out. Set "
+                "holdout_fraction=0.1, or define build_holdout() on the adapter."
+            )
+        found: dict[str, Item] = {}
+        for call in range(_MOST_CALLS):
+            self._seed("holdout", call)
+            before = len(found)
+            for item in self._items(list(self.adapter.build_dataset())):
+                if self.split.holds_out(item.identity):
+                    found.setdefault(item.identity, item)
+            if len(found) >= self.cfg.holdout_size or (call > 3 and len(found) == before):
+                break
+        if not found:
+            raise NotEnoughData(
+                f"No sample falls into the holdout of {self.cfg.holdout_fraction:.0%}"
+                " of the dataset. Raise holdout_fraction, or define build_holdout() on the adapter."
+            )
+        return list(found.values())[: self.cfg.holdout_size]
+
+
+@dataclass(frozen=True)
+class _Built:
+    """The samples of one call, and the random numbers that follow it."""
+
+    samples: list[Any]
+    random_state: _RandomState
+
+
+def _random_state() -> _RandomState:
+    return random.getstate(), np.random.get_state()
+
+
+def _restore(state: _RandomState) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+
+
+class Draw:
+    """Items for one step: the batch first, then more in place of groups without signal."""
+
+    def __init__(self, data: Data, step: int, curriculum: Curriculum | None) -> None:
+        self.data = data
+        self.step = step
+        self.seen: set[str] = set()
+        self.call = data.calls  # the one that it begins with
+        self._curriculum = curriculum
+        self._fixed = data.identified() if data.epochs is not None else []
+        self._queue = iter(()) if data.epochs is not None else data.stream(step, curriculum)
+
+    def batch(self, count: int) -> list[Item]:
+        """The step's prompts: the first ``count`` items, fewer when the dataset is smaller."""
+        if self.data.epochs is not None:
+            taken = self._next(self.data.epochs, count)
+        else:
+            taken = [item for _, item in zip(range(count), self._queue, strict=False)]
+            self.seen.update(item.identity for item in taken)
+            if not taken or (len(taken) < count and self.data.split.active):
+                taken += self.more(count - len(taken))
+        if not taken:
+            raise NotEnoughData(
+                "build_dataset returned no sample to train on. Return at least one that is not "
+                "held out, or lower holdout_fraction."
+            )
+        return taken
+
+    def more(self, count: int) -> list[Item]:
+        """Other items than before, building the dataset again when it is used up."""
+        if self.data.epochs is not None:
+            return self._next(self.data.epochs, count)
+        taken: list[Item] = []
+        in_vain = 0
+        for _ in range(_MOST_CALLS):
+            offered, seen = False, len(self.seen)
+            for item in self._queue:
+                offered = True
+                if item.identity not in self.seen:
+                    self.seen.add(item.identity)
+                    taken.append(item)
+                    if len(taken) == count:
+                        return taken
+            if offered and len(self.seen) == seen:
+                in_vain += 1
+            if in_vain == _USED_UP:
+                break
+            self._queue = self.data.stream(self.step, self._curriculum)
+        return taken
+
+    def _next(self, epochs: Epochs, count: int) -> list[Item]:
+        """The next items of a fixed dataset."""
+        names = [name for _, name in self._fixed]
+        chosen = epochs.take(names, count, self.seen, self._curriculum, self.step)
+        return [self.data.item(self._fixed[i][0], self.call) for i in chosen]
+
+    def state(self) -> dict[str, Any]:
+        """Return what :meth:`Data.resume` needs to draw it again."""
+        return {"step": self.step, "call": self.call, "seen": sorted(self.seen)}

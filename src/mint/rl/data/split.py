@@ -1,0 +1,34 @@
+"""Train and holdout: decided by what a sample is, so that no order of events can mix them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+
+class Split:
+    """The holdout: samples of given identities, and a fixed share of all others.
+
+    The same identity always falls on the same side, in every process, however often and in
+    whatever order it is drawn.
+
+    >>> split = Split(fraction=0.5)
+    >>> split.holds_out("a") == Split(fraction=0.5).holds_out("a")
+    True
+    """
+
+    def __init__(self, fraction: float = 0.0, given: Iterable[str] = ()) -> None:
+        self.fraction = fraction
+        self.given = frozenset(given)
+
+    def holds_out(self, identity: str) -> bool:
+        """Return whether a sample is for evaluation only."""
+        if identity in self.given:
+            return True
+        digest = hashlib.sha256(b"holdout:" + identity.encode()).digest()
+        return int.from_bytes(digest[:8], "big") < self.fraction * 2.0**64
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is held out."""
+        return bool(self.given) or self.fraction > 0

@@ -1,0 +1,1 @@
+"""Datums: rollouts as what the service trains on, with corrections and checks."""

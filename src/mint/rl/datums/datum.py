@@ -1,0 +1,146 @@
+"""Build datums from groups with advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mint import types
+from mint.rl.algorithms.batches import part_sizes, token_weights
+from mint.rl.rollouts.filters import Kept
+from mint.rl.rollouts.rollout import Group, Segment
+
+Array = NDArray[np.float64]
+Tokens = tuple[int, ...]
+
+
+def make_datum(
+    segment: Segment, advantage: float | Sequence[float], weight: float = 1.0
+) -> types.Datum:
+    """A segment to train on. Only sampled tokens have a weight; each says how likely it was.
+
+    ``advantage`` is one number, or one for each token of the segment.
+
+    >>> datum = make_datum(Segment.of([5, 6], [7, 8], [-0.5, -0.25]), advantage=0.5)
+    >>> datum.model_input.to_ints(), [int(t) for t in datum.loss_fn_inputs["target_tokens"].data]
+    ([5, 6, 7], [6, 7, 8])
+    >>> [float(w) for w in datum.loss_fn_inputs["weights"].data]
+    [0.0, 1.0, 1.0]
+    """
+    kept = segment.trimmed()
+    mask = [float(sampled) for sampled in kept.sampled[1:]]
+    if not isinstance(advantage, Sequence):
+        advantage = [advantage] * len(segment.tokens)
+    credit = zip(advantage[1:], mask, strict=False)  # which may go on after the last sampled token
+    inputs = {
+        "target_tokens": tensor(kept.tokens[1:], "int64"),
+        "weights": tensor([weight * inside for inside in mask]),
+        "logprobs": tensor(kept.logprobs[1:]),
+        "advantages": tensor([each * inside for each, inside in credit]),
+    }
+    if any(kept.kept):
+        inputs["kept_tokens"] = _kept_tokens(kept.kept[1:])
+    tokens = types.ModelInput.from_ints(tokens=kept.tokens[:-1])
+    return types.Datum(model_input=tokens, loss_fn_inputs=inputs)
+
+
+def _kept_tokens(kept: Sequence[Kept]) -> types.TensorData:
+    """The tokens that each target was chosen from, [N, K]; -1 fills up."""
+    width = max(len(each) for each in kept)
+    rows = [token for each in kept for token in (*each, *[-1] * (width - len(each)))]
+    return types.TensorData(data=rows, dtype="int64", shape=[len(kept), width])
+
+
+def tensor(
+    numbers: Sequence[float], dtype: Literal["int64", "float32"] = "float32"
+) -> types.TensorData:
+    """Numbers as the service takes them."""
+    return types.TensorData(data=list(numbers), dtype=dtype, shape=[len(numbers)])
+
+
+def build_datums(
+    groups: Sequence[Group],
+    aggregation: str = "sum",
+    max_tokens: int = 1,
+    loss_fn: str = "importance_sampling",
+    every_answer: bool = False,
+) -> list[types.Datum]:
+    """The datums of all rollouts that have an advantage; a rollout of several contexts has several.
+    With ``every_answer``, or a loss that has more than advantages to it (``dro``), those of all
+    rollouts that count.
+
+    Groups stay together: the service computes a prompt that its answers share only once. A mean
+    is one over all rollouts of these groups that count, those without an advantage too.
+    """
+    rollouts = [rollout for group in groups for rollout in group.counted if rollout.length]
+    weights = token_weights([rollout.length for rollout in rollouts], aggregation, max_tokens)
+    datums = [
+        make_datum(segment, rollout.token_advantages(index), weight)
+        for rollout, weight in zip(rollouts, weights, strict=True)
+        if rollout.has_advantage or every_answer or needs_every_answer(loss_fn)
+        for index, segment in enumerate(rollout.segments)
+        if _is_trainable(segment)
+    ]
+    return [with_ratio_mask(datum) for datum in datums] if loss_fn == "gspo" else datums
+
+
+def needs_every_answer(loss_fn: str) -> bool:
+    """Return whether a loss has a term for answers whose advantage is 0: the penalty of ``dro``."""
+    return loss_fn == "dro"
+
+
+def _is_trainable(segment: Segment) -> bool:
+    return segment.sampled_count > 0 and len(segment.trimmed().tokens) > 1
+
+
+def with_ratio_mask(datum: types.Datum) -> types.Datum:
+    """Add the mask over which gspo takes its ratio: the sampled tokens."""
+    inside = (values(datum, "weights") != 0).astype(np.float32)
+    return replaced(datum, sequence_ratio_mask=inside)
+
+
+def values(datum: types.Datum, name: str) -> Array:
+    """One loss input of a datum."""
+    return np.asarray(datum.loss_fn_inputs[name].data, dtype=np.float64)
+
+
+def with_weights(datum: types.Datum) -> types.Datum:
+    """A datum with the weights that the service would take it to have when it has none: 1 for
+    every token that was sampled or has an advantage."""
+    given = datum.loss_fn_inputs
+    if "weights" in given:
+        return datum
+    inside = np.zeros(len(given["target_tokens"].data), dtype=bool)
+    for name in ("advantages", "logprobs"):
+        if name in given:
+            inside |= values(datum, name) != 0
+    return replaced(datum, weights=inside.astype(np.float32))
+
+
+def replaced(datum: types.Datum, **inputs: NDArray[np.float32] | Array) -> types.Datum:
+    """A datum with some loss inputs replaced or added."""
+    new = {name: tensor([float(x) for x in array]) for name, array in inputs.items()}
+    return types.Datum(
+        model_input=datum.model_input,
+        loss_fn_inputs={**datum.loss_fn_inputs, **new},
+    )
+
+
+def scaled(datum: types.Datum, factor: float) -> types.Datum:
+    """A datum whose tokens all weigh ``factor`` times as much."""
+    return datum if factor == 1.0 else replaced(datum, weights=values(datum, "weights") * factor)
+
+
+def split(datums: Sequence[types.Datum], parts: int) -> list[list[types.Datum]]:
+    """Neighbouring datums in at most ``parts`` mini-batches of nearly equal size, none empty.
+
+    >>> [len(part) for part in split([None] * 7, 3)]
+    [3, 2, 2]
+    """
+    sizes = part_sizes(len(datums), parts)
+    return [
+        list(datums[end - size : end]) for size, end in zip(sizes, np.cumsum(sizes), strict=True)
+    ]

@@ -1,0 +1,136 @@
+"""The KL reference: its logprobs of rollouts, as a penalty in rewards or a term in the loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mint
+from mint import types
+from mint.rl.algorithms.advantage import has_signal
+from mint.rl.algorithms.kl import k1, kl_figures
+from mint.rl.datums.datum import replaced, values
+from mint.rl.rollouts.rollout import Group, MissingLogprobs, Rollout, Segment
+
+Array = NDArray[np.float64]
+Clients = Mapping[int, mint.SamplingClient]
+"""The weights of each version that rollouts were sampled with."""
+
+
+class Reference:
+    """A frozen model that rollouts are compared with.
+
+    The weights that sampled a token (``policy``) are asked for its logprob at temperature 1 when
+    the rollouts were sampled at another: the KL must not count what the temperature did.
+    """
+
+    def __init__(
+        self,
+        client: mint.SamplingClient,
+        coefficient: float,
+        samples: int = 0,
+        every_group: bool = False,
+    ) -> None:
+        self.client = client
+        self.coefficient = coefficient
+        self.samples = samples  # rollouts to measure when nothing is penalised
+        self.every_group = every_group  # penalise groups in which all answers are alike too
+
+    async def penalise(self, groups: Sequence[Group], policy: Clients | None) -> dict[str, float]:
+        """Take ``coefficient * k1`` from the rewards of all groups in which some answer was better
+        than another. Returns what to report, of all groups: a policy that has collapsed gives such
+        in which all are alike. Without a coefficient, only some rollouts are measured.
+        """
+        if not self.coefficient and not self.samples:
+            return {}
+        if not self.coefficient:
+            return kl_figures(await self._measured(groups, policy))
+        found = await asyncio.gather(*(self._compare(group, policy) for group in groups))
+        return kl_figures([pair for of_group in found for pair in of_group])
+
+    async def _measured(
+        self, groups: Sequence[Group], policy: Clients | None
+    ) -> list[tuple[Array, Array]]:
+        """Compare some rollouts, evenly spread over the groups, and change none."""
+        rollouts = [r for group in groups for r in group.counted if r.length]
+        apart = max(1, -(-len(rollouts) // self.samples))
+        chosen = rollouts[::apart]
+        return list(await asyncio.gather(*(self._logprobs(r, policy) for r in chosen)))
+
+    async def _compare(self, group: Group, policy: Clients | None) -> list[tuple[Array, Array]]:
+        rollouts = [rollout for rollout in group.counted if rollout.length]
+        pairs = await asyncio.gather(*(self._logprobs(rollout, policy) for rollout in rollouts))
+        if self.every_group or any(has_signal(returns_G) for returns_G in group.returns_by_turn):
+            for rollout, (mine, theirs) in zip(rollouts, pairs, strict=True):
+                rollout.penalty -= self.coefficient * float(k1(mine, theirs).sum())
+        return pairs
+
+    async def with_logprobs(self, datums: Sequence[types.Datum]) -> list[types.Datum]:
+        """The datums with what the reference says of their tokens, for a KL term in the loss."""
+        found = await asyncio.gather(*(score(self.client, _segment(datum)) for datum in datums))
+        return [
+            replaced(datum, reference_logprobs=_spread(datum, logprobs))
+            for datum, logprobs in zip(datums, found, strict=True)
+        ]
+
+    async def _logprobs(self, rollout: Rollout, policy: Clients | None) -> tuple[Array, Array]:
+        segments = [segment.trimmed() for segment in rollout.segments if segment.sampled_count]
+        theirs = [score(self.client, segment) for segment in segments]
+        if policy is None:
+            mine = np.asarray(rollout.sampled_logprobs, dtype=np.float64)
+            return mine, np.concatenate(await asyncio.gather(*theirs))
+        ours = [score_by_version(policy, segment) for segment in segments]
+        both = await asyncio.gather(*ours, *theirs)
+        return np.concatenate(both[: len(ours)]), np.concatenate(both[len(ours) :])
+
+
+def _segment(datum: types.Datum) -> Segment:
+    """A datum's tokens, those with a weight as sampled ones."""
+    inside = values(datum, "weights") != 0
+    targets = [int(token) for token in values(datum, "target_tokens")]
+    tokens = [*datum.model_input.to_ints(), *targets[-1:]]
+    return Segment(tokens, [0.0] * len(tokens), [False, *(bool(each) for each in inside)])
+
+
+def _spread(datum: types.Datum, logprobs: Array) -> Array:
+    """Logprobs of the tokens with a weight, at their places among all targets."""
+    inside = values(datum, "weights") != 0
+    found = np.zeros(len(inside))
+    found[inside] = logprobs
+    return found
+
+
+def kl_metrics(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
+    """The KL of the policy to the reference whose logprobs the datums have."""
+    pairs = []
+    for datum, trainer in zip(datums, trainer_D_T, strict=True):
+        inside = values(datum, "weights") != 0
+        pairs.append((trainer[inside], values(datum, "reference_logprobs")[inside]))
+    return kl_figures(pairs)
+
+
+async def score_by_version(clients: Clients, segment: Segment) -> Array:
+    """The logprobs, at temperature 1, of a segment's sampled tokens under the weights that made
+    each of them."""
+    made_by = [version for version in segment.versions if version is not None]
+    versions = sorted(set(made_by))
+    found = await asyncio.gather(*(score(clients[version], segment) for version in versions))
+    chosen = [found[versions.index(version)][i] for i, version in enumerate(made_by)]
+    return np.asarray(chosen, dtype=np.float64)
+
+
+async def score(client: mint.SamplingClient, segment: Segment) -> Array:
+    """The logprobs, at temperature 1, of a segment's sampled tokens under another model."""
+    found = await client.compute_logprobs_async(types.ModelInput.from_ints(segment.tokens))
+    chosen = [logprob for logprob, sampled in zip(found, segment.sampled, strict=True) if sampled]
+    known = [logprob for logprob in chosen if logprob is not None]
+    if len(known) < len(chosen):
+        raise MissingLogprobs(
+            f"The service sent {len(known)} logprobs for {len(chosen)} sampled tokens. The KL "
+            "needs all of them. The first token of a context has none, so every context needs a "
+            "prompt."
+        )
+    return np.asarray(known, dtype=np.float64)

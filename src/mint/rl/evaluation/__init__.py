@@ -1,0 +1,1 @@
+"""Evaluation: pass@k on a holdout, comparisons, and the search for the step that broke a run."""

@@ -1,0 +1,134 @@
+"""Find where a run broke: search between a good checkpoint and a bad one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mint.rl.evaluation.past_run import Point
+from mint.rl.evaluation.scores import Estimate, Evaluation
+from mint.rl.settings.options import ConfigError
+
+Measure = Callable[[Point], Evaluation | None]
+"""Evaluates a point; None when its weights are gone."""
+
+
+def narrowed(
+    steps: Sequence[int], good: int, bad: int, is_bad: Callable[[int], bool | None]
+) -> tuple[int, int]:
+    """The closest good and bad steps with nothing between them that can be told.
+
+    ``is_bad`` may answer None for a step that cannot be told; it is left out.
+
+    >>> narrowed(range(0, 100, 10), 0, 90, lambda step: step >= 40)
+    (30, 40)
+    """
+    between = sorted(step for step in steps if good < step < bad)
+    while between:
+        middle = between[len(between) // 2]
+        match is_bad(middle):
+            case None:
+                between.remove(middle)
+            case True:
+                bad, between = middle, [step for step in between if step < middle]
+            case False:
+                good, between = middle, [step for step in between if step > middle]
+    return good, bad
+
+
+@dataclass(frozen=True)
+class BisectionResult:
+    """The result of a bisection: ``broke`` between two points, ``held``, or ``unsure``."""
+
+    kind: Literal["broke", "held", "unsure"]
+    good: Point
+    bad: Point
+    fall: Estimate  # from good to bad
+
+
+class Bisection:
+    """A search over the points of a run, which evaluates as few of them as it can."""
+
+    def __init__(self, points: Sequence[Point], metric: str, measure: Measure) -> None:
+        self.metric = metric
+        self.points = {point.step: point for point in points}
+        self.looked_at: dict[int, Literal["the run", "now"]] = {}  # and where the result is from
+        self._measure = measure
+
+    def search(
+        self, good: int | None = None, bad: int | None = None, drop: float | None = None
+    ) -> BisectionResult:
+        """Find where the metric fell between ``good`` (the best known) and ``bad`` (the last).
+
+        A step is bad when the metric is ``drop`` under the good one's; without ``drop``, when it
+        is nearer to the bad one's.
+        """
+        first, last = self._ends(good, bad)
+        high = self.estimate(first)
+        fall = high.above(self.estimate(last))
+        if fall.value <= 0 or (drop is not None and fall.value < drop):
+            return self._verdict("held", first, last)
+        if drop is None and fall.low <= 0:
+            return self._verdict("unsure", first, last)
+        limit = high.value - (fall.value / 2 if drop is None else drop)
+
+        def is_bad(step: int) -> bool | None:
+            return self.estimate(step).value <= limit if self._found(step) else None
+
+        known = [step for step, point in self.points.items() if point.evaluation is not None]
+        first, last = narrowed(known, first, last, is_bad)
+        first, last = narrowed(list(self.points), first, last, is_bad)
+        return self._verdict("broke", first, last)
+
+    def estimate(self, step: int) -> Estimate:
+        """The metric at a step that was looked at."""
+        evaluation = self.points[step].evaluation
+        assert evaluation is not None
+        return evaluation.estimate(self.metric)
+
+    def _ends(self, good: int | None, bad: int | None) -> tuple[int, int]:
+        steps = sorted(self.points)
+        for step in (good, bad):
+            if step is not None and (step not in self.points or not self._found(step)):
+                raise ConfigError(f"There is no checkpoint of step {step}. {self._choices()}")
+        last = bad if bad is not None else next(filter(self._found, reversed(steps)), None)
+        first = good if good is not None else self._best([s for s in steps if s != last])
+        if first is None or last is None or first == last:
+            raise ConfigError(f"There are no two checkpoints to compare. {self._choices()}")
+        if first > last:
+            raise ConfigError(f"The good step, {first}, must come before the bad one, {last}.")
+        return first, last
+
+    def _best(self, steps: Sequence[int]) -> int | None:
+        """The best that is known, the earliest of equals; the first step when nothing is known."""
+        known = [step for step in steps if self.points[step].evaluation is not None]
+        if not known:
+            return next(filter(self._found, steps), None)
+        best = max(known, key=lambda step: (self.estimate(step).value, -step))
+        return best if self._found(best) else None
+
+    def _found(self, step: int) -> bool:
+        """Return whether the metric at a step can be told, after an evaluation if it needs one."""
+        point = self.points[step]
+        if point.evaluation is None and not point.gone:
+            evaluation = self._measure(point)
+            point = replace(point, evaluation=evaluation, gone=evaluation is None)
+            self.points[step] = point
+            self.looked_at[step] = "now"
+        elif point.evaluation is not None:
+            self.looked_at.setdefault(step, "the run")
+        return point.evaluation is not None
+
+    def _verdict(
+        self, kind: Literal["broke", "held", "unsure"], good: int, bad: int
+    ) -> BisectionResult:
+        fall = self.estimate(good).above(self.estimate(bad))
+        return BisectionResult(kind, self.points[good], self.points[bad], fall)
+
+    def _choices(self) -> str:
+        there = [str(step) for step, point in sorted(self.points.items()) if not point.gone]
+        return (
+            f"There are weights of the steps {', '.join(there)} (0 is before training). A run "
+            "keeps its best and its latest checkpoint, and more with keep_every=5."
+        )

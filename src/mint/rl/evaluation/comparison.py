@@ -1,0 +1,130 @@
+"""Two models on the same prompts: how large the difference is, and whether it may be chance."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+
+from mint.rl.evaluation.results import SetResult
+
+_DRAWS = 10_000
+_EXACT = 12
+"""Prompts that differ, up to which all ways to exchange the models are looked at."""
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """The exact two-sided p-value of a paired test of yes and no.
+
+    Of the prompts that only one of the two got right, half should be each one's by chance.
+
+    >>> mcnemar(1, 9)
+    0.021484375
+    """
+    count = only_first + only_second
+    fewer = min(only_first, only_second)
+    tail = sum(math.comb(count, i) for i in range(fewer + 1))
+    return min(1.0, float(Fraction(2 * tail, 2**count)))
+
+
+def sign_test(differences: Sequence[float], seed: int = 0) -> float:
+    """The two-sided p-value of a paired permutation test: how often exchanging the two models on
+    some prompts gives a mean difference as large as this one. Exact for few prompts.
+
+    >>> sign_test([0.5, 0.5, 0.5])
+    0.25
+    """
+    apart = np.asarray([d for d in differences if d], dtype=np.float64)
+    if not len(apart):
+        return 1.0
+    seen = abs(apart.sum()) - 1e-9
+    if len(apart) <= _EXACT:
+        signs = np.asarray(list(product((-1.0, 1.0), repeat=len(apart))))
+        return float((abs(signs @ apart) >= seen).mean())
+    draw = np.random.default_rng(seed)
+    hits = sum(
+        int((abs(draw.choice((-1.0, 1.0), (100, len(apart))) @ apart) >= seen).sum())
+        for _ in range(_DRAWS // 100)
+    )
+    return (hits + 1) / (_DRAWS + 1)
+
+
+def bootstrap(differences: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """The 95% interval of a mean difference, by drawing prompts again with replacement."""
+    values = np.asarray(differences, dtype=np.float64)
+    draw = np.random.default_rng(seed)
+    means = np.concatenate(
+        [
+            values[draw.integers(0, len(values), (100, len(values)))].mean(axis=1)
+            for _ in range(_DRAWS // 100)
+        ]
+    )
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference between two models on the prompts of one set."""
+
+    prompts: int
+    first: float
+    second: float
+    low: float
+    high: float
+    p: float
+    test: str
+
+    @property
+    def difference(self) -> float:
+        return self.second - self.first
+
+    def __str__(self) -> str:
+        verdict = "better" if self.difference > 0 else "worse"
+        told = verdict if self.p < 0.05 else "no significant difference"
+        return (
+            f"pass@1 {self.second:.1%} against {self.first:.1%} on the same {self.prompts} prompts:"
+            f" {self.difference:+.1%} ({self.low:+.1%} to {self.high:+.1%}), "
+            f"p={self.p:.3g} ({self.test}): {told}"
+        )
+
+
+def compare(first: SetResult, second: SetResult, seed: int = 0) -> Comparison:
+    """Compare two results on the same prompts, pair by pair.
+
+    With one answer to each prompt the test is McNemar's, exact; with several it exchanges the two
+    models' success rates on each prompt. The interval is that of a paired bootstrap.
+    """
+    mine, theirs = _rates(first), _rates(second)
+    if mine.keys() != theirs.keys() or not mine:
+        apart = len(mine.keys() ^ theirs.keys())
+        raise ValueError(
+            f"The two results cover different prompts: {apart} are in only one of them. "
+            "Evaluate both with the same task, seed and holdout_size."
+        )
+    pairs = [(mine[key], theirs[key]) for key in mine]
+    differences = [other - one for one, other in pairs]
+    if first.samples == second.samples == 1:
+        p = mcnemar(sum(d < 0 for d in differences), sum(d > 0 for d in differences))
+        test = "exact McNemar test"
+    else:
+        p, test = sign_test(differences, seed), "paired permutation test"
+    low, high = bootstrap(differences, seed)
+    one, other = (float(np.mean(side)) for side in zip(*pairs, strict=True))
+    return Comparison(len(pairs), one, other, low, high, p, test)
+
+
+def _rates(result: SetResult) -> dict[tuple[str, int], float]:
+    """The success rate of each prompt. One that comes twice is told apart by its place."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for prompt in result.prompts:
+        right = prompt.right(result.threshold)
+        found[prompt.identity, seen[prompt.identity]] = sum(right) / max(1, len(right))
+        seen[prompt.identity] += 1
+    return found

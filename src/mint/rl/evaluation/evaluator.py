@@ -1,0 +1,139 @@
+"""Evaluate checkpoints on the same held-out prompts, in the same way every time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import mint
+from mint.rl.agents.chat import Chat, ContextFull, TurnLimit
+from mint.rl.data.prompts import Data, Item
+from mint.rl.evaluation.scores import Evaluation, evaluate
+from mint.rl.groups.collect import Collector
+from mint.rl.rollouts.failures import FailureLog
+from mint.rl.rollouts.policy import Policy
+from mint.rl.rollouts.rollout import Group
+from mint.rl.rollouts.scoring import Ledger
+from mint.rl.runtime.connection import connect, monitor_service
+from mint.rl.runtime.event_loop import Loop
+from mint.rl.runtime.threads import Threads, to_thread
+from mint.rl.settings.config import RLConfig
+from mint.rl.task import overrides
+
+LIMITS = (TurnLimit.__name__, ContextFull.__name__)
+"""What a weak policy may run into with every answer: wrong answers, and no mistake in a reward."""
+
+
+class Evaluator:
+    """Evaluates checkpoints on a task's holdout.
+
+    Two checkpoints get the same prompts and the same seeds, so that a difference between them is
+    one of the weights. Answers are paid by the task's ``holdout_reward``, where it has one::
+
+        Evaluator(adapter, cfg, mint.ServiceClient()).of("tinker://…/weights/step-000040").pass_1
+    """
+
+    def __init__(self, adapter: Any, cfg: RLConfig, service: mint.ServiceClient) -> None:
+        self.adapter = adapter
+        self.cfg = cfg
+        self.service = service
+        self._holdout: HoldoutEvaluator | None = None
+        workers = cfg.reward_workers
+        self._threads = Threads(workers) if workers else None
+
+    def of(self, path: str | None) -> Evaluation:
+        """Evaluate a checkpoint, of training or of sampling; None is the base model."""
+        with Loop() as loop:
+            return loop.run(self.of_async(path))
+
+    async def of_async(self, path: str | None) -> Evaluation:
+        """Async version of :meth:`of`."""
+        monitor = monitor_service(self.service, self.cfg)
+        await monitor.reach()
+        return await monitor.during(self._of(path))
+
+    async def _of(self, path: str | None) -> Evaluation:
+        await connect(self.service)
+        if path is None:
+            base = self.cfg.base_model
+            client = await self.service.create_sampling_client_async(base_model=base)
+        else:
+            client = await self.service.create_sampling_client_async(model_path=path)
+        if self._holdout is None:
+            tokenizer = await to_thread(client.get_tokenizer)
+            items = Data(self.adapter, tokenizer, self.cfg).holdout()
+            self._holdout = HoldoutEvaluator(
+                self.adapter, self.cfg, items, tokenizer, self._threads
+            )
+        return await self._holdout.evaluate(client)
+
+
+class HoldoutEvaluator:
+    """Held-out prompts, and how answers to them are scored."""
+
+    def __init__(
+        self,
+        adapter: Any,
+        cfg: RLConfig,
+        items: Sequence[Item],
+        tokenizer: Any,
+        threads: Executor | None = None,
+        failures: FailureLog | None = None,
+    ) -> None:
+        self.items = list(items)
+        self.tokenizer = tokenizer
+        self.task = as_examined(adapter)
+        self.cfg = _without_schedules(cfg, own_reward=self.task is adapter)
+        self.threads = threads
+        self.failures = failures or FailureLog()
+
+    async def evaluate(self, client: mint.SamplingClient) -> Evaluation:
+        """The result of some weights."""
+        cfg = self.cfg
+        policy = Policy(client, self.tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
+        ledger = Ledger(cfg.max_reward_failures, expected=LIMITS)
+        collector = Collector(self.task, cfg, ledger, self.threads, self.failures, "evaluation")
+        groups = await collector.groups(policy, self.items, 1, cfg.eval_samples, "holdout ")
+        return evaluate([_rewards(group) for group in groups], cfg.success_threshold)
+
+
+def _rewards(group: Group) -> list[float | None]:
+    """The rewards of a group, None for an answer that failed. Where a reward does not apply, there
+    is nothing to count."""
+    return [r.reward for r in group.rollouts if r.reward is not None or r.error is not None]
+
+
+def _without_schedules(cfg: RLConfig, own_reward: bool) -> RLConfig:
+    """The settings with the reward's weights as they are at the end, for every checkpoint."""
+    weights = cfg.reward_weights_end or cfg.reward_weights
+    fixed = {"reward_weights": weights if own_reward else None, "reward_weights_end": None}
+    return RLConfig(**{**cfg.as_dict(), **fixed})
+
+
+def as_examined(adapter: Any) -> Any:
+    """A task as evaluation sees it: paid by its ``holdout_reward``, where it has one."""
+    if not overrides(adapter, "holdout_reward"):
+        return adapter
+    return _TrueReward(adapter) if hasattr(adapter, "make_prompt") else _TrueOutcome(adapter)
+
+
+class _TrueReward:
+    """An adapter that is paid by its holdout reward."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.compute_reward = adapter.holdout_reward
+
+
+class _TrueOutcome:
+    """An environment that is paid by its holdout reward, after the same conversation."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self.build_dataset = environment.build_dataset
+
+    async def rollout(self, task: Any, chat: Chat) -> Any:
+        await self.environment.rollout(task, chat)
+        value = self.environment.holdout_reward(task, chat)
+        return await value if inspect.isawaitable(value) else value

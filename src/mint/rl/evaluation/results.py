@@ -1,0 +1,133 @@
+"""Results of an evaluation by prompt: pass@k, majority vote, results by category."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from mint.rewards import extract_answer
+from mint.rl.evaluation.scores import Evaluation, evaluate, pass_at_k
+from mint.rl.rollouts.rollout import Group
+
+
+@dataclass(frozen=True)
+class PromptResult:
+    """The answers to one prompt: their rewards (None where one failed) and what they vote for."""
+
+    identity: str
+    category: str
+    rewards: tuple[float | None, ...]
+    votes: tuple[str | None, ...] = ()
+
+    def right(self, threshold: float) -> list[bool]:
+        """Return which answers are right. One that could not be scored is wrong."""
+        return [reward is not None and reward >= threshold for reward in self.rewards]
+
+    def majority(self, threshold: float) -> float:
+        """Return whether the answer that most answers agree on is right; of a tie, the share that
+        is.
+
+        >>> votes = PromptResult("", "", (1.0, 0.0, 1.0), ("4", "5", "4"))
+        >>> votes.majority(1.0)
+        1.0
+        """
+        counts = Counter(vote for vote in self.votes if vote is not None)
+        if not counts:
+            return 0.0
+        most = max(counts.values())
+        winners = [vote for vote, count in counts.items() if count == most]
+        cast = list(zip(self.votes, self.right(threshold), strict=True))
+        return fmean(fmean(right for vote, right in cast if vote == each) for each in winners)
+
+
+@dataclass(frozen=True)
+class SetResult:
+    """The result on one set of prompts."""
+
+    name: str
+    prompts: tuple[PromptResult, ...]
+    threshold: float
+
+    @property
+    def failed(self) -> int:
+        """Answers that could not be scored, and count as wrong."""
+        return sum(reward is None for prompt in self.prompts for reward in prompt.rewards)
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """pass@1, pass@k and reward with their intervals."""
+        return evaluate([prompt.rewards for prompt in self.prompts], self.threshold)
+
+    @property
+    def samples(self) -> int:
+        """Answers to each prompt."""
+        return min((len(prompt.rewards) for prompt in self.prompts), default=0)
+
+    def pass_at(self, k: int) -> float:
+        """The chance that one of ``k`` answers is right, estimated without bias from all answers.
+
+        >>> two = PromptResult("", "", (1.0, 0.0, 0.0, 0.0))
+        >>> SetResult("holdout", (two,), 1.0).pass_at(2)
+        0.5
+        """
+        right = (prompt.right(self.threshold) for prompt in self.prompts)
+        return fmean(pass_at_k(sum(each), len(each), k) for each in right)
+
+    def passes(self) -> dict[int, float]:
+        """pass@k for k = 1, 2, 4, … and for all answers."""
+        powers = [2**i for i in range(self.samples.bit_length()) if 2**i <= self.samples]
+        return {k: self.pass_at(k) for k in sorted({*powers, self.samples})}
+
+    def majority(self) -> float:
+        """The share of prompts on which a vote of the answers is right."""
+        return fmean(prompt.majority(self.threshold) for prompt in self.prompts)
+
+    def by_category(self) -> dict[str, SetResult]:
+        """The results of each category, by name. Empty when the prompts have none."""
+        names = sorted({prompt.category for prompt in self.prompts} - {""})
+        return {
+            name: SetResult(
+                name, tuple(p for p in self.prompts if p.category == name), self.threshold
+            )
+            for name in names
+        }
+
+
+def collect_results(
+    name: str, adapter: Any, groups: Sequence[Group], threshold: float
+) -> SetResult:
+    """Return the result of groups that were sampled for evaluation. Answers to which the reward
+    does not apply are left out, and so are prompts without any other."""
+    found = []
+    for group in groups:
+        asked = [r for r in group.rollouts if r.reward is not None or r.error is not None]
+        if asked:
+            found.append(
+                PromptResult(
+                    group.identity,
+                    find_category(adapter, group.sample),
+                    tuple(rollout.reward for rollout in asked),
+                    tuple(_vote(adapter, rollout.text, group.sample) for rollout in asked),
+                )
+            )
+    return SetResult(name, tuple(found), threshold)
+
+
+def find_category(adapter: Any, sample: Any) -> str:
+    """The category of a sample: by the task's ``category(sample)``, or the sample's own field."""
+    if hasattr(adapter, "category"):
+        return str(adapter.category(sample))
+    if isinstance(sample, Mapping):
+        return str(sample.get("category", ""))
+    return str(getattr(sample, "category", ""))
+
+
+def _vote(adapter: Any, text: str, sample: Any) -> str | None:
+    """Return an answer's vote: by the task's ``vote(response, sample)``, or its final answer."""
+    if hasattr(adapter, "vote"):
+        own = adapter.vote(text, sample)
+        return None if own is None else str(own)
+    return extract_answer(text) or text.strip() or None

@@ -1,0 +1,202 @@
+"""Success rates on held-out prompts, with their confidence intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_Z95 = 1.959963984540054
+
+
+def pass_at_k(right: int, count: int, k: int) -> float:
+    """The chance that one of ``k`` answers is right, from ``right`` of ``count``: unbiased.
+
+    >>> pass_at_k(1, 2, 1), pass_at_k(1, 4, 2)
+    (0.5, 0.5)
+    """
+    if not 1 <= k <= count or not 0 <= right <= count:
+        raise ValueError(f"pass@{k} cannot be computed from {right} right of {count} answers.")
+    return 1.0 - math.comb(count - right, k) / math.comb(count, k)
+
+
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """The 95% interval of a share of ``count`` trials. It always contains the share: its lower end
+    at 0 is exactly 0, and its upper end at 1 exactly 1.
+
+    >>> low, high = wilson(0.5, 100)
+    >>> round(low, 4), round(high, 4)
+    (0.4038, 0.5962)
+    >>> wilson(0.0, 12)[0], wilson(1.0, 10)[1]
+    (0.0, 1.0)
+    """
+    if count <= 0:
+        return 0.0, 1.0
+    z2 = _Z95**2
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    inside = share * (1 - share) / count + z2 / (4 * count * count)
+    half = _Z95 * math.sqrt(inside) / (1 + z2 / count)
+    low = 0.0 if share <= 0 else max(0.0, centre - half)
+    high = 1.0 if share >= 1 else min(1.0, centre + half)
+    return min(low, share), max(high, share)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, and the 95% interval that it lies in."""
+
+    value: float
+    low: float
+    high: float
+
+    def above(self, other: Estimate) -> Estimate:
+        """Return how much higher this one is, when both were measured apart (Newcombe's interval).
+
+        >>> found = Estimate(0.75, 0.5, 1.0).above(Estimate(0.5, 0.25, 0.75))
+        >>> found.value, round(found.low, 2), round(found.high, 2)
+        (0.25, -0.1, 0.6)
+        """
+        difference = self.value - other.value
+        down = math.hypot(self.value - self.low, other.high - other.value)
+        up = math.hypot(self.high - self.value, other.value - other.low)
+        return Estimate(difference, difference - down, difference + up)
+
+
+METRICS = ("pass_1", "pass_k", "reward")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result on the holdout."""
+
+    prompts: int
+    samples: int
+    reward: float
+    pass_1: float
+    low: float
+    high: float
+    k: int
+    pass_k: float
+    reward_low: float
+    reward_high: float
+    failed: int = 0  # answers that were never finished or scored, and count as wrong
+
+    def estimate(self, metric: str = "pass_1") -> Estimate:
+        """One of ``pass_1``, ``pass_k`` and ``reward``, with its interval."""
+        match metric:
+            case "pass_1":
+                return Estimate(self.pass_1, self.low, self.high)
+            case "pass_k":
+                return Estimate(self.pass_k, *wilson(self.pass_k, self.prompts))
+            case "reward":
+                return Estimate(self.reward, self.reward_low, self.reward_high)
+        raise ValueError(f"{metric!r} is not one of {', '.join(METRICS)}.")
+
+    @classmethod
+    def read(cls, metrics: Mapping[str, float]) -> Evaluation | None:
+        """The evaluation in a row of the metrics file, or None when the row has none.
+
+        >>> found = evaluate([[1.0, 0.0], [1.0, 1.0]], threshold=1.0)
+        >>> Evaluation.read(found.metrics()) == found
+        True
+        """
+        if "holdout/pass@1" not in metrics:
+            return None
+        named = (name.removeprefix("holdout/pass@") for name in metrics)
+        k = max(int(name) for name in named if name.isdigit())
+        prompts = int(metrics["holdout/prompts"])
+        return cls(
+            prompts=prompts,
+            samples=prompts * k,
+            reward=metrics["holdout/reward"],
+            pass_1=metrics["holdout/pass@1"],
+            low=metrics["holdout/pass@1_low"],
+            high=metrics["holdout/pass@1_high"],
+            k=k,
+            pass_k=metrics[f"holdout/pass@{k}"],
+            reward_low=metrics.get("holdout/reward_low", -math.inf),
+            reward_high=metrics.get("holdout/reward_high", math.inf),
+            failed=int(metrics.get("holdout/failures", 0)),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return rows for the metrics file. One prompt gives no spread of rewards."""
+        found = {
+            "holdout/reward": self.reward,
+            "holdout/pass@1": self.pass_1,
+            "holdout/pass@1_low": self.low,
+            "holdout/pass@1_high": self.high,
+            "holdout/prompts": float(self.prompts),
+            "holdout/failures": float(self.failed),
+        }
+        if self.prompts > 1:
+            found["holdout/reward_low"] = self.reward_low
+            found["holdout/reward_high"] = self.reward_high
+        return found | ({f"holdout/pass@{self.k}": self.pass_k} if self.k > 1 else {})
+
+    def __str__(self) -> str:
+        more = f", pass@{self.k}={self.pass_k:.1%}" if self.k > 1 else ""
+        return (
+            f"pass@1={self.pass_1:.1%} ({self.low:.1%} to {self.high:.1%}){more}, "
+            f"reward={self.reward:.3f} on {self.prompts} held-out prompts{self._failures()}"
+        )
+
+    def _failures(self) -> str:
+        if not self.failed:
+            return ""
+        which = "answer that failed counts" if self.failed == 1 else "answers that failed count"
+        return f"; {self.failed} {which} as wrong"
+
+
+def evaluate(rewards_P_G: Sequence[Sequence[float | None]], threshold: float) -> Evaluation:
+    """Pass rates of groups of rewards. None is an answer that failed: its rollout raised, timed out
+    or reached a limit. It counts as wrong, and as the worst reward: 0, or the lowest of all where
+    that is below 0. Every evaluation of the same prompts then has the same denominator.
+
+    Prompts without an answer are left out, and those with fewer than others are left out of pass@k:
+    to some answers a reward does not apply. The interval counts prompts, not answers: several
+    answers to one prompt are not independent.
+
+    >>> str(evaluate([[1.0], [0.0]], threshold=1.0))
+    'pass@1=50.0% (9.5% to 90.5%), reward=0.500 on 2 held-out prompts'
+    >>> str(evaluate([[1.0], [None]], threshold=0.0)).partition("; ")[2]
+    '1 answer that failed counts as wrong'
+    """
+    given = [list(group) for group in rewards_P_G if len(group)]
+    if not given:
+        return Evaluation(0, 0, 0.0, 0.0, 0.0, 1.0, 1, 0.0, -math.inf, math.inf)
+    worst = min([0.0, *(reward for group in given for reward in group if reward is not None)])
+    groups = [[worst if reward is None else reward for reward in group] for group in given]
+    right = [sum(reward is not None and reward >= threshold for reward in group) for group in given]
+    rates = np.asarray([r / len(group) for r, group in zip(right, groups, strict=True)])
+    k = max(len(group) for group in groups)
+    complete = [r for r, group in zip(right, groups, strict=True) if len(group) == k]
+    share = float(rates.mean())
+    low, high = wilson(share, independent_trials(rates, [len(group) for group in groups]))
+    means = np.asarray([np.mean(group) for group in groups])
+    reward = float(means.mean())
+    half = _Z95 * float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.inf
+    return Evaluation(
+        prompts=len(groups),
+        samples=sum(len(group) for group in groups),
+        reward=reward,
+        pass_1=share,
+        low=low,
+        high=high,
+        k=k,
+        pass_k=float(np.mean([pass_at_k(r, k, k) for r in complete])),
+        reward_low=reward - half,
+        reward_high=reward + half,
+        failed=sum(reward is None for group in given for reward in group),
+    )
+
+
+def independent_trials(rates_P: np.ndarray, sizes_P: Sequence[int]) -> float:
+    """Return how many independent trials would be as uncertain as these prompts' success rates."""
+    count, share = len(rates_P), float(np.mean(rates_P))
+    error = float(np.var(rates_P)) / count
+    if error < 1e-12:
+        return float(count)
+    return float(min(sum(sizes_P), max(count, share * (1 - share) / error)))

@@ -1,0 +1,1 @@
+"""The GRPO loop: steps, updates, checkpoints, and what a run reports."""

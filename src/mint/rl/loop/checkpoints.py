@@ -1,0 +1,91 @@
+"""Checkpoints of a run: the latest to resume from, the best to use, and no more than asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import mint
+from mint.rl.runtime.event_loop import shielded
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights and optimizer after a step."""
+
+    step: int
+    path: str
+    score: tuple[float, float] | None = None  # pass@1 and reward on the holdout, where evaluated
+
+
+def _rank(checkpoint: Checkpoint) -> tuple[float, ...]:
+    """The score without rounding errors: equal shares of prompts are equal."""
+    return tuple(round(value, 9) for value in checkpoint.score or (0.0, 0.0))
+
+
+class RunCheckpoints:
+    """Saves, remembers and prunes. Nothing is deleted before what replaces it is on record."""
+
+    def __init__(self, every: int, keep_every: int = 0) -> None:
+        self.every = every
+        self.keep_every = keep_every
+        self.kept: list[Checkpoint] = []
+        self._unwanted: list[Checkpoint] = []
+
+    def due(self, step: int) -> bool:
+        """Return whether a step's weights are to be saved, to resume from or to keep."""
+        return any(every and step % every == 0 for every in (self.every, self.keep_every))
+
+    @property
+    def latest(self) -> Checkpoint | None:
+        """The checkpoint that a resumed run starts from."""
+        return max(self.kept, key=lambda c: c.step) if self.kept else None
+
+    @property
+    def where(self) -> str:
+        """The latest one, in a sentence."""
+        latest = self.latest
+        return f"The last good checkpoint is {latest.path}." if latest else "Nothing was saved yet."
+
+    @property
+    def best(self) -> Checkpoint | None:
+        """The one with the highest score on the holdout; of equals, the earliest."""
+        scored = [c for c in self.kept if c.score is not None]
+        return max(scored, key=lambda c: (_rank(c), -c.step)) if scored else None
+
+    async def save(
+        self, client: mint.TrainingClient, step: int, score: tuple[float, float] | None = None
+    ) -> Checkpoint:
+        """Save the weights and the optimizer as they are after a step."""
+        answer = await shielded(client.save_state(name=f"step-{step:06d}", overwrite=True))
+        checkpoint = Checkpoint(step, answer.path, score)
+        self.kept = [c for c in self.kept if c.path != checkpoint.path] + [checkpoint]
+        wanted = self._wanted()
+        self._unwanted += [c for c in self.kept if c not in wanted]
+        self.kept = wanted
+        return checkpoint
+
+    def _wanted(self) -> list[Checkpoint]:
+        keep = {id(self.latest), id(self.best)}
+        every = self.keep_every
+        return [c for c in self.kept if id(c) in keep or (every and c.step % every == 0)]
+
+    async def prune(self, rest: mint.RestClient) -> None:
+        """Delete what is no longer wanted. Call it when the state that names the rest is kept."""
+        unwanted, self._unwanted = self._unwanted, []
+        for checkpoint in unwanted:
+            with contextlib.suppress(mint.NotFoundError):
+                await rest.delete_checkpoint_from_tinker_path_async(checkpoint.path)
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return the state that a resumed run needs."""
+        return [asdict(checkpoint) for checkpoint in self.kept]
+
+    def load(self, state: list[Mapping[str, Any]]) -> None:
+        """Restore a saved state."""
+        self.kept = [
+            Checkpoint(v["step"], v["path"], tuple(v["score"]) if v["score"] else None)
+            for v in state
+        ]

@@ -1,0 +1,81 @@
+"""Create the training client and the KL reference of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mint
+from mint.rl.datums.reference import Reference
+from mint.rl.loop.checkpoints import Checkpoint
+from mint.rl.runtime.endings import CheckpointGone
+from mint.rl.settings.config import RLConfig
+from mint.rl.settings.options import ConfigError
+
+
+async def training_client(
+    service: mint.ServiceClient,
+    cfg: RLConfig,
+    latest: Checkpoint | None,
+    metadata: dict[str, str],
+) -> mint.TrainingClient:
+    """Create a client from a run's latest checkpoint, or from where the settings say.
+
+    The service keeps ``metadata`` beside the run; ``mint runs list`` shows it.
+    """
+    if latest is not None:
+        return await service.create_training_client_from_state_with_optimizer_async(
+            latest.path, user_metadata=metadata
+        )
+    if cfg.start_from:
+        client = await service.create_training_client_from_state_async(
+            cfg.start_from, user_metadata=metadata
+        )
+        await _require_model(client, cfg)
+        return client
+    return await service.create_lora_training_client_async(
+        base_model=cfg.base_model,
+        rank=cfg.rank,
+        seed=cfg.seed,
+        train_mlp=cfg.train_mlp,
+        train_attn=cfg.train_attn,
+        train_unembed=cfg.train_unembed,
+        user_metadata=metadata,
+    )
+
+
+async def _require_model(client: mint.TrainingClient, cfg: RLConfig) -> None:
+    """Refuse to begin from weights of another model: evaluation and KL would compare with it."""
+    name = (await client.get_info_async()).model_data.model_name
+    if name != cfg.base_model:
+        raise ConfigError(
+            f"start_from has weights of {name}, and base_model is {cfg.base_model}. Set "
+            f"base_model={name}."
+        )
+
+
+@contextmanager
+def continuing(latest: Checkpoint | None) -> Iterator[None]:
+    """Says what to do when the checkpoint to resume from is missing."""
+    try:
+        yield
+    except (mint.NotFoundError, mint.RequestFailedError) as error:
+        if latest is None:
+            raise
+        raise CheckpointGone(
+            f"The run would resume from {latest.path}, but the service does not have it: {error} "
+            "Start the service with the same home folder, or use another run_dir."
+        ) from error
+
+
+async def reference(service: mint.ServiceClient, cfg: RLConfig) -> Reference | None:
+    """The model that the policy is compared with, when the settings want one."""
+    if not cfg.measures_kl:
+        return None
+    began = cfg.start_from or "base"
+    path = began if cfg.kl_reference == "start" else cfg.kl_reference
+    if path == "base":
+        client = await service.create_sampling_client_async(base_model=cfg.base_model)
+    else:
+        client = await service.create_sampling_client_async(model_path=path)
+    return Reference(client, cfg.kl_penalty_coef, cfg.kl_samples, cfg.compares_batch)

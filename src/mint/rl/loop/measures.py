@@ -1,0 +1,86 @@
+"""The numbers of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from mint.rewards.shaping.aspects import repeated_share
+from mint.rl.algorithms.importance import entropy
+from mint.rl.groups.collect import Batch
+from mint.rl.rollouts.rollout import Group, Rollout
+
+_LOOKED_AT = 64
+"""Rollouts of a step whose repetition is measured."""
+
+
+def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
+    """Rewards, signal, lengths, entropy and repetition of a step's rollouts."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    kinds = [group.kind(threshold) for group in groups]
+    found = {
+        "rollouts": float(len(rollouts)),
+        "rollouts/signal": float(
+            sum(len(g.counted) for g, kind in zip(groups, kinds, strict=True) if kind == "signal")
+        ),
+        "reward/mean": fmean(rewards) if rewards else 0.0,
+        "reward/success": fmean([r >= threshold for r in rewards]) if rewards else 0.0,
+        "reward/failures": float(sum(rollout.error is not None for rollout in rollouts)),
+        "groups": float(len(groups)),
+        "groups/signal": float(kinds.count("signal")),
+        "groups/all_right": float(kinds.count("all_right")),
+        "groups/all_wrong": float(kinds.count("all_wrong")),
+        "groups/all_equal": float(kinds.count("all_equal")),
+        "groups/unscored": float(kinds.count("unscored")),
+        "length/mean": _mean([rollout.length for rollout in rollouts]),
+        "length/max": float(max((rollout.length for rollout in rollouts), default=0)),
+        "length/truncated": _mean([rollout.truncated for rollout in rollouts]),
+        "policy/entropy": entropy([x for rollout in rollouts for x in rollout.sampled_logprobs]),
+        "policy/repetition": _mean([repetition(r) for r in rollouts[:_LOOKED_AT]]),
+    }
+    return found | _truncation(rollouts) | _components(rollouts)
+
+
+def staleness(batch: Batch) -> dict[str, float]:
+    """Return how many steps old the weights were that made a batch's tokens, and how many groups
+    were too old to be trained on.
+    """
+    versions = [v for group in batch.groups for r in group.rollouts for v in r.versions]
+    ages = [batch.step - 1 - version for version in versions]
+    return {
+        "staleness/mean": _mean(ages),
+        "staleness/max": float(max(ages, default=0)),
+        "staleness/dropped": float(len(batch.stale) + batch.given_up),
+    }
+
+
+def _truncation(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the rewards of truncated answers and of the others."""
+    cut = [r.reward for r in rollouts if r.truncated and r.reward is not None]
+    whole = [r.reward for r in rollouts if not r.truncated and r.reward is not None]
+    found = {"reward/truncated": fmean(cut)} if cut else {}
+    return found | ({"reward/untruncated": fmean(whole)} if whole else {})
+
+
+def _components(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    names = sorted({name for rollout in rollouts for name in rollout.components})
+    return {
+        f"component/{name}": fmean([r.components[name] for r in rollouts if name in r.components])
+        for name in names
+    }
+
+
+def repetition(rollout: Rollout, size: int = 4) -> float:
+    """The share of a rollout's runs of ``size`` tokens that occurred in it before."""
+    written = [
+        token
+        for segment in rollout.segments
+        for token, sampled in zip(segment.tokens, segment.sampled, strict=True)
+        if sampled
+    ]
+    return float(repeated_share(written, size)) if len(written) >= 2 * size else 0.0
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return float(fmean(numbers)) if numbers else 0.0

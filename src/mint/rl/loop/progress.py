@@ -1,0 +1,66 @@
+"""Progress of a run: a line for every step and, on a terminal, how far sampling is."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TextIO, TypeVar
+
+Result = TypeVar("Result")
+_SECONDS = 0.5
+_CLEAR = "\r\x1b[2K"
+
+
+def step_line(step: int, total: int, numbers: Mapping[str, float], seconds: float) -> str:
+    """Return the line of a step: its rewards, the success rate, the answers with signal, and the
+    time it took.
+
+    >>> numbers = {"reward/mean": 0.4, "reward/success": 0.25, "rollouts": 32.0}
+    >>> step_line(3, 20, numbers | {"rollouts/signal": 24.0}, 4.06)
+    'Step 3/20: reward=0.400, success=25.0%, signal in 24 of 32 answers, 4.1 s'
+    """
+    return (
+        f"Step {step}/{total}: reward={numbers['reward/mean']:.3f}, "
+        f"success={numbers['reward/success']:.1%}, signal in {numbers['rollouts/signal']:.0f} of "
+        f"{numbers['rollouts']:.0f} answers, {seconds:.1f} s"
+    )
+
+
+def sampling_line(step: int, total: int, answered: int, answers: int, seconds: float) -> str:
+    """Return the progress of a step's sampling; of what is sampled ahead, only what the step needs.
+
+    >>> sampling_line(3, 20, 40, 32, 4.06)
+    'Step 3/20: sampling, 32 of 32 answers, 4 s'
+    """
+    counted = f"{min(answers, answered)} of {answers} answers"
+    return f"Step {step}/{total}: sampling, {counted}, {seconds:.0f} s"
+
+
+class Progress:
+    """A line on a terminal that changes during work; nothing in pipes and files."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+
+    async def during(
+        self, work: Callable[[], Awaitable[Result]], shown: Callable[[], str]
+    ) -> Result:
+        """Return the result of ``work()``; until it is there, show ``shown()`` on the last line."""
+        stream = self._stream or sys.stdout
+        if not stream.isatty():
+            return await work()
+        ticking = asyncio.ensure_future(_tick(stream, shown))
+        try:
+            return await work()
+        finally:
+            ticking.cancel()
+            stream.write(_CLEAR)
+            stream.flush()
+
+
+async def _tick(stream: TextIO, shown: Callable[[], str]) -> None:
+    while True:
+        stream.write(f"{_CLEAR}  {shown()}")
+        stream.flush()
+        await asyncio.sleep(_SECONDS)

@@ -1,0 +1,187 @@
+"""One batch into the weights: forward_backward and optim_step, as often as the config says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mint
+from mint import types
+from mint.rl.algorithms.importance import Correction
+from mint.rl.datums.clipped import clipped_share
+from mint.rl.datums.correction import corrected, masked_share, mismatch
+from mint.rl.datums.datum import scaled, split, values
+from mint.rl.datums.reference import Reference, kl_metrics
+from mint.rl.settings.config import RLConfig
+from mint.rl.settings.extensions import extensions, require_accepted, require_known
+
+Array = NDArray[np.float64]
+_NOT_FINITE = "[not_finite]"  # the code of the error in a service that refuses such an update
+
+
+@dataclass(frozen=True)
+class Update:
+    """The metrics of an update, and the trainer's logprobs of each datum before it, with entropies
+    where they are measured. ``refused`` says why the service has not made the update."""
+
+    metrics: dict[str, float]
+    logprobs_D_T: Sequence[Array] = ()
+    entropy_D_T: Sequence[Array] = ()
+    refused: str | None = None
+
+
+def loss_config(cfg: RLConfig, temperature: float = 1.0) -> dict[str, float | str] | None:
+    """The loss's thresholds, where the config sets them, and the terms that are added to it."""
+    given = {
+        "clip_low_threshold": cfg.clip_low_threshold if cfg.clips else None,
+        "clip_high_threshold": cfg.clip_high_threshold if cfg.clips else None,
+        "beta": cfg.dro_beta if cfg.loss_fn == "dro" else None,
+    }
+    own = {name: value for name, value in given.items() if value is not None}
+    return {**own, **extensions(cfg, temperature)} or None
+
+
+async def train(
+    client: mint.TrainingClient,
+    datums: Sequence[types.Datum],
+    cfg: RLConfig,
+    learning_rate: float,
+    reference: Reference | None = None,
+    temperature: float = 1.0,
+    mini_batches: int = 1,
+) -> Update:
+    """Train on a batch that was sampled at a temperature, in so many parts; with a KL term in the
+    loss, towards a reference."""
+    try:
+        return await _train(
+            client, datums, cfg, learning_rate, reference, temperature, mini_batches
+        )
+    except mint.RequestFailedError as error:
+        require_accepted(cfg, error, temperature)
+        if _NOT_FINITE in str(error):
+            return Update({"train/refused": 1.0}, refused=str(error))
+        raise
+
+
+async def _train(
+    client: mint.TrainingClient,
+    datums: Sequence[types.Datum],
+    cfg: RLConfig,
+    learning_rate: float,
+    reference: Reference | None,
+    temperature: float,
+    mini_batches: int,
+) -> Update:
+    """Every request is on its way before the first answer is waited for."""
+    loss_fn: Any = cfg.loss_fn
+    settings = loss_config(cfg, temperature)
+    found: dict[str, float] = {}
+    batch = list(datums)
+    if cfg.kl_loss_coef > 0:
+        assert reference is not None
+        batch = await reference.with_logprobs(batch)
+    old: list[Array] | None = None
+    if cfg.truncated_importance is not None:
+        old = await _logprobs(client.forward(batch, loss_fn, settings))
+        found |= mismatch(batch, old)
+        batch, before = corrected(batch, old, _correction(cfg)), batch
+        if cfg.importance_rule == "mask":
+            found["mismatch/masked"] = masked_share(before, batch)
+    parts = split(batch, mini_batches)
+    adam = types.AdamParams(
+        learning_rate=learning_rate,
+        betas=cfg.betas,
+        eps=cfg.eps,
+        weight_decay=cfg.weight_decay,
+        grad_clip_norm=cfg.grad_clip_norm,
+    )
+    waiting: list[Awaitable[Any]] = []
+    passes = parts * cfg.substeps
+    for part in passes:
+        weighed = [scaled(datum, _share(cfg, len(parts))) for datum in part]
+        waiting.append(client.forward_backward(weighed, loss_fn, settings))
+        waiting.append(client.optim_step(adam))
+    answers = await _all(waiting)
+    losses, steps = answers[::2], answers[1::2]
+    require_known(cfg, losses, temperature)
+    first = losses[: len(parts)]
+    first_D_T = [each for answer in first for each in read_logprobs(answer)]
+    entropy_D_T: list[Array] = []
+    if cfg.measures_entropy:
+        entropy_D_T = [each for answer in first for each in read_outputs(answer, "entropy")]
+        found["train/entropy"] = mean_over_tokens(batch, entropy_D_T)
+    if cfg.clips:
+        answered = zip(passes, map(read_logprobs, losses), strict=True)
+        found |= clipped_share(cfg, list(answered))
+    if cfg.kl_loss_coef > 0:
+        found |= kl_metrics(batch, first_D_T)
+    if cfg.truncated_importance is None:
+        found |= mismatch(parts[0], read_logprobs(losses[0]))
+    if len(losses) > 1:
+        found |= _drift(parts[-1], read_logprobs(losses[-1]))
+    norms = [(step.metrics or {}).get("grad_norm") for step in steps]
+    known = [float(norm) for norm in norms if norm is not None]
+    found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
+    found["train/updates"] = float(len(steps))
+    found |= {"train/grad_norm": float(np.mean(known))} if known else {}
+    return Update(found, first_D_T if old is None else old, entropy_D_T)
+
+
+def _correction(cfg: RLConfig) -> Correction:
+    assert cfg.truncated_importance is not None
+    limit, level = cfg.truncated_importance, cfg.importance_level
+    return Correction(limit, level, cfg.importance_rule, cfg.importance_low)
+
+
+def _share(cfg: RLConfig, parts: int) -> float:
+    """Means over the batch become means over its parts; sums stay sums."""
+    return float(parts) if cfg.token_weights != "sum" else 1.0
+
+
+def _drift(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
+    """Return how far the updates of this batch have moved the policy that sampled it."""
+    return {"train/drift": mismatch(datums, trainer_D_T).get("mismatch/k3", 0.0)}
+
+
+async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
+    """Every answer, or the first failure once nothing is on its way any more."""
+
+    async def one(future: Awaitable[Any]) -> Any:
+        return await future
+
+    answers = await asyncio.gather(*(one(future) for future in waiting), return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return list(answers)
+
+
+async def _logprobs(future: Awaitable[types.ForwardBackwardOutput]) -> list[Array]:
+    return read_logprobs(await future)
+
+
+def read_logprobs(output: types.ForwardBackwardOutput) -> list[Array]:
+    """The trainer's logprob of every target token, for each datum."""
+    return read_outputs(output, "logprobs")
+
+
+def read_outputs(output: types.ForwardBackwardOutput, name: str) -> list[Array]:
+    """One of the arrays that the service returned for each datum."""
+    return [np.asarray(result[name].data, dtype=np.float64) for result in output.loss_fn_outputs]
+
+
+def mean_over_tokens(datums: Sequence[types.Datum], values_D_T: Sequence[Array]) -> float:
+    """The mean of values over the tokens that have a weight."""
+    pairs = zip(datums, values_D_T, strict=True)
+    found = np.concatenate([array[values(datum, "weights") != 0] for datum, array in pairs])
+    return float(found.mean()) if len(found) else 0.0
+
+
+def trained_tokens(datums: Sequence[types.Datum]) -> int:
+    """Tokens that carry a gradient."""
+    return int(sum((values(datum, "weights") != 0).sum() for datum in datums))

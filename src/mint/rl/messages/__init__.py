@@ -1,0 +1,1 @@
+"""Messages as tokens by chat templates, and tool calls in the text of replies."""

@@ -1,0 +1,198 @@
+"""Messages as tokens, by a model's chat template: a beginning, and what follows a reply."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from mint.rl.algorithms.prefixes import common_prefix
+from mint.rl.messages.tool_calls import ToolCall
+from mint.tokenizer import plain_tokenizer
+
+Message = dict[str, Any]
+_MARK = "MARK0F4B7"
+"""Stands for the model's reply while the template renders what comes after it."""
+_TEXT = "TEXT0F4B7"
+"""Stands for what a message says, to see whether the template writes it at all."""
+_ASKED: Message = {"role": "user", "content": "-"}
+_SAID: Message = {"role": "assistant", "content": _MARK}
+
+
+def special_tokens(tokenizer: Any) -> frozenset[int]:
+    """The tokens that are marks, such as the end of a turn, and not pieces of text."""
+    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    marks = {token for token, entry in added.items() if entry.special}
+    return frozenset(marks.union(getattr(tokenizer, "all_special_ids", [])))
+
+
+class TemplateRefused(ValueError):
+    """The model's chat template has no form for a conversation like this."""
+
+
+class ToolsNotShown(UserWarning):
+    """The prompt names none of the tools that the model is to call."""
+
+
+class Renderer:
+    """Turns messages into tokens, without ever rendering the model's own replies again.
+
+    A model without a chat template gets ``Role: content`` lines.
+    """
+
+    def __init__(self, tokenizer: Any, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self.tokenizer = plain_tokenizer(tokenizer)
+        self.tools = list(tools)
+        self.has_template = bool(getattr(tokenizer, "chat_template", None))
+
+    def start(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation up to where the model replies."""
+        self._check_shown([], messages)
+        text = self._text(messages)
+        self._warn_of_hidden_tools(text)
+        return self._encoded(text, alone=not self.has_template)
+
+    def _warn_of_hidden_tools(self, prompt: str) -> None:
+        """Warn, at the line that asks for the reply, if a template has left all tools out."""
+        names = [each.get("function", each).get("name", "") for each in self.tools]
+        if self.has_template and names and not any(name in prompt for name in names):
+            warnings.warn(
+                "The model's chat template does not render tools, so the model does not see "
+                f"{', '.join(names)}. Describe them, and how to call them, with chat.system(...).",
+                ToolsNotShown,
+                stacklevel=5,
+            )
+
+    def follow(
+        self,
+        messages: Sequence[Message],
+        said: Sequence[int],
+        ended: bool,
+        calls: Sequence[ToolCall] = (),
+    ) -> list[int]:
+        """The tokens between a reply of the tokens ``said`` and the next reply.
+
+        They begin with what closes a turn, unless the model has ``ended`` it with its last token.
+        ``calls`` are those of the reply: the results of tools are given their names and ids.
+        """
+        named = _answering(messages, calls)
+        try:
+            self._check_shown([_ASKED, _SAID], named)
+            tokens = self._continued(self._text_after_mark([_ASKED, _SAID, *named]))
+        except TemplateRefused:
+            if not calls or named[0]["role"] != "tool":
+                raise
+            return self._after_calls(named, said, ended, calls)
+        return tokens[self._closing(tokens, said[-1]) :] if ended else tokens
+
+    def _after_calls(
+        self,
+        messages: Sequence[Message],
+        said: Sequence[int],
+        ended: bool,
+        calls: Sequence[ToolCall],
+    ) -> list[int]:
+        """The same by a template that gives results only after calls that it has written itself."""
+        called = [_ASKED, {"role": "assistant", "content": "", "tool_calls": _as_given(calls)}]
+        self._check_shown(called, messages)
+        before = self._encoded(self._text(called, prompts=False))
+        tokens = self._encoded(self._text([*called, *messages]))
+        shared = common_prefix(before, tokens)
+        after, mark = tokens[shared:], tokens[shared - 1]
+        if ended:
+            return after[1:] if after[0] == said[-1] else after
+        return [mark, *after] if mark in self._marks and said[-1:] != [mark] else after
+
+    def _closing(self, tokens: Sequence[int], end: int) -> int:
+        """Return how many tokens close a turn that the model has closed itself, perhaps in another
+        way.
+        """
+        shared = tokens[: common_prefix(tokens, self._tail)]
+        if marks := [at for at, token in enumerate(shared) if token in self._marks]:
+            return marks[-1] + 1
+        at = self._first_mark(tokens)
+        if at == len(tokens) or self.tokenizer.decode(tokens[:at]).strip():
+            return 0
+        closes_turns = self._first_mark(self._tail) < len(self._tail)
+        return at + 1 if tokens[at] == end or closes_turns else 0
+
+    @cached_property
+    def _tail(self) -> list[int]:
+        """Return what the template writes after the last reply of a conversation."""
+        return self._continued(self._text_after_mark([_ASKED, _SAID], prompts=False))
+
+    @cached_property
+    def _marks(self) -> frozenset[int]:
+        return special_tokens(self.tokenizer)
+
+    def _first_mark(self, tokens: Sequence[int]) -> int:
+        return next((i for i, token in enumerate(tokens) if token in self._marks), len(tokens))
+
+    def _check_shown(self, before: Sequence[Message], messages: Sequence[Message]) -> None:
+        """Some templates leave messages out that they do not expect."""
+        given = [m for m in messages if m.get("role") != "assistant" and m.get("content")]
+        probes = [{**m, "content": _TEXT} if m in given else m for m in messages]
+        if self._text([*before, *probes]).count(_TEXT) < len(given):
+            raise _refusal([*before, *messages], "it leaves some of them out")
+
+    def _text_after_mark(self, messages: Sequence[Message], prompts: bool = True) -> str:
+        _, found, after = self._text(messages, prompts).rpartition(_MARK)
+        if not found:
+            raise _refusal(messages, "it leaves out what the assistant said")
+        return after
+
+    def _text(self, messages: Sequence[Message], prompts: bool = True) -> str:
+        if not self.has_template:
+            lines = [f"{m['role'].capitalize()}: {m['content']}\n" for m in messages]
+            return "".join(lines) + ("Assistant:" if prompts else "")
+        options: dict[str, Any] = {"tools": self.tools} if self.tools else {}
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=prompts, **options
+            )
+        except Exception as error:
+            raise _refusal(messages, str(error)) from error
+        return str(rendered)
+
+    def _continued(self, text: str) -> list[int]:
+        """The tokens of a text that comes after another: some tokenizers mark its beginning."""
+        before, both = self._encoded(_MARK), self._encoded(_MARK + text)
+        return both[len(before) :] if both[: len(before)] == before else self._encoded(text)
+
+    def _encoded(self, text: str, alone: bool = False) -> list[int]:
+        """``alone``: with the tokens that the model wants at the beginning of a plain text."""
+        return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=alone)]
+
+
+def _answering(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
+    """The messages, with the results of tools named after the calls that they answer, in order."""
+    labels = iter({"name": call.name, "tool_call_id": _id(call, i)} for i, call in enumerate(calls))
+    return [
+        {**next(labels, {}), **message} if message["role"] == "tool" else message
+        for message in messages
+    ]
+
+
+def _as_given(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": _id(call, index),
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for index, call in enumerate(calls)
+    ]
+
+
+def _id(call: ToolCall, index: int) -> str:
+    """The call's own id, or one of nine letters and digits, as some templates want."""
+    return call.id or f"call{index:05}"
+
+
+def _refusal(messages: Sequence[Message], reason: str) -> TemplateRefused:
+    roles = ", ".join(str(message.get("role")) for message in messages)
+    return TemplateRefused(
+        f"The model's chat template rejects these messages ({roles}): {reason}. If it does not "
+        "support system or tool messages, use chat.user(...)."
+    )

@@ -1,0 +1,302 @@
+"""Tool calls in the text of a reply: the forms that open models are trained to write.
+
+Every form begins with a mark of its own, and the mark that comes first in a reply decides how the
+reply is read: what looks like another form inside the arguments is text. A reply without a mark is
+a call only when it is nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mint.rl.messages.call_syntax import (
+    NOT_A_CALL,
+    json_values,
+    list_or_object,
+    python_calls,
+    unquoted_object,
+)
+
+THOUGHTS = (  # what opens and closes a thought
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought", "<channel|>"),
+)
+_THOUGHT = re.compile(
+    "|".join(rf"{re.escape(o)}.*?(?:{re.escape(c)}|\Z)" for o, c in THOUGHTS)
+    + r"|<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|<\|start\|>|\Z)",
+    re.DOTALL,
+)
+_WRAPPERS = (  # what opens and closes a call or a list of calls
+    ("<tool_call>", "</tool_call>"),  # Qwen, Hermes, SmolLM, GLM, Granite 4, Nemotron 3
+    ("<|tool_call|>", "<|/tool_call|>"),  # Phi-4-mini; Granite 3, which does not close it
+    ("<|tool_call_start|>", "<|tool_call_end|>"),  # LFM2
+    ("<|tool_call>", "<tool_call|>"),  # Gemma 4
+    ("<start_function_call>", "<end_function_call>"),  # FunctionGemma
+    ("```tool_code", "```"),  # Gemma 3, as its documentation prompts it
+    ("<tool_calls>", "</tool_calls>"),  # Jamba, MiniMax-M1
+    ("<TOOLCALL>", "</TOOLCALL>"),  # Nemotron Nano 2
+    ("<function_calls>", "</function_calls>"),  # OLMo 3
+    ("<function_call>", "</function_call>"),  # Granite 20B
+    ("<seed:tool_call>", "</seed:tool_call>"),  # Seed-OSS
+    ("<minimax:tool_call>", "</minimax:tool_call>"),  # MiniMax-M2
+    ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),  # DeepSeek V3.2
+    ("<|START_ACTION|>", "<|END_ACTION|>"),  # Command A, Command R7B
+    ("<|action_start|><|plugin|>", "<|action_end|>"),  # InternLM
+    ("<|python_start|>", "<|python_end|>"),  # Llama 4
+)
+_NAMED = (  # a name, then its arguments, and perhaps an id
+    (  # Mistral Small 3.2, Magistral, Devstral
+        "[TOOL_CALLS]",
+        r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]"
+        r"(?P<arguments>.*?)(?=\[TOOL_CALLS\]|\Z)",
+    ),
+    (  # DeepSeek V3, R1 (with a code block) and V3.1
+        "<｜tool▁call▁begin｜>",
+        r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[\w.-]+)"
+        r"(?:<｜tool▁sep｜>|\s*```json)(?P<arguments>.*?)(?:```\s*)?(?:<｜tool▁call▁end｜>|\Z)",
+    ),
+    (  # Kimi K2
+        "<|tool_call_begin|>",
+        r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?)\s*"
+        r"<\|tool_call_argument_begin\|>(?P<arguments>.*?)(?:<\|tool_call_end\|>|\Z)",
+    ),
+    (  # gpt-oss
+        "to=functions.",
+        r"to=functions\.(?P<name>[\w.-]+)(?:\s|\w|<\|channel\|>|<\|constrain\|>)*<\|message\|>"
+        r"(?P<arguments>.*?)(?:<\|call\|>|\Z)",
+    ),
+)
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_INVOKED = re.compile(r"<(?:｜DSML｜)?invoke name=")
+_INVOKE = re.compile(
+    r"<(?:｜DSML｜)?invoke name=\"([^\"]+)\">(.*?)</(?:｜DSML｜)?invoke>", re.DOTALL
+)
+_NAMED_PARAMETER = re.compile(
+    r"<(?:｜DSML｜)?parameter name=\"([^\"]+)\"(?: string=\"(true|false)\")?>"
+    r"(.*?)</(?:｜DSML｜)?parameter>",
+    re.DOTALL,
+)
+_KEYED = re.compile(r"([A-Za-z_][\w.-]*)\s*((?:<arg_key>.*)?)", re.DOTALL)
+_ARGUMENT = re.compile(
+    r"<arg_key>\s*(.*?)\s*</arg_key>\s*<arg_value>\n?(.*?)\n?</arg_value>", re.DOTALL
+)
+_BRACED = re.compile(r"call:([\w.-]+)(\{.*\})", re.DOTALL)
+_PYTHON_TAG = "<|python_tag|>"
+_BUILT_IN = re.compile(r"([\w.]+)\.call(\(.*\))", re.DOTALL)
+_BLOCK = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
+_BEGUN = re.compile(r'\[?\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parameters)"')
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool. One that could not be read says why, and may have no name."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    id: str | None = None  # that the model itself gave the call
+
+
+def parse_tool_calls(text: str, thinking: bool = False) -> list[ToolCall]:
+    """Return the tool calls of a reply, in order. What the model only thinks about is no call.
+
+    ``thinking`` says that the prompt has opened a thought (:func:`opens_thought`): the reply is
+    part of it until it is closed. The forms that are read are listed in ``docs/agents.md``.
+
+    >>> calls = parse_tool_calls('<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>')
+    >>> calls[0].name, calls[0].arguments
+    ('add', {'a': 1})
+    >>> parse_tool_calls("The answer is 4.")
+    []
+    >>> parse_tool_calls('I may call <tool_call>{"name": "add"}</tool_call>', thinking=True)
+    []
+    """
+    closed = [close for _, close in THOUGHTS if close in text]
+    if thinking and not closed:
+        return []
+    said = _THOUGHT.sub("", text)
+    for close in closed:
+        said = said.rpartition(close)[2]
+    found = [(at, read) for mark, read in _FORMS.items() if (at := said.find(mark)) >= 0]
+    for _, read in sorted(found, key=lambda form: form[0]):
+        if calls := read(said):
+            return calls
+    return _bare(said.strip())
+
+
+def opens_thought(prompt: str) -> bool:
+    """Return whether a prompt ends inside a thought, as those of some reasoning models do.
+
+    >>> opens_thought("<|im_start|>assistant\\n<think>\\n")
+    True
+    >>> opens_thought("<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n")
+    False
+    """
+    return prompt.rstrip().endswith(tuple(opening for opening, _ in THOUGHTS))
+
+
+def _wrapped(opening: str, closing: str) -> Callable[[str], list[ToolCall]]:
+    pattern = re.compile(rf"{re.escape(opening)}(.*?)(?:{re.escape(closing)}|\Z)", re.DOTALL)
+    return lambda said: [c for piece in pattern.findall(said) for c in _read(piece.strip())]
+
+
+def _named(form: str) -> Callable[[str], list[ToolCall]]:
+    pattern = re.compile(form, re.DOTALL)
+
+    def read(said: str) -> list[ToolCall]:
+        return [_call(match.groupdict()) for match in pattern.finditer(said)]
+
+    return read
+
+
+def _functions(said: str) -> list[ToolCall]:
+    """Read ``<function=name>``, which is followed by JSON or by parameters."""
+    parts = [
+        (name, given if given.lstrip().startswith("{") else _parameters(given))
+        for name, given in _FUNCTION.findall(said)
+    ]
+    found = [_call({"name": name, "arguments": given}) for name, given in parts]
+    return found or ([_cut_off()] if said.strip().startswith("<function=") else [])
+
+
+def _listed(mark: str) -> Callable[[str], list[ToolCall]]:
+    """Read JSON after a mark that nothing closes."""
+    pattern = re.compile(rf"{re.escape(mark)}\s*([\[{{].*)", re.DOTALL)
+
+    def read(said: str) -> list[ToolCall]:
+        found = pattern.search(said)
+        return _from_json(found[1], whole=False) if found else []
+
+    return read
+
+
+def _mistral(said: str) -> list[ToolCall]:
+    return _listed("[TOOL_CALLS]")(said) or _named(dict(_NAMED)["[TOOL_CALLS]"])(said)
+
+
+_FORMS: dict[str, Callable[[str], list[ToolCall]]] = {
+    **{opening: _wrapped(opening, closing) for opening, closing in _WRAPPERS},
+    **{mark: _named(form) for mark, form in _NAMED},
+    "[TOOL_CALLS]": _mistral,
+    "<function=": _functions,  # Llama 3.1 with tools of one's own; Qwen3-Coder without its wrapper
+    "functools[": _listed("functools"),  # Phi-4-mini in other prompts
+}
+
+
+def _read(piece: str) -> list[ToolCall]:
+    """The calls inside a wrapper, which models fill in different ways."""
+    if piece.startswith("<function="):
+        return _functions(piece)
+    if _INVOKED.match(piece):
+        found = [(name, _named_parameters(given)) for name, given in _INVOKE.findall(piece)]
+    elif keyed := _KEYED.fullmatch(piece):
+        found = [(keyed[1], {k: list_or_object(v) for k, v in _ARGUMENT.findall(keyed[2])})]
+    elif piece.startswith("call:"):
+        return _braced(piece)
+    elif piece.startswith(("{", '["', "[{", "[\n")) or not re.match(r"\[?[A-Za-z_]", piece):
+        return _from_json(piece)
+    else:
+        return _from_python(piece)
+    if not found:
+        return [_cut_off()]
+    return [_call({"name": name, "arguments": given}) for name, given in found]
+
+
+def _from_json(text: str, whole: bool = True) -> list[ToolCall]:
+    try:
+        return [_call(value) for value in json_values(text, whole)] or [_empty()]
+    except NOT_A_CALL as error:
+        return [ToolCall("", error=f"the call is not JSON: {error}")]
+
+
+def _from_python(text: str) -> list[ToolCall]:
+    try:
+        return [ToolCall(*call) for call in python_calls(text)] or [_empty()]
+    except NOT_A_CALL as error:
+        return [ToolCall("", error=f"the call cannot be parsed: {error}")]
+
+
+def _braced(piece: str) -> list[ToolCall]:
+    found = _BRACED.fullmatch(piece)
+    if not found:
+        return [_cut_off()]
+    try:
+        return [_call({"name": found[1], "arguments": unquoted_object(found[2])})]
+    except NOT_A_CALL as error:
+        return [ToolCall(found[1], error=f"the arguments cannot be parsed: {error}")]
+
+
+def _cut_off() -> ToolCall:
+    return ToolCall("", error="the call is cut off")
+
+
+def _empty() -> ToolCall:
+    return ToolCall("", error="a call needs a name")
+
+
+def _bare(text: str) -> list[ToolCall]:
+    """The calls of a reply that is nothing else. JSON that is an answer, not a call, is left."""
+    if marked := text.startswith(_PYTHON_TAG):
+        text = text.removeprefix(_PYTHON_TAG).strip()
+        if built_in := _BUILT_IN.fullmatch(text):
+            return _from_python(built_in[1] + built_in[2])
+    elif block := _BLOCK.fullmatch(text):
+        text = block[1].strip()
+    if not text.startswith(("{", "[")):
+        return []
+    try:
+        found = json_values(text)
+    except NOT_A_CALL as error:
+        if marked or _BEGUN.match(text):
+            return [ToolCall("", error=f"the call is not JSON: {error}")]
+        return _bare_python(text)
+    wanted = [isinstance(v, dict) and {"arguments", "parameters"} & v.keys() for v in found]
+    return [_call(value) for value in found] if marked or (found and all(wanted)) else []
+
+
+def _bare_python(text: str) -> list[ToolCall]:
+    """``[f(a=1), g()]`` (Llama 3.2, and models that were shown this form). Without a name for each
+    argument it is rather an answer."""
+    calls = _from_python(text) if text.startswith("[") else []
+    return [] if any(call.error for call in calls) else calls
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    """Values are strings; only lists and objects are JSON. A tool's types do the rest."""
+    return {name: list_or_object(value) for name, value in _PARAMETER.findall(text)}
+
+
+def _named_parameters(text: str) -> dict[str, Any]:
+    found: Iterable[tuple[str, str, str]] = _NAMED_PARAMETER.findall(text)
+    return {
+        name: value if is_string == "true" else list_or_object(value, scalars=is_string == "false")
+        for name, is_string, value in found
+    }
+
+
+def _call(value: Any) -> ToolCall:
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = {**value, **value["function"]}  # as chat services write a call
+    if not isinstance(value, dict):
+        return _empty()
+    name, own = value.get("name", value.get("tool_name")), value.get("id")
+    if not isinstance(name, str):
+        return _empty()
+    arguments = value.get("arguments", value.get("parameters"))
+    if arguments is None:
+        arguments = {}
+    if isinstance(arguments, str):
+        try:
+            (arguments,) = json_values(arguments, flat=False)
+        except NOT_A_CALL as error:
+            return ToolCall(name, error=f"the arguments are not JSON: {error}")
+    if not isinstance(arguments, dict):
+        return ToolCall(name, error="the arguments are not an object")
+    return ToolCall(name, arguments, id=own if isinstance(own, str) else None)

@@ -1,0 +1,1 @@
+"""The files of a run: its run directory, rollout tables and reward reports."""

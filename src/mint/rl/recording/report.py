@@ -1,0 +1,172 @@
+"""The report on a run: its rewards by step, what was rewarded, and what went wrong."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mint.rewards import Analysis, Sample, Score, Scored, analyse
+from mint.rl.recording.kinds import count_kinds, response_kind
+from mint.rl.recording.report_page import as_html, as_markdown
+from mint.watch.files import read_rows
+from mint.watch.reader import RunReader
+
+Row = Mapping[str, Any]
+RIGHT_ANSWERS, ANALYSIS = "answers.jsonl", "reward_analysis"
+COLUMNS = (
+    *("step", "group", "identity", "prompt", "response", "reward", "components"),
+    *("error", "truncated", "reasons"),
+)
+"""What the analysis reads of a rollout: everything but its tokens."""
+_MOST = 50_000
+_EXAMPLES = 3
+_SHOWN = 1000
+
+
+@dataclass(frozen=True)
+class Report:
+    """The data of a report, and the analysis of all rewards."""
+
+    data: dict[str, Any]
+    analysis: Analysis
+
+    def as_text(self) -> str:
+        """The analysis for a terminal."""
+        return f"{self.analysis.as_text()}\n{_table(self.data['response_types'])}\n"
+
+
+def write_report(folder: Path, answers: Mapping[str, Any] | None = None) -> list[Path]:
+    """Write the report on a run into its directory; nothing when it has no rollouts.
+
+    ``answers`` are the right answers by the identity of their prompt; without them, those that
+    training kept.
+    """
+    if answers is None:
+        answers = {row["identity"]: row["answer"] for row in read_rows(folder / RIGHT_ANSWERS)}
+    report = make_report(RunReader(folder), answers)
+    if report is None:
+        return []
+    base = folder / f"{ANALYSIS}.json"
+    contents = {
+        ".txt": report.as_text(),
+        ".json": json.dumps(report.data, indent=2, ensure_ascii=False),
+        ".md": as_markdown(report.data),
+        ".html": as_html(report.data),
+    }
+    for suffix, text in contents.items():
+        base.with_suffix(suffix).write_text(text, encoding="utf-8", errors="backslashreplace")
+    report.analysis.plot(base.with_suffix(".svg"))
+    return [base.with_suffix(suffix) for suffix in (*contents, ".svg")]
+
+
+def make_report(run: RunReader, answers: Mapping[str, Any]) -> Report | None:
+    """Make the report on a run. Of very long runs, evenly spaced steps are read."""
+    steps = run.steps()
+    counts = sum(1 for _ in run.iter_rollouts(columns=["step"]))
+    every = -(-counts // _MOST)
+    chosen = steps[:: max(1, every)]
+    rows = [row for step in chosen for row in run.iter_rollouts(step, COLUMNS)]
+    if not rows:
+        return None
+    found = analyse([_scored(row) for row in rows])
+    kinds = count_kinds(rows, answers)
+    summary = run.summary()
+    data = {
+        **found.as_data(),
+        "run": {name: summary.get(name) for name in ("name", "task", "status", "step", "steps")},
+        "verdict": summary.get("verdict"),
+        "rollouts": counts,
+        "steps_read": len(chosen),
+        "by_step": by_step(rows),
+        "curves": _curves(run.metrics()),
+        "failure_patterns": {each["type"]: each["count"] for each in kinds},
+        "response_types": kinds,
+        "failures": failures(rows, answers),
+    }
+    return Report(data, found)
+
+
+def by_step(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the distribution of each step's rewards."""
+    rewards: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["reward"] is not None:
+            rewards[row["step"]].append(row["reward"])
+    found = []
+    for step, values in sorted(rewards.items()):
+        one = analyse([Scored(Sample(""), Score(value)) for value in values])
+        ordered = sorted(values)
+        quarters = {f"q{q}": ordered[(len(ordered) - 1) * q // 100] for q in (10, 25, 50, 75, 90)}
+        numbers = {"count": one.count, "mean": one.mean, "std": one.std, "variance": one.variance}
+        ends = {"skewness": one.skewness, "min": one.minimum, "max": one.maximum}
+        found.append({"step": step, **numbers, **ends, **quarters})
+    return found
+
+
+def failures(rows: Sequence[Row], answers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the commonest ways to earn less than the best, with examples of the latest steps."""
+    best = max((row["reward"] for row in rows if row["reward"] is not None), default=0.0)
+    examples: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    counts: dict[str, int] = defaultdict(int)
+    for row in reversed(rows):
+        if row["reward"] is not None and row["reward"] >= best:
+            continue
+        kind = response_kind(row, answers)
+        counts[kind] += 1
+        if len(examples[kind]) < _EXAMPLES:
+            examples[kind].append(
+                {
+                    "step": row["step"],
+                    "reward": row["reward"],
+                    "prompt": row["prompt"][-_SHOWN:],
+                    "response": row["response"][:_SHOWN],
+                    "answer": answers.get(row["identity"]),
+                    "error": row["error"],
+                    "reasons": dict(row["reasons"] or {}),
+                }
+            )
+    ordered = sorted(counts, key=lambda kind: -counts[kind])
+    return [
+        {
+            "type": kind,
+            "count": counts[kind],
+            "share": counts[kind] / len(rows),
+            "examples": examples[kind],
+        }
+        for kind in ordered
+    ]
+
+
+def _curves(metrics: Sequence[Row]) -> dict[str, list[list[float]]]:
+    """The series of a run that a report draws."""
+    names = ("reward/mean", "reward/success", "holdout/pass@1", "length/mean", "length/truncated")
+    found = {}
+    for name in names:
+        points = [
+            [row.get("step", place), row[name]]
+            for place, row in enumerate(metrics)
+            if isinstance(row.get(name), int | float)
+        ]
+        if points:
+            found[name] = points
+    return found
+
+
+def _scored(row: Row) -> Scored:
+    metadata = {"group": (row["step"], row["group"])}
+    components = {name: x for name, x in (row["components"] or {}).items() if x is not None}
+    score = None if row["reward"] is None else Score(row["reward"], components)
+    return Scored(Sample(row["response"], row["prompt"], metadata), score, row["error"])
+
+
+def _table(kinds: Sequence[Mapping[str, Any]]) -> str:
+    lines = ["response types, by their mean reward:"]
+    lines.append(f"  {'mean':>6}  {'type':<24} {'count':>6}  share")
+    for each in kinds:
+        mean = "-" if each["mean_reward"] is None else f"{each['mean_reward']:.3f}"
+        lines.append(f"  {mean:>6}  {each['type']:<24} {each['count']:>6}  {each['share']:>5.0%}")
+    return "\n".join(lines)

@@ -1,0 +1,160 @@
+"""Rollouts as rows of a table, with their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mint import types
+from mint.rl.datums.datum import Tokens, values
+from mint.rl.groups.collect import Batch
+from mint.rl.rollouts.rollout import Group, Rollout, Segment
+
+Array = NDArray[np.float64]
+
+
+class TrainedTokens:
+    """Values of the trained tokens: the trainer's logprobs, entropies and advantages.
+
+    Datums are found by their tokens, since ``edit_datums`` may leave some out or change their
+    order.
+    """
+
+    def __init__(self) -> None:
+        self._logprobs: dict[Tokens, Array] = {}
+        self._entropies: dict[Tokens, Array] = {}
+        self._advantages: dict[Tokens, Array] = {}
+
+    def add(
+        self,
+        datums: Sequence[types.Datum],
+        trainer_D_T: Sequence[Array],
+        entropy_D_T: Sequence[Array] = (),
+    ) -> None:
+        """Keep what an update knows."""
+        for index, datum in enumerate(datums):
+            tokens = datum_tokens(datum)
+            if "advantages" in datum.loss_fn_inputs:
+                self._advantages[tokens] = values(datum, "advantages")
+            if index < len(trainer_D_T):
+                self._logprobs[tokens] = trainer_D_T[index]
+            if index < len(entropy_D_T):
+                self._entropies[tokens] = entropy_D_T[index]
+
+    def logprobs(self, segment: Segment) -> list[float | None] | None:
+        """Return the trainer's logprob of each token of a segment; None when it was not trained."""
+        return _aligned(self._logprobs, segment)
+
+    def entropies(self, segment: Segment) -> list[float | None] | None:
+        """Return the entropy that the trainer saw before each token; None when not measured."""
+        return _aligned(self._entropies, segment)
+
+    def advantages(self, segment: Segment) -> list[float | None] | None:
+        """Return the advantage of each token of a segment; None when it was not trained on."""
+        return _aligned(self._advantages, segment)
+
+
+def datum_tokens(datum: types.Datum) -> Tokens:
+    """Return all tokens of a datum: its input, and the last target."""
+    targets = (int(token) for token in datum.loss_fn_inputs["target_tokens"].data)
+    return (*datum.model_input.to_ints()[:1], *targets)
+
+
+def _aligned(found: Mapping[Tokens, Array], segment: Segment) -> list[float | None] | None:
+    """Values of targets as values of tokens: the first token is nobody's target, and nothing
+    after the last sampled token was trained."""
+    if not found:
+        return None
+    array = found.get(tuple(segment.trimmed().tokens))
+    if array is None:
+        return None
+    given = [None, *(float(x) for x in array)]
+    return [*given, *[None] * (len(segment.tokens) - len(given))]
+
+
+class Pieces:
+    """The text of single tokens, decoded once each."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def __call__(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token."""
+        known = self._known
+        for token in set(tokens) - known.keys():
+            known[token] = str(self._tokenizer.decode([token]))
+        return [known[token] for token in tokens]
+
+
+def rollout_rows(
+    batch: Batch, pieces: Pieces | None = None, trained: TrainedTokens | None = None
+) -> Iterator[dict[str, Any]]:
+    """One row for every rollout of a step, those of replaced groups too."""
+    pieces = pieces or Pieces(batch.policy.tokenizer)
+    for number, group in enumerate(batch.everything):
+        for index, rollout in enumerate(group.rollouts):
+            yield {
+                "step": batch.step,
+                "group": number,
+                "index": index,
+                "replaced": number >= len(batch.groups),
+                **_row(group, rollout),
+                "digests": _digests(batch, rollout),
+                "segments": [
+                    _segment(segment, pieces, trained or TrainedTokens())
+                    for segment in rollout.segments
+                ],
+            }
+
+
+def _digests(batch: Batch, rollout: Rollout) -> dict[int, str]:
+    """Return the digest of each version of the weights that sampled a part of a rollout."""
+    policies = [batch.policies[v] for v in sorted(set(rollout.versions)) if v in batch.policies]
+    return {policy.version: policy.digest for policy in policies if policy.digest is not None}
+
+
+def _row(group: Group, rollout: Rollout) -> dict[str, Any]:
+    return {
+        "identity": group.identity,
+        "prompt": group.prompt,
+        "messages": rollout.messages or None,
+        "response": rollout.text,
+        "reward": rollout.reward,
+        "components": rollout.components,
+        "reasons": rollout.reasons,
+        "penalty": rollout.penalty,
+        "advantage": rollout.advantage,
+        "length": rollout.length,
+        "truncated": rollout.truncated,
+        "stop": _stop(rollout),
+        "masked": rollout.masked,
+        "error": rollout.error,
+        "traceback": rollout.traceback,
+        "trace": rollout.trace,
+        "version": group.version,
+        "sampled_at": rollout.sampled_at,
+    }
+
+
+def _stop(rollout: Rollout) -> str | None:
+    """Return why sampling ended; None when nothing was sampled."""
+    if not rollout.length:
+        return None
+    return "length" if rollout.truncated else "stop"
+
+
+def _segment(segment: Segment, pieces: Pieces, trained: TrainedTokens) -> dict[str, Any]:
+    return {
+        "tokens": segment.tokens,
+        "pieces": pieces(segment.tokens),
+        "mask": segment.sampled,
+        "versions": segment.versions,
+        "sampler": segment.logprobs,
+        "trainer": trained.logprobs(segment),
+        "advantages": trained.advantages(segment),
+        "entropy": trained.entropies(segment),
+    }

@@ -1,0 +1,1 @@
+"""Rollouts: the policy, sampling groups of answers, and scoring them."""

@@ -1,0 +1,75 @@
+"""Credit: rewards of single turns, and advantages of rollouts and of their turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mint.rewards import Score
+from mint.rl.algorithms.advantage import advantages
+from mint.rl.rollouts.rollout import Group, Rollout
+
+
+@dataclass(frozen=True)
+class TurnScore(Score):
+    """A score whose total is the sum of one reward for each reply of the model."""
+
+    turns: tuple[float, ...] = ()
+
+
+def per_turn(rewards: Sequence[float], components: Mapping[str, float] | None = None) -> TurnScore:
+    """Return what an environment pays for each reply of a rollout, in their order.
+
+    >>> per_turn([0.0, 0.25, 1.0]).total
+    1.25
+    """
+    paid = tuple(float(reward) for reward in rewards)
+    if wrong := [reward for reward in paid if not math.isfinite(reward)]:
+        raise ValueError(f"The reward of a turn must be a finite number, not {wrong[0]}.")
+    return TurnScore(sum(paid), dict(components or {}), turns=paid)
+
+
+def keep_turn_rewards(rollout: Rollout, value: Any, discount: float, weighed: bool) -> None:
+    """Keep the rewards of single turns, where an environment gives them."""
+    if not isinstance(value, TurnScore):
+        return
+    if weighed:
+        raise ValueError(
+            "reward_weights applies to the components of a single reward, but this environment "
+            "returns a reward per turn. Leave out reward_weights, and weight the rewards in the "
+            "environment."
+        )
+    if len(value.turns) != len(rollout.turns):
+        raise ValueError(
+            f"per_turn got {len(value.turns)} rewards, but the model has replied "
+            f"{len(rollout.turns)} times. Pass one reward for each chat.reply()."
+        )
+    rollout.turn_rewards, rollout.discount = list(value.turns), discount
+    given = ("example", "repeated")
+    said = [m for m in rollout.trace if m["role"] == "assistant" and not any(k in m for k in given)]
+    for message, reward in zip(said, value.turns, strict=True):
+        message["reward"] = reward
+
+
+def assign_advantages(groups: Sequence[Group], kind: str = "centre") -> None:
+    """Give every rollout that counts its advantage, or one for each of its turns.
+
+    In a group with rewards per turn, the returns of the same turn are compared: see
+    :func:`mint.rl.algorithms.advantage.by_turn`. ``kind`` is that of :func:`mint.rl.advantages`.
+    """
+    columns = [group.returns_by_turn for group in groups]
+    found = iter(advantages([column for of_group in columns for column in of_group], kind))
+    for group, of_group in zip(groups, columns, strict=True):
+        by_turn_G = [next(found) for _ in of_group]
+        for index, rollout in enumerate(group.counted):
+            _assign(rollout, [column[index] for column in by_turn_G])
+
+
+def _assign(rollout: Rollout, advantages_T: Sequence[float]) -> None:
+    rollout.advantage = advantages_T[0]
+    rollout.turn_advantages = None
+    if len(advantages_T) > 1 and rollout.turns:
+        last = len(advantages_T) - 1
+        rollout.turn_advantages = [advantages_T[min(t, last)] for t in range(len(rollout.turns))]

@@ -1,0 +1,110 @@
+"""Failures in a task's own code: its rewards, tools and rollouts, each with file and line."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+_LIBRARIES = (
+    str(Path(__file__).parents[2]),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+)
+_LONGEST = 8000
+
+
+@dataclass(frozen=True)
+class CodeFailure:
+    """An exception in a task's code: what it says, where it was raised, and how it came there.
+
+    One that concerns what the code returned has no place and no traceback.
+    """
+
+    error: str
+    place: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> CodeFailure:
+        """Describe an exception. The place is the last line of the task's own code.
+
+        >>> try:
+        ...     1 / 0
+        ... except ZeroDivisionError as error:
+        ...     CodeFailure.of(error).error
+        'ZeroDivisionError: division by zero'
+        """
+        said = f"{type(error).__name__}: {error}"
+        own = [frame for frame in _frames(error) if not frame.filename.startswith(_LIBRARIES)]
+        if not own:
+            return cls(said, "", "")
+        text = "".join(traceback.format_exception(type(error), error, _from_the_task_on(error)))
+        return cls(said, f"{own[-1].filename}:{own[-1].lineno}", text[-_LONGEST:])
+
+
+def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
+    """Return where an exception was raised, and before that what it was raised from."""
+    if error is None:
+        return []
+    return [*_frames(error.__cause__), *traceback.extract_tb(error.__traceback__)]
+
+
+def _from_the_task_on(error: BaseException) -> TracebackType | None:
+    """An exception's traceback without our own calls that lead to the task's code."""
+    place = error.__traceback__
+    while place is not None and place.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
+        place = place.tb_next
+    return place or error.__traceback__
+
+
+_NOTED: ContextVar[list[CodeFailure] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noting(failures: list[CodeFailure]) -> Iterator[None]:
+    """Add what :func:`note` is told to a list while a rollout runs.
+
+    >>> found = []
+    >>> with noting(found):
+    ...     note(ValueError("no such page"))
+    >>> found[0].error
+    'ValueError: no such page'
+    """
+    token = _NOTED.set(failures)
+    try:
+        yield
+    finally:
+        _NOTED.reset(token)
+
+
+def note(error: BaseException) -> None:
+    """Keep an exception that does not end its rollout, as a tool's, whose model is only told."""
+    noted = _NOTED.get()
+    if noted is not None:
+        noted.append(CodeFailure.of(error))
+
+
+class FailureLog:
+    """Shows each failure once, and passes it on to be kept."""
+
+    def __init__(self, keep: Callable[[CodeFailure, int, str], None] | None = None) -> None:
+        self._keep = keep
+        self._shown: set[tuple[str, str]] = set()
+
+    def see(self, failure: CodeFailure, step: int, sampled_for: str) -> None:
+        """Print a failure that was not seen before: the same exception at the same line is one."""
+        key = (failure.error.partition(":")[0], failure.place)
+        if key in self._shown:
+            return
+        self._shown.add(key)
+        at = f" at {failure.place}" if failure.place else ""
+        lines = [f"failed in {sampled_for}{at}, shown once: {failure.error}"]
+        lines += failure.traceback.rstrip().split("\n") if failure.traceback else []
+        print("\n".join(f"  {line}" for line in lines), flush=True)
+        if self._keep is not None:
+            self._keep(failure, step, sampled_for)

@@ -1,0 +1,157 @@
+"""The policy as rollouts see it: frozen weights that answer, with a logprob for every token."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import mint
+from mint import types
+from mint.rl.messages.rendering import special_tokens
+from mint.rl.rollouts.filters import PLAIN, Filters, Kept
+from mint.rl.rollouts.rollout import Segment
+
+
+@dataclass(frozen=True)
+class PolicyAnswer:
+    """An answer of the policy: tokens with logprobs, whether it was truncated, and the version of
+    the weights.
+    """
+
+    tokens: list[int]
+    logprobs: list[float] | None
+    truncated: bool
+    version: int = 0
+    kept: list[Kept] | None = None  # the tokens that each was chosen from, where some were left out
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Weights to sample from, after ``version`` training steps."""
+
+    client: mint.SamplingClient
+    tokenizer: Any
+    temperature: float
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    version: int = 0
+    filters: Filters = PLAIN
+    digest: str | None = None  # of the weights, as the service checks them
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it samples from the model's own distribution."""
+        return self.temperature == 1.0 and not self.filters.is_on
+
+    async def sample(
+        self,
+        prompt: Sequence[int],
+        count: int,
+        seed: int | None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> list[PolicyAnswer]:
+        """``count`` answers to a prompt."""
+        answer = await self.client.sample_async(
+            prompt=types.ModelInput.from_ints(tokens=list(prompt)),
+            num_samples=count,
+            sampling_params=self._params(seed, max_tokens, stop),
+            **self.filters.requests(),
+        )
+        return [
+            PolicyAnswer(
+                list(sequence.tokens),
+                sequence.logprobs,
+                sequence.stop_reason == "length",
+                self.version,
+                self.filters.kept_tokens(sequence),
+            )
+            for sequence in answer.sequences
+        ]
+
+    def _params(
+        self, seed: int | None, max_tokens: int | None, stop: Sequence[str] | None
+    ) -> types.SamplingParams:
+        texts = list(stop or self.stop)
+        end = self.end_token
+        return types.SamplingParams(
+            max_tokens=max_tokens or self.max_tokens,
+            temperature=self.temperature,
+            seed=seed,
+            stop=texts or None,
+            stop_token_ids=None if texts or end is None else [end],
+            **self.filters.params(),
+        )
+
+    @property
+    def end_token(self) -> int | None:
+        end = getattr(self.tokenizer, "eos_token_id", None)
+        return end if isinstance(end, int) else None
+
+    @cached_property
+    def _marks(self) -> frozenset[int]:
+        return special_tokens(self.tokenizer)
+
+    def has_ended(self, answer: PolicyAnswer, stop: Sequence[str] | None = None) -> bool:
+        """Return whether the model itself closed its answer, and was neither cut off nor stopped by
+        a text. Some models have several marks to do so.
+        """
+        if not answer.tokens:
+            return False
+        last = answer.tokens[-1]
+        if last == self.end_token:
+            return True
+        word = str(self.tokenizer.decode([last]))
+        stopped = answer.truncated or any(word in text for text in stop or self.stop)
+        return last in self._marks and not stopped
+
+    def text(self, answer: PolicyAnswer, stop: Sequence[str] | None = None) -> str:
+        """The text of an answer, without the mark that closed it."""
+        kept = answer.tokens[:-1] if self.has_ended(answer, stop) else answer.tokens
+        return str(self.tokenizer.decode(kept))
+
+
+@dataclass(frozen=True)
+class FollowingPolicy(Policy):
+    """A policy that answers every request with the newest weights, at its own temperature: a
+    conversation that is in flight while weights change goes on with the new ones."""
+
+    newest: Callable[[], Policy] | None = None
+
+    @classmethod
+    def from_policy(cls, policy: Policy, newest: Callable[[], Policy]) -> FollowingPolicy:
+        """Return a policy that begins as another one."""
+        return cls(**{f.name: getattr(policy, f.name) for f in fields(Policy)}, newest=newest)
+
+    async def sample(
+        self,
+        prompt: Sequence[int],
+        count: int,
+        seed: int | None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> list[PolicyAnswer]:
+        """``count`` answers to a prompt."""
+        assert self.newest is not None
+        current = replace(self.newest(), temperature=self.temperature)
+        return await current.sample(prompt, count, seed, max_tokens, stop)
+
+
+def make_segment(prompt: Sequence[int], answer: PolicyAnswer) -> Segment:
+    """A prompt and an answer to it, or :class:`mint.rl.MissingLogprobs`."""
+    return Segment.of(prompt, answer.tokens, answer.logprobs, answer.version, answer.kept)
+
+
+def seed_for(seed: int | None, *place: object) -> int | None:
+    """A seed that depends on nothing but the run's seed and the place where it is used.
+
+    >>> seed_for(0, 1, "a") == seed_for(0, 1, "a") != seed_for(0, 2, "a")
+    True
+    """
+    if seed is None:
+        return None
+    digest = hashlib.sha256(repr((seed, *place)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

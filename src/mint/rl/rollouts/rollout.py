@@ -1,0 +1,245 @@
+"""Rollouts in groups, token by token as they were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mint.rl.algorithms.advantage import by_turn, has_signal, returns_to_go
+from mint.rl.rollouts.failures import CodeFailure
+from mint.rl.rollouts.filters import Kept
+
+
+class MissingLogprobs(RuntimeError):
+    """The service sent tokens without logprobs: the importance ratio is unknown."""
+
+
+@dataclass
+class Segment:
+    """Tokens in one context. Those that the policy sampled have logprobs; the rest is given.
+
+    Each sampled token also has the version of the weights that made it: after how many steps; and
+    the tokens it was chosen from, where sampling left some out.
+
+    >>> segment = Segment.of([5, 6], [7], [-0.5], version=3)
+    >>> segment.tokens, segment.sampled, segment.logprobs, segment.versions
+    ([5, 6, 7], [False, False, True], [0.0, 0.0, -0.5], [None, None, 3])
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    versions: list[int | None] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        logprobs: Sequence[float] | None,
+        version: int = 0,
+        kept: Sequence[Kept] | None = None,
+    ) -> Segment:
+        """A prompt and one answer to it."""
+        segment = cls()
+        segment.give(prompt)
+        segment.sample(answer, logprobs, version, kept)
+        return segment
+
+    def give(self, tokens: Sequence[int]) -> None:
+        """Add tokens that the policy only read."""
+        self.tokens += list(tokens)
+        self.logprobs += [0.0] * len(tokens)
+        self.sampled += [False] * len(tokens)
+        self.versions += [None] * len(tokens)
+        self.kept += [()] * len(tokens)
+
+    def sample(
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float] | None,
+        version: int = 0,
+        kept: Sequence[Kept] | None = None,
+    ) -> None:
+        """Add tokens that the policy wrote, each with its logprob."""
+        if logprobs is None or len(logprobs) != len(tokens):
+            got = "no" if logprobs is None else str(len(logprobs))
+            raise MissingLogprobs(
+                f"The service sent {got} logprobs for {len(tokens)} tokens. The importance ratio "
+                "needs them; use a service that returns logprobs."
+            )
+        self.tokens += list(tokens)
+        self.logprobs += list(logprobs)
+        self.sampled += [True] * len(tokens)
+        self.versions += [version] * len(tokens)
+        self.kept += [()] * len(tokens) if kept is None else list(kept)
+
+    def extend(self, more: Segment) -> None:
+        """Add what came after."""
+        self.tokens += more.tokens
+        self.logprobs += more.logprobs
+        self.sampled += more.sampled
+        self.versions += more.versions
+        self.kept += more.kept
+
+    @property
+    def sampled_count(self) -> int:
+        return sum(self.sampled)
+
+    def trimmed(self) -> Segment:
+        """Without what came after the last sampled token: nothing is learned there."""
+        if True not in self.sampled:
+            return Segment()
+        end = len(self.sampled) - self.sampled[::-1].index(True)
+        logprobs, versions = self.logprobs[:end], self.versions[:end]
+        return Segment(self.tokens[:end], logprobs, self.sampled[:end], versions, self.kept[:end])
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The tokens of one reply: in a segment, from ``begin`` up to ``end``."""
+
+    segment: int
+    begin: int
+    end: int
+
+
+@dataclass
+class Rollout:
+    """One answer, or one conversation. Without a reward it is left out of training."""
+
+    segments: list[Segment]
+    text: str
+    reward: float | None = None
+    components: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # why a component got its value
+    truncated: bool = False
+    error: str | None = None
+    failures: list[CodeFailure] = field(default_factory=list)  # of the reward, and of tools
+    trace: list[dict[str, Any]] = field(default_factory=list)
+    prompt: str = ""  # of a conversation: what the model was asked first
+    penalty: float = 0.0  # of length and KL: added to the reward before advantages
+    masked: bool = False  # left out of training, though it has a reward
+    advantage: float = 0.0
+    sampled_at: float | None = None  # seconds since the epoch
+    turns: list[Turn] = field(default_factory=list)  # of a conversation: the replies
+    turn_rewards: list[float] | None = None  # one for each reply; their sum is the reward
+    discount: float = 1.0  # of the rewards of later turns
+    turn_advantages: list[float] | None = None  # one for each reply, in place of the one above
+
+    @property
+    def returns(self) -> list[float]:
+        """The return of every turn; of a rollout with one reward, that reward.
+
+        The penalty is part of the last turn's reward.
+        """
+        if not self.turn_rewards:
+            return [self.total]
+        *before, last = self.turn_rewards
+        return returns_to_go([*before, last + self.penalty], self.discount)
+
+    @property
+    def has_advantage(self) -> bool:
+        """Whether some token is to become likelier or less likely."""
+        return any(self.turn_advantages or []) or self.advantage != 0.0
+
+    def token_advantages(self, index: int) -> list[float]:
+        """Return the advantage of every token of a segment; given tokens have none."""
+        segment = self.segments[index]
+        if self.turn_advantages is None:
+            return [self.advantage if sampled else 0.0 for sampled in segment.sampled]
+        found = [0.0] * len(segment.tokens)
+        for turn, advantage in zip(self.turns, self.turn_advantages, strict=True):
+            if turn.segment == index:
+                found[turn.begin : turn.end] = [advantage] * (turn.end - turn.begin)
+        return found
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation, as ``role``, ``content`` and, where there are any, ``tool_calls``.
+
+        Messages with ``example: true`` were given to the model as examples; an assistant's message
+        without ``example`` or ``repeated`` was sampled and is trained on. Empty for a plain prompt.
+        """
+        return self.trace
+
+    @property
+    def traceback(self) -> str | None:
+        """The tracebacks of this rollout's reward and tools, where they failed."""
+        return "\n".join(f.traceback or f.error for f in self.failures) or None
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rollout takes part in training."""
+        return self.reward is not None and not self.masked
+
+    @property
+    def total(self) -> float:
+        """The reward that advantages are computed from."""
+        assert self.reward is not None
+        return self.reward + self.penalty
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy wrote."""
+        return sum(segment.sampled_count for segment in self.segments)
+
+    @property
+    def versions(self) -> list[int]:
+        """The version of the weights for each sampled token."""
+        return [v for segment in self.segments for v in segment.versions if v is not None]
+
+    @property
+    def sampled_logprobs(self) -> list[float]:
+        return [
+            logprob
+            for segment in self.segments
+            for logprob, sampled in zip(segment.logprobs, segment.sampled, strict=True)
+            if sampled
+        ]
+
+
+@dataclass
+class Group:
+    """The rollouts of one prompt."""
+
+    sample: Any
+    identity: str
+    prompt: str
+    rollouts: list[Rollout]
+    version: int = 0  # of the oldest weights that made a token of it
+
+    @property
+    def counted(self) -> list[Rollout]:
+        return [rollout for rollout in self.rollouts if rollout.counts]
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards that could be computed."""
+        return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
+
+    @property
+    def returns_by_turn(self) -> list[list[float]]:
+        """The returns that rollouts which count are compared by: one list where all have a single
+        reward, else one for every turn."""
+        return by_turn([rollout.returns for rollout in self.counted])
+
+    def kind(self, threshold: float) -> str:
+        """Classify a group: "signal", or else "all_right" (``threshold`` or more), "all_wrong" (0
+        or less), "all_equal" between the two, or "unscored" when no answer counts.
+        """
+        if any(has_signal(returns_G) for returns_G in self.returns_by_turn):
+            return "signal"
+        if not self.counted:
+            return "unscored"
+        rewards = [rollout.reward or 0.0 for rollout in self.counted]
+        if min(rewards) >= threshold:
+            return "all_right"
+        return "all_wrong" if max(rewards) <= 0.0 else "all_equal"
+
+    def success(self, threshold: float) -> float:
+        """The share of right answers among those that were scored."""
+        rewards = self.rewards
+        return sum(reward >= threshold for reward in rewards) / len(rewards) if rewards else 0.0

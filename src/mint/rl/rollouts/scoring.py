@@ -1,0 +1,163 @@
+"""Rewards as they come in: read, weighed, and counted when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from mint.rewards import Score, TooManyFailures
+from mint.rewards.score import read_score
+from mint.rl.rollouts.failures import CodeFailure
+from mint.rl.rollouts.rollout import Group, Rollout
+from mint.rl.task import overrides
+
+_LOGGER = logging.getLogger("mint.rl")
+_SHOWN = 2000
+_FEWEST = 20
+"""Rewards seen before some failures can stop a run. When all fail, it stops at once."""
+_RECENT = 200
+"""Rollouts over which failures are counted."""
+_SCORED, _NONE = "", "None"
+
+
+class Ledger:
+    """Counts the rewards of recent rollouts, and stops a run when too many fail.
+
+    ``expected`` names exceptions that are no failures of a reward.
+    """
+
+    def __init__(self, max_share: float, expected: Sequence[str] = ()) -> None:
+        self.max_share = max_share
+        self.expected = frozenset(expected)
+        self.recent: deque[str] = deque(maxlen=_RECENT)  # why each was not scored; "" if it was
+        self.ever_scored = False
+
+    def record(self, sample: Any, rollout: Rollout) -> None:
+        """Take a rollout into account, and log it when it could not be scored."""
+        reason = self._reason(rollout)
+        self.recent.append(reason)
+        self.ever_scored |= reason == _SCORED
+        if rollout.error is None:
+            return
+        shown = {"sample": repr(sample)[:_SHOWN], "response": rollout.text[:_SHOWN]}
+        _LOGGER.info("not scored: %s %s", rollout.error, json.dumps(shown, ensure_ascii=False))
+
+    def _reason(self, rollout: Rollout) -> str:
+        if rollout.error is None:
+            return _SCORED if rollout.reward is not None else _NONE
+        reason = rollout.error.partition(":")[0]
+        return _SCORED if reason in self.expected else reason
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Raise :class:`mint.rewards.TooManyFailures` when the rewards of these groups, which were
+        just recorded, or of recent rollouts are missing past the set share."""
+        fresh = [self._reason(rollout) for group in groups for rollout in group.rollouts]
+        if fresh and _SCORED not in fresh:
+            self._check_step(fresh, len(groups))
+        failed = [reason for reason in self.recent if reason not in (_SCORED, _NONE)]
+        if len(self.recent) >= _FEWEST and len(failed) > self.max_share * len(self.recent):
+            whole = len(self.recent) < _RECENT
+            of = f"{len(self.recent)}" if whole else f"the last {len(self.recent)}"
+            raise TooManyFailures(self._told(failed, of))
+
+    def _check_step(self, fresh: Sequence[str], prompts: int) -> None:
+        """Nothing of a step was scored. A single prompt may be at fault, except at the start."""
+        failed = [reason for reason in fresh if reason != _NONE]
+        if failed and self.max_share < 1 and (prompts > 1 or not self.ever_scored):
+            raise TooManyFailures(self._told(failed, str(len(fresh))))
+        nothing_recent = len(self.recent) == _RECENT and set(self.recent) == {_NONE}
+        if not failed and (nothing_recent or not self.ever_scored):
+            raise TooManyFailures(
+                f"All {len(fresh)} rewards of the step are None, so there is nothing to train on. "
+                "None means that the reward does not apply to an answer. Is a `return` missing in "
+                "the reward function?"
+            )
+
+    def _told(self, failed: Sequence[str], of: str) -> str:
+        most = Counter(failed).most_common(3)
+        reasons = ", ".join(f"{reason} ({count}×)" for reason, count in most)
+        return (
+            f"{len(failed)} of {of} rollouts could not be scored, more than the "
+            f"{self.max_share:.0%} allowed: {reasons}. Each kind is shown once above, with its "
+            "traceback. Fix the reward, or raise max_reward_failures."
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"recent": list(self.recent), "ever_scored": self.ever_scored}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
+        self.recent = deque(state.get("recent", []), maxlen=_RECENT)
+        self.ever_scored = state.get("ever_scored", True)
+
+
+def apply_score(rollout: Rollout, value: Any, weights: Mapping[str, float] | None = None) -> None:
+    """Give a rollout its reward, or the error in place of it."""
+    try:
+        if isinstance(value, BaseException):
+            raise value
+        score = read_score(value)
+        if score is not None:
+            _require_finite(score)
+            rollout.components = {name: float(x) for name, x in score.components.items()}
+            rollout.reasons = {str(name): str(why) for name, why in score.reasons.items()}
+            rollout.reward = score.total if weights is None else _weighed(score, weights)
+    except Exception as error:
+        failure = CodeFailure.of(error)
+        rollout.error = failure.error
+        rollout.failures.append(failure)
+
+
+def _require_finite(score: Score) -> None:
+    wrong = [name for name, value in score.components.items() if not math.isfinite(value)]
+    if wrong:
+        raise ValueError(f"The reward's components {wrong} must be finite numbers.")
+
+
+def _weighed(score: Score, weights: Mapping[str, float]) -> float:
+    missing = weights.keys() - score.components.keys()
+    if missing:
+        raise KeyError(
+            f"reward_weights names {sorted(missing)}, and the reward's components are "
+            f"{sorted(score.components) or 'none'}"
+        )
+    return sum(weight * float(score.components[name]) for name, weight in weights.items())
+
+
+async def score_responses(
+    adapter: Any, responses: Sequence[str], sample: Any, threads: Executor | None = None
+) -> list[Any]:
+    """A reward or an exception for each response of a group."""
+    if overrides(adapter, "compute_rewards"):
+        values = await _outcome(adapter.compute_rewards, threads, responses, sample)
+        if isinstance(values, BaseException):
+            return [values] * len(responses)
+        if not isinstance(values, Collection) or len(values) != len(responses):
+            gave = f"{len(values)} rewards" if isinstance(values, Collection) else repr(values)
+            wrong = f"compute_rewards gave {gave} for {len(responses)} responses"
+            return [ValueError(wrong)] * len(responses)
+        return list(values)
+    return list(
+        await asyncio.gather(
+            *(_outcome(adapter.compute_reward, threads, text, sample) for text in responses)
+        )
+    )
+
+
+async def _outcome(method: Any, threads: Executor | None, *arguments: Any) -> Any:
+    try:
+        if threads is None or inspect.iscoroutinefunction(method):
+            value = method(*arguments)
+        else:
+            value = await asyncio.get_running_loop().run_in_executor(threads, method, *arguments)
+        return await value if inspect.isawaitable(value) else value
+    except Exception as error:
+        return error

@@ -1,0 +1,125 @@
+"""Watch the connection to the service: nothing waits for it without a limit and a message."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import httpx
+
+import mint
+from mint.embedded import embedded_service_ended
+from mint.rl.runtime.threads import to_thread
+from mint.rl.settings.config import RLConfig
+
+Result = TypeVar("Result")
+_EVERY = 5.0
+"""Seconds between two looks at the service."""
+_OWN_EVERY = 0.25
+"""Seconds between two looks at whether this process's own service has ended."""
+_HEALTH = "/api/v1/healthz"
+
+
+class NoAnswer(ConnectionError):
+    """The service has been silent for too long."""
+
+
+class Ended(NoAnswer):
+    """The service that this process started has exited and will not answer."""
+
+
+class ServiceMonitor:
+    """Looks after the service while something waits for it.
+
+    By itself the client would try for ever to fetch a result that nobody sends. Here a silent
+    service is told at once, and has ``patience`` seconds to come back; one that comes back in time
+    has kept what it was asked, and nothing is lost. A service that this process started for itself
+    does not come back.
+    """
+
+    def __init__(self, url: str, patience: float) -> None:
+        self.url = url.rstrip("/")
+        self.patience = patience
+        self.lost = False
+        self._heard = 0.0
+        self._told = False
+
+    async def reach(self) -> None:
+        """Wait for the first answer."""
+        self._begin()
+        async with httpx.AsyncClient() as http:
+            while not await self._heard_from(http):
+                await self._pause()
+
+    async def during(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of some work, or :class:`NoAnswer`."""
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.ensure_future(self._watch(task))
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self.lost:
+                watch.result()
+            raise
+        finally:
+            watch.cancel()
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        self._begin()
+        try:
+            await self._pause()
+            async with httpx.AsyncClient() as http:
+                while True:
+                    await self._heard_from(http)
+                    await self._pause()
+        except NoAnswer:
+            self.lost = True
+            task.cancel()
+            raise
+
+    def _begin(self) -> None:
+        self._heard, self._told = time.monotonic(), False
+
+    async def _heard_from(self, http: httpx.AsyncClient) -> bool:
+        """One look. The first in vain is told; the first after patience ended is an error."""
+        if await self._answers(http):
+            if self._told:
+                print(f"The service at {self.url} is back.", flush=True)
+            self._begin()
+            return True
+        if time.monotonic() - self._heard >= self.patience:
+            raise NoAnswer(f"The service at {self.url} has not responded for {self.patience:g} s.")
+        if not self._told:
+            self._told = True
+            waiting = f"Waiting up to {self.patience:g} s."
+            print(f"The service at {self.url} is not responding. {waiting}", flush=True)
+        return False
+
+    async def _answers(self, http: httpx.AsyncClient) -> bool:
+        try:
+            await http.get(self.url + _HEALTH, timeout=min(2 * _EVERY, self.patience))
+        except httpx.TransportError:
+            return False
+        return True
+
+    async def _pause(self) -> None:
+        until = time.monotonic() + min(_EVERY, self.patience / 4)
+        while (left := until - time.monotonic()) > 0:
+            if embedded_service_ended(self.url):
+                raise Ended(f"The embedded service at {self.url} has exited.")
+            await asyncio.sleep(min(left, _OWN_EVERY))
+
+
+def monitor_service(service: mint.ServiceClient, cfg: RLConfig) -> ServiceMonitor:
+    """Looks after a service for as long as the settings say."""
+    assert service._base_url is not None
+    return ServiceMonitor(service._base_url, cfg.service_timeout)
+
+
+async def connect(service: mint.ServiceClient) -> None:
+    """Open a session. The client waits for that where it stands, and would hold up a loop."""
+    await to_thread(lambda: service.holder)
+    await to_thread(service.create_rest_client)

@@ -1,0 +1,55 @@
+"""Exceptions that end a run before its last step.
+
+Each of these says all there is to say. A program can catch them like any other exception; a script
+that does not ends with their text alone, without a traceback, because they are ``SystemExit`` too.
+They are raised where no event loop runs: inside one, ``SystemExit`` would tear it down.
+"""
+
+from __future__ import annotations
+
+from mint.rewards import TooManyFailures
+from mint.rl.runtime.connection import Ended, NoAnswer
+
+
+class Interrupted(SystemExit, KeyboardInterrupt):
+    """Ctrl-C, after what was done has been saved. A script ends with 130, as shells expect."""
+
+    def __init__(self) -> None:
+        super().__init__(130)
+
+
+class RunStopped(SystemExit, RuntimeError):
+    """A guard ended the run. The text says why and where the last good checkpoint is."""
+
+
+class RewardsFailed(SystemExit, TooManyFailures):
+    """Too many rewards failed. The text says which way, and where the last checkpoint is."""
+
+
+class ServiceLost(SystemExit, RuntimeError):
+    """The service is gone. The text says what was lost and how to resume."""
+
+
+class CheckpointGone(SystemExit, RuntimeError):
+    """The checkpoint that a run would continue from is not on the service any more."""
+
+
+def lost(error: Exception, url: str, step: int) -> ServiceLost:
+    """The end of a run that was saved after a step, by an error of its service."""
+    what = f"Work after step {step} is lost." if step else "Nothing was saved yet."
+    said = str(error) if isinstance(error, NoAnswer) else f"{url} cannot be reached: {error}"
+    if isinstance(error, Ended):
+        return ServiceLost(f"{said} {what} {resume_hint(step)}")
+    return ServiceLost(
+        f"{said} {what} Restart the service with the same home folder. {resume_hint(step)} "
+        "service_timeout sets how long a run waits for it."
+    )
+
+
+def resume_hint(step: int) -> str:
+    """Say how to resume a run that was saved after a step.
+
+    >>> resume_hint(12), resume_hint(0)
+    ('The same command resumes after step 12.', 'The same command starts again.')
+    """
+    return f"The same command {f'resumes after step {step}' if step else 'starts again'}."

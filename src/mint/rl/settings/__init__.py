@@ -1,0 +1,1 @@
+"""The settings of a run: defaults, checks, warnings and schedules."""

@@ -1,0 +1,87 @@
+"""Loss settings that mint's service has beside Tinker's, and what a run says where they are not.
+
+A service that knows such a setting acknowledges it in its answer, so one that ignores it is
+noticed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from mint import types
+from mint.rl.settings.config import RLConfig
+from mint.rl.settings.options import ConfigError
+
+Settings = dict[str, float | str]
+_METRICS = {
+    "kl_loss_coef": "kl_loss:sum",
+    "entropy_coef": "entropy_loss:sum",
+    "match_sampling": "temperature:mean",
+    "top_k": "kept_tokens:sum",
+}
+"""What a service answers that has done what a setting of the loop asks for."""
+
+
+def extensions(cfg: RLConfig, temperature: float = 1.0) -> Settings:
+    """Return the keys of ``loss_fn_config`` that only a mint service knows, for answers that were
+    sampled at a temperature.
+
+    >>> extensions(RLConfig(kl_loss_coef=0.01))
+    {'kl_k3': 0.01}
+    >>> extensions(RLConfig(match_sampling=True), temperature=0.8)
+    {'temperature': 0.8}
+    """
+    found: Settings = {}
+    if cfg.kl_loss_coef > 0:
+        found[f"kl_{cfg.kl_loss}"] = cfg.kl_loss_coef
+        if cfg.kl_loss_ratio:
+            found["kl_ratio"] = 1.0
+    if cfg.entropy_coef > 0:
+        found["entropy_coef"] = cfg.entropy_coef
+    if cfg.measures_entropy:
+        found["entropy"] = 1.0
+    if cfg.matches_sampling and temperature != 1.0:
+        found["temperature"] = temperature
+    return found
+
+
+def wanted(cfg: RLConfig, temperature: float = 1.0) -> list[str]:
+    """Return the settings of the loop that need a mint service."""
+    asked = {
+        "kl_loss_coef": cfg.kl_loss_coef > 0,
+        "entropy_coef": cfg.entropy_coef > 0,
+        "measure_entropy": cfg.measure_entropy,
+        "match_sampling": cfg.match_sampling and temperature != 1.0,
+        "top_k": cfg.top_k > 0,
+    }
+    return [name for name, needs_mint in asked.items() if needs_mint]
+
+
+def require_known(
+    cfg: RLConfig, answers: Sequence[types.ForwardBackwardOutput], temperature: float = 1.0
+) -> None:
+    """Raise ConfigError when a service has ignored a setting that only some services have."""
+    for name in wanted(cfg, temperature):
+        if not all(_is_acknowledged(name, answer) for answer in answers):
+            raise _unknown(name, "ignores it")
+
+
+def _is_acknowledged(name: str, answer: types.ForwardBackwardOutput) -> bool:
+    if name == "measure_entropy":
+        return all("entropy" in output for output in answer.loss_fn_outputs)
+    return _METRICS[name] in answer.metrics
+
+
+def require_accepted(cfg: RLConfig, error: Exception, temperature: float = 1.0) -> None:
+    """Raise ConfigError when a service has rejected a setting that only some services have."""
+    keys = extensions(cfg, temperature)
+    if any(re.search(rf"\b{key}\b", str(error)) for key in keys):
+        raise _unknown(", ".join(wanted(cfg, temperature)), f"rejects it: {error}") from error
+
+
+def _unknown(name: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"{name} needs a mint service, and this one {what}. Train on a service started by "
+        f"`mint serve`, or leave {name} out."
+    )

@@ -1,0 +1,114 @@
+"""A task, as MinT writes it: a dataset, a prompt, a reward."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from mint import types
+
+
+class RLAdapter(ABC):
+    """The base class of tasks. Three methods are required; the others have defaults.
+
+    A reward may be a number, a :class:`mint.rewards.Score` with components, None for "does not
+    apply", or an awaitable of one of them. A reward that raises is counted, and its answer is left
+    out of training.
+    """
+
+    @abstractmethod
+    def build_dataset(self) -> list[Any]:
+        """The samples to draw from, called for every step: the same ones each time, which steps go
+        through in epochs, or new ones, of which a step uses the first ``batch``."""
+
+    @abstractmethod
+    def make_prompt(self, sample: Any, tokenizer: Any) -> list[int]:
+        """The tokens that the model continues."""
+
+    @abstractmethod
+    def compute_reward(self, response: str, sample: Any) -> Any:
+        """Return the reward of a response."""
+
+    def compute_rewards(self, responses: Sequence[str], sample: Any) -> Any:
+        """Return the rewards of one group's responses, for rewards that must see them together.
+
+        Override it for a judge that compares. Without it each is scored by itself.
+        """
+        raise NotImplementedError
+
+    def holdout_reward(self, response: str, sample: Any) -> Any:
+        """Return how good a response really is, by a measure that training never sees. Evaluation
+        uses it in place of the reward.
+
+        Override it when the training reward is only a stand-in for what you want, as with partial
+        credit, a judge, or a check that can be fooled: ``reward_hacking`` is
+        reported when the two diverge. Without it, evaluation uses the reward itself.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:  # noqa: B027
+        """Print or keep something of your own after the line that a run prints of every step."""
+
+    def build_holdout(self) -> list[Any]:
+        """Samples for evaluation only. Without them, a share of the dataset is split off."""
+        return []
+
+    def identity(self, sample: Any) -> str | None:
+        """Return what makes two samples the same problem, so that "3 + 5" is not trained on when "5
+        + 3" is held out. None: the prompt's tokens.
+        """
+        return None
+
+    def edit_datums(self, datums: list[types.Datum]) -> list[types.Datum]:
+        """The datums of a step, to change before they are trained on."""
+        return datums
+
+
+def overrides(adapter: Any, name: str) -> bool:
+    """Return whether a task has its own version of an optional method."""
+    method = getattr(type(adapter), name, None)
+    return method is not None and method is not getattr(RLAdapter, name)
+
+
+def report(adapter: Any, step: int, rewards: list[float], num_datums: int) -> None:
+    """Let a task say something of its own about a step, where it has an ``evaluate``."""
+    evaluate = getattr(adapter, "evaluate", None)
+    if evaluate is not None:
+        evaluate(step, rewards, num_datums)
+
+
+def identify(adapter: Any, sample: Any, prompt: Sequence[int] | None) -> str:
+    """The name of a sample in the curriculum and in the split: the same in every process."""
+    own = adapter.identity(sample) if hasattr(adapter, "identity") else None
+    if own is None:
+        own = json.dumps(prompt) if prompt is not None else _as_text(sample)
+    return hashlib.sha256(own.encode()).hexdigest()[:16]
+
+
+def _as_text(task: Any) -> str:
+    try:
+        return json.dumps(task, sort_keys=True, default=_plain, ensure_ascii=False)
+    except TypeError as error:
+        raise TypeError(
+            f"A {type(task).__name__} has no text that is the same in every process, so it cannot "
+            f"be distinguished from other tasks: {error}. Make it a dataclass or a dict, or "
+            "give the environment identity(task) -> str."
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    """Convert what JSON cannot express, without an order or an address that may change."""
+    if isinstance(value, set | frozenset):
+        return sorted(_as_text(item) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {part.name: getattr(value, part.name) for part in fields(value)}
+        if not all(isinstance(part, str | int | float | None) for part in parts.values()):
+            return parts  # whose own order may change; the text of simple parts does not
+    text = repr(value)
+    if " at 0x" in text:
+        raise TypeError(f"{text} is named by where it is in memory")
+    return text

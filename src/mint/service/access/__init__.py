@@ -1,0 +1,1 @@
+"""Access to a service: keys, scopes, quotas and usage."""

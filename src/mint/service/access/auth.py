@@ -1,0 +1,185 @@
+"""Authentication: API keys, and the signed tokens that MinT clients exchange them for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+import jwt
+
+from mint.service.access.quotas import Quota
+from mint.service.access.scopes import Caller, Scope
+from mint.service.admin.settings import Settings
+from mint.service.errors import ApiError
+from mint.service.store.database import ApiKey, Store, now
+
+LOCAL_USER = "local"
+TOKEN_LIFE_S = 3600
+_RELOAD_KEYS_S = 2.0
+
+
+def create_key(
+    store: Store,
+    name: str,
+    user: str,
+    prefix: str = "tml-",
+    scope: Scope = Scope.TRAIN,
+    expires_at: datetime | None = None,
+    quota: Mapping[str, int | None] | None = None,
+) -> str:
+    """Make a key and return it; only its hash is kept, so it can be shown this once.
+
+    ``tml-`` keys suit every client; MinT's own client also takes ``sk-`` keys.
+    """
+    key = f"{prefix}{secrets.token_urlsafe(24)}"
+    row = ApiKey(
+        hash=_hash_of(key),
+        name=name,
+        user=user,
+        scope=scope.label,
+        quota=dict(quota or {}),
+        expires_at=expires_at,
+    )
+    store.add(row)
+    return key
+
+
+def _hash_of(key: str) -> str:
+    return hashlib.sha256(key.removeprefix("tml-").encode()).hexdigest()
+
+
+class Auth:
+    """Turns the ``X-API-Key`` header into a caller, or refuses with 401."""
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self._settings = settings
+        self._store = store
+        self.secret = _secret_of(settings.home / "secret")
+        self._only_key = _hash_of(settings.api_key) if settings.api_key else None
+        self._keys: dict[str, ApiKey] = {}  # with one, even revoked, the service is not open to all
+        self._quotas: dict[str, Quota] = {}
+        self._used: dict[str, datetime] = {}
+        self._loaded_at = float("-inf")
+
+    def check_start(self) -> None:
+        """Refuse to serve other machines without a key."""
+        if self._settings.is_loopback or self._only_key or self._store.active_keys():
+            return
+        raise SystemExit(
+            f"mint serve: {self._settings.host} is reachable from other machines and no API key "
+            "exists, so anyone could use this service.\n"
+            f"Create one first:  mint keys create --home {self._settings.home}\n"
+            "or serve this machine only:  mint serve --host 127.0.0.1"
+        )
+
+    async def caller(self, presented: str | None) -> Caller:
+        """Return who presents a key or token, and note its use.
+
+        Raises ApiError 401 with what to do when it is not accepted.
+        """
+        key_hash = self._hash_of(presented)
+        if self._only_key is not None:
+            if hmac.compare_digest(key_hash, self._only_key):
+                return Caller(LOCAL_USER, LOCAL_USER)
+            raise _refused()
+        keys = await self._all_keys()
+        if not keys and self._settings.is_loopback:
+            return Caller(LOCAL_USER, LOCAL_USER)
+        if (key := keys.get(key_hash)) is None:
+            raise _refused()
+        if key.revoked_at is not None:
+            raise _refused(f"The API key {key.name!r} was revoked.")
+        when = now()
+        if key.expires_at is not None and key.expires_at <= when:
+            expired = f"{key.expires_at:%Y-%m-%d %H:%M} UTC"
+            raise _refused(f"The API key {key.name!r} expired on {expired}.")
+        self._used[key_hash] = when
+        return Caller(key.user, key.name, Scope.parse(key.scope))
+
+    async def user_of(self, presented: str | None) -> str:
+        """Return the user of a key or token. Raises ApiError 401."""
+        return (await self.caller(presented)).user
+
+    async def key_of(self, presented: str | None) -> ApiKey | None:
+        """Return what the store has on an accepted key; None when it is not one of its own."""
+        await self.caller(presented)
+        return self._keys.get(self._hash_of(presented))
+
+    def _hash_of(self, presented: str | None) -> str:
+        key = presented or ""
+        is_token = key.startswith("eyJ") and key.count(".") == 2
+        return self._hash_in(key) if is_token else _hash_of(key)
+
+    async def _all_keys(self) -> dict[str, ApiKey]:
+        if time.monotonic() - self._loaded_at > _RELOAD_KEYS_S:
+            keys = await asyncio.to_thread(self._store.all_keys)
+            self._keys = {key.hash: key for key in keys}
+            self._quotas = {key.name: Quota.of(self._settings, key.quota) for key in keys}
+            self._loaded_at = time.monotonic()
+        return self._keys
+
+    def quota_of(self, key: str) -> Quota:
+        """Return the limits of a key, by its name."""
+        return self._quotas.get(key) or Quota.of(self._settings, {})
+
+    async def save_last_used(self) -> None:
+        """Write to the store when keys were last used."""
+        used, self._used = self._used, {}
+        if used:
+            await asyncio.to_thread(self._store.touch_keys, used)
+
+    # ---- tokens -------------------------------------------------------------------------------
+
+    async def token_for(self, presented: str | None) -> str:
+        """A signed token that stands for the presented key for an hour."""
+        user = await self.user_of(presented)
+        key_hash = self._hash_of(presented)
+        issued = int(time.time())
+        claims = {
+            "sub": user,
+            "org_id": "mint",
+            "key": key_hash,
+            "iat": issued,
+            "exp": issued + TOKEN_LIFE_S,
+        }
+        return jwt.encode(claims, self.secret, "HS256")
+
+    def _hash_in(self, token: str) -> str:
+        try:
+            claims = jwt.decode(token, self.secret, ["HS256"], {"require": ["exp", "key"]})
+        except jwt.ExpiredSignatureError:
+            raise ApiError(401, "The token has expired. Create the client again.") from None
+        except jwt.InvalidTokenError:
+            raise _refused() from None
+        return str(claims["key"])
+
+
+def _refused(why: str = "The API key is not accepted by this service.") -> ApiError:
+    return ApiError(
+        401,
+        f"{why} Pass a key from `mint keys create`, as api_key= or in MINT_API_KEY "
+        "(TINKER_API_KEY).",
+    )
+
+
+def _secret_of(path: Path) -> bytes:
+    """The signing secret of this home folder, made once, readable by its owner only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(secrets.token_bytes(32))
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink()
+    return path.read_bytes()

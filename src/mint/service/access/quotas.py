@@ -1,0 +1,141 @@
+"""Quotas of a key: runs, samplers, checkpoints, bytes, and tokens in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from pydantic import ByteSize, PositiveInt, TypeAdapter, ValidationError
+
+from mint.service.admin.settings import Settings
+from mint.service.errors import ApiError, UserError
+
+UNLIMITED, DEFAULT = "unlimited", "default"
+_COUNT, _BYTES = TypeAdapter(PositiveInt), TypeAdapter(ByteSize)
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The limits of one key. None is no limit."""
+
+    runs: int | None = None
+    """Runs that can be trained: neither unloaded nor deleted because nobody used them."""
+    samplers: int | None = None
+    """Samplers in memory. Those that are not in use make room for others."""
+    checkpoints: int | None = None
+    """Checkpoints of the runs that the key made."""
+    tokens_in_flight: int | None = None
+    """Tokens of prompts, and tokens that may be sampled, of the samples in progress."""
+    bytes: int | None = None
+    """Size of the checkpoints of the runs that the key made."""
+
+    @classmethod
+    def of(cls, settings: Settings, own: Mapping[str, int | None]) -> Quota:
+        """Return a key's own limits, and the settings' where it has none."""
+        return cls(**{name: own.get(name, getattr(settings, f"quota_{name}")) for name in LIMITS})
+
+    def refuse_run(self, key: str, held: int) -> None:
+        """Raise ApiError 403 if a key that has so many runs may not have another."""
+        if self.runs is not None and held >= self.runs:
+            raise ApiError(
+                403,
+                f"The key {key!r} has {_many(held, 'run')}, and its quota is {self.runs}. Unload "
+                "one that is finished: mint runs unload RUN (`mint runs list` shows yours; its "
+                f"checkpoints are kept).{_raise(key, 'runs')}",
+            )
+
+    def refuse_checkpoint(self, key: str, held: int, held_bytes: int, more_bytes: int) -> None:
+        """Raise UserError if another checkpoint, with so many more bytes, is beyond the quota."""
+        if self.checkpoints is not None and held >= self.checkpoints:
+            raise UserError(
+                f"The key {key!r} has {_many(held, 'checkpoint')}, and its quota is "
+                f"{self.checkpoints}.{_DELETE}{_raise(key, 'checkpoints')}"
+            )
+        if self.bytes is not None and held_bytes + more_bytes > self.bytes:
+            held_size, size, limit = map(readable_bytes, (held_bytes, more_bytes, self.bytes))
+            raise UserError(
+                f"The checkpoints of the key {key!r} have {held_size}, this one has {size}, and "
+                f"the quota is {limit}."
+                f"{_DELETE}{_raise(key, 'bytes')}"
+            )
+
+    def refuse_samplers(self, key: str, in_use: int) -> None:
+        """Raise ApiError 429 while as many other samplers of a key are in use as may be."""
+        if self.samplers is not None and in_use >= self.samplers:
+            raise ApiError(
+                429,
+                f"The key {key!r} samples from {_many(in_use, 'sampler')} now, and its quota is "
+                f"{self.samplers}; retry when one of them is done.{_raise(key, 'samplers')}",
+            )
+
+    def refuse_tokens(self, key: str, in_flight: int, more: int) -> None:
+        """Raise ApiError 429 while a sample does not fit, or UserError if it never will."""
+        limit = self.tokens_in_flight
+        if limit is None or in_flight + more <= limit:
+            return
+        if more > limit:
+            raise UserError(
+                f"This request may take {more} tokens (prompt, and max_tokens for each sample), "
+                f"and the key {key!r} may have {limit} in flight. Ask for fewer samples or a "
+                f"smaller max_tokens.{_raise(key, 'tokens-in-flight')}"
+            )
+        raise ApiError(
+            429,
+            f"The key {key!r} has {in_flight} tokens in flight and this request may take {more} "
+            f"more, beyond its quota of {limit}; retry when others are done.",
+        )
+
+
+LIMITS = tuple(field.name for field in fields(Quota))
+_DELETE = (
+    " Delete some: mint checkpoints delete PATH, or mint checkpoints prune (`mint checkpoints list`"
+    " shows yours)."
+)
+
+
+def parse_limit(name: str, text: str) -> int | None:
+    """Read a limit as people type it.
+
+    >>> parse_limit("bytes", "10GB"), parse_limit("runs", "4"), parse_limit("runs", "unlimited")
+    (10000000000, 4, None)
+    """
+    if text == UNLIMITED:
+        return None
+    try:
+        value = int((_BYTES if name == "bytes" else _COUNT).validate_python(text))
+        if value > 0:
+            return value
+    except ValidationError:
+        pass
+    example = "10GB or 500MiB" if name == "bytes" else "a positive integer"
+    raise ValueError(
+        f"{text!r} is not a valid quota of {name}. Write {example}, {UNLIMITED}, or {DEFAULT} for "
+        "the service's configured limit."
+    )
+
+
+def change(own: Mapping[str, int | None], typed: Mapping[str, str]) -> dict[str, int | None]:
+    """Return a key's own limits with what was typed for some of them."""
+    for name in typed:
+        if name not in LIMITS:
+            raise ValueError(f"There is no quota {name!r}. Use one of: {', '.join(LIMITS)}.")
+    kept = {name: limit for name, limit in own.items() if name not in typed}
+    set_now = {name: parse_limit(name, t) for name, t in typed.items() if t != DEFAULT}
+    return kept | set_now
+
+
+def _raise(key: str, option: str) -> str:
+    return f" Or raise it on the service's machine: mint keys quota {key} --{option} N"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def readable_bytes(size: int) -> str:
+    """Return a size in the units in which quotas are typed.
+
+    >>> readable_bytes(10_000_000_000)
+    '10.0GB'
+    """
+    return ByteSize(size).human_readable(decimal=True)

@@ -1,0 +1,1 @@
+"""Settings, configuration files, logs and metrics of a service."""

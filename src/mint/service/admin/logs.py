@@ -1,0 +1,131 @@
+"""Logging: one line per request and whatever else happens, as text or as JSON.
+
+Neither keys nor bodies are logged. Every request has an id, which goes back in ``x-request-id``
+and is in each log line that the request caused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mint.service.admin.metrics import HTTP_REQUESTS
+from mint.service.admin.settings import Settings
+
+REQUEST_ID = "x-request-id"
+_ACCEPTABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TOKEN = re.compile(r"(/mint/downloads/)[^/]+")
+_LONGEST_PATH = 500
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
+_current_request: ContextVar[str | None] = ContextVar("request_id", default=None)
+_requests_log = logging.getLogger("mint.service.requests")
+
+
+def configure(settings: Settings) -> None:
+    """Send the log to standard error, in the format that was asked for."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    for library in ("alembic", "httpx", "httpcore"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, request_id, and a request's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (identifier := _current_request.get()) is not None:
+            line["request_id"] = identifier
+        line |= getattr(record, "request", {})
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class TextLines(logging.Formatter):
+    """The same for people."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text = super().formatMessage(record)
+        identifier = _current_request.get()
+        return f"{text} [{identifier}]" if identifier is not None else text
+
+
+class RequestLog:
+    """Names each request, logs it when it is answered, and counts it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        identifier = scope.setdefault("state", {})["request_id"] = _id_of(scope)
+        token = _current_request.set(identifier)
+        start, status = time.monotonic(), 500
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = identifier
+            await send(message)
+
+        try:
+            await self._app(scope, receive, answer)
+        finally:
+            _note(scope, status, time.monotonic() - start)
+            _current_request.reset(token)
+
+
+def _id_of(scope: Scope) -> str:
+    """The client's own id for the request if it is a decent one, or a new one."""
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID.encode() and _ACCEPTABLE_ID.fullmatch(value.decode("latin-1")):
+            return str(value.decode("latin-1"))
+    return uuid.uuid4().hex[:16]
+
+
+def _path_of(scope: Scope) -> str:
+    """The path as it was sent, shortened, and without the token of a signed link."""
+    path: str = scope.get("raw_path", b"").decode("ascii", "replace")
+    return _TOKEN.sub(r"\1TOKEN", path)[:_LONGEST_PATH]
+
+
+def _note(scope: Scope, status: int, seconds: float) -> None:
+    route = getattr(scope.get("route"), "path", "unknown")
+    method = scope["method"] if scope["method"] in _METHODS else "other"
+    HTTP_REQUESTS.labels(method, route, str(status)).inc()
+    path = _path_of(scope)
+    user = scope.get("state", {}).get("user")
+    fields = {"method": scope["method"], "path": path, "status": status, "user": user}
+    fields["ms"] = round(seconds * 1000, 1)
+    level = logging.DEBUG if path.startswith("/watch/") else logging.INFO  # it asks every second
+    _requests_log.log(
+        level,
+        "%s %s %d %.0f ms",
+        scope["method"],
+        path,
+        status,
+        fields["ms"],
+        extra={"request": fields},
+    )

@@ -1,0 +1,76 @@
+"""Counters for Prometheus; ``/metrics`` shows them.
+
+``rate(mint_tokens_sampled_total[1m])`` is the sampling speed in tokens per second. The numbers that
+are only read when somebody asks for them are in :mod:`mint.service.api.gauges`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+
+from mint.engine.messages import SampleResult
+from mint.service.errors import EngineDied, UserError
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+REGISTRY = CollectorRegistry()
+OPERATION_SECONDS = Histogram(
+    "mint_operation_seconds",
+    "Time from sending an operation to an engine to its result.",
+    ["operation"],
+    buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
+    registry=REGISTRY,
+)
+ERRORS = Counter(
+    "mint_errors",
+    "Failed engine operations: kind is user, server or engine_died.",
+    ["operation", "kind"],
+    registry=REGISTRY,
+)
+TOKENS_SAMPLED = Counter("mint_tokens_sampled", "Generated tokens.", registry=REGISTRY)
+TOKENS_TRAINED = Counter(
+    "mint_tokens_trained",
+    "Tokens of training data processed forward and backward.",
+    registry=REGISTRY,
+)
+HTTP_REQUESTS = Counter(
+    "mint_http_requests",
+    "Answered HTTP requests by route and status.",
+    ["method", "route", "status"],
+    registry=REGISTRY,
+)
+
+
+async def measured(
+    operation: str, arguments: Mapping[str, Any], answer: asyncio.Future[Any]
+) -> Any:
+    """The answer of an engine, with its time, its tokens or its failure counted."""
+    if operation == "memory":  # asked for by whoever reads the metrics
+        return await answer
+    start = time.monotonic()
+    try:
+        value = await answer
+    except Exception as error:
+        ERRORS.labels(operation, _kind_of(error)).inc()
+        raise
+    OPERATION_SECONDS.labels(operation).observe(time.monotonic() - start)
+    _count_tokens(arguments, value)
+    return value
+
+
+def _kind_of(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return "user"
+    return "engine_died" if isinstance(error, EngineDied) else "server"
+
+
+def _count_tokens(arguments: Mapping[str, Any], value: Any) -> None:
+    if isinstance(value, SampleResult):
+        TOKENS_SAMPLED.inc(sum(len(sequence.tokens) for sequence in value.sequences))
+    for operation in arguments.get("operations", ()):
+        if not operation.forward_only:
+            TOKENS_TRAINED.inc(sum(len(datum.tokens) for datum in operation.data))

@@ -1,0 +1,1 @@
+"""The HTTP edge: the application, its routes, uploads and the dashboard."""

@@ -1,0 +1,138 @@
+"""The dashboard at ``/watch`` of the service's own address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mint.service.access.auth import LOCAL_USER
+from mint.service.api.gauges import Gauges
+from mint.service.api.routes.caller import is_same_machine
+from mint.service.checkpoints.storage import SAMPLER, CheckpointPath, unexpired
+from mint.service.engines.plans import describe_plan
+from mint.service.engines.process import EngineProcess
+from mint.service.errors import ApiError
+from mint.service.service import Service
+from mint.service.store.database import CheckpointRow, RunRow
+
+PATH = "/watch"
+_MOST_ROWS = 200
+
+
+def mount_dashboard(app: FastAPI, service: Service, gauges: Gauges) -> None:
+    """Add the dashboard to the service's application."""
+    app.mount(PATH, Dashboard(service, gauges), name="watch")
+
+
+class Dashboard:
+    """The dashboard's application, put together when it is first asked for.
+
+    What it needs to read Parquet takes half a second to import, which no service that nobody looks
+    at should pay for.
+    """
+
+    def __init__(self, service: Service, gauges: Gauges) -> None:
+        self._service = service
+        self._gauges = gauges
+        self._app: ASGIApp | None = None
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._lock:
+            if self._app is None:
+                self._app = await asyncio.to_thread(self._create)
+        await self._app(scope, receive, send)
+
+    def _create(self) -> ASGIApp:
+        from mint.watch.library import Library
+        from mint.watch.server import Watch, create_app
+
+        folders = [Path(self._service.settings.runs).expanduser().absolute()]
+        library = Library(folders, more=self._trained_here)
+        watch = Watch(library, service=self._status, may_read=self._may_read_runs)
+        return create_app(watch, hosts=() if self._service.settings.is_loopback else None)
+
+    def _trained_here(self) -> list[Path]:
+        """Run directories that the local user's newest training runs say they write to."""
+        rows, _ = self._service.store.page(RunRow, LOCAL_USER, _MOST_ROWS, 0)
+        named = (row.user_metadata.get("run_dir") for row in rows)
+        return [Path(each) for each in named if isinstance(each, str) and os.path.isabs(each)]
+
+    async def _may_read_runs(self, request: Request) -> bool:
+        """Run directories are files of the one who started the service: only that user sees them,
+        and only on this machine."""
+        try:
+            user = await self._user(request)
+        except ApiError:
+            return False
+        return self._is_local(request) and user == LOCAL_USER
+
+    def _is_local(self, request: Request) -> bool:
+        return self._service.settings.is_loopback and is_same_machine(request)
+
+    async def _user(self, request: Request) -> str:
+        """The caller. The key of an embedded service is in no browser: whoever reaches it on this
+        machine may look at it, and needs the key to use it."""
+        if self._service.settings.api_key is not None and self._is_local(request):
+            return LOCAL_USER
+        return await self._service.auth.user_of(request.headers.get("x-api-key"))
+
+    async def _status(self, request: Request) -> dict[str, Any]:
+        """Return what the service is doing, as far as the caller may know."""
+        from mint.watch.server import Refused
+
+        try:
+            user = await self._user(request)
+        except ApiError as error:
+            raise Refused(error.status, str(error.detail)) from error
+        service = self._service
+        page = service.store.page
+        runs, _ = await asyncio.to_thread(page, RunRow, user, _MOST_ROWS, 0)
+        checkpoints, _ = await asyncio.to_thread(
+            page, CheckpointRow, user, _MOST_ROWS, 0, unexpired()
+        )
+        memory = await self._gauges.memory()
+        return {
+            "ready": service.is_ready,
+            "queues": {"operations": service.runs.waiting, "samples": service.samplers.waiting},
+            "models": [
+                _model(engine, memory.get(engine, {})) for engine in service.engines.loaded()
+            ],
+            "runs": [_run(row) for row in runs],
+            "checkpoints": [_checkpoint(row) for row in checkpoints],
+        }
+
+
+def _model(engine: EngineProcess, memory: dict[str, float]) -> dict[str, Any]:
+    plan = engine.info.plan
+    return {
+        "name": engine.name,
+        "calls": engine.depth,
+        "memory": memory,
+        "plan": describe_plan(engine.name, plan) if plan is not None else None,
+    }
+
+
+def _run(row: RunRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "task": str(row.user_metadata.get("task") or "")[:100],
+        "base_model": row.base_model,
+        "rank": row.lora["rank"],
+        "last_request": row.last_request_at.timestamp(),
+    }
+
+
+def _checkpoint(row: CheckpointRow) -> dict[str, Any]:
+    return {
+        "path": CheckpointPath(row.run_id, row.kind, row.name).uri,
+        "kind": "sampling" if row.kind == SAMPLER else "training",
+        "base_model": row.base_model,
+        "bytes": row.size_bytes,
+        "created": row.created_at.timestamp(),
+    }

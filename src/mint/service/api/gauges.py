@@ -1,0 +1,115 @@
+"""Numbers that are read from the running service when Prometheus asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from mint.service.admin import metrics
+from mint.service.engines.process import EngineProcess
+from mint.service.files import free_bytes
+from mint.service.service import Service
+
+_ANSWER_WITHIN_S = 0.2
+_OF_MEMORY = {
+    "cache_tokens_used": "Tokens in the key-value cache.",
+    "cache_tokens_kept": "Tokens in the key-value cache that are kept for later prompts.",
+    "cache_tokens_capacity": "Capacity of the key-value cache, in tokens.",
+    "device_bytes_used": "GPU memory used by the engine.",
+    "device_bytes_capacity": "Total GPU memory.",
+    "process_bytes": "Memory of the engine's process.",
+    "runs_resident": "Training runs whose adapter is in memory.",
+    "samplers_resident": "Samplers whose adapter is in memory.",
+}
+
+
+class Gauges:
+    """Renders everything there is to know. An engine in the middle of a step answers late, and
+    then its last numbers are shown."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._asking: dict[EngineProcess, asyncio.Task[None]] = {}
+        self._memory: dict[EngineProcess, dict[str, float]] = {}
+        self._disk_free = 0
+
+    async def render(self) -> bytes:
+        """The text that ``/metrics`` answers."""
+        await self._ask_engines()
+        self._disk_free = await asyncio.to_thread(free_bytes, self._service.settings.home)
+        now = CollectorRegistry()
+        now.register(_Families(list(self._families())))
+        return generate_latest(metrics.REGISTRY) + generate_latest(now)
+
+    async def memory(self) -> dict[EngineProcess, dict[str, float]]:
+        """Return what each loaded engine holds, as far as it has answered."""
+        await self._ask_engines()
+        return dict(self._memory)
+
+    async def _ask_engines(self) -> None:
+        engines = self._service.engines.loaded()
+        self._memory = {e: m for e, m in self._memory.items() if e in engines}
+        self._asking = {e: t for e, t in self._asking.items() if e in engines and not t.done()}
+        for engine in engines:
+            if engine not in self._asking:
+                self._asking[engine] = asyncio.create_task(self._ask(engine))
+        if self._asking:
+            await asyncio.wait(self._asking.values(), timeout=_ANSWER_WITHIN_S)
+
+    async def _ask(self, engine: EngineProcess) -> None:
+        try:
+            found = await engine.call("memory")
+            self._memory[engine] = {**found, "process_bytes": float(engine.resident_bytes)}
+        except Exception:  # counted already, and the next scrape asks again
+            self._memory.pop(engine, None)
+
+    def _families(self) -> Iterable[GaugeMetricFamily]:
+        service = self._service
+        depth = GaugeMetricFamily(
+            "mint_queue_depth",
+            "Operations accepted and not yet answered, by kind.",
+            labels=["kind"],
+        )
+        depth.add_metric(["operations"], service.runs.waiting)
+        depth.add_metric(["samples"], service.samplers.waiting)
+        yield depth
+        yield GaugeMetricFamily("mint_ready", "1 once the service is ready.", service.is_ready)
+        yield GaugeMetricFamily(
+            "mint_disk_free_bytes", "Free space on the disk of the home folder.", self._disk_free
+        )
+        yield GaugeMetricFamily(
+            "mint_runs_paused", "Runs that wait for space on the disk.", service.runs.paused
+        )
+        results = GaugeMetricFamily(
+            "mint_results_bytes", "Finished results that are kept.", labels=["where"]
+        )
+        results.add_metric(["memory"], service.futures.bytes_in_memory)
+        results.add_metric(["disk"], service.futures.bytes_on_disk)
+        yield results
+        loaded = service.engines.loaded()
+        yield GaugeMetricFamily("mint_models_loaded", "Base models in memory.", len(loaded))
+        calls = GaugeMetricFamily(
+            "mint_engine_calls", "Calls that an engine has not answered yet.", labels=["model"]
+        )
+        for engine in loaded:
+            calls.add_metric([engine.name], engine.depth)
+        yield calls
+        for name, text in _OF_MEMORY.items():
+            family = GaugeMetricFamily(f"mint_{name}", text, labels=["model"])
+            for engine, memory in self._memory.items():
+                if name in memory:
+                    family.add_metric([engine.name], memory[name])
+            yield family
+
+
+class _Families(Collector):
+    def __init__(self, families: list[GaugeMetricFamily]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        return self._families

@@ -1,0 +1,284 @@
+"""Run the prompts of a request through a sampler, and return pieces of text."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mint.engine.messages import (
+    SampledSequence,
+    SampledToken,
+    SampleRequest,
+    SampleResult,
+    TopkLogprobs,
+)
+from mint.service.access.scopes import Caller
+from mint.service.api.openai.requests import ChatCompletion, Completion, Inference
+from mint.service.errors import ApiError, UserError
+from mint.service.sampling.weights import SamplerInEngine
+from mint.service.service import Service
+from mint.service.text.stream import TextStream, TokenScore
+from mint.service.text.tokenizer import ModelTokenizer, check_length
+
+_LOWEST = -9999.0  # JSON has no infinity
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some text of one choice. The last piece of a choice says why it ended."""
+
+    choice: int
+    text: str
+    scores: list[TokenScore]
+    finish_reason: str | None = None
+
+
+@dataclass
+class TokenCounts:
+    """Tokens that went in and came out."""
+
+    prompt: int = 0
+    completion: int = 0
+
+
+@dataclass
+class PreparedRequest:
+    """A request, ready to run: which sampler, which tokens, which tokenizer."""
+
+    request: Inference
+    sampler: SamplerInEngine
+    tokenizer: ModelTokenizer
+    prompts: list[list[int]]
+    engine_request: SampleRequest
+    echo: bool = False
+    usage: TokenCounts = field(default_factory=TokenCounts)
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.request.n
+
+
+async def prepare(
+    service: Service, caller: Caller, request: Completion | ChatCompletion
+) -> PreparedRequest:
+    """Find the model, and turn text into tokens. Raises ApiError 404 when there is no model."""
+    try:
+        sampler = await service.samplers.named(caller, request.model)
+        folder = await service.engines.locate(sampler.row.base_model)
+    except UserError as error:
+        raise ApiError(404, str(error)) from error
+    tokenizer = await service.tokenizers.get(folder)
+    encode = _chat_prompt if isinstance(request, ChatCompletion) else _plain_prompts
+    prompts = await asyncio.to_thread(encode, request, tokenizer)  # type: ignore[arg-type]
+    return PreparedRequest(
+        request,
+        sampler,
+        tokenizer,
+        prompts,
+        engine_request(request),
+        echo=isinstance(request, Completion) and request.echo,
+        usage=TokenCounts(prompt=sum(map(len, prompts))),
+    )
+
+
+def _chat_prompt(request: ChatCompletion, tokenizer: ModelTokenizer) -> list[list[int]]:
+    messages = [message.for_template() for message in request.messages]
+    text = tokenizer.render(messages, request.tools_for_template(), request.chat_template_kwargs)
+    return [tokenizer.encode(text, special=False)]
+
+
+def _plain_prompts(request: Completion, tokenizer: ModelTokenizer) -> list[list[int]]:
+    check_length(sum(len(text) for text in request.prompts() if isinstance(text, str)))
+    return [
+        tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else _check_ids(prompt)
+        for prompt in request.prompts()
+    ]
+
+
+def _check_ids(prompt: list[int]) -> list[int]:
+    """Return a prompt whose ids fit an array; the engine knows which its vocabulary has."""
+    if any(not 0 <= token < 2**31 for token in prompt):
+        raise UserError(
+            "prompt contains a number that is not a token id. Encode the text with the model's "
+            "own tokenizer, or send the text itself."
+        )
+    return prompt
+
+
+def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
+    """Return what the engine is asked for; each prompt is filled in later."""
+    if isinstance(request, ChatCompletion):
+        max_tokens = request.max_completion_tokens or request.max_tokens
+        top = request.top_logprobs
+        scores_prompt = False
+    else:
+        max_tokens = request.max_tokens
+        top = request.logprobs or 0
+        scores_prompt = request.echo and request.logprobs is not None
+    return SampleRequest(
+        prompt=np.zeros(0, np.int64),
+        num_samples=request.n,
+        max_tokens=1 if max_tokens == 0 else max_tokens,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias=request.logit_bias,
+        renormalize=True,  # report the distribution that was sampled from, as vLLM does
+        seed=request.seed,
+        stop=request.stops() or None,
+        topk_sample_logprobs=top,
+        prompt_logprobs=scores_prompt,
+        topk_prompt_logprobs=top if scores_prompt else 0,
+        progress=request.stream,
+    )
+
+
+# ---- sampling ------------------------------------------------------------------------------------
+
+
+async def pieces(service: Service, job: PreparedRequest) -> AsyncIterator[Piece]:
+    """The text of every choice, in the order in which it becomes known."""
+    news: asyncio.Queue[_News] = asyncio.Queue()
+    samples = [
+        asyncio.create_task(_sample(service, job, number, news))
+        for number in range(len(job.prompts))
+    ]
+    choices = [_Choice(job, number) for number in range(job.choices)]
+    try:
+        for _ in samples:
+            while not isinstance(item := (await news.get()), _Ended):
+                for piece in choices[item.choice].feed([item.score]):
+                    yield piece
+            for piece in await asyncio.to_thread(_finish, job, choices, item):
+                yield piece
+    finally:
+        for sample in samples:
+            sample.cancel()
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A token of a choice, told before its sample is done."""
+
+    choice: int
+    score: TokenScore
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A prompt's sample is done, or failed."""
+
+    prompt: int
+    result: SampleResult | BaseException
+
+
+_News = _Told | _Ended
+
+
+async def _sample(
+    service: Service, job: PreparedRequest, number: int, news: asyncio.Queue[_News]
+) -> None:
+    request = dataclasses.replace(
+        job.engine_request, prompt=np.array(job.prompts[number], np.int64)
+    )
+
+    def tell(tokens: list[SampledToken]) -> None:
+        for token in tokens:
+            top = [(other, max(logprob, _LOWEST)) for other, logprob in token.top]
+            score = TokenScore(token.token, max(token.logprob, _LOWEST), top)
+            news.put_nowait(_Told(number * job.request.n + token.sequence, score))
+
+    on_tokens = tell if request.progress else None
+    try:
+        news.put_nowait(
+            _Ended(number, await service.samplers.sample(job.sampler, request, on_tokens))
+        )
+    except Exception as error:
+        news.put_nowait(_Ended(number, error))
+
+
+def _finish(job: PreparedRequest, choices: list[_Choice], ended: _Ended) -> list[Piece]:
+    """Return the pieces that a prompt's choices still hold back."""
+    if isinstance(ended.result, BaseException):
+        raise ended.result
+    found = []
+    for index, sequence in enumerate(ended.result.sequences):
+        choice = choices[ended.prompt * job.request.n + index]
+        if job.echo:
+            found.append(_echo(job, choice.number, choice.prompt, ended.result))
+        found += choice.finish(sequence)
+    return found
+
+
+class _Choice:
+    """One answer on its way out: takes tokens, gives pieces of text."""
+
+    def __init__(self, job: PreparedRequest, number: int) -> None:
+        self.number = number
+        self.prompt = job.prompts[number // job.request.n]
+        self._job = job
+        self._stream = TextStream(job.tokenizer, job.request.stops(), self.prompt)
+        self._fed = 0
+
+    def feed(self, scores: list[TokenScore]) -> list[Piece]:
+        """The pieces that these tokens make certain."""
+        found = []
+        for score in scores:
+            self._fed += 1
+            text, given = self._stream.feed(score)
+            if text or given:
+                found.append(Piece(self.number, text, given))
+        return found
+
+    def finish(self, sequence: SampledSequence) -> list[Piece]:
+        """The pieces of tokens that were not told before, and the last one."""
+        if self._job.echo and self._job.request.max_tokens == 0:
+            return [Piece(self.number, "", [], "length")]
+        self._job.usage.completion += len(sequence.tokens)
+        everything = _scores(sequence.tokens, sequence.logprobs, sequence.topk_logprobs)
+        found = self.feed(everything[self._fed :])
+        text, scores = self._stream.finish()
+        last = Piece(self.number, text, _without_end(scores, sequence), sequence.stop_reason)
+        return [*found, last]
+
+
+def _without_end(scores: list[TokenScore], sequence: SampledSequence) -> list[TokenScore]:
+    """The token that ended the answer has no text and is not shown."""
+    is_end = sequence.stop_reason == "stop" and scores
+    return scores[:-1] if is_end and scores[-1].token == sequence.tokens[-1] else scores
+
+
+def _echo(job: PreparedRequest, choice: int, prompt: list[int], result: SampleResult) -> Piece:
+    stream = TextStream(job.tokenizer)
+    logprobs = result.prompt_logprobs
+    parts = [
+        stream.feed(score)
+        for score in _scores(
+            np.array(prompt),
+            np.full(len(prompt), np.nan) if logprobs is None else logprobs,
+            result.topk_prompt_logprobs,
+        )
+    ]
+    parts.append(stream.finish())
+    return Piece(choice, "".join(t for t, _ in parts), [s for _, given in parts for s in given])
+
+
+def _scores(tokens: Any, logprobs: Any, topk: TopkLogprobs | None) -> list[TokenScore]:
+    scores = []
+    for row, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
+        is_scored = logprob == logprob
+        top: list[tuple[int, float]] = []
+        if topk is not None and is_scored:
+            pairs = zip(topk.token_ids[row].tolist(), topk.logprobs[row].tolist(), strict=True)
+            top = [(int(other), max(float(value), _LOWEST)) for other, value in pairs]
+        scores.append(TokenScore(token, max(logprob, _LOWEST) if is_scored else None, top))
+    return scores

@@ -1,0 +1,75 @@
+"""Dependencies of every route: the service, and the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+
+from mint.service.access.scopes import Caller, Scope
+from mint.service.service import Service
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _key(request: Request) -> str | None:
+    """The presented key: ``X-API-Key``, or the bearer token of other clients."""
+    bearer = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    return request.headers.get("x-api-key") or bearer or None
+
+
+TheService = Annotated[Service, Depends(_service)]
+Key = Annotated[str | None, Depends(_key)]
+
+
+async def authenticate(request: Request, needed: Scope) -> Caller:
+    """Return who is asking, once for each request. Raises ApiError 401, or 403 for a scope."""
+    caller: Caller | None = getattr(request.state, "caller", None)
+    if caller is None:
+        caller = await _service(request).auth.caller(_key(request))
+        request.state.caller, request.state.user = caller, caller.user
+    caller.require(needed)
+    return caller
+
+
+def _needs(scope: Scope) -> Callable[[Request], Awaitable[str]]:
+    async def user(request: Request) -> str:
+        return (await authenticate(request, scope)).user
+
+    _SCOPES[user] = scope
+    return user
+
+
+_SCOPES: dict[Any, Scope] = {}
+
+# A route declares the scope it needs by the parameter that takes the user's name.
+ReadUser = Annotated[str, Depends(_needs(Scope.READ))]
+SampleUser = Annotated[str, Depends(_needs(Scope.SAMPLE))]
+TrainUser = Annotated[str, Depends(_needs(Scope.TRAIN))]
+AdminUser = Annotated[str, Depends(_needs(Scope.ADMIN))]
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+TheCaller = Annotated[Caller, Depends(_caller)]
+"""Who is asking, for routes that make objects: JsonRoute has checked the key and its scope."""
+
+
+def find_scope(dependant: Dependant) -> Scope | None:
+    """Return the largest scope that a route and its dependencies need; None: no key is needed."""
+    inner = [scope for d in dependant.dependencies if (scope := find_scope(d)) is not None]
+    own = _SCOPES.get(dependant.call)
+    return max([*inner, *([own] if own is not None else [])], default=None)
+
+
+def is_same_machine(request: Request) -> bool:
+    """Return whether the client runs where the service does."""
+    return request.client is not None and request.client.host in ("127.0.0.1", "::1")

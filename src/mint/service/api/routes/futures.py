@@ -1,0 +1,90 @@
+"""Routes that return results of earlier requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from mint.service.api.routes.caller import SampleUser, TheService
+from mint.service.api.routes.json_route import JsonRoute
+from mint.service.futures import Future, ResultExpired
+from mint.service.service import gone
+from mint.service.wire import requests
+
+router = APIRouter(route_class=JsonRoute)
+WEIGHTS_HEADER = "X-Mint-Weights"
+"""Of a sample: the SHA-256 of the adapter that made it."""
+_CLONE_BLOCK = 10**9
+"""A copy of a sampling client numbers its requests from its own id times this."""
+
+
+@router.post("/retrieve_future")
+async def retrieve_future(
+    service: TheService, user: SampleUser, body: requests.RetrieveFuture
+) -> Response:
+    """Wait for a result; 408 says it is not there yet and the client should ask again."""
+    future = await service.future(body.request_id, user)
+    try:
+        answer = await future.wait(service.settings.long_poll_s)
+    except ResultExpired:
+        raise gone(future.request_id) from None
+    if answer is not None:
+        service.futures.retrieved(future)
+        headers = {WEIGHTS_HEADER: answer.digest} if answer.digest else None
+        return Response(answer.body, media_type=answer.content_type, headers=headers)
+    pending: dict[str, Any] = {
+        "type": "try_again",
+        "request_id": future.request_id,
+        "queue_state": "active",
+    }
+    if (why := future.reason()) is not None:
+        pending |= {"queue_state": why.state, "queue_state_reason": why.reason}
+    return JSONResponse(pending, 408)
+
+
+@router.post("/retrieve_futures")
+async def retrieve_futures(
+    service: TheService, user: SampleUser, body: requests.RetrieveFutures
+) -> dict[str, Any]:
+    """Wait for any sample of a sampling session; tells which are done since the cursor."""
+    target = body.target
+    await service.samplers.find(target.sampling_session_id, user)
+    for request_id in body.retrieved_request_ids:
+        service.futures.forget(request_id, user)
+    limit = service.settings.long_poll_s
+    finished = await service.futures.finished_since(
+        target.sampling_session_id,
+        body.prev_cursor,
+        lambda future: future.user == user and _clone_of(future) == target.cloned_sampler_id,
+        limit if body.timeout is None else min(limit, body.timeout),
+    )
+    return {
+        "completions": [_completion(future) for future in finished],
+        "cursor": finished[-1].number if finished else body.prev_cursor,
+    }
+
+
+def _clone_of(future: Future) -> int:
+    number = future.request_id.rpartition(":")[2]
+    return int(number) // _CLONE_BLOCK if number.lstrip("-").isdigit() else 0
+
+
+def _completion(future: Future) -> dict[str, Any]:
+    if future.answer is None or future.answer.is_failure:
+        return {"state": "failed", "request_id": future.request_id}
+    return {
+        "state": "finished",
+        "request_id": future.request_id,
+        "response_payload_uncompressed_size": future.size,
+    }
+
+
+@router.post("/cancel_future")
+async def cancel_future(
+    service: TheService, user: SampleUser, body: requests.RetrieveFuture
+) -> dict[str, Any]:
+    """Stop a sample whose client no longer waits. Training operations run to their end."""
+    future = await service.future(body.request_id, user)
+    return {"request_id": future.request_id, "cancelled": service.samplers.cancel(body.request_id)}

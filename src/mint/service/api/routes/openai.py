@@ -1,0 +1,199 @@
+"""The OpenAI API: models, completions, chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from mint.service.api.openai.answers import ChatForm, CompletionForm, Form
+from mint.service.api.openai.inference import Piece, PreparedRequest, pieces, prepare
+from mint.service.api.openai.requests import ChatCompletion, Completion
+from mint.service.api.routes.caller import ReadUser, SampleUser, TheCaller, TheService
+from mint.service.api.routes.json_route import JsonRoute
+from mint.service.checkpoints.storage import SAMPLER, CheckpointPath
+from mint.service.errors import ApiError, EngineDied, UserError, log_hint
+from mint.service.store.database import CheckpointRow
+from mint.service.wire.requests import describe
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_MOST_CHECKPOINTS = 1000
+_CLIENT_GONE = 499
+
+
+class OpenAIRoute(JsonRoute):
+    """A route whose errors look as OpenAI clients expect them."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_with_errors(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Exception as error:
+                status, body = _error(error, request)
+                return JSONResponse(body, status)
+
+        return handle_with_errors
+
+
+router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
+
+
+def _error(error: Exception, request: Request) -> tuple[int, dict[str, Any]]:
+    """The status and body for a failure."""
+    kind, code, param = "invalid_request_error", None, None
+    match error:
+        case ApiError(status=401):
+            status, text, code = 401, error.detail, "invalid_api_key"
+        case ApiError(status=403):
+            status, text, code = 403, error.detail, "insufficient_scope"
+        case ApiError(status=404):
+            status, text, code, param = 404, error.detail, "model_not_found", "model"
+        case ApiError():
+            status, text = error.status, error.detail
+            kind = "rate_limit_error" if status == 429 else kind
+        case UserError():
+            status, text = 400, str(error)
+        case RequestValidationError():
+            status, text = 400, describe(list(error.errors()))
+            param = ".".join(str(part) for part in error.errors()[0]["loc"][1:]) or None
+        case HTTPException():
+            status, text = error.status_code, str(error.detail)
+        case EngineDied():
+            status, text, kind = 503, str(error), "server_error"
+        case _:
+            identifier = request.state.request_id
+            log.error("request %s failed: %s", identifier, request.url.path, exc_info=error)
+            status, kind = 500, "server_error"
+            text = f"The service failed in request {identifier}. {log_hint()}"
+    return status, {"error": {"message": text, "type": kind, "param": param, "code": code}}
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+@router.get("/models")
+async def list_models(service: TheService, user: ReadUser) -> dict[str, Any]:
+    """The base models of this service, and the sampler checkpoints of this key."""
+    of_samplers = CheckpointRow.kind == SAMPLER
+    rows, _ = await asyncio.to_thread(
+        service.store.page, CheckpointRow, user, _MOST_CHECKPOINTS, 0, of_samplers
+    )
+    listed = [_model(name, "mint") for name in service.engines.names()]
+    for row in rows:
+        path = CheckpointPath(row.run_id, row.kind, row.name)
+        listed.append(_model(path.uri, row.user, int(row.created_at.timestamp())))
+    return {"object": "list", "data": listed}
+
+
+@router.get("/models/{name:path}")
+async def get_model(
+    service: TheService, _: ReadUser, caller: TheCaller, name: str
+) -> dict[str, Any]:
+    try:
+        sampler = await service.samplers.named(caller, name)
+    except UserError as error:
+        raise ApiError(404, str(error)) from error
+    return _model(name, sampler.row.user or "mint")
+
+
+def _model(name: str, owner: str, created: int = 0) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": owner}
+
+
+# ---- completions ---------------------------------------------------------------------------------
+
+
+@router.post("/completions")
+async def completions(
+    service: TheService, _: SampleUser, caller: TheCaller, body: Completion, request: Request
+) -> Response:
+    job = await prepare(service, caller, body)
+    form = CompletionForm(body.model, job.tokenizer, body.logprobs is not None)
+    return await _answer(service, job, form, request)
+
+
+@router.post("/chat/completions")
+async def chat_completions(
+    service: TheService, _: SampleUser, caller: TheCaller, body: ChatCompletion, request: Request
+) -> Response:
+    job = await prepare(service, caller, body)
+    form = ChatForm(body.model, job.tokenizer, body.logprobs)
+    return await _answer(service, job, form, request)
+
+
+async def _answer(
+    service: TheService, job: PreparedRequest, form: Form, request: Request
+) -> Response:
+    found = pieces(service, job)
+    if not job.request.stream:
+        every = await _while_awaited(request, _every(found))
+        return JSONResponse(form.whole(every, job.choices, job.usage))
+    first = await _while_awaited(
+        request, _first(found)
+    )  # what is wrong with a request shows here, as a status
+    events = _events(job, form, first, found, request)
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+async def _every(found: AsyncIterator[Piece]) -> list[Piece]:
+    return [piece async for piece in found]
+
+
+async def _first(found: AsyncIterator[Piece]) -> Piece:
+    return await anext(found)
+
+
+async def _while_awaited(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of some work, which is given up when the client goes away."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(_CLIENT_GONE, "The client disconnected before the response was ready.")
+        return await task
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(
+    job: PreparedRequest, form: Form, first: Piece, rest: AsyncIterator[Piece], request: Request
+) -> AsyncIterator[str]:
+    """Server-sent events: a chunk for every piece, the usage if it was asked for, the end."""
+    opened = set()
+    try:
+        async for piece in _chain(first, rest):
+            if piece.choice not in opened and (opening := form.opening(piece.choice)):
+                opened.add(piece.choice)
+                yield _event(opening)
+            yield _event(form.chunk(piece))
+        if job.request.stream_options.include_usage:
+            yield _event(form.usage_chunk(job.usage))
+    except Exception as error:
+        yield _event(_error(error, request)[1])
+    yield "data: [DONE]\n\n"
+
+
+async def _chain(first: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"

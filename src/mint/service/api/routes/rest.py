@@ -1,0 +1,160 @@
+"""Reading about runs and sessions, and putting sessions in order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from sqlalchemy import select
+
+from mint.service.api.routes.caller import ReadUser, TheService, TrainUser
+from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.weights import EVERYTHING, Limit, Offset, describe_checkpoint
+from mint.service.checkpoints.storage import SAMPLER, TRAINING, unexpired
+from mint.service.errors import not_found
+from mint.service.store.database import CheckpointRow, Condition, RunRow, SamplerRow, SessionRow
+from mint.service.store.search import NO_PROJECT, SessionSearch, search
+from mint.service.wire import requests
+
+router = APIRouter(route_class=JsonRoute)
+Scope = Literal["owned", "accessible"]
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+@router.get("/training_runs")
+async def list_runs(
+    service: TheService,
+    user: ReadUser,
+    limit: Limit = 20,
+    offset: Offset = 0,
+    access_scope: Scope = "owned",
+    project_id: str | None = None,
+) -> dict[str, Any]:
+    """The runs of the caller; those of others are found by their ids, if they are public."""
+    conditions: list[Condition] = []
+    if project_id is not None:
+        is_in = SessionRow.project_id == project_id
+        if project_id == NO_PROJECT:
+            is_in |= SessionRow.project_id.is_(None)
+        conditions.append(RunRow.session_id.in_(select(SessionRow.id).where(is_in)))
+    rows, total = await asyncio.to_thread(
+        service.store.page, RunRow, user, limit, offset, *conditions
+    )
+    return {
+        "training_runs": [await _describe_run(service, row, user) for row in rows],
+        "cursor": {"offset": offset, "limit": limit, "total_count": total},
+    }
+
+
+@router.get("/training_runs/{run_id}")
+async def get_run(
+    service: TheService, user: ReadUser, run_id: str, access_scope: Scope = "owned"
+) -> dict[str, Any]:
+    if access_scope == "accessible":
+        row = await asyncio.to_thread(service.store.readable_run, run_id, user)
+        if row is None:
+            raise not_found("training run", run_id, "Its owner may publish a checkpoint of it.")
+    else:
+        row = await service.runs.row(run_id, user)
+    return await _describe_run(service, row, user)
+
+
+async def _describe_run(service: TheService, row: RunRow, reader: str) -> dict[str, Any]:
+    return {
+        "training_run_id": row.id,
+        "base_model": row.base_model,
+        "model_owner": row.user,
+        "is_lora": True,
+        "corrupted": False,
+        "lora_rank": row.lora["rank"],
+        "last_request_time": row.last_request_at.isoformat(),
+        "last_checkpoint": await _newest(service, row, TRAINING, reader),
+        "last_sampler_checkpoint": await _newest(service, row, SAMPLER, reader),
+        "user_metadata": row.user_metadata or None,
+        "mint_status": await asyncio.to_thread(service.runs.status, row.id)
+        if row.user == reader
+        else None,
+    }
+
+
+async def _newest(
+    service: TheService, run: RunRow, kind: str, reader: str
+) -> dict[str, Any] | None:
+    conditions = [CheckpointRow.run_id == run.id, CheckpointRow.kind == kind, unexpired()]
+    if reader != run.user:
+        conditions.append(CheckpointRow.public.is_(True))
+    rows, _ = await asyncio.to_thread(
+        service.store.page, CheckpointRow, run.user, 1, 0, *conditions
+    )
+    return describe_checkpoint(rows[0]) if rows else None
+
+
+# ---- sessions ------------------------------------------------------------------------------------
+
+
+@router.get("/sessions")
+async def list_sessions(
+    service: TheService,
+    user: ReadUser,
+    limit: Limit = 20,
+    offset: Offset = 0,
+    access_scope: Scope = "owned",
+) -> dict[str, Any]:
+    rows, _ = await asyncio.to_thread(service.store.page, SessionRow, user, limit, offset)
+    return {"sessions": [row.id for row in rows]}
+
+
+@router.post("/sessions/search")
+async def search_sessions(
+    service: TheService, user: ReadUser, body: SessionSearch
+) -> dict[str, Any]:
+    return await asyncio.to_thread(
+        search, service.store, user, body, service.settings.session_idle_s
+    )
+
+
+@router.get("/sessions/{session_id}")
+async def get_session(
+    service: TheService, user: ReadUser, session_id: str, access_scope: Scope = "owned"
+) -> dict[str, Any]:
+    row = await _session(service, user, session_id)
+    runs, _ = await asyncio.to_thread(
+        service.store.page, RunRow, user, EVERYTHING, 0, RunRow.session_id == session_id
+    )
+    samplers, _ = await asyncio.to_thread(
+        service.store.page, SamplerRow, user, EVERYTHING, 0, SamplerRow.session_id == session_id
+    )
+    return {
+        "training_run_ids": [run.id for run in runs],
+        "sampler_ids": [sampler.id for sampler in samplers],
+        "user_metadata": row.user_metadata or None,
+        "display_name": row.display_name,
+    }
+
+
+@router.put("/sessions/{session_id}/project")
+async def set_project(
+    service: TheService, user: TrainUser, session_id: str, body: requests.SessionProject
+) -> dict[str, str]:
+    await _session(service, user, session_id)
+    await asyncio.to_thread(service.store.set_project, session_id, body.project_id)
+    return {"session_id": session_id, "project_id": body.project_id}
+
+
+@router.get("/sessions/{session_id}/trace_export")
+async def export_trace(service: TheService, user: ReadUser, session_id: str) -> dict[str, str]:
+    await _session(service, user, session_id)
+    return {
+        "status": "failed",
+        "error": "This service records no traces. /metrics shows how long operations take.",
+    }
+
+
+async def _session(service: TheService, user: str, session_id: str) -> SessionRow:
+    row = await asyncio.to_thread(service.store.get, SessionRow, session_id, user)
+    if row is None:
+        raise not_found("session", session_id, "List yours with the REST client.")
+    return row

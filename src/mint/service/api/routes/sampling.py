@@ -1,0 +1,50 @@
+"""Samplers and samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from mint.service.api.routes.caller import ReadUser, SampleUser, TheCaller, TheService
+from mint.service.api.routes.json_route import JsonRoute
+from mint.service.wire import requests
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(
+    service: TheService, _: SampleUser, caller: TheCaller, body: requests.CreateSamplingSession
+) -> dict[str, str]:
+    sampler_id = await service.samplers.create(caller, body)
+    return {"sampling_session_id": sampler_id, "type": "create_sampling_session"}
+
+
+@router.post("/asample")
+async def asample(
+    service: TheService, user: SampleUser, body: requests.SampleBody
+) -> dict[str, Any]:
+    request_id, sequence_ids = await service.samplers.submit(user, body)
+    return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
+
+
+@router.post("/join_sampling_session")
+async def join_sampling_session(
+    service: TheService, user: SampleUser, body: requests.JoinSamplingSession
+) -> dict[str, Any]:
+    """A number of its own for a copy of a sampling client."""
+    counter = await service.samplers.join(body.sampling_session_id, user)
+    return {"client_counter": counter, "type": "join_sampling_session"}
+
+
+@router.get("/samplers/{sampler_id}")
+async def get_sampler(service: TheService, user: ReadUser, sampler_id: str) -> dict[str, Any]:
+    """Return what a sampler was made from; ``weights_digest`` is known once it has been loaded."""
+    row = (await service.samplers.find(sampler_id, user)).row
+    return {
+        "sampler_id": row.id,
+        "base_model": row.base_model,
+        "model_path": row.model_path,
+        "weights_digest": row.digest,
+    }

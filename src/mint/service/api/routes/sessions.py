@@ -1,0 +1,123 @@
+"""Start-up, sessions, heartbeats, telemetry."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from mint.service.api.routes.caller import Key, ReadUser, TheService, is_same_machine
+from mint.service.api.routes.json_route import JsonRoute
+from mint.service.errors import ApiError
+from mint.service.wire import requests
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.post("/client/config")
+async def client_config(request: Request, _: ReadUser, key: Key) -> dict[str, Any]:
+    """Feature flags. MinT's ``sk-`` keys work only by way of a token, so it is on for them.
+
+    Bodies are compressed where they cross a network. ``sample_use_retrieve_futures`` stays off: a
+    client that waits for a list of finished samples would wait for ever for those that a restart
+    lost, while one that asks for each is told to send it again. ``create_model_via_load_weights``
+    stays off too: the three requests that it replaces are the same for every client.
+    """
+    return {
+        "pjwt_auth_enabled": (key or "").startswith("sk-"),
+        "parallel_fwdbwd_chunks": True,
+        "proto_compress_fwdbwd": not is_same_machine(request),
+        "use_pyqwest_transport": not _always_follows_redirects(request),
+        "sample_join_sampling_session": True,
+    }
+
+
+def _always_follows_redirects(request: Request) -> bool:
+    """Return whether the client's own transport would follow the redirect that is an archive's
+    address.
+
+    Clients before 0.23.4 do, although they want the address; their other transport does not.
+    """
+    version = request.headers.get("x-stainless-package-version", "")
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return numbers is not None and tuple(map(int, numbers.groups())) < (0, 23, 4)
+
+
+@router.post("/client/dynamic_config")
+async def dynamic_config(_: ReadUser) -> dict[str, Any]:
+    return {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
+
+
+@router.post("/auth/token")
+async def token(service: TheService, _: ReadUser, key: Key) -> dict[str, str]:
+    return {"jwt": await service.auth.token_for(key)}
+
+
+@router.get("/auth/apikey/me")
+async def get_key(service: TheService, user: ReadUser, key: Key) -> dict[str, Any]:
+    """Return what is known of the presented key."""
+    found = await service.auth.key_of(key)
+    number, name = (0, user) if found is None else (int(found.hash[:12], 16), found.name)
+    return {
+        "key_id": number,
+        "name": name,
+        "note": "",
+        "details": {"org_details": {"name": "mint"}, "user_details": {"email": user}},
+    }
+
+
+@router.delete("/auth/apikey/me")
+async def delete_key(service: TheService, _: ReadUser, key: Key) -> dict[str, str]:
+    """Revoke the presented key."""
+    found = await service.auth.key_of(key)
+    if found is None:
+        raise ApiError(400, "This service was started with a fixed key, which cannot be revoked.")
+    await asyncio.to_thread(service.store.revoke_key, found.name)
+    return {"revoked": found.name}
+
+
+@router.post("/create_session")
+async def create_session(
+    service: TheService, user: ReadUser, body: requests.CreateSession
+) -> dict[str, str]:
+    return {"session_id": await service.sessions.create(user, body), "type": "create_session"}
+
+
+@router.post("/session_heartbeat")
+async def heartbeat(
+    service: TheService, user: ReadUser, body: requests.Heartbeat
+) -> dict[str, str]:
+    await service.sessions.require(body.session_id, user)
+    return {"type": "session_heartbeat"}
+
+
+@router.post("/sessions/{session_id}/finish")
+async def finish(
+    service: TheService, user: ReadUser, session_id: str, body: requests.FinishSession
+) -> dict[str, str]:
+    await service.sessions.finish(session_id, user, body.reason.type, body.detail)
+    return {"session_id": session_id}
+
+
+@router.post("/telemetry")
+async def telemetry(_: ReadUser) -> dict[str, str]:
+    """Accepted and dropped: its bodies may hold keys, and nobody reads them here."""
+    return {"status": "accepted"}
+
+
+@router.get("/get_server_capabilities")
+async def capabilities(service: TheService, _: ReadUser) -> dict[str, Any]:
+    models = []
+    for name in service.engines.names():
+        model: dict[str, Any] = {"model_name": name, "trainable": True, "sampleable": True}
+        if (engine := service.engines.running(name)) is not None:
+            model["max_context_length"] = engine.info.context_length
+        models.append(model)
+    return {"supported_models": models}

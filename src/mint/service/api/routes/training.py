@@ -1,0 +1,130 @@
+"""Training: create a run, and put operations into its stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from mint.service.api.routes.caller import (
+    ReadUser,
+    TheCaller,
+    TheService,
+    TrainUser,
+    is_same_machine,
+)
+from mint.service.api.routes.json_route import JsonRoute
+from mint.service.errors import ApiError
+from mint.service.futures import Response
+from mint.service.wire import codec, requests
+from mint.service.wire.bodies import BadBody
+
+router = APIRouter(route_class=JsonRoute)
+OPERATIONS = (
+    "forward_backward",
+    "forward",
+    "optim_step",
+    "save_weights",
+    "save_weights_for_sampler",
+    "save_weights_external",
+    "load_weights",
+    "mint/forward_backward_reverse_kl",
+)
+
+
+@router.post("/create_model")
+async def create_model(
+    service: TheService, _: TrainUser, caller: TheCaller, body: requests.CreateModel
+) -> dict[str, str]:
+    return {"request_id": await service.runs.create(caller, body)}
+
+
+@router.post("/get_info")
+async def get_info(
+    service: TheService, user: ReadUser, body: requests.ModelAddress, request: Request
+) -> dict[str, Any]:
+    row = await service.runs.row(body.model_id, user)
+    folder = await service.engines.locate(row.base_model)
+    engine = service.engines.running(row.base_model)
+    config = json.loads((folder / "config.json").read_text())
+    return {
+        "type": "get_info",
+        "model_id": row.id,
+        "model_name": row.base_model,
+        "is_lora": True,
+        "lora_rank": row.lora["rank"],
+        "optimizer_config": {"type": "adamw"},
+        "model_data": {
+            "arch": engine.info.arch if engine else config.get("model_type", "unknown"),
+            "model_name": row.base_model,
+            "tokenizer_id": str(folder) if is_same_machine(request) else row.base_model,
+        },
+    }
+
+
+@router.post("/unload_model")
+async def unload_model(
+    service: TheService, user: TrainUser, body: requests.ModelAddress
+) -> dict[str, str]:
+    row = await service.runs.row(body.model_id, user)
+    await service.runs.unload(row.id)
+    request_id = f"{row.id}:unload"
+    future = service.futures.open(request_id, user)
+    answer = Response.json({"model_id": row.id, "type": "unload_model"})
+    service.futures.finish(future.request_id, answer)
+    return {"request_id": request_id, "model_id": row.id}
+
+
+async def submit(
+    service: TheService, user: TrainUser, caller: TheCaller, request: Request
+) -> dict[str, str]:
+    """Accept one operation of a run.
+
+    Only its address is read here. Everything else that may be wrong with it comes back through
+    its future, because the client has used up its number either way.
+    """
+    kind = request.url.path.rsplit("/", 1)[-1]
+    content_type = request.headers.get("content-type", codec.JSON).partition(";")[0].strip()
+    body, error = b"".join([piece async for piece in request.stream()]), None
+    is_protobuf, decoder = content_type == codec.PROTOBUF, service.decoder
+    try:
+        body = await decoder.open(body, request.headers.get("content-encoding"), is_protobuf)
+    except BadBody as bad:
+        body, error = bad.readable, str(bad)
+    if kind == "load_weights" and error is None and await decoder.is_creation(body):
+        request_id = await service.runs.create_by_load(
+            caller, requests.parse(requests.CreateByLoad, body)
+        )
+        return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
+    address = await decoder.address(body, is_protobuf)
+    if address is None:
+        raise ApiError(
+            400,
+            error or "The request needs model_id (a string) and seq_id (a number).",
+        )
+    if address.seq_id is not None and not 1 <= address.seq_id < 2**53:
+        raise ApiError(
+            400, f"seq_id is {address.seq_id}; the operations of a run are numbered from 1."
+        )
+    if kind == "forward_backward" and address.forward_only:
+        kind = "forward"
+    run = await service.runs.find(address.run_id, user)
+    key = request.headers.get("x-idempotency-key")
+    body = b"" if error else body
+    request_id = await run.submit(address.seq_id, kind, content_type, body, error, key)
+    return {"request_id": request_id, "model_id": run.row.id}
+
+
+for _kind in OPERATIONS:
+    _name = _kind.rpartition("/")[2]
+    router.add_api_route(f"/{_kind}", submit, methods=["POST"], name=_name, operation_id=_name)
+
+
+@router.post("/create_custom_loss")
+async def create_custom_loss(_: TrainUser) -> dict[str, str]:
+    raise ApiError(
+        400,
+        "This service does not run custom losses. forward_backward_custom() computes them in the "
+        "client, without this route.",
+    )

@@ -1,0 +1,48 @@
+"""Usage of keys and runs, and the load of the service."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from mint.service.access.scopes import Scope
+from mint.service.access.usage import Group
+from mint.service.api.routes.caller import ReadUser, TheCaller, TheService
+from mint.service.api.routes.json_route import JsonRoute
+from mint.service.store.database import now
+
+router = APIRouter(route_class=JsonRoute)
+Since = Annotated[int, Query(ge=1, le=10**9)]
+
+
+@router.get("/mint/usage")
+async def usage(
+    service: TheService,
+    _: ReadUser,
+    caller: TheCaller,
+    by: Group = "key",
+    since_s: Since | None = None,
+) -> dict[str, Any]:
+    """Tokens of the last ``since_s`` seconds, and checkpoints now: the key's own, or all of them
+    for a key with the scope ``admin``."""
+    await service.auth.save_last_used()
+    since = None if since_s is None else now() - timedelta(seconds=since_s)
+    key = None if caller.scope >= Scope.ADMIN else caller.key
+    return {"by": by, "usage": await service.usage.read(by, since, key)}
+
+
+@router.get("/mint/load")
+async def load(service: TheService, _: ReadUser, request: Request) -> dict[str, Any]:
+    """Queue lengths, and what each engine holds: KV tokens, adapters, memory."""
+    memory = await request.app.state.gauges.memory()
+    return {
+        "ready": service.is_ready,
+        "operations_waiting": service.runs.waiting,
+        "samples_in_progress": service.samplers.waiting,
+        "engines": [
+            {"model": engine.name, "calls": engine.depth, **memory.get(engine, {})}
+            for engine in service.engines.loaded()
+        ],
+    }

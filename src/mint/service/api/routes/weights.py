@@ -1,0 +1,190 @@
+"""Checkpoints: what one holds, list, share, keep, copy, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from mint.service.api.routes.caller import ReadUser, TheCaller, TheService, TrainUser
+from mint.service.api.routes.json_route import JsonRoute
+from mint.service.checkpoints.retention import Rule
+from mint.service.checkpoints.storage import (
+    EXTERNAL,
+    SAMPLER,
+    TRAINING,
+    CheckpointPath,
+    tinker_path,
+    unexpired,
+)
+from mint.service.errors import ApiError, UserError, not_found
+from mint.service.store.database import CheckpointRow, Condition
+from mint.service.wire import requests
+
+router = APIRouter(route_class=JsonRoute)
+_TYPE_OF_KIND = {TRAINING: "training", SAMPLER: "sampler", EXTERNAL: "external"}
+EVERYTHING = 10_000
+Limit = Annotated[int, Query(ge=0, le=EVERYTHING)]
+Offset = Annotated[int, Query(ge=0, le=2**53)]
+ONE = "/training_runs/{run_id}/checkpoints/{checkpoint_id:path}"
+
+
+def describe_checkpoint(row: CheckpointRow) -> dict[str, Any]:
+    """A checkpoint as clients see it."""
+    path = tinker_path(row)
+    return {
+        "checkpoint_id": path.checkpoint_id,
+        "checkpoint_type": _TYPE_OF_KIND[row.kind],
+        "time": row.created_at.isoformat(),
+        "tinker_path": path.uri,
+        "size_bytes": row.size_bytes,
+        "public": row.public,
+        "user_metadata": row.user_metadata or None,
+        "expires_at": row.expires_at.isoformat() if row.expires_at else None,
+    }
+
+
+def unknown_checkpoint(path: CheckpointPath) -> ApiError:
+    return not_found("checkpoint", path.uri, "`mint checkpoints list` shows yours.")
+
+
+def checkpoint_path(run_id: str, checkpoint_id: str) -> CheckpointPath:
+    """The checkpoint that a URL names. Raises ApiError 400 when it cannot name one."""
+    try:
+        return CheckpointPath.parse(f"tinker://{run_id}/{checkpoint_id}")
+    except UserError as error:
+        raise ApiError(400, str(error)) from error
+
+
+async def _owned(
+    service: TheService,
+    user: TrainUser,
+    path: Annotated[CheckpointPath, Depends(checkpoint_path)],
+) -> CheckpointRow:
+    row = await asyncio.to_thread(service.checkpoints.owned, path, user)
+    if row is None:
+        raise unknown_checkpoint(path)
+    return row
+
+
+Owned = Annotated[CheckpointRow, Depends(_owned)]
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+@router.post("/weights_info")
+async def weights_info(
+    service: TheService, user: ReadUser, body: requests.WeightsInfo
+) -> dict[str, Any]:
+    path = CheckpointPath.parse(body.tinker_path)
+    row = await asyncio.to_thread(service.checkpoints.find, path, user)
+    if row is None:
+        raise unknown_checkpoint(path)
+    return {
+        "base_model": row.base_model,
+        "is_lora": True,
+        "lora_rank": row.lora["rank"],
+        "train_unembed": row.lora["train_unembed"],
+        "train_mlp": row.lora["train_mlp"],
+        "train_attn": row.lora["train_attn"],
+        "optimizer_config": {"type": "adamw"},
+    }
+
+
+@router.get("/checkpoints")
+async def list_checkpoints(
+    service: TheService, user: ReadUser, limit: Limit = 100, offset: Offset = 0
+) -> dict[str, Any]:
+    return await _page(service, user, limit, offset)
+
+
+@router.get("/training_runs/{run_id}/checkpoints")
+async def list_run_checkpoints(
+    service: TheService,
+    user: ReadUser,
+    run_id: str,
+    limit: Limit = EVERYTHING,
+    offset: Offset = 0,
+) -> dict[str, Any]:
+    """All checkpoints of a run of one's own; of another's, those that are public."""
+    run = await asyncio.to_thread(service.store.readable_run, run_id, user)
+    if run is None:
+        raise not_found("training run", run_id, "`mint runs list` shows yours.")
+    conditions = [CheckpointRow.run_id == run_id]
+    if run.user != user:
+        conditions.append(CheckpointRow.public.is_(True))
+    return await _page(service, run.user, limit, offset, *conditions)
+
+
+async def _page(
+    service: TheService, owner: str, limit: int, offset: int, *conditions: Condition
+) -> dict[str, Any]:
+    rows, total = await asyncio.to_thread(
+        service.store.page, CheckpointRow, owner, limit, offset, unexpired(), *conditions
+    )
+    return {
+        "checkpoints": [describe_checkpoint(row) for row in rows],
+        "cursor": {"offset": offset, "limit": limit, "total_count": total},
+    }
+
+
+# ---- changing: routes with a suffix come first, as a checkpoint's id has a slash in it -----------
+
+
+@router.post(f"{ONE}/publish")
+async def publish(service: TheService, row: Owned) -> dict[str, Any]:
+    """Let everybody with a key of this service read a checkpoint."""
+    await asyncio.to_thread(service.checkpoints.share, row, True)
+    return {"tinker_path": tinker_path(row).uri, "public": True}
+
+
+@router.delete(f"{ONE}/publish")
+async def unpublish(service: TheService, row: Owned) -> dict[str, Any]:
+    await asyncio.to_thread(service.checkpoints.share, row, False)
+    return {"tinker_path": tinker_path(row).uri, "public": False}
+
+
+@router.put(f"{ONE}/ttl")
+async def set_ttl(service: TheService, row: Owned, body: requests.SetTtl) -> dict[str, Any]:
+    """Let a checkpoint expire so many seconds from now; null keeps it for good."""
+    await asyncio.to_thread(service.checkpoints.set_ttl, row, body.ttl_seconds)
+    return {"tinker_path": tinker_path(row).uri, "ttl_seconds": body.ttl_seconds}
+
+
+@router.delete(ONE)
+async def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
+    await asyncio.to_thread(service.checkpoints.delete, row)
+    return {"deleted": tinker_path(row).uri}
+
+
+@router.post("/mint/checkpoints/prune")
+async def prune(service: TheService, user: TrainUser, body: requests.Prune) -> dict[str, Any]:
+    """Delete the caller's checkpoints that a rule lets go, or with ``dry_run`` only list them."""
+    conditions = [CheckpointRow.user == user]
+    if body.run_id is not None:
+        conditions.append(CheckpointRow.run_id == (await service.runs.row(body.run_id, user)).id)
+    rule = Rule(body.older_than_s, body.keep_last, tuple(body.keep))
+    rows = await asyncio.to_thread(service.retention.find, rule, *conditions)
+    for row in rows if not body.dry_run else ():
+        await asyncio.to_thread(service.checkpoints.delete, row)
+    return {"checkpoints": [describe_checkpoint(row) for row in rows], "dry_run": body.dry_run}
+
+
+@router.post("/copy_weights")
+async def copy_weights(
+    service: TheService,
+    _: TrainUser,
+    caller: TheCaller,
+    body: requests.CopyWeights,
+    request: Request,
+) -> dict[str, str]:
+    if request.headers.get("x-tinker-weights-access-token") is not None:
+        raise ApiError(
+            400,
+            "weights_access_token is not supported. Use the owner's API key, or ask the owner to "
+            "publish the checkpoint.",
+        )
+    row = await service.transfers.copy(caller, body, request.headers.get("x-idempotency-key"))
+    return {"tinker_path": tinker_path(row).uri}

@@ -1,0 +1,69 @@
+"""Check which web pages and host names may talk to the service.
+
+A service on this machine is used without a key. A page in the user's browser could reach it too: by
+a request across sites, or by a name of its own that resolves to this machine. Both are refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class Visitors:
+    """Refuses requests for another host than this one, and those that a foreign page makes."""
+
+    def __init__(self, app: ASGIApp, is_loopback: bool, allowed_hosts: Iterable[str]) -> None:
+        self._app = app
+        self._is_loopback = is_loopback
+        self._allowed = {host.lower() for host in allowed_hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        why = self._why_not(Headers(scope=scope)) if scope["type"] == "http" else None
+        if why is None:
+            await self._app(scope, receive, send)
+        else:
+            await JSONResponse({"detail": why}, 403)(scope, receive, send)
+
+    def _why_not(self, headers: Headers) -> str | None:
+        host = headers.get("host", "")
+        if self._is_loopback and not self._is_ours(name_in(host)):
+            return (
+                "This service serves this machine only; the request was addressed to "
+                f"{host[:100]!r}. Use "
+                "http://127.0.0.1 or localhost, or name the host in allowed_hosts."
+            )
+        origin = headers.get("origin")
+        is_foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+        is_allowed = origin is not None and name_in(urlsplit(origin).netloc) in self._allowed
+        if (is_foreign and not is_allowed) or headers.get("sec-fetch-site") == "cross-site":
+            return (
+                "This service rejects requests from other web pages. If the page is yours, add "
+                "its host to allowed_hosts."
+            )
+        return None
+
+    def _is_ours(self, name: str) -> bool:
+        if name in self._allowed or name == "localhost" or name.endswith(".localhost"):
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+
+def name_in(host: str) -> str:
+    """Return the name in a ``Host`` header, without its port.
+
+    >>> name_in("LOCALHOST:8000"), name_in("[::1]:8000"), name_in("::1")
+    ('localhost', '::1', '::1')
+    """
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host if host.count(":") > 1 else host.partition(":")[0]

@@ -1,0 +1,1 @@
+"""Checkpoints as files: saving, PEFT folders, archives, transfers, links, retention."""

@@ -1,0 +1,121 @@
+"""Checkpoints as one file: packed on the way out, checked and unpacked on the way in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mint.service.checkpoints.peft import CONFIG, OPTIMIZER, TENSORS
+from mint.service.checkpoints.storage import DESCRIPTION
+from mint.service.errors import UserError
+
+COMPLETE = "checkpoint_complete"
+_FILES = (TENSORS, CONFIG, OPTIMIZER, DESCRIPTION)
+_MAX_MEMBERS = 1000
+_MAX_DEPTH = 2
+_PIECE = 1 << 20
+_MAX_RATIO, _SPARE_BYTES = 20, 16 * 1024 * 1024
+_MAX_HEADER_BYTES = 64 * 1024
+_EXTENSIONS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+
+
+# ---- packing -------------------------------------------------------------------------------------
+
+
+def pack(folder: Path) -> Iterator[bytes]:
+    """A checkpoint as ``.tar.gz``, piece by piece; every file is open before the first piece.
+
+    Weights do not compress, so gzip only wraps them. The last, empty file says that all came.
+    """
+    gzip = zlib.compressobj(level=0, wbits=31)
+    with contextlib.ExitStack() as opened:
+        files = [
+            (path.name, opened.enter_context(open(path, "rb")))
+            for path in sorted(folder.iterdir())
+            if path.is_file()
+        ]
+        for name, file in files:
+            info = tarfile.TarInfo(name)
+            info.size = os.fstat(file.fileno()).st_size
+            yield gzip.compress(info.tobuf(tarfile.GNU_FORMAT))
+            while piece := file.read(_PIECE):
+                yield gzip.compress(piece)
+            yield gzip.compress(b"\0" * (-info.size % tarfile.BLOCKSIZE))
+        yield gzip.compress(tarfile.TarInfo(COMPLETE).tobuf(tarfile.GNU_FORMAT))
+        yield gzip.compress(b"\0" * (2 * tarfile.BLOCKSIZE))
+        yield gzip.flush()
+
+
+# ---- unpacking -----------------------------------------------------------------------------------
+
+
+def unpack(archive: Path, folder: Path, limit: int) -> None:
+    """Put the files of a checkpoint's archive into an empty folder, and nothing anywhere else.
+
+    Names are only compared with those a checkpoint has, never used as paths. Raises UserError for
+    links, devices, paths that lead outside, and archives that open to more than ``limit`` bytes.
+    """
+    try:
+        with tarfile.open(archive, "r|*", tarinfo=_SmallHeader) as packed:
+            _unpack(packed, folder, min(limit, _most_unpacked(archive)))
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise UserError(f"The file is not a complete .tar.gz archive: {error}.") from error
+
+
+class _SmallHeader(tarfile.TarInfo):
+    """An entry whose extended headers, which are read into memory, are small."""
+
+    def _proc_member(self, tarfile_: tarfile.TarFile) -> Any:
+        if self.type in _EXTENSIONS and self.size > _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header has {self.size} bytes")
+        return super()._proc_member(tarfile_)  # type: ignore[misc]
+
+
+def _most_unpacked(archive: Path) -> int:
+    """Return what an archive may open to: weights do not compress, so more is a trick."""
+    return _SPARE_BYTES + _MAX_RATIO * archive.stat().st_size
+
+
+def _unpack(packed: tarfile.TarFile, folder: Path, limit: int) -> None:
+    left = limit
+    for count, member in enumerate(packed):
+        if count >= _MAX_MEMBERS:
+            raise UserError(f"The archive has more than {_MAX_MEMBERS} entries.")
+        left -= member.size
+        if left < 0 or member.size < 0:
+            raise UserError(f"The archive unpacks to more than {limit} bytes.")
+        name = _checked_name(member)
+        if name not in _FILES:
+            continue
+        content = packed.extractfile(member)
+        if content is None or (folder / name).exists():
+            raise UserError(f"The archive has {name} twice.")
+        with content, open(folder / name, "xb") as file:
+            shutil.copyfileobj(content, file, _PIECE)
+
+
+def _checked_name(member: tarfile.TarInfo) -> str | None:
+    """The file's own name, None for a folder. Raises UserError for anything but these two."""
+    path = PurePosixPath(member.name)
+    shown = repr(member.name[:100])
+    if path.is_absolute() or ".." in path.parts or "\\" in member.name:
+        raise UserError(f"The archive has the entry {shown}, which leads outside of it.")
+    if member.isdir():
+        return None
+    if not member.isreg() or member.issparse():
+        raise UserError(f"The archive's entry {shown} is a link or device, not a plain file.")
+    return path.name if len(path.parts) <= _MAX_DEPTH else None

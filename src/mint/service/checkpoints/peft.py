@@ -1,0 +1,214 @@
+"""Adapters in PEFT folders, as files: checked when they come from outside, and mixed.
+
+The engine reads and writes them as tensors of a model; nothing here needs one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mint.engine.messages import LoraSpec
+from mint.service.checkpoints.tensors import Tensors, write_tensors
+from mint.service.errors import UserError
+
+TENSORS, CONFIG, OPTIMIZER = (
+    "adapter_model.safetensors",
+    "adapter_config.json",
+    "optimizer.safetensors",
+)
+MAX_RANK = 1024
+_MAX_CONFIG_BYTES = 1024 * 1024
+_KEY = re.compile(r"base_model\.model\.(?P<layer>[^\s]{1,512})\.lora_(?P<part>[AB])\.weight")
+_STATE_KEY = re.compile(r"(?P<index>\d{1,7})\.(?P<field>step|exp_avg|exp_avg_sq)")
+_ATTENTION_NAMES = {"attn", "attention", "self_attn", "self_attention"}
+_UNSUPPORTED = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """The two files of an adapter, found to fit each other."""
+
+    folder: Path
+    base_model: str
+    rank: int
+    alpha: float
+    layers: dict[str, tuple[str, str]]
+    tensors: Tensors
+
+    @classmethod
+    def read(cls, folder: Path) -> AdapterFiles:
+        """Check an adapter's config and the shapes of its tensors. Raises UserError."""
+        for name in (CONFIG, TENSORS):
+            if not (folder / name).is_file():
+                raise UserError(f"{name} is missing, so this is not a LoRA adapter in PEFT format.")
+        config = _read_config(folder / CONFIG)
+        tensors = Tensors.open(folder / TENSORS)
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        layers = _layers(tensors, rank)
+        return cls(folder, config["base_model_name_or_path"], rank, alpha, layers, tensors)
+
+    @property
+    def lora(self) -> LoraSpec:
+        """The adapter's shape, by the layers that it has."""
+        kinds = {_kind(layer) for layer in self.layers}
+        return LoraSpec(
+            self.rank,
+            train_attn="attn" in kinds,
+            train_mlp="mlp" in kinds,
+            train_unembed="unembed" in kinds,
+        )
+
+    def pair(self, layer: str) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """A [rank, in] and B [out, rank] of a layer, if the adapter has it."""
+        if layer not in self.layers:
+            return None
+        a, b = self.layers[layer]
+        return self.tensors[a], self.tensors[b]
+
+    def require_finite(self) -> None:
+        """Raises UserError when a number of the adapter is not one."""
+        for name in self.tensors.entries:
+            _require_finite(self.tensors, name)
+
+    def check_optimizer(self) -> None:
+        """Check that the optimizer's state beside the adapter is that of its tensors."""
+        state = Tensors.open(self.folder / OPTIMIZER)
+        names = [name for layer in sorted(self.layers) for name in self.layers[layer]]
+        fields: dict[int, set[str]] = {}
+        for key, entry in state.entries.items():
+            match = _STATE_KEY.fullmatch(key)
+            if match is None or int(match["index"]) >= len(names):
+                raise UserError(f"{OPTIMIZER}: {key[:100]} does not belong to this adapter.")
+            index, field = int(match["index"]), match["field"]
+            wanted = () if field == "step" else self.tensors.entries[names[index]].shape
+            if entry.shape != wanted or entry.dtype != "F32":
+                raise UserError(
+                    f"{OPTIMIZER}: {key} must be float32 of shape {list(wanted)}, as the "
+                    f"adapter's {names[index]} is, not {entry.dtype} {list(entry.shape)}."
+                )
+            _require_finite(state, key, least=-math.inf if field == "exp_avg" else 0.0)
+            fields.setdefault(index, set()).add(field)
+        if any(len(found) != 3 for found in fields.values()):
+            raise UserError(f"{OPTIMIZER} lacks part of the state of some tensors.")
+
+
+def mix(
+    adapters: Sequence[AdapterFiles], coefficients: Sequence[float], folder: Path, base_model: str
+) -> LoraSpec:
+    """Write the adapter whose change of each layer is the weighted sum of the others'.
+
+    The ranks are put side by side, so the sum is exact: A = [A1; A2], B = [f1 B1, f2 B2], where
+    f takes in the coefficient and what the scale alpha/rank of the whole differs by.
+    """
+    rank = sum(adapter.rank for adapter in adapters)
+    if rank > MAX_RANK:
+        raise UserError(
+            f"The sum of these adapters has rank {rank}, and the largest is {MAX_RANK}. "
+            "Interpolate fewer at a time."
+        )
+    spec = LoraSpec(rank)
+    factors = [
+        coefficient * adapter.alpha * rank / (adapter.rank * spec.alpha)
+        for adapter, coefficient in zip(adapters, coefficients, strict=True)
+    ]
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for layer in sorted({name for adapter in adapters for name in adapter.layers}):
+        a, b = _stacked(adapters, factors, layer)
+        tensors[f"base_model.model.{layer}.lora_A.weight"] = a
+        tensors[f"base_model.model.{layer}.lora_B.weight"] = b
+    write_tensors(folder / TENSORS, tensors)
+    config = json.loads((adapters[0].folder / CONFIG).read_text())
+    modules = sorted({layer.rpartition(".")[2] for adapter in adapters for layer in adapter.layers})
+    config |= {
+        "r": rank,
+        "lora_alpha": spec.alpha,
+        "base_model_name_or_path": base_model,
+        "target_modules": modules,
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2))
+    return AdapterFiles.read(folder).lora
+
+
+def _stacked(
+    adapters: Sequence[AdapterFiles], factors: Sequence[float], layer: str
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    pairs = [adapter.pair(layer) for adapter in adapters]
+    shapes = {(pair[0].shape[1], pair[1].shape[0]) for pair in pairs if pair is not None}
+    if len(shapes) != 1:
+        raise UserError(f"The adapters are incompatible: {layer} has different sizes.")
+    [(inputs, outputs)] = shapes
+    blocks = []
+    for adapter, factor, pair in zip(adapters, factors, pairs, strict=True):
+        if pair is None:
+            empty = np.zeros((adapter.rank, inputs), np.float32)
+            blocks.append((empty, np.zeros((outputs, adapter.rank), np.float32)))
+        else:
+            blocks.append((pair[0], pair[1] * np.float32(factor)))
+    return np.concatenate([a for a, _ in blocks]), np.concatenate([b for _, b in blocks], axis=1)
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    if file.stat().st_size > _MAX_CONFIG_BYTES:
+        raise UserError(f"{CONFIG} has more than {_MAX_CONFIG_BYTES} bytes.")
+    try:
+        config = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{CONFIG} is not valid JSON.") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{CONFIG} must be a JSON object.")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if config.get("peft_type") != "LORA":
+        raise UserError(f"{CONFIG}: peft_type must be LORA, not {config.get('peft_type')!r:.50}.")
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
+        raise UserError(f"{CONFIG}: r must be an integer from 1 to {MAX_RANK}.")
+    if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+        raise UserError(f"{CONFIG}: lora_alpha must be a positive number.")
+    if not isinstance(config.get("base_model_name_or_path"), str):
+        raise UserError(f"{CONFIG}: base_model_name_or_path must name the base model.")
+    for key in _UNSUPPORTED:
+        if config.get(key):
+            raise UserError(f"{CONFIG}: {key} is not supported; only plain LoRA is.")
+    return config
+
+
+def _layers(tensors: Tensors, rank: int) -> dict[str, tuple[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for key, entry in tensors.entries.items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise UserError(f"{TENSORS}: {key[:200]} is not a LoRA tensor in PEFT format.")
+        across = 0 if match["part"] == "A" else 1
+        if len(entry.shape) != 2 or entry.shape[across] != rank or 0 in entry.shape:
+            raise UserError(
+                f"{TENSORS}: {key[:200]} has shape {list(entry.shape)}, which does not fit "
+                f"r={rank} in {CONFIG}."
+            )
+        found.setdefault(match["layer"], {})[match["part"]] = key
+    if not found:
+        raise UserError(f"{TENSORS} contains no tensors.")
+    for layer, parts in found.items():
+        if len(parts) != 2:
+            raise UserError(f"{TENSORS}: {layer} has only one of lora_A and lora_B.")
+    return {layer: (parts["A"], parts["B"]) for layer, parts in found.items()}
+
+
+def _kind(layer: str) -> str:
+    parts = layer.split(".")
+    if not any(part.isdigit() for part in parts):
+        return "unembed"
+    return "attn" if _ATTENTION_NAMES.intersection(parts) else "mlp"
+
+
+def _require_finite(tensors: Tensors, name: str, least: float = -math.inf) -> None:
+    values = tensors[name]
+    if not np.isfinite(values).all() or (values < least).any():
+        raise UserError(f"{tensors.file.name}: {name} contains NaN or infinity.")

@@ -1,0 +1,108 @@
+"""Retention: which checkpoints may be deleted. Never the last of a run, nor one in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from fnmatch import fnmatchcase
+
+from sqlalchemy import func, select
+
+from mint.service.admin.settings import Settings
+from mint.service.checkpoints.storage import tinker_path, unexpired
+from mint.service.store.database import (
+    CheckpointRow,
+    Condition,
+    RunRow,
+    SamplerRow,
+    SessionRow,
+    Store,
+    now,
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Delete what is older than this, but the newest of each kind of a run, and some names."""
+
+    older_than_s: float
+    keep_last: int
+    keep: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Rule | None:
+        """Return the rule of the configuration, if it has one."""
+        if settings.retention_older_than_s is None:
+            return None
+        return cls(
+            settings.retention_older_than_s, settings.retention_keep_last, settings.retention_keep
+        )
+
+
+class Retention:
+    """Finds the checkpoints that a rule lets go.
+
+    Kept are those that are public, those in a sampler that somebody uses, and the newest of each
+    kind of a run that somebody uses. ``in_use`` returns the runs and checkpoint paths that this
+    service has open; other services with the same database are known by their sessions.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        session_idle_s: float,
+        in_use: Callable[[], tuple[Collection[str], Collection[str]]],
+    ) -> None:
+        self._store = store
+        self._idle_s = session_idle_s
+        self._in_use = in_use
+
+    def find(self, rule: Rule, *conditions: Condition) -> list[CheckpointRow]:
+        """Return what a rule lets go of the checkpoints that fit, the oldest first."""
+        newest_first = func.row_number().over(
+            partition_by=(CheckpointRow.run_id, CheckpointRow.kind),
+            order_by=CheckpointRow.id.desc(),  # the order in which they were made, by no clock
+        )
+        ranks = select(CheckpointRow.id, newest_first.label("rank")).where(unexpired()).subquery()
+        old = (
+            select(CheckpointRow, ranks.c.rank)
+            .join(ranks, ranks.c.id == CheckpointRow.id)
+            .where(
+                ranks.c.rank > rule.keep_last,
+                CheckpointRow.created_at <= now() - timedelta(seconds=rule.older_than_s),
+                CheckpointRow.public.is_(False),
+                *conditions,
+            )
+            .order_by(CheckpointRow.id)
+        )
+        is_alive = (
+            SessionRow.finish.is_(None),
+            SessionRow.last_seen > now() - timedelta(seconds=self._idle_s),
+        )
+        runs_here, paths_here = self._in_use()
+        with self._store.transaction() as session:
+            found = session.execute(old).all()
+            runs = {
+                *runs_here,
+                *session.scalars(
+                    select(RunRow.id)
+                    .join(SessionRow, SessionRow.id == RunRow.session_id)
+                    .where(*is_alive)
+                ),
+            }
+            paths = {
+                *paths_here,
+                *session.scalars(
+                    select(SamplerRow.model_path)
+                    .join(SessionRow, SessionRow.id == SamplerRow.session_id)
+                    .where(SamplerRow.model_path.is_not(None), *is_alive)
+                ),
+            }
+        return [
+            row
+            for row, rank in found
+            if not any(fnmatchcase(row.name, pattern) for pattern in rule.keep)
+            and not (rank == 1 and row.run_id in runs)
+            and tinker_path(row).uri not in paths
+        ]

@@ -1,0 +1,314 @@
+"""Checkpoints on disk: named, durable copies that appear whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import and_, not_, or_
+
+from mint.engine.messages import LoraSpec
+from mint.service.access.quotas import Quota
+from mint.service.errors import UserError
+from mint.service.files import FilesDamaged, checksums, sync, sync_folder, verify
+from mint.service.store.database import CheckpointRow, Condition, RunRow, Store, now
+
+TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
+KINDS = (TRAINING, SAMPLER, EXTERNAL)
+DESCRIPTION = "checkpoint.json"
+_RUN_ID = re.compile(r"[A-Za-z0-9-]{1,64}:train:[0-9]{1,9}")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def run_folder_name(run_id: str) -> str:
+    """A run id as a folder name; different ids give different names."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise UserError(f"{run_id!r} is not the id of a training run.")
+    return run_id.replace(":", "_")
+
+
+def check_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or name.startswith("."):
+        raise UserError(
+            f"{name[:200]!r} is not a valid checkpoint name. Use 1 to 128 letters, digits, "
+            "dots, underscores or hyphens, and no dot at the start, for example 'step-100'."
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class CheckpointPath:
+    """``tinker://<run>/<kind>/<name>``; ``mint://`` is read as the same thing.
+
+    >>> CheckpointPath.parse("mint://a1:train:0/weights/step-1").uri
+    'tinker://a1:train:0/weights/step-1'
+    """
+
+    run_id: str
+    kind: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointPath:
+        scheme, _, rest = text.partition("://")
+        parts = rest.split("/")
+        if scheme not in ("tinker", "mint") or len(parts) != 3 or parts[1] not in KINDS:
+            raise UserError(
+                f"{text[:200]!r} is not a checkpoint path. A path looks like tinker://<run "
+                "id>/weights/<name> or tinker://<run id>/sampler_weights/<name>; "
+                "`mint checkpoints list` shows yours."
+            )
+        run_folder_name(parts[0])
+        return cls(parts[0], parts[1], check_name(parts[2]))
+
+    @property
+    def uri(self) -> str:
+        return f"tinker://{self.run_id}/{self.kind}/{self.name}"
+
+    @property
+    def checkpoint_id(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """A request to save a checkpoint."""
+
+    path: CheckpointPath
+    seq_id: int
+    overwrite: bool
+    ttl_seconds: int | None
+    user_metadata: dict[str, str]
+
+
+class CheckpointStore:
+    """The checkpoint folders under the home folder, and their rows in the store."""
+
+    def __init__(
+        self, home: Path, store: Store, quota_of: Callable[[str], Quota] = lambda _: Quota()
+    ) -> None:
+        self._root = home / "checkpoints"
+        self._store = store
+        self._quota_of = quota_of
+        self._publishing = threading.Lock()
+
+    def folder(self, path: CheckpointPath) -> Path:
+        return self._root / run_folder_name(path.run_id) / path.kind / path.name
+
+    def find(self, path: CheckpointPath, user: str) -> CheckpointRow | None:
+        """The checkpoint, if ``user`` may read it."""
+        row = self._store.checkpoint(path.run_id, path.kind, path.name)
+        if row is None or not (row.user == user or row.public):
+            return None
+        return row if row.expires_at is None or row.expires_at > now() else None
+
+    def owned(self, path: CheckpointPath, user: str) -> CheckpointRow | None:
+        """The checkpoint, if ``user`` may change it."""
+        row = self.find(path, user)
+        return row if row is not None and row.user == user else None
+
+    def folder_of(self, row: CheckpointRow) -> Path:
+        return self.folder(tinker_path(row))
+
+    def require(self, text: str, user: str) -> tuple[CheckpointPath, CheckpointRow]:
+        """Parse a path and find what it names. Raises UserError when it names nothing."""
+        path = CheckpointPath.parse(text)
+        row = self.find(path, user)
+        if row is None:
+            raise UserError(
+                f"There is no checkpoint {path.uri} for this API key. `mint checkpoints list` "
+                "shows yours, as list_user_checkpoints() does in Python; expired ones are deleted."
+            )
+        return path, row
+
+    def verified_folder(self, path: CheckpointPath) -> Path:
+        """Return a checkpoint's folder. Raises FilesDamaged unless its files are as saved."""
+        folder = self.folder(path)
+        verify(folder, _checksums_in(folder / DESCRIPTION), f"The checkpoint {path.uri}")
+        return folder
+
+    # ---- saving: begin, let the engine write into the draft, then publish or discard -------------
+
+    def begin(self, new: NewCheckpoint) -> Path:
+        """An empty draft folder beside the final one. Raises UserError if the name is taken."""
+        row = self._store.checkpoint(new.path.run_id, new.path.kind, new.path.name)
+        is_own_retry = row is not None and row.seq_id == new.seq_id
+        if row is not None and not new.overwrite and not is_own_retry:
+            raise UserError(
+                f"The checkpoint {new.path.uri} already exists. Choose another name, or pass "
+                "overwrite=True to replace it."
+            )
+        draft = self.folder(new.path).with_name(f".draft-{uuid.uuid4().hex}")
+        draft.mkdir(parents=True)
+        return draft
+
+    def weights_digest(self, path: CheckpointPath) -> str | None:
+        """Return the digest of the adapter that was saved; of one from elsewhere there is none."""
+        digest = _description(self.folder(path) / DESCRIPTION).get("adapter_digest")
+        return digest if isinstance(digest, str) else None
+
+    def publish(
+        self, new: NewCheckpoint, draft: Path, run: RunRow, digest: str | None = None
+    ) -> CheckpointRow:
+        """Make the draft the checkpoint, in one step that a crash cannot cut in half.
+
+        ``digest`` is that of the adapter in the engine's memory.
+        """
+        row = CheckpointRow(
+            run_id=run.id,
+            kind=new.path.kind,
+            name=new.path.name,
+            user=run.user,
+            seq_id=new.seq_id,
+            base_model=run.base_model,
+            lora=run.lora,
+            size_bytes=sum(file.stat().st_size for file in draft.rglob("*") if file.is_file()),
+            user_metadata=new.user_metadata,
+            created_at=now(),
+            expires_at=_expiry(new.ttl_seconds),
+        )
+        _describe(draft / DESCRIPTION, new.path, row, digest)
+        sync_folder(draft)
+        with self._publishing:
+            self.check_quota(run, new.path, row.size_bytes)
+            self._put(row, draft)
+        self.discard(draft)
+        return row
+
+    def _put(self, row: CheckpointRow, draft: Path) -> None:
+        """Let files and row be those of the draft; if either fails, both are as before."""
+        final = self.folder_of(row)
+        _swap_in(draft, final)
+        try:
+            for folder in list(final.parents)[:4]:  # up to the home folder: some may be new
+                sync(folder)
+            self._store.put_checkpoint(row)
+        except Exception:
+            _swap_out(final, draft)
+            raise
+
+    def check_quota(self, run: RunRow, path: CheckpointPath, size: int = 0) -> None:
+        """Raise UserError if a run's key may not have another checkpoint of this size."""
+        quota = self._quota_of(run.key)
+        if quota.checkpoints is not None or quota.bytes is not None:
+            others = self._store.storage_of_key(run.key, not_(_is_at(path)))
+            quota.refuse_checkpoint(run.key, *others, size)
+
+    def discard(self, draft: Path) -> None:
+        shutil.rmtree(draft, ignore_errors=True)
+
+    def share(self, row: CheckpointRow, is_public: bool) -> None:
+        """Let every user of the service read a checkpoint, or only its owner again."""
+        self._store.change_checkpoint(row, public=is_public)
+
+    def set_ttl(self, row: CheckpointRow, ttl_seconds: int | None) -> None:
+        """Let a checkpoint expire that many seconds from now; None keeps it."""
+        self._store.change_checkpoint(row, expires_at=_expiry(ttl_seconds))
+
+    def delete(self, row: CheckpointRow) -> None:
+        """Remove a checkpoint; a crash in between leaves no half of it visible."""
+        folder = self.folder_of(row)
+        self._store.delete_checkpoint(row)
+        gone = folder.with_name(f".draft-{uuid.uuid4().hex}")
+        if folder.exists():
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def tinker_path(row: CheckpointRow) -> CheckpointPath:
+    return CheckpointPath(row.run_id, row.kind, row.name)
+
+
+def _is_at(path: CheckpointPath) -> Condition:
+    return and_(
+        CheckpointRow.run_id == path.run_id,
+        CheckpointRow.kind == path.kind,
+        CheckpointRow.name == path.name,
+    )
+
+
+def unexpired() -> Condition:
+    """Leave out expired checkpoints, which are gone for lists before they are deleted."""
+    return or_(CheckpointRow.expires_at.is_(None), CheckpointRow.expires_at > now())
+
+
+def _expiry(ttl_seconds: int | None) -> datetime | None:
+    return now() + timedelta(seconds=ttl_seconds) if ttl_seconds else None
+
+
+def read_lora(lora: dict[str, object]) -> LoraSpec:
+    """The adapter's shape as the store keeps it."""
+    return LoraSpec(**lora)  # type: ignore[arg-type]
+
+
+def _describe(file: Path, path: CheckpointPath, row: CheckpointRow, digest: str | None) -> None:
+    description = {
+        "path": path.uri,
+        "base_model": row.base_model,
+        "lora": asdict(read_lora(row.lora)),
+        "user_metadata": row.user_metadata,
+        "created_at": row.created_at.isoformat(),
+        "expires_at": row.expires_at.isoformat() if row.expires_at else None,
+        "sha256": checksums(file.parent, but=file.name),
+        "adapter_digest": digest,
+    }
+    file.write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _checksums_in(file: Path) -> dict[str, str]:
+    """Return the checksums in a checkpoint's description; older ones have none."""
+    found = _description(file).get("sha256", {})
+    return found if isinstance(found, dict) else {}
+
+
+def _description(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("no object")
+    except ValueError as error:
+        raise FilesDamaged(
+            f"A checkpoint's {file.name} is damaged, so its other files cannot be checked and were "
+            "not loaded. Use another checkpoint, or restore this one from a backup."
+        ) from error
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def _swap_in(draft: Path, final: Path) -> None:
+    """Give a draft its name; what had the name before is the draft then."""
+    if not final.exists():
+        draft.rename(final)
+    else:
+        _exchange(draft, final)
+
+
+def _swap_out(final: Path, draft: Path) -> None:
+    """Undo :func:`_swap_in`."""
+    if draft.exists():
+        _exchange(draft, final)
+    else:
+        final.rename(draft)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Let two folders trade names, atomically where the file system can."""
+    at_cwd, exchange = -100, 2
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)
+    if swap and swap(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0:
+        return
+    aside = other.with_name(f"{one.name}-old")
+    other.rename(aside)
+    one.rename(other)
+    aside.rename(one)

@@ -1,0 +1,92 @@
+"""Tensors in a safetensors file, checked before they are read. Needs no torch.
+
+``safetensors`` checks that the header describes the file, byte for byte. The values are read here,
+because without torch the library does not read bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mint.service.errors import UserError
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """The place of a tensor in its file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The floating-point tensors of one file, read as float32 when asked for."""
+
+    file: Path
+    entries: dict[str, TensorEntry]
+
+    @classmethod
+    def open(cls, file: Path) -> Tensors:
+        """Read the header. Raises UserError when it does not describe the file."""
+        from safetensors import SafetensorError
+
+        try:
+            return cls(file, dict(_entries(file)))
+        except SafetensorError as error:
+            raise UserError(f"{file.name} is not a valid safetensors file.") from error
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        entry = self.entries[name]
+        if entry.size == 0:
+            return np.zeros(entry.shape, np.float32)
+        dtype = _DTYPES[entry.dtype]
+        values: NDArray[Any] = np.memmap(self.file, dtype, "r", entry.start, entry.shape)
+        if entry.dtype == "BF16":
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values.astype(np.float32)
+
+
+def _entries(file: Path) -> Iterator[tuple[str, TensorEntry]]:
+    from safetensors import safe_open
+
+    found = []
+    with safe_open(file, "numpy") as opened:
+        for name in opened.offset_keys():
+            tensor = opened.get_slice(name)
+            if (dtype := tensor.get_dtype()) not in _DTYPES:
+                raise UserError(
+                    f"{file.name}: {name[:200]} is of type {dtype}; an adapter has only "
+                    f"{', '.join(_DTYPES)}."
+                )
+            found.append((name, TensorEntry(dtype, tuple(tensor.get_shape()), start=0)))
+    # the tensors follow one another without a gap, up to the end of the file
+    start = file.stat().st_size - sum(entry.size for _, entry in found)
+    for name, entry in found:
+        yield name, replace(entry, start=start)
+        start += entry.size
+
+
+def write_tensors(file: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
+    """Write a safetensors file."""
+    from safetensors.numpy import save_file
+
+    save_file(tensors, file, metadata={"format": "pt"})

@@ -1,0 +1,345 @@
+"""Checkpoints made from other checkpoints or from files: copied, uploaded, interpolated.
+
+A checkpoint that comes from no run of its own gets a new one that only holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mint.engine.messages import LoraSpec
+from mint.service.access.scopes import Caller
+from mint.service.checkpoints.archives import unpack
+from mint.service.checkpoints.links import link_version
+from mint.service.checkpoints.peft import OPTIMIZER, AdapterFiles, mix
+from mint.service.checkpoints.storage import (
+    DESCRIPTION,
+    SAMPLER,
+    TRAINING,
+    CheckpointPath,
+    NewCheckpoint,
+    check_name,
+    run_folder_name,
+    tinker_path,
+)
+from mint.service.errors import UserError, readable_os_error
+from mint.service.files import free_bytes, link_files
+from mint.service.futures import Response
+from mint.service.parts import Parts
+from mint.service.store.database import CheckpointRow, RunRow, SessionRow
+from mint.service.wire.requests import CopyWeights, Interpolate
+
+log = logging.getLogger(__name__)
+INTERPOLATION = "interpolation-"
+_MAX_DESCRIPTION_BYTES = 1024 * 1024
+
+
+class Transfers:
+    """Everything that makes checkpoints without an engine."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._settings = parts.settings
+        self._store = parts.store
+        self._sessions = parts.sessions
+        self._futures = parts.futures
+        self._engines = parts.engines
+        self._checkpoints = parts.checkpoints
+        self._quota_of = parts.quota_of
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- copying --------------------------------------------------------------------------------
+
+    async def copy(
+        self, caller: Caller, request: CopyWeights, identifier: str | None
+    ) -> CheckpointRow:
+        """A checkpoint of the caller's own with the same files. One identifier makes one copy."""
+        user = caller.user
+        path, source = await asyncio.to_thread(self._checkpoints.require, request.source_path, user)
+        session_id = request.session_id or _session_id(user, identifier)
+        run_id = f"{session_id}:train:{request.model_seq_id or 0}"
+        run_folder_name(run_id)
+        if request.session_id is not None:
+            await self._sessions.require(session_id, user)
+        new = NewCheckpoint(
+            CheckpointPath(run_id, path.kind, path.name),
+            _number_of(f"{path.uri} {link_version(source)}"),
+            overwrite=False,
+            ttl_seconds=request.ttl_seconds,
+            user_metadata={k: str(v) for k, v in source.user_metadata.items()},
+        )
+        holder = RunRow(
+            id=run_id,
+            session_id=session_id,
+            user=user,
+            key=caller.key,
+            base_model=source.base_model,
+            lora=source.lora,
+        )
+
+        def write() -> CheckpointRow:
+            self._add_holder(holder, request.destination_project_id)
+            return self._write(new, holder, lambda draft: self._link(source, draft))
+
+        return await asyncio.to_thread(write)
+
+    def _link(self, source: CheckpointRow, draft: Path) -> None:
+        files = self._checkpoints.verified_folder(tinker_path(source)).iterdir()
+        link_files((file for file in files if file.name != DESCRIPTION), draft)
+
+    def _add_holder(self, run: RunRow, project_id: str | None = None) -> None:
+        session = SessionRow(id=run.session_id, user=run.user, project_id=project_id)
+        self._store.add_once(session, run.session_id)
+        existing = self._store.add_once(run, run.id)
+        if existing.user != run.user:
+            raise UserError(f"The run {run.id} belongs to another user. Use your own session.")
+        run.key = existing.key
+
+    def _write(
+        self, new: NewCheckpoint, run: RunRow, fill: Callable[[Path], None]
+    ) -> CheckpointRow:
+        self._checkpoints.check_quota(run, new.path)
+        draft = self._checkpoints.begin(new)
+        try:
+            fill(draft)
+            return self._checkpoints.publish(new, draft, run)
+        except OSError as error:
+            raise UserError(readable_os_error(error, "writing the checkpoint")) from error
+        finally:
+            self._checkpoints.discard(draft)
+
+    # ---- uploading ------------------------------------------------------------------------------
+
+    def inbox(self) -> Path:
+        """A new folder for an upload; the caller removes it."""
+        folder = self._settings.home / "uploads"
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=folder))
+
+    def upload_check(self, caller: Caller) -> Callable[[int], None]:
+        """Return what refuses an upload once it is beyond the caller's quota or the disk is full.
+
+        It raises UserError. Space is left for training: see ``disk_reserve_bytes``.
+        """
+        quota = self._quota_of(caller.key)
+        held = self._store.storage_of_key(caller.key)
+
+        def check(received: int) -> None:
+            quota.refuse_checkpoint(caller.key, *held, received)
+            if free_bytes(self._settings.home) < self._settings.disk_reserve_bytes:
+                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise UserError(readable_os_error(full, "the upload"))
+
+        return check
+
+    async def take_in(
+        self, caller: Caller, archive: Path, name: str | None, base_model: str | None
+    ) -> CheckpointRow:
+        """Make a checkpoint of an uploaded archive. Raises UserError for whatever is wrong."""
+        folder = archive.parent / "unpacked"
+        folder.mkdir()
+        room = free_bytes(self._settings.home) - self._settings.disk_reserve_bytes
+        limit = max(0, min(self._settings.max_upload_bytes, room))
+        await asyncio.to_thread(unpack, archive, folder, limit)
+        adapter, origin = await asyncio.to_thread(_check, folder)
+        base = base_model or (origin or {}).get("base_model") or adapter.base_model
+        await self._engines.locate(str(base))
+        holder = _new_holder(caller, str(base), adapter.lora)
+        kind = TRAINING if (folder / OPTIMIZER).exists() else SAMPLER
+        new = NewCheckpoint(
+            CheckpointPath(holder.id, kind, check_name(name or _name_in(origin))),
+            seq_id=0,
+            overwrite=False,
+            ttl_seconds=None,
+            user_metadata=_metadata_in(origin),
+        )
+
+        def write() -> CheckpointRow:
+            self._add_holder(holder)
+            return self._write(new, holder, lambda draft: _move(folder, draft))
+
+        return await asyncio.to_thread(write)
+
+    # ---- interpolating --------------------------------------------------------------------------
+
+    async def interpolate(self, caller: Caller, request: Interpolate) -> str:
+        """Start mixing checkpoints; returns the request id. The same request is done once."""
+        user = caller.user
+        sources = [
+            (await asyncio.to_thread(self._checkpoints.require, path, user))[1]
+            for path in request.source_paths
+        ]
+        bases = sorted({source.base_model for source in sources})
+        if len(bases) > 1:
+            raise UserError(f"source_paths have different base models: {', '.join(bases)}.")
+        versions = [link_version(source) for source in sources]
+        identity = json.dumps([user, versions, request.model_dump()])
+        number = _number_of(identity)
+        request_id = f"{INTERPOLATION}{-number:x}"
+        path = await self._output(user, request, sources[0], number)
+        if self._futures.find(request_id, user) is None:
+            self._futures.open(request_id, user)
+            work = self._interpolate(request_id, caller, request, sources, path, number)
+            task = asyncio.create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return request_id
+
+    async def _output(
+        self, user: str, request: Interpolate, first: CheckpointRow, number: int
+    ) -> CheckpointPath:
+        """Return the path of the result: beside the first source when that is the caller's."""
+        run_id = first.run_id if first.user == user else f"{_session_id(user, str(number))}:train:0"
+        wanted = request.output_path
+        if wanted is None:
+            return CheckpointPath(run_id, SAMPLER, f"interpolated-{-number:x}")
+        if "://" not in wanted:
+            return CheckpointPath(run_id, SAMPLER, check_name(wanted))
+        path = CheckpointPath.parse(wanted)
+        if path.kind != SAMPLER:
+            raise UserError(f"output_path must be a tinker://…/{SAMPLER}/… path, not {path.uri}.")
+        if await asyncio.to_thread(self._store.get, RunRow, path.run_id, user) is None:
+            raise UserError(f"output_path: there is no run {path.run_id} for this API key.")
+        return path
+
+    async def _interpolate(
+        self,
+        request_id: str,
+        caller: Caller,
+        request: Interpolate,
+        sources: list[CheckpointRow],
+        path: CheckpointPath,
+        number: int,
+    ) -> None:
+        try:
+            await asyncio.to_thread(self._mix, caller, request, sources, path, number)
+        except UserError as error:
+            answer = Response.failure(str(error), "user")
+        except Exception as error:
+            log.exception("interpolating failed")
+            answer = Response.failure(f"Interpolating failed in the service: {error}", "server")
+        else:
+            answer = Response.json(
+                {
+                    "path": path.uri,
+                    "checkpoint_type": "sampler",
+                    "source_paths": request.source_paths,
+                    "coefficients": request.coefficients,
+                    "has_rank_shards": False,
+                    "type": "mint_interpolate_checkpoints",
+                }
+            )
+        self._futures.finish(request_id, answer)
+
+    def _mix(
+        self,
+        caller: Caller,
+        request: Interpolate,
+        sources: list[CheckpointRow],
+        path: CheckpointPath,
+        number: int,
+    ) -> None:
+        run = RunRow(
+            id=path.run_id,
+            session_id=path.run_id.partition(":")[0],
+            user=caller.user,
+            key=caller.key,
+            base_model=sources[0].base_model,
+            lora=sources[0].lora,
+        )
+        self._add_holder(run)
+        new = NewCheckpoint(path, number, overwrite=False, ttl_seconds=None, user_metadata={})
+
+        def fill(draft: Path) -> None:
+            folders = [self._checkpoints.verified_folder(tinker_path(row)) for row in sources]
+            adapters = [AdapterFiles.read(folder) for folder in folders]
+            spec = mix(adapters, request.coefficients, draft, run.base_model)
+            run.lora = asdict(spec)
+
+        self._write(new, run, fill)
+
+
+def _new_holder(caller: Caller, base_model: str, lora: LoraSpec) -> RunRow:
+    session_id = str(uuid.uuid4())
+    return RunRow(
+        id=f"{session_id}:train:0",
+        session_id=session_id,
+        user=caller.user,
+        key=caller.key,
+        base_model=base_model,
+        lora=asdict(lora),
+    )
+
+
+def _session_id(user: str, key: str | None) -> str:
+    """A new session's id; the same for the same key, so that a repeated request finds its own."""
+    if key is None:
+        return str(uuid.uuid4())
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{user}\0{key}"))
+
+
+def _number_of(identity: str) -> int:
+    """Below zero, as no operation of a run is; the same for the same request."""
+    return -1 - int.from_bytes(hashlib.sha256(identity.encode()).digest()[:6], "big")
+
+
+def _check(folder: Path) -> tuple[AdapterFiles, dict[str, Any] | None]:
+    adapter = AdapterFiles.read(folder)
+    adapter.require_finite()
+    has_optimizer = (folder / OPTIMIZER).exists()
+    if has_optimizer:
+        adapter.check_optimizer()
+    origin = _description(folder / DESCRIPTION)
+    if origin is not None and (_path_in(origin).kind == TRAINING) != has_optimizer:
+        raise UserError(
+            f"{DESCRIPTION} says {_path_in(origin).kind}, and the archive has "
+            f"{'an' if has_optimizer else 'no'} {OPTIMIZER}. Pack the whole checkpoint again."
+        )
+    return adapter, origin
+
+
+def _description(file: Path) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    if file.stat().st_size > _MAX_DESCRIPTION_BYTES:
+        raise UserError(f"{file.name} has more than {_MAX_DESCRIPTION_BYTES} bytes.")
+    try:
+        description = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file.name} is not valid JSON.") from error
+    finally:
+        file.unlink()
+    if not isinstance(description, dict) or not isinstance(description.get("path"), str):
+        raise UserError(f"{file.name} does not name the checkpoint's path.")
+    if not isinstance(description.get("base_model", ""), str):
+        raise UserError(f"{file.name}: base_model must be a string.")
+    return description
+
+
+def _path_in(origin: dict[str, Any]) -> CheckpointPath:
+    return CheckpointPath.parse(origin["path"])
+
+
+def _name_in(origin: dict[str, Any] | None) -> str:
+    return "uploaded" if origin is None else _path_in(origin).name
+
+
+def _metadata_in(origin: dict[str, Any] | None) -> dict[str, str]:
+    found = (origin or {}).get("user_metadata")
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def _move(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        shutil.move(file, target / file.name)

@@ -1,0 +1,323 @@
+"""The engines of this service: one worker per base model, loaded on first use.
+
+An engine that nobody uses for a while is unloaded. Where there is a memory budget, the least
+recently used idle engine makes room for another; an engine in use never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import re
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mint.catalog import Catalog, ModelNotFound
+from mint.engine.messages import EngineOptions
+from mint.service.admin.settings import Settings
+from mint.service.engines.plans import GB, describe_plan
+from mint.service.engines.process import EngineProcess
+from mint.service.errors import ApiError, EngineDied, UserError
+
+log = logging.getLogger(__name__)
+_PROCESS_BYTES = GB * 2 // 5
+"""What a worker takes besides its weights, until it can be measured."""
+MAX_LOOK_UPS = 32
+"""Names of models that are looked for at once; each may wait for the hub."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """One base model that is loaded, loading or being unloaded."""
+
+    name: str
+    weights_bytes: int
+    starting: asyncio.Task[EngineProcess]
+    granted_bytes: int | None = None
+    users: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    ending: asyncio.Task[None] | None = None
+
+    @property
+    def engine(self) -> EngineProcess | None:
+        """The engine, once it is up and while it lives."""
+        if not _succeeded(self.starting) or not self.starting.result().is_alive:
+            return None
+        return self.starting.result()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the engine failed to start, or has died."""
+        return self.starting.done() and self.engine is None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.users == 0 and self.ending is None and self.starting.done()
+
+    @property
+    def size(self) -> int:
+        """The bytes it takes of its device, or may take once it is up."""
+        if self.engine is None:
+            return max(self.weights_bytes + _PROCESS_BYTES, self.granted_bytes or 0)
+        plan = self.engine.info.plan
+        if plan is not None and plan.device != "cpu":
+            return plan.device_bytes
+        return max(self.engine.resident_bytes, self.weights_bytes)
+
+
+class Engines:
+    """Finds, starts, shares, watches and ends the workers."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        before_unload: Callable[[EngineProcess], Awaitable[None]],
+    ) -> None:
+        self._settings = settings
+        self._before_unload = before_unload
+        self._catalog = Catalog(
+            aliases=settings.aliases, cache=settings.cache, local_paths=settings.is_loopback
+        )
+        self._folders: dict[str, asyncio.Task[Path]] = {}
+        self._look_ups = ThreadPoolExecutor(4, thread_name_prefix="mint-catalog")
+        self._looking_up = 0
+        self._slots: dict[Path, Slot] = {}
+        self._changed = asyncio.Condition()
+        self.suspects: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By base model: operations under which a worker died are retried one at a time, so that
+        the one that kills it fails and the others do not."""
+        self._not_yet_loaded = set(settings.models)
+
+    def names(self) -> list[str]:
+        """Model names known without asking the hub, those in use first."""
+        used = [name for name, task in self._folders.items() if _succeeded(task)]
+        return list(dict.fromkeys([*used, *self._settings.models, *self._catalog.names()]))
+
+    async def locate(self, base_model: str) -> Path:
+        """The folder of a base model. Raises UserError with every place that was tried."""
+        task = self._folders.get(base_model)
+        if task is None or (task.done() and not _succeeded(task)):
+            if self._looking_up >= MAX_LOOK_UPS:
+                raise ApiError(429, "Too many model lookups are in progress. Try again later.")
+            self._looking_up += 1
+            task = asyncio.create_task(self._look_up(base_model))
+            self._folders[base_model] = task
+        try:
+            return await asyncio.shield(task)
+        except ModelNotFound as error:
+            self._folders.pop(base_model, None)
+            raise UserError(str(error)) from error
+        except OSError as error:
+            self._folders.pop(base_model, None)
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise UserError(
+                f"There is no model of this name: {base_model[:40]}… has {len(base_model)} "
+                "characters, more than a file's name can. `mint models list` shows the available "
+                "models."
+            ) from error
+
+    async def _look_up(self, base_model: str) -> Path:
+        """Find a model's folder, in threads of their own: the hub may take long to answer."""
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._look_ups, self._catalog.locate, base_model)
+        finally:
+            self._looking_up -= 1
+
+    # ---- using ----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def using(self, base_model: str) -> AsyncIterator[EngineProcess]:
+        """The engine of a base model, started if need be, and kept while it is used here."""
+        slot = await self._slot(base_model)
+        slot.users += 1
+        try:
+            yield await asyncio.shield(slot.starting)
+        finally:
+            slot.users -= 1
+            slot.used_at = time.monotonic()
+            await self._tell_waiters()
+
+    async def get(self, base_model: str) -> EngineProcess:
+        """Load a base model, if it is not; it may be unloaded again when it is idle."""
+        async with self.using(base_model) as engine:
+            return engine
+
+    def running(self, base_model: str) -> EngineProcess | None:
+        """The engine of a base model if it is up now."""
+        located = self._folders.get(base_model)
+        if located is None or not _succeeded(located):
+            return None
+        slot = self._slots.get(located.result())
+        return slot.engine if slot is not None else None
+
+    def loaded(self) -> list[EngineProcess]:
+        """Every engine that is up now."""
+        return [slot.engine for slot in self._slots.values() if slot.engine is not None]
+
+    def why_waiting(self, base_model: str) -> str | None:
+        """Return in words what a request for this model waits for; None when its engine is up."""
+        if self.running(base_model) is not None:
+            return None
+        located = self._folders.get(base_model)
+        if located is not None and _succeeded(located) and located.result() not in self._slots:
+            others = ", ".join(slot.name for slot in self._slots.values())
+            return f"the base model {base_model} waits for memory that others use ({others})"
+        return f"the base model {base_model} is loading"
+
+    async def _slot(self, base_model: str) -> Slot:
+        folder = await self.locate(base_model)
+        while True:
+            slot = self._slots.get(folder)
+            if slot is not None and slot.ending is not None:
+                await asyncio.shield(slot.ending)
+            elif slot is not None and not slot.is_over:
+                return slot
+            else:
+                self._slots.pop(folder, None)
+                weights = await asyncio.to_thread(_weights_bytes, folder)
+                await self._make_room(base_model, weights + _PROCESS_BYTES)
+                if folder not in self._slots:
+                    granted = self._grant(folder, weights + _PROCESS_BYTES)
+                    starting = asyncio.create_task(self._start(base_model, folder, granted))
+                    self._slots[folder] = Slot(base_model, weights, starting, granted)
+
+    async def _start(self, base_model: str, folder: Path, granted: int | None) -> EngineProcess:
+        """Start an engine. What a model of the settings decides is first told by `mint serve`."""
+        memory_gb = None if granted is None else granted / GB
+        options = EngineOptions(self._settings.precision, memory_gb)
+        log_file, limit_s = self._log_of(base_model), self._settings.load_limit_s
+        try:
+            engine = await EngineProcess.start(base_model, folder, log_file, limit_s, options)
+        finally:
+            await self._tell_waiters()  # from now on it takes what it takes, not what it might
+        if base_model not in self._not_yet_loaded and engine.info.plan is not None:
+            log.info("%s", describe_plan(base_model, engine.info.plan))
+        self._not_yet_loaded.discard(base_model)
+        return engine
+
+    def _grant(self, folder: Path, needed: int) -> int | None:
+        """Return the bytes that an engine may take, or None where there is no budget.
+
+        It is what the other engines leave, less the share of models that are still to be preloaded.
+        """
+        if self._settings.memory_gb is None:
+            return None
+        left = int(self._settings.memory_gb * GB) - self._used_bytes()
+        located = [self._folders.get(name) for name in self._not_yet_loaded]
+        awaited = {task.result() for task in located if task is not None and _succeeded(task)}
+        others = awaited - self._slots.keys() - {folder}
+        return share(left, needed, [_weights_bytes(other) + _PROCESS_BYTES for other in others])
+
+    # ---- unloading ------------------------------------------------------------------------------
+
+    async def _make_room(self, base_model: str, needed: int) -> None:
+        """Unload idle engines until a model fits; wait for those in use, up to a limit."""
+        if self._settings.memory_gb is None:
+            return
+        budget = int(self._settings.memory_gb * GB)
+        if needed > budget:
+            raise UserError(
+                f"{base_model} needs about {needed / GB:.1f} GB, but this service may use only "
+                f"{self._settings.memory_gb:g} GB for models. Raise memory_gb, or use a smaller "
+                "model."
+            )
+        deadline = time.monotonic() + self._settings.load_limit_s
+        while self._used_bytes() + needed > budget:
+            idle = [slot for slot in self._slots.values() if slot.is_idle]
+            if idle:
+                await self._unload(min(idle, key=lambda slot: slot.used_at))
+            elif not await self._wait_for_change(deadline - time.monotonic()):
+                busy = ", ".join(slot.name for slot in self._slots.values())
+                raise EngineDied(
+                    f"{base_model} was not loaded: other models were using the "
+                    f"{self._settings.memory_gb:g} GB of memory the whole time ({busy}). Try "
+                    "again later."
+                )
+
+    def _used_bytes(self) -> int:
+        return sum(slot.size for slot in self._slots.values() if not slot.is_over)
+
+    async def unload_idle(self) -> None:
+        """End the engines that were idle for a while."""
+        cutoff = time.monotonic() - self._settings.model_idle_s
+        for slot in list(self._slots.values()):
+            if slot.is_idle and slot.used_at < cutoff and slot.name not in self._settings.models:
+                await self._unload(slot)
+
+    async def _unload(self, slot: Slot) -> None:
+        slot.ending = asyncio.create_task(self._end(slot))
+        await asyncio.shield(slot.ending)
+
+    async def _end(self, slot: Slot) -> None:
+        try:
+            if slot.engine is not None:
+                await self._before_unload(slot.engine)
+                await slot.engine.stop()
+                log.info("unloaded %s", slot.name)
+        except EngineDied as error:
+            log.warning("%s", error)
+        finally:
+            self._slots = {f: s for f, s in self._slots.items() if s is not slot}
+            await self._tell_waiters()
+
+    async def _tell_waiters(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _wait_for_change(self, seconds: float) -> bool:
+        try:
+            async with self._changed:
+                await asyncio.wait_for(self._changed.wait(), max(seconds, 0))
+        except TimeoutError:
+            return False
+        return True
+
+    # ---- watching -------------------------------------------------------------------------------
+
+    def end_stuck(self) -> None:
+        """End every engine that has left its calls without an answer for too long."""
+        for slot in self._slots.values():
+            if slot.engine is not None and slot.engine.silent_s > self._settings.stuck_after_s:
+                slot.engine.kill()
+
+    async def stop(self) -> None:
+        """End every worker."""
+        self._look_ups.shutdown(wait=False, cancel_futures=True)
+        slots = list(self._slots.values())
+        for slot in slots:
+            if not slot.starting.done():
+                slot.starting.cancel()
+        await asyncio.gather(*(slot.starting for slot in slots), return_exceptions=True)
+        await asyncio.gather(
+            *(slot.starting.result().stop() for slot in slots if _succeeded(slot.starting))
+        )
+
+    def _log_of(self, base_model: str) -> Path:
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "--", base_model).strip("-.")
+        return self._settings.logs / f"engine-{safe[-100:]}.log"
+
+
+def share(left: int, needed: int, others: Sequence[int]) -> int:
+    """Return one engine's part of the memory that is left: its need and an even part of the rest.
+
+    >>> share(100, needed=10, others=[]), share(100, needed=10, others=[50])
+    (100, 30)
+    """
+    rest = left - needed - sum(others)
+    return needed + max(rest, 0) // (1 + len(others))
+
+
+def _weights_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _succeeded(task: asyncio.Task[Path] | asyncio.Task[EngineProcess]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

@@ -1,0 +1,214 @@
+"""One engine worker as a child process, and the calls that go to it over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mint.engine.messages import Call, EngineOptions, ModelInfo, Reply
+from mint.service.admin.metrics import measured
+from mint.service.errors import EngineDied, UserError
+
+log = logging.getLogger(__name__)
+_LENGTH = struct.Struct(">Q")
+_END_LIMIT_S = 5.0
+
+
+class EngineProcess:
+    """A worker with a loaded base model. Use :meth:`start`, then :meth:`call`."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log_file: Path) -> None:
+        self.name = name
+        self.log_file = log_file
+        self.info: ModelInfo
+        self._process = process
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._listening: dict[int, Callable[[Any], None]] = {}
+        self._last_answer = time.monotonic()
+        self._is_ending = False
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        self._read_task: asyncio.Task[None]
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._read_task.done()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    async def start(
+        cls, name: str, folder: Path, log_file: Path, limit_s: float, options: EngineOptions
+    ) -> EngineProcess:
+        """Start a worker and wait until its model is loaded. Raises EngineDied or UserError."""
+        ours, theirs = socket.socketpair()
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with open(log_file, "ab") as output, theirs:
+            model = ["--name", name, "--folder", str(folder), "--fd", str(theirs.fileno())]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "mint.engine.worker", *model, *option_arguments(options)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C reaches the service, which ends its workers
+            )
+        engine = cls(name, process, log_file)
+        engine._reader, engine._writer = await asyncio.open_connection(sock=ours)
+        loaded = engine._waiting[0] = asyncio.get_running_loop().create_future()
+        engine._read_task = asyncio.create_task(engine._read())
+        try:
+            engine.info = await asyncio.wait_for(loaded, limit_s)
+        except TimeoutError:
+            await engine.stop()
+            raise EngineDied(
+                f"Loading {name} took more than {limit_s:.0f} s and was aborted. "
+                f"The engine's log is logs/{log_file.name} in the home folder."
+            ) from None
+        except BaseException:
+            await engine.stop()
+            raise
+        return engine
+
+    async def call(
+        self, method: str, on_progress: Callable[[Any], None] | None = None, **arguments: Any
+    ) -> Any:
+        """Run ``Engine.<method>(**arguments)`` in the worker.
+
+        ``on_progress`` hears what the engine tells before the answer. Raises UserError for the
+        user's mistakes, RuntimeError for the engine's own failures and EngineDied when the worker
+        ended before it answered.
+        """
+        if not self.is_alive:
+            raise self._obituary()
+        call_id = next(self._ids)
+        if not self._waiting:
+            self._last_answer = time.monotonic()
+        answer = self._waiting[call_id] = asyncio.get_running_loop().create_future()
+        if on_progress is not None:
+            self._listening[call_id] = on_progress
+        self._send(Call(call_id, method, arguments))
+        try:
+            with contextlib.suppress(ConnectionError):  # the reader notices and says it better
+                await self._writer.drain()
+            return await measured(method, arguments, answer)
+        except asyncio.CancelledError:
+            if method == "sample" and self._waiting.pop(call_id, None) is not None:
+                self._send(Call(next(self._ids), "cancel_sample", {"call_id": call_id}))
+            raise
+        finally:
+            self._listening.pop(call_id, None)
+
+    @property
+    def depth(self) -> int:
+        """The number of calls without an answer."""
+        return len(self._waiting)
+
+    def _send(self, call: Call) -> None:
+        body = pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
+        self._writer.writelines([_LENGTH.pack(len(body)), body])
+
+    @property
+    def resident_bytes(self) -> int:
+        """The memory that the worker takes now, 0 where the system does not tell."""
+        try:
+            pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which calls have been waiting without any answer."""
+        return time.monotonic() - self._last_answer if self._waiting else 0.0
+
+    async def stop(self) -> None:
+        """End the worker: politely, then by force."""
+        self._is_ending = True
+        self._writer.close()
+        try:
+            await asyncio.to_thread(self._process.wait, _END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+        self._read_task.cancel()
+        await asyncio.gather(self._read_task, return_exceptions=True)
+
+    def kill(self) -> None:
+        """End a worker that does not answer; its calls fail with EngineDied."""
+        self._process.kill()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+                body = await self._reader.readexactly(size)
+                self._settle(pickle.loads(body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await asyncio.to_thread(self._process.wait)
+            if not self._is_ending:
+                log.error("%s", self._obituary())
+        finally:
+            self._writer.close()
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(self._obituary())
+            self._waiting.clear()
+
+    def _settle(self, reply: Reply) -> None:
+        self._last_answer = time.monotonic()
+        if not reply.is_final:
+            if (listener := self._listening.get(reply.id)) is not None:
+                listener(reply.value)
+            return
+        answer = self._waiting.pop(reply.id, None)
+        if answer is None or answer.done():
+            return
+        if reply.error is None:
+            answer.set_result(reply.value)
+        elif reply.is_user_error:
+            answer.set_exception(UserError(reply.error))
+        else:
+            answer.set_exception(RuntimeError(reply.error))
+
+    def _obituary(self) -> EngineDied:
+        code = self._process.poll()
+        how = "ended"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                how += " (often because the machine ran out of memory)"
+        elif code:
+            how = f"ended with status {code}"
+        return EngineDied(
+            f"The engine of {self.name} {how}. It restarts at the next request. Its log is "
+            f"logs/{self.log_file.name} in the home folder."
+        )
+
+
+def option_arguments(options: EngineOptions) -> list[str]:
+    """Return an engine's options as arguments of its worker.
+
+    >>> option_arguments(EngineOptions("exact", memory_gb=1.5))
+    ['--precision', 'exact', '--memory-gb', '1.500']
+    >>> option_arguments(EngineOptions())
+    ['--precision', 'auto']
+    """
+    memory = [] if options.memory_gb is None else ["--memory-gb", f"{options.memory_gb:.3f}"]
+    return ["--precision", options.precision, *memory]

@@ -1,0 +1,102 @@
+"""Waiting for free space on the disk of the service, instead of failing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy.exc import OperationalError
+
+from mint.service.errors import is_disk_full
+from mint.service.files import free_bytes
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 5.0
+
+
+def why_paused(free: int, reserve: int) -> str:
+    """Say that training is paused for a full disk, and what to do."""
+    return (
+        f"paused for a full disk: {_megabytes(free)} are free on the disk of the service"
+        f"{f', and training needs {_megabytes(reserve)}' if free < reserve else ''}. It resumes "
+        "when there is space: delete files, for example old checkpoints (mint checkpoints prune)"
+    )
+
+
+class DiskSpace:
+    """The wait of one run for free space. Its work is repeated until the disk takes it.
+
+    ``reserve`` bytes must be free before the work begins. Counted from the first refusal until
+    something succeeds, it waits for ``limit_s`` in all.
+    """
+
+    def __init__(self, folder: Path, reserve: int, limit_s: float) -> None:
+        self._folder = folder
+        self._reserve = reserve
+        self._limit_s = limit_s
+        self._full_since: float | None = None
+        self._free = 0
+        self._waiting = 0
+        self._ended = asyncio.Event()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether some work waits for space now."""
+        return self._waiting > 0
+
+    def why_waiting(self) -> str | None:
+        """Say what the work waits for; None while there is space."""
+        return why_paused(self._free, self._reserve) if self._waiting else None
+
+    def end(self) -> None:
+        """Let whatever waits fail now."""
+        self._ended.set()
+
+    async def use(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do work that writes; while the disk is full, wait and repeat it.
+
+        Raises the last OSError or OperationalError when the wait is over.
+        """
+        wait_s, is_waiting = _FIRST_WAIT_S, False
+        try:
+            while True:
+                try:
+                    await asyncio.to_thread(self._check_reserve)
+                    result = await work()
+                except (OSError, OperationalError) as error:
+                    if not is_disk_full(error) or self._is_over():
+                        raise
+                    if not is_waiting:
+                        log.warning("training waits for space on the disk: %s", error)
+                else:
+                    self._full_since = None
+                    return result
+                self._waiting += not is_waiting
+                is_waiting = True
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        finally:
+            self._waiting -= is_waiting
+
+    def _check_reserve(self) -> None:
+        self._free = free_bytes(self._folder)
+        if self._free < self._reserve:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _is_over(self) -> bool:
+        if self._full_since is None:
+            self._full_since = time.monotonic()
+        return self._ended.is_set() or time.monotonic() - self._full_since >= self._limit_s
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,389 @@
+"""The append-only log of a run's operations since its last snapshot.
+
+Every record has a checksum. What a crash tore at the end of the file is cut off and kept beside it.
+Damage before that is an error, and the file stays as it is: what follows it was acknowledged. One
+lock per run folder keeps two services apart.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mint.service.files import checksums, sync, sync_folder, verify
+from mint.service.runs.records import encode, read_record, records_after
+
+log = logging.getLogger(__name__)
+TORN = "journal.torn"
+"""What was cut off the end of the journal when it was last found torn."""
+MAX_TAKEN = 10_000
+"""Operations without a number that are recognised when they are sent again after a snapshot."""
+
+
+Content = tuple[dict[str, Any], bytes]
+"""The header and the body of a record."""
+
+
+class RunIsElsewhere(Exception):
+    """Another service holds the lock of this run."""
+
+
+class JournalDamaged(Exception):
+    """A record before the end of a journal is not what was written. Its text says what to do."""
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """An operation in the journal: its number, kind and content type. The body stays on disk."""
+
+    seq_id: int
+    kind: str
+    content_type: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a group of operations. A failed group has an ``error``."""
+
+    kind: str
+    seq_ids: list[int]
+    error: str | None = None
+    category: str | None = None
+    result: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class KeptAnswer:
+    """The answer of an operation from before the snapshot, for a client that has not got it."""
+
+    body: bytes
+    content_type: str
+    is_failure: bool
+
+
+@dataclass
+class Journal:
+    """One run's journal, open and locked.
+
+    ``snapshot`` names the folder that the journal continues from (None: a fresh adapter), and
+    ``first`` the first number after it. ``taken`` are the operations without a number that ran
+    before it. Raises RunIsElsewhere and JournalDamaged.
+    """
+
+    folder: Path
+    entries: dict[int, JournalEntry] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    snapshot: str | None = None
+    first: int = 1
+    taken: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._lock_file = _locked(self.folder / "lock")
+        self._path = self.folder / "journal"
+        self._file = -1
+        self._unwritten: list[bytes] = []
+        self._answers: dict[int, JournalEntry] = {}
+        self._checksums: dict[str, str] = {}
+        self._is_name_synced = False
+        self._is_torn = False
+        try:
+            self._file = _open(self._path)
+            self._sync_name()
+            self._size = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def next(self) -> int:
+        """The first number that has not run yet."""
+        done = [n + 1 for outcome in self.outcomes for n in outcome.seq_ids]
+        return max([self.first, *done])
+
+    @property
+    def snapshot_folder(self) -> Path | None:
+        return self.folder / self.snapshot if self.snapshot else None
+
+    # ---- writing --------------------------------------------------------------------------------
+
+    def append_operation(self, seq_id: int, kind: str, content_type: str, body: bytes) -> None:
+        """Write an operation and wait until it is on disk. Raises OSError, leaving no trace."""
+        header = {"op": kind, "seq": seq_id, "type": content_type}
+        with self._lock:
+            self._append(header, body, durable=True)
+
+    def append_outcome(self, outcome: Outcome) -> None:
+        """Note how operations ended. On a full disk the note waits for the next write."""
+        header: dict[str, Any] = {"done": outcome.seq_ids, "of": outcome.kind}
+        for key in ("error", "category", "result"):
+            if getattr(outcome, key) is not None:
+                header[key] = getattr(outcome, key)
+        with self._lock:
+            try:
+                self._append(header, b"", durable=False)
+            except OSError:
+                self._unwritten.append(encode(header))
+                self._note(header, 0, 0)
+
+    def _append(self, header: dict[str, Any], body: bytes, durable: bool) -> None:
+        record = encode(header, body)
+        start = self._size + sum(map(len, self._unwritten))
+        if not self._is_name_synced:
+            self._sync_name()
+        if self._is_torn:
+            self._cut_failed_write()
+        try:
+            _write(self._file, b"".join([*self._unwritten, record]))
+            if durable:
+                os.fdatasync(self._file)
+        except OSError:
+            self._is_torn = True
+            try:
+                self._cut_failed_write()
+            except OSError as error:
+                log.error("%s has a torn end, which the next write cuts off: %s", self._path, error)
+            raise
+        self._unwritten.clear()
+        self._size = start + len(record)
+        self._note(header, start, len(body))
+
+    def _write_rest(self) -> None:
+        """Write the outcomes that did not fit on the disk when they were noted, if they do now."""
+        if self._unwritten:
+            try:
+                if self._is_torn:
+                    self._cut_failed_write()
+                _write(self._file, b"".join(self._unwritten))
+            except OSError as error:
+                log.error("%s lacks its last outcomes, which run again: %s", self._path, error)
+
+    def _cut_failed_write(self) -> None:
+        """Remove what a failed write left behind the last whole record."""
+        os.ftruncate(self._file, self._size)
+        self._is_torn = False
+
+    def _sync_name(self) -> None:
+        """Wait until the file can be found by its name after a power failure."""
+        for folder in (self.folder, *list(self.folder.parents)[:2]):
+            sync(folder)
+        self._is_name_synced = True
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def body(self, seq_id: int) -> bytes:
+        """Return the body of an operation, read from disk. Raises JournalDamaged."""
+        with self._lock:
+            return self._body(self.entries[seq_id])
+
+    @property
+    def answered(self) -> list[int]:
+        """The numbers of the answers that were kept from before the snapshot."""
+        return list(self._answers)
+
+    def answers(self) -> Mapping[int, KeptAnswer]:
+        """Return the answers that were kept from before the snapshot, by number."""
+        with self._lock:
+            return {
+                number: KeptAnswer(
+                    self._body(entry), entry.content_type, is_failure=entry.kind == "failure"
+                )
+                for number, entry in self._answers.items()
+            }
+
+    def _body(self, entry: JournalEntry) -> bytes:
+        record = read_record(self._file, entry.start, self._size)
+        if record is None:
+            raise self._damaged(entry.start, f"operation {entry.seq_id} is in it")
+        return os.pread(self._file, record.body_size, record.body_start)
+
+    def _read(self) -> int:
+        """Index every whole record; cut the file after the last one."""
+        at, size = 0, os.fstat(self._file).st_size
+        while (record := read_record(self._file, at, size)) is not None:
+            self._note(record.header, at, record.body_size)
+            at = record.end
+        if at < size:
+            self._cut_torn_end(at, size)
+        return at
+
+    def _cut_torn_end(self, at: int, size: int) -> None:
+        """Cut off what a crash tore. Raises JournalDamaged if acknowledged records follow it.
+
+        Operations are synced before they are acknowledged, their outcomes are not: a power cut may
+        lose one outcome and keep a later one, and the operation then simply runs again. Anything
+        else that is whole behind a broken record shows that the record was damaged later.
+        """
+        for record in records_after(self._file, at, size):
+            done = record.header.get("done")
+            if done is None or not all(number in self.entries for number in done):
+                raise self._damaged(at, "later records are whole")
+        torn = os.pread(self._file, size - at, at)
+        (self.folder / TORN).write_bytes(torn)
+        log.warning(
+            "%s had a torn end of %d bytes, as after a crash. It was cut off and kept in %s.",
+            self._path,
+            len(torn),
+            self.folder / TORN,
+        )
+        os.truncate(self._path, at)
+
+    def _damaged(self, at: int, how: str) -> JournalDamaged:
+        return JournalDamaged(
+            f"The journal of this run is damaged at byte {at} ({how}), so the run was not opened: "
+            "continuing would lose acknowledged operations. The file is kept unchanged "
+            f"as runs/{self.folder.name}/{self._path.name} in the home folder. Restore it from a "
+            "backup, or start a new run from the last checkpoint with "
+            "create_training_client_from_state_with_optimizer(). Check the disk."
+        )
+
+    def _note(self, header: dict[str, Any], start: int, size: int) -> None:
+        if "op" in header:
+            entry = JournalEntry(header["seq"], header["op"], header["type"], start, size)
+            self.entries[entry.seq_id] = entry
+        elif "done" in header:
+            self.outcomes.append(
+                Outcome(
+                    header["of"],
+                    header["done"],
+                    header.get("error"),
+                    header.get("category"),
+                    header.get("result"),
+                )
+            )
+        elif "answer" in header:
+            kind = "failure" if header["failed"] else "answer"
+            number = header["answer"]
+            self._answers[number] = JournalEntry(number, kind, header["type"], start, size)
+        else:
+            self.snapshot, self.first = header["snapshot"], header["first"]
+            self.taken = header.get("taken", [])
+            self._checksums = header.get("sha256", {})
+
+    # ---- snapshots ------------------------------------------------------------------------------
+
+    def new_snapshot_folder(self, first: int) -> Path:
+        """Create an empty folder for the state before operation ``first``, beside the others."""
+        folder = self.folder / f"snapshot-{first:09d}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        return folder
+
+    def discard_snapshot(self, folder: Path) -> None:
+        """Remove a snapshot that was not finished; never the one in use."""
+        if folder.name != self.snapshot:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def check_snapshot(self) -> None:
+        """Raise FilesDamaged unless the snapshot's files are those that were written."""
+        if self.snapshot_folder is not None:
+            verify(self.snapshot_folder, self._checksums, "The snapshot of this run")
+
+    def cut(
+        self, snapshot: Path, first: int, answers: Mapping[int, KeptAnswer] | None = None
+    ) -> None:
+        """Continue from ``snapshot``: forget the operations before ``first``, atomically.
+
+        ``answers`` are kept for clients that may still ask for them. Raises OSError, after which
+        the journal is whole: either as it was, or continuing from ``snapshot`` already.
+        """
+        sync_folder(snapshot)
+        with self._lock:
+            done = [n for outcome in self.outcomes for n in outcome.seq_ids]
+            taken = [*self.taken, *(n for n in done if n < 0)][-MAX_TAKEN:]
+            gone = set(done)
+            kept = [e for n, e in self.entries.items() if n >= first or (n < 0 and n not in gone)]
+            header = {"snapshot": snapshot.name, "first": first, "taken": taken}
+            header["sha256"] = checksums(snapshot)
+            self._replace(chain([(header, b"")], self._kept_records(kept, answers or {})))
+        for old in [*self.folder.glob("snapshot-*"), *self.folder.glob("reference-*")]:
+            if old.is_symlink():
+                old.unlink()
+            elif old != snapshot:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _kept_records(
+        self, entries: Iterable[JournalEntry], answers: Mapping[int, KeptAnswer]
+    ) -> Iterable[Content]:
+        for entry in entries:
+            header = {"op": entry.kind, "seq": entry.seq_id, "type": entry.content_type}
+            yield header, self._body(entry)
+        for number, answer in answers.items():
+            header = {"answer": number, "type": answer.content_type, "failed": answer.is_failure}
+            yield header, answer.body
+
+    def _replace(self, records: Iterable[Content]) -> None:
+        """Write a new journal and let it take the old one's place.
+
+        Nothing can fail between the rename and the change of what is in memory. While the rename is
+        not synced, no operation is acknowledged and the old snapshot stays: it may be undone.
+        """
+        draft = self.folder / "journal.new"
+        file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        written: list[tuple[dict[str, Any], int, int]] = []
+        size = 0
+        try:
+            for header, body in records:
+                record = encode(header, body)
+                _write(file, record)
+                written.append((header, size, len(body)))
+                size += len(record)
+            os.fsync(file)
+            os.replace(draft, self._path)
+        except BaseException:
+            os.close(file)
+            raise
+        old, self._file, self._size = self._file, file, size
+        self._is_name_synced = self._is_torn = False
+        self._unwritten.clear()
+        self.entries.clear()
+        self.outcomes.clear()
+        self._answers.clear()
+        for header, start, length in written:
+            self._note(header, start, length)
+        os.close(old)
+        self._sync_name()
+
+    def close(self) -> None:
+        """Close the files and give the lock back."""
+        with self._lock:
+            if self._file >= 0:
+                self._write_rest()
+                os.close(self._file)
+            self._file = -1
+            self._lock_file.close()
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _locked(path: Path) -> BinaryIO:
+    file = open(path, "ab")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise RunIsElsewhere from error
+    return file

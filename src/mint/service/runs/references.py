@@ -1,0 +1,105 @@
+"""Checkpoints that a run depends on: weights that it loads, and references of distillation.
+
+Their files are kept with the journal until the next snapshot, so that a replay finds them even when
+their checkpoint was deleted or overwritten in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from mint.service.checkpoints.links import link_version
+from mint.service.checkpoints.storage import CheckpointPath, CheckpointStore
+from mint.service.engines.process import EngineProcess
+from mint.service.errors import UserError
+from mint.service.files import link_files, sync, sync_folder
+from mint.service.runs.journal import Journal
+from mint.service.store.database import RunRow
+
+MAX_RESIDENT = 4
+
+
+class References:
+    """Turns the path in a request into a sampler of the run's engine."""
+
+    def __init__(self, run: RunRow, journal: Journal, checkpoints: CheckpointStore) -> None:
+        self._run = run
+        self._journal = journal
+        self._checkpoints = checkpoints
+        self._engine: EngineProcess | None = None
+        self._resident: list[str] = []
+
+    async def load(self, engine: EngineProcess, path: str, seq_id: int) -> str:
+        """The sampler of what operation ``seq_id`` calls ``path``, also when it is replayed."""
+        folder = await asyncio.to_thread(self._kept, path, seq_id)
+        sampler_id = f"{self._run.id}:reference:{folder.name if folder else 'base'}"
+        if self._engine is not engine:
+            self._engine, self._resident = engine, []
+        if sampler_id not in self._resident:
+            source = str(folder) if folder else None
+            await engine.call("create_sampler", sampler_id=sampler_id, folder=source)
+        self._resident = [*(known for known in self._resident if known != sampler_id), sampler_id]
+        while len(self._resident) > MAX_RESIDENT:
+            await engine.call("drop_sampler", sampler_id=self._resident.pop(0))
+        return sampler_id
+
+    async def drop(self) -> None:
+        """Give the memory in the engine back."""
+        resident, self._resident = self._resident, []
+        for sampler_id in resident:
+            if self._engine is not None and self._engine.is_alive:
+                await self._engine.call("drop_sampler", sampler_id=sampler_id)
+
+    def loaded_by(self, seq_id: int) -> Path | None:
+        """Return the folder with the files that operation ``seq_id`` has loaded, if it ran."""
+        folder = self._folder_loaded_by(seq_id)
+        return folder if folder.exists() else None
+
+    def keep_loaded(self, path: CheckpointPath, seq_id: int) -> Path:
+        """Keep the files that operation ``seq_id`` is about to load. Raises FilesDamaged."""
+        folder = self._folder_loaded_by(seq_id)
+        draft = folder.with_name(f"reference-draft-{uuid.uuid4().hex}")
+        draft.mkdir()
+        link_files(self._checkpoints.verified_folder(path).iterdir(), draft)
+        sync_folder(draft)
+        draft.rename(folder)
+        sync(folder.parent)
+        return folder
+
+    def _folder_loaded_by(self, seq_id: int) -> Path:
+        return self._journal.folder / f"reference-loaded-by-{seq_id}"
+
+    def _kept(self, path: str, seq_id: int) -> Path | None:
+        """The folder with the reference's files; None for the bare base model."""
+        if path == self._run.base_model:
+            return None
+        mark = self._journal.folder / f"reference-of-{seq_id}"
+        if not mark.exists():
+            draft = mark.with_name(f"reference-draft-{uuid.uuid4().hex}")
+            os.symlink(self._keep(path).name, draft)
+            os.replace(draft, mark)
+        return mark.resolve()
+
+    def _keep(self, path: str) -> Path:
+        found, row = self._checkpoints.require(path, self._run.user)
+        if row.base_model != self._run.base_model:
+            raise UserError(
+                f"reference_model_path {found.uri} was trained from {row.base_model}, and this run "
+                f"trains {self._run.base_model}. Use a reference of the same base model."
+            )
+        folder = self._journal.folder / f"reference-{link_version(row)}"
+        if not folder.exists():
+            draft = folder.with_name(f"reference-draft-{uuid.uuid4().hex}")
+            draft.mkdir()
+            files = self._checkpoints.verified_folder(found).glob("adapter_*")
+            link_files(files, draft)
+            try:
+                draft.rename(folder)
+            except OSError:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+        return folder

@@ -1,0 +1,323 @@
+"""The runs that are open in this service; a run that is not is opened from its journal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import shutil
+from collections.abc import Coroutine, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mint.engine.messages import LoraSpec
+from mint.service.access.scopes import Caller
+from mint.service.checkpoints.peft import OPTIMIZER
+from mint.service.checkpoints.storage import run_folder_name
+from mint.service.engines.process import EngineProcess
+from mint.service.errors import ApiError, EngineDied, UserError, not_found
+from mint.service.futures import Response
+from mint.service.idleness import Idleness
+from mint.service.parts import Parts
+from mint.service.runs.journal import Journal, JournalDamaged, RunIsElsewhere
+from mint.service.runs.operations import check_optimizer_of
+from mint.service.runs.run import TrainingRun
+from mint.service.sampling.samplers import Samplers
+from mint.service.store.database import RunRow, now
+from mint.service.wire.requests import CreateByLoad, CreateModel, check_optimizer
+
+log = logging.getLogger(__name__)
+_UNLOADED = "unloaded"  # a file in the folder of a run that unload_model has ended
+
+
+class Runs:
+    """Creates, finds, and releases runs."""
+
+    def __init__(self, parts: Parts, samplers: Samplers, idleness: Idleness) -> None:
+        self._parts = parts
+        self._idleness = idleness
+        self._settings = parts.settings
+        self._store = parts.store
+        self._sessions = parts.sessions
+        self._futures = parts.futures
+        self._checkpoints = parts.checkpoints
+        self._samplers = samplers
+        self._runs: dict[str, TrainingRun] = {}
+        self._opening: dict[tuple[str, str], asyncio.Task[TrainingRun]] = {}
+        self._releasing: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._used: dict[str, datetime] = {}
+        self._creating = asyncio.Lock()
+
+    # ---- creating -------------------------------------------------------------------------------
+
+    async def create(self, caller: Caller, request: CreateModel) -> str:
+        """Start creating a run; returns the request id. The same request gives the same run."""
+        await self._sessions.require(request.session_id, caller.user)
+        check_optimizer(request.optimizer_config)
+        row = RunRow(
+            base_model=request.base_model,
+            lora=asdict(_lora_spec(request)),
+            user_metadata=request.user_metadata,
+        )
+        return await self._create(caller, request.session_id, request.model_seq_id, row)
+
+    async def create_by_load(self, caller: Caller, request: CreateByLoad) -> str:
+        """Start creating a run that begins where a checkpoint ends; returns the request id."""
+        user = caller.user
+        await self._sessions.require(request.session_id, user)
+        check_optimizer(request.optimizer_config)
+        path, found = await asyncio.to_thread(self._checkpoints.require, request.path, user)
+        check_optimizer_of(path, request.optimizer)
+        row = RunRow(
+            base_model=request.base_model or found.base_model,
+            lora=found.lora,
+            user_metadata=request.user_metadata,
+        )
+        folder = await asyncio.to_thread(self._checkpoints.verified_folder, path)
+        files = [
+            file
+            for file in folder.iterdir()
+            if file.name.startswith("adapter_") or (request.optimizer and file.name == OPTIMIZER)
+        ]
+        return await self._create(caller, request.session_id, request.model_seq_id, row, files)
+
+    async def _create(
+        self, caller: Caller, session_id: str, number: int, row: RunRow, files: Sequence[Path] = ()
+    ) -> str:
+        user = caller.user
+        row.id, row.session_id, row.user = f"{session_id}:train:{number}", session_id, user
+        row.key = caller.key
+        run_folder_name(row.id)
+        request_id = f"{row.id}:0"
+        async with self._creating:
+            known = self._futures.find(request_id, user)
+            if known is not None and known.answer is not None and known.answer.is_failure:
+                self._futures.forget(request_id, user)  # it was undone: asked again, it starts anew
+                known = None
+            if known is None:
+                await asyncio.to_thread(self._add, row)
+                self._folder(row.id).mkdir(parents=True, exist_ok=True)
+                run = await self._get(row.id, user)
+                if files:
+                    await run.begin_from(files)
+                self._futures.open(request_id, user, run.why_waiting)
+                self._in_background(self._finish_creation(run, request_id))
+        return request_id
+
+    def _add(self, row: RunRow) -> None:
+        """Write a new run down, unless its key has its quota of runs."""
+        quota = self._parts.quota_of(row.key)
+        if quota.runs is not None and self._store.get(RunRow, row.id, row.user) is None:
+            held = sum(self._can_train(run_id) for run_id in self._store.runs_of_key(row.key))
+            quota.refuse_run(row.key, held)
+        self._store.add_once(row, row.id)
+
+    def _can_train(self, run_id: str) -> bool:
+        folder = self._folder(run_id)
+        return folder.exists() and not (folder / _UNLOADED).exists()
+
+    async def _finish_creation(self, run: TrainingRun, request_id: str) -> None:
+        try:
+            await run.load()
+        except Exception as error:
+            is_users = isinstance(error, UserError)
+            if not is_users and not isinstance(error, EngineDied):
+                log.exception("%s could not be created", run.row.id)
+            try:
+                await self._undo_creation(run)  # first: who hears of the failure may ask again
+            finally:
+                failure = Response.failure(str(error), "user" if is_users else "server")
+                self._futures.finish(request_id, failure)
+        else:
+            run.finish_creation()
+
+    async def _undo_creation(self, run: TrainingRun) -> None:
+        self._runs.pop(run.row.id, None)
+        await run.release()
+        await asyncio.to_thread(self._store.delete_run, run.row.id)
+        await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
+
+    # ---- finding --------------------------------------------------------------------------------
+
+    async def find(self, run_id: str, user: str) -> TrainingRun:
+        """The run of this id, opened from its journal if need be. Raises ApiError 404."""
+        run = self._runs.get(run_id)
+        if run is None:
+            run = await self._get(run_id, user)
+            if run.row.user == user:
+                run.promise_creation()
+                self._in_background(run.resume())
+        if run.row.user != user:
+            raise _unknown(run_id)
+        self.resume_if_due(run_id)
+        self._sessions.saw(run.row.session_id, user)
+        self._used[run_id] = now()
+        return run
+
+    def resume_if_due(self, run_id: str) -> None:
+        """Try once more to restore a run that could not be restored a while ago."""
+        run = self._runs.get(run_id)
+        if run is not None and run.wants_resuming:
+            self._in_background(run.resume())
+
+    async def row(self, run_id: str, user: str) -> RunRow:
+        """Return what the store knows of a run, without opening it."""
+        row = await asyncio.to_thread(self._store.get, RunRow, run_id, user)
+        if row is None:
+            raise _unknown(run_id)
+        return row
+
+    async def _get(self, run_id: str, user: str) -> TrainingRun:
+        if (releasing := self._releasing.get(run_id)) is not None:
+            await asyncio.shield(releasing)
+        if (run := self._runs.get(run_id)) is not None:
+            return run
+        key = (run_id, user)
+        if key not in self._opening:
+            self._opening[key] = asyncio.create_task(self._open(run_id, user))
+            self._opening[key].add_done_callback(lambda _: self._opening.pop(key, None))
+        return await asyncio.shield(self._opening[key])
+
+    async def _open(self, run_id: str, user: str) -> TrainingRun:
+        row = await asyncio.to_thread(self._store.get, RunRow, run_id, user)
+        if row is None:
+            raise _unknown(run_id)
+        if not self._folder(run_id).exists():
+            raise ApiError(
+                404,
+                f"The run {run_id} cannot be trained: it contains only copied or uploaded "
+                "checkpoints, or its state was deleted because it was unused for "
+                f"{self._settings.run_kept_s / 86400:.0f} days. Its checkpoints are kept: "
+                "create_training_client_from_state() creates a new run from one.",
+            )
+        if (self._folder(run_id) / _UNLOADED).exists():
+            raise ApiError(
+                404,
+                f"The run {run_id} was unloaded with unload_model and accepts no more operations. "
+                "Its checkpoints are kept (`mint checkpoints list --run` shows them): "
+                "create_training_client_from_state_with_optimizer() creates a new run from one.",
+            )
+        try:
+            journal = await asyncio.to_thread(Journal, self._folder(run_id))
+        except RunIsElsewhere:
+            raise ApiError(
+                400,
+                f"The run {run_id} is in use by another mint service with the same home folder. "
+                "Use that service, or stop it first.",
+            ) from None
+        except JournalDamaged as error:
+            log.error("%s: %s", run_id, error)
+            raise ApiError(400, str(error)) from None
+        run = TrainingRun(row, journal, self._parts, self._samplers)
+        self._runs[run_id] = run
+        return run
+
+    def _folder(self, run_id: str) -> Path:
+        return self._settings.home / "runs" / run_folder_name(run_id)
+
+    async def restore(self, run_id: str, user: str) -> None:
+        await (await self.find(run_id, user)).load()
+
+    @property
+    def waiting(self) -> int:
+        """The number of accepted operations that have not begun, of all runs."""
+        return sum(run.waiting for run in self._runs.values())
+
+    @property
+    def paused(self) -> int:
+        """How many runs wait for space on the disk."""
+        return sum(run.is_paused for run in self._runs.values())
+
+    def status(self, run_id: str) -> dict[str, Any]:
+        """Return what a run is doing: its state, how many operations wait, and for what."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            state = "busy" if run.is_working else "waiting" if run.waiting else "idle"
+            state = "paused" if run.is_paused else state
+            pending = run.why_waiting() if state != "idle" else None
+            reason = pending.reason if pending is not None else None
+            return {"state": state, "waiting": run.waiting, "reason": reason}
+        state = "on disk" if self._can_train(run_id) else "checkpoints only"
+        if (self._folder(run_id) / _UNLOADED).exists():
+            state = "unloaded"
+        return {"state": state, "waiting": 0, "reason": None}
+
+    # ---- releasing ------------------------------------------------------------------------------
+
+    async def release(self, run_id: str) -> None:
+        """Take a run out of memory; the next request for it opens it from its journal."""
+        run = self._runs.pop(run_id, None)
+        if run is not None:
+            task = self._releasing[run_id] = asyncio.create_task(run.release())
+            task.add_done_callback(lambda _: self._releasing.pop(run_id, None))
+            await asyncio.shield(task)
+
+    async def unload(self, run_id: str) -> None:
+        """Release a run for good: what is asked of it later is refused. Its checkpoints stay."""
+        folder = self._folder(run_id)
+        if folder.exists():
+            await asyncio.to_thread((folder / _UNLOADED).touch)
+        await self.release(run_id)
+
+    async def release_session(self, session_id: str) -> bool:
+        """Release the runs of a silent session; False while one of them has work to do."""
+        mine = [run for run in self._runs.values() if run.row.session_id == session_id]
+        if any(run.is_working for run in mine):
+            return False
+        for run in mine:
+            await self.release(run.row.id)
+        return True
+
+    async def prepare_to_leave(self, engine: EngineProcess) -> None:
+        """Save the runs that are in an engine which is about to be unloaded."""
+        for run in list(self._runs.values()):
+            await run.prepare_to_leave(engine)
+
+    def delete_forgotten(self) -> None:
+        """Remove the journals and snapshots of runs that were unused for long."""
+        for folder in (self._settings.home / "runs").glob("*"):
+            changed = max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir()))
+            idle = self._idleness.seconds(f"run {folder.name}", str(changed))
+            if idle >= self._settings.run_kept_s and folder.name not in self._open_folders():
+                with contextlib.suppress(RunIsElsewhere, JournalDamaged):
+                    Journal(folder).close()
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def open_runs(self) -> set[str]:
+        """Return the ids of the runs that are open in this service."""
+        return set(self._runs)
+
+    def _open_folders(self) -> set[str]:
+        return {run_folder_name(run_id) for run_id in list(self._runs)}
+
+    async def close(self) -> None:
+        """Stop every run where it is: the service is ending, and the journals have the rest."""
+        await asyncio.gather(*(run.close() for run in self._runs.values()))
+
+    async def save_last_used(self) -> None:
+        used, self._used = self._used, {}
+        if used:
+            await asyncio.to_thread(self._store.touch, RunRow, used)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _unknown(run_id: str) -> ApiError:
+    return not_found("training run", run_id, "`mint runs list` shows yours.")
+
+
+def _lora_spec(request: CreateModel) -> LoraSpec:
+    """The adapter's shape, with a seed drawn now so that a replay makes the same adapter."""
+    if request.lora_config is None:
+        raise UserError("lora_config is missing: this service trains LoRA adapters only.")
+    spec = LoraSpec(**request.lora_config.model_dump())
+    if spec.seed is None:
+        return LoraSpec(**{**asdict(spec), "seed": secrets.randbits(31)})
+    return spec

@@ -1,0 +1,412 @@
+"""One training run: its ordered stream of operations, its journal, its place in an engine.
+
+Every operation takes the same way: accepted, written to the journal, acknowledged, run in order,
+its outcome written, its future finished. After a crash of the engine or of the service the run is
+loaded from its snapshot and the journal is replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy.exc import OperationalError
+
+from mint.service.engines.process import EngineProcess
+from mint.service.errors import (
+    ApiError,
+    EngineDied,
+    UserError,
+    is_disk_full,
+    log_hint,
+    readable_database_error,
+    readable_os_error,
+)
+from mint.service.futures import Category, Response, WaitReason
+from mint.service.parts import Parts
+from mint.service.runs.disk_space import DiskSpace
+from mint.service.runs.journal import Journal, Outcome
+from mint.service.runs.operations import Done
+from mint.service.runs.recovery import DiedRestoring, RunInEngine
+from mint.service.runs.stream import Operation, Stream, unnumbered
+from mint.service.sampling.samplers import Samplers
+from mint.service.store.database import RunRow
+
+log = logging.getLogger(__name__)
+MAX_WAITING = 10_000
+MAX_DEATHS, MAX_FAILED_STARTS = 3, 6
+"""How often a worker may die under one operation, and before the operation began."""
+RETRY_RESTORE_S = 30.0
+DATABASE_WAIT_S = 60.0
+"""How long an operation waits for a database that does not answer."""
+ACCEPTED_WITHIN_S = 25.0
+"""How long a request is held open until its operation is in the journal."""
+T = TypeVar("T")
+
+
+class TrainingRun:
+    """A run that is open in this service."""
+
+    def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
+        self.row = row
+        self._journal = journal
+        self._settings = parts.settings
+        self._futures = parts.futures
+        self._usage = parts.usage
+        self._in_engine = RunInEngine(row, journal, parts, samplers)
+        done = (n for outcome in journal.outcomes for n in outcome.seq_ids)
+        self._stream = Stream(journal.next, [*journal.taken, *done])
+        home, reserve = self._settings.home, self._settings.disk_reserve_bytes
+        self._space = DiskSpace(home, reserve, self._settings.disk_wait_s)
+        self._journal_space = DiskSpace(home, 0, self._settings.disk_wait_s)
+        self._turn = asyncio.Lock()
+        self._arrived = asyncio.Event()
+        self._entering: dict[int, asyncio.Task[None]] = {}
+        self._worker: asyncio.Task[None] | None = None
+        self._is_released = False
+        self._trouble: str | None = None
+        self._retry_at = 0.0
+        self._reopen()
+
+    def request_id(self, seq_id: int) -> str:
+        return f"{self.row.id}:{seq_id}"
+
+    @property
+    def is_working(self) -> bool:
+        """Whether an operation runs or can run; waiting for one that never came is not work."""
+        return (
+            self._turn.locked()
+            or bool(self._entering)
+            or (len(self._stream) > 0 and self._stream.gap is None)
+        )
+
+    @property
+    def waiting(self) -> int:
+        """The number of accepted operations that have not begun."""
+        return len(self._stream)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operation waits for space on the disk."""
+        return self._space.is_awaited or self._journal_space.is_awaited
+
+    def was_taken(self, seq_id: int) -> bool:
+        """Return whether this number has run or is waiting to."""
+        return self._stream.knows(seq_id) is not False
+
+    def _reopen(self) -> None:
+        """Promise again what the journal says was promised."""
+        for seq_id, kept in self._journal.answers().items():
+            self._open_future(seq_id)
+            self._finish(seq_id, Response(kept.body, kept.content_type, kept.is_failure))
+        for seq_id, entry in self._journal.entries.items():
+            self._open_future(seq_id)
+            self._stream.accept(Operation(seq_id, entry.kind, entry.size, is_ready=True))
+        for outcome in self._journal.outcomes:
+            for seq_id in outcome.seq_ids:
+                if outcome.error is not None:
+                    category: Category = "user" if outcome.category == "user" else "server"
+                    self._finish(seq_id, Response.failure(outcome.error, category))
+                elif outcome.result is not None:
+                    self._finish(seq_id, Response.json(outcome.result))
+
+    # ---- accepting ------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        seq_id: int | None,
+        kind: str,
+        content_type: str,
+        body: bytes,
+        error: str | None = None,
+        key: str | None = None,
+    ) -> str:
+        """Accept an operation and return its request id once it is in the journal.
+
+        A number that was seen before is answered with the same request id and changes nothing;
+        without a number, the same goes for the ``key``. ``error`` marks a body that could not be
+        read: its number is used up and it fails.
+        """
+        self._refuse_if_released()
+        number = unnumbered(key or uuid.uuid4().hex) if seq_id is None else seq_id
+        known = self._stream.knows(number)
+        if known is False:
+            if self._journal_space.is_awaited:
+                raise self._journal_full()  # those that wait for it are in memory
+            if len(self._stream) > MAX_WAITING and number != self._stream.next:
+                raise ApiError(429, "Too many operations of this run are waiting. Try again later.")
+            operation = Operation(number, kind, len(body), error)
+            self._stream.accept(operation)
+            self._open_future(number)
+            self._entering[number] = asyncio.create_task(self._enter(operation, content_type, body))
+        if (entering := self._entering.get(number)) is not None:
+            await asyncio.wait([entering], timeout=ACCEPTED_WITHIN_S)
+            self._refuse_if_released()
+            if not entering.done():
+                raise self._journal_full()
+            entering.result()
+        return self.request_id(number)
+
+    def _refuse_if_released(self) -> None:
+        if self._is_released:
+            raise ApiError(503, "The run is being unloaded; retry.")
+
+    def _journal_full(self) -> ApiError:
+        why = self._journal_space.why_waiting() or "the operation is still being written to disk"
+        return ApiError(503, f"Not accepted yet; send it again: {why}.")
+
+    async def _enter(self, operation: Operation, content_type: str, body: bytes) -> None:
+        record = (operation.seq_id, operation.kind, content_type, body)
+        try:
+            await self._journal_space.use(
+                lambda: asyncio.to_thread(self._journal.append_operation, *record)
+            )
+        except OSError as error:
+            if self._is_released:
+                return  # it was not acknowledged: the client sends it again
+            operation.error = readable_os_error(error, "writing the operation to the journal")
+        finally:
+            del self._entering[operation.seq_id]
+        operation.is_ready = True
+        self.wake()
+
+    def _open_future(self, seq_id: int) -> None:
+        self._futures.open(self.request_id(seq_id), self.row.user, lambda: self.why_waiting(seq_id))
+
+    def _finish(self, seq_id: int, answer: Response) -> None:
+        self._futures.finish(self.request_id(seq_id), answer)
+
+    def why_waiting(self, seq_id: int = 0) -> WaitReason | None:
+        """Return what an unfinished operation of this run waits for; None while it runs."""
+        if (gap := self._stream.gap) is not None:
+            return WaitReason(f"waiting for operation {gap} of this run, which has not arrived")
+        if self._trouble is not None:
+            return WaitReason(f"the run could not be restored; retrying: {self._trouble}")
+        for part in (self._journal_space, self._space, self._in_engine):
+            if (why := part.why_waiting()) is not None:
+                return WaitReason(why)
+        before = seq_id - self._stream.next + self._turn.locked()
+        if seq_id < self._stream.next or before <= 0:
+            return None
+        return WaitReason(f"queued behind {before} operations of this run", "active")
+
+    # ---- running --------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """See to it that whatever is ready gets run."""
+        self._arrived.set()
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            if group := self._stream.take():
+                async with self._turn:
+                    await self._run(group)
+            elif self._stream.gap is None:
+                return
+            else:
+                await self._wait_for_gap()
+
+    async def _wait_for_gap(self) -> None:
+        self._arrived.clear()
+        try:
+            await asyncio.wait_for(self._arrived.wait(), self._settings.gap_limit_s)
+        except TimeoutError:
+            gap = self._stream.gap
+            await self.abandon(
+                f"operation {gap} of this run did not arrive within "
+                f"{self._settings.gap_limit_s:.0f} s, so this one was aborted. Send it again."
+            )
+
+    async def abandon(self, why: str) -> None:
+        """Fail everything that waits behind a number that never came."""
+        for operation in self._stream.give_up():
+            await self._close(Outcome(operation.kind, [operation.seq_id], why, "user"), None)
+
+    async def _run(self, group: list[Operation]) -> None:
+        kind, seq_ids = group[0].kind, [operation.seq_id for operation in group]
+        done: Done | None = None
+        try:
+            done = await self._perform(kind, group)
+            outcome = Outcome(kind, seq_ids, result=done.result)
+        except UserError as error:
+            outcome = Outcome(kind, seq_ids, _together(group, str(error)), "user")
+        except EngineDied as error:
+            outcome = Outcome(kind, seq_ids, str(error), "server")
+        except OSError as error:
+            text = readable_os_error(error, f"{kind} of {self.row.id}")
+            outcome = Outcome(kind, seq_ids, text, "server")
+        except OperationalError as error:
+            text = f"{kind} failed. {readable_database_error(error)}"
+            outcome = Outcome(kind, seq_ids, text, "server")
+        except Exception as error:
+            outcome = Outcome(kind, seq_ids, self._unexpected(kind, error), "server")
+        await self._close(outcome, done)
+        if done is not None:
+            self._trouble = None
+            counted = "prompt_tokens" if kind == "forward" else "tokens_trained"
+            self._usage.add(self.row.key, self.row.id, **{counted: done.tokens})
+            await self._in_engine.maybe_snapshot(kind, self._stream.next)
+
+    async def _perform(self, kind: str, group: list[Operation]) -> Done:
+        """Carry a group out; if the engine dies under it, restore the run and try again."""
+        for operation in group:
+            if operation.error is not None:
+                raise UserError(operation.error)
+        if kind == "optim_step" and (why := self._in_engine.gradients.why_not_step()) is not None:
+            raise UserError(why)
+        seq_ids = [operation.seq_id for operation in group]
+        return await self._space.use(
+            lambda: self._with_restarts(kind, lambda: self._in_engine.perform(kind, seq_ids))
+        )
+
+    async def _with_restarts(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Do something in the engine; when the worker dies, restore the run and try again.
+
+        An operation under which a worker died too often is the cause of it and fails. A worker that
+        dies while the run is restored, or does not start, has more attempts. A database that does
+        not answer is waited for.
+        """
+        deaths = failed_starts = 0
+        deadline = time.monotonic() + DATABASE_WAIT_S
+        while True:
+            try:
+                async with self._in_engine.suspects if deaths else contextlib.nullcontext():
+                    return await work()
+            except EngineDied as died:
+                is_start = isinstance(died, DiedRestoring)
+                failed_starts, deaths = failed_starts + is_start, deaths + (not is_start)
+                if deaths >= MAX_DEATHS or failed_starts >= MAX_FAILED_STARTS:
+                    times = deaths + failed_starts
+                    often = f"This happened {times} times; the operation is not retried."
+                    raise EngineDied(f"{died} {often}") from died
+                log.warning("retrying %s of %s: %s", what, self.row.id, died)
+                await asyncio.sleep(min(0.05 * 2 ** (deaths + failed_starts), 2.0))
+            except OperationalError as error:
+                if is_disk_full(error) or time.monotonic() > deadline:
+                    raise
+                log.warning("%s of %s is tried again: %s", what, self.row.id, error.orig)
+                await asyncio.sleep(1.0)
+
+    async def _close(self, outcome: Outcome, done: Done | None) -> None:
+        await asyncio.to_thread(self._journal.append_outcome, outcome)
+        self._in_engine.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
+        for index, seq_id in enumerate(outcome.seq_ids):
+            if done is not None:
+                self._finish(seq_id, done.answers[index])
+            else:
+                category: Category = "user" if outcome.category == "user" else "server"
+                self._finish(seq_id, Response.failure(outcome.error or "", category))
+
+    def _unexpected(self, kind: str, error: Exception) -> str:
+        error_id = uuid.uuid4().hex[:8]
+        log.exception("%s of %s failed (error %s)", kind, self.row.id, error_id, exc_info=error)
+        log_file = self._in_engine.log_file
+        where = log_hint()
+        if log_file is not None:
+            where = f"The engine's log is logs/{log_file.name} in the home folder."
+        return f"{kind} failed in the service (error {error_id}): {error}. {where}"
+
+    # ---- in the engine --------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Bring the run into its engine, if it is not there."""
+        async with self._turn:
+            await self._with_restarts("loading", self._in_engine.enter)
+
+    async def begin_from(self, files: Sequence[Path]) -> None:
+        """Start a new run from a checkpoint's files; sent again, it changes nothing."""
+        async with self._turn:
+            if self._journal.snapshot is None and not self._journal.entries:
+                await self._in_engine.begin_from(files)
+
+    async def prepare_to_leave(self, engine: EngineProcess) -> None:
+        """The engine is about to go: save the run, so that it comes back without a replay."""
+        if self._in_engine.is_in(engine) and not self._turn.locked():
+            async with self._turn:
+                await self._in_engine.snapshot(self._stream.next)
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    async def resume(self) -> None:
+        """After a restart of the service: replay, so that every promise in the journal is kept."""
+        self._retry_at = float("inf")
+        try:
+            await self.load()
+            self.finish_creation()
+        except EngineDied as died:
+            # What was carried out stays promised: whoever waits for it hears why, and the next
+            # operation, or the next question after a while, restores the run.
+            log.error("%s could not be restored: %s", self.row.id, died)
+            self._trouble = str(died)
+            self._retry_at = time.monotonic() + RETRY_RESTORE_S
+        except Exception as error:
+            text = (
+                f"The run could not be restored: {error} (This operation was already executed. Do "
+                "not send it again.)"
+            )
+            log.exception("%s could not be restored", self.row.id)
+            for seq_id in [0, *(n for outcome in self._journal.outcomes for n in outcome.seq_ids)]:
+                self._finish(seq_id, Response.failure(text, "server"))
+        else:
+            self._trouble = None
+        self.wake()
+
+    @property
+    def wants_resuming(self) -> bool:
+        """Whether restoring failed a while ago and may be tried again."""
+        return self._trouble is not None and time.monotonic() >= self._retry_at
+
+    def promise_creation(self) -> None:
+        """Somebody may still wait to hear that the run was made."""
+        self._open_future(0)
+
+    def finish_creation(self) -> None:
+        result: dict[str, Any] = {"model_id": self.row.id, "type": "create_model"}
+        if self._journal.snapshot is not None and self._journal.first == 1:
+            result["type"] = "load_weights"
+        self._finish(0, Response.json(result))
+
+    async def close(self) -> None:
+        """The service is ending: stop at once. What has not run is in the journal."""
+        self._is_released = True
+        self._journal_space.end()
+        await asyncio.gather(*self._entering.values(), return_exceptions=True)
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        await asyncio.to_thread(self._journal.close)
+
+    async def release(self) -> None:
+        """Give back the memory in the engine and the lock; the journal stays on disk."""
+        self._is_released = True
+        self._journal_space.end()
+        self._space.end()
+        await asyncio.gather(*self._entering.values())
+        if self._stream.gap is not None:
+            await self.abandon("The session of this run ended before the operation could run.")
+        self.wake()
+        if self._worker is not None:
+            await self._worker
+        async with self._turn:
+            try:
+                await self._in_engine.leave()
+            finally:
+                await asyncio.to_thread(self._journal.close)
+
+
+def _together(group: list[Operation], text: str) -> str:
+    if len(group) == 1:
+        return text
+    first, last = group[0].seq_id, group[-1].seq_id
+    return (
+        f"{text} (Operations {first} to {last} arrived together as parts of one batch, so none of "
+        "their gradients were kept.)"
+    )

@@ -1,0 +1,156 @@
+"""The order of a run's operations, apart from any I/O: which numbers run next, and together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+GRADIENT_KINDS = ("forward_backward", "forward_backward_reverse_kl")
+MAX_GROUP_BYTES = 512 * 1024 * 1024
+
+
+@dataclass
+class Operation:
+    """One accepted, numbered request. ``error`` marks one that can only fail."""
+
+    seq_id: int
+    kind: str
+    size: int = 0
+    error: str | None = None
+    is_ready: bool = False
+
+
+class Stream:
+    """Accepts numbers in any order, hands them out in order, each exactly once.
+
+    >>> stream = Stream()
+    >>> for n in (2, 1, 1): _ = stream.accept(Operation(n, "forward_backward", is_ready=True))
+    >>> [op.seq_id for op in stream.take()]
+    [1, 2]
+
+    An operation that came without a number has one below zero. It runs after everything that was
+    ready when it came, and before everything that came later; nothing waits for it to arrive.
+    """
+
+    def __init__(self, next_seq_id: int = 1, taken: Iterable[int] = ()) -> None:
+        self.next = next_seq_id
+        self._waiting: dict[int, Operation] = {}
+        self._unnumbered: list[tuple[int, Operation]] = []
+        self._taken = {seq_id for seq_id in taken if seq_id < 0}
+
+    def __len__(self) -> int:
+        """Return the number of waiting operations."""
+        return len(self._waiting) + len(self._unnumbered)
+
+    @property
+    def gap(self) -> int | None:
+        """The number that others are waiting for, if it has not arrived."""
+        return self.next if self._waiting and self.next not in self._waiting else None
+
+    def knows(self, seq_id: int) -> Operation | bool:
+        """The waiting operation of this number; True if it was taken before; False if new."""
+        if seq_id >= 0:
+            return self._waiting.get(seq_id, seq_id < self.next)
+        for _, operation in self._unnumbered:
+            if operation.seq_id == seq_id:
+                return operation
+        return seq_id in self._taken
+
+    def accept(self, operation: Operation) -> bool:
+        """Take in a new operation. A number seen before changes nothing: the first one stays."""
+        if self.knows(operation.seq_id) is not False:
+            return False
+        if operation.seq_id < 0:
+            self._unnumbered.append((self._first_absent(), operation))
+        else:
+            self._waiting[operation.seq_id] = operation
+        return True
+
+    def _first_absent(self) -> int:
+        number = self.next
+        while number in self._waiting:
+            number += 1
+        return number
+
+    def take(self) -> list[Operation]:
+        """The operations to run next, as one group: all of them succeed or none.
+
+        Consecutive forward_backward operations that are ready together are one group; every
+        other operation is a group of its own.
+        """
+        if self._is_turn_of_unnumbered:
+            return self._take_unnumbered()
+        group: list[Operation] = []
+        size = 0
+        while (operation := self._waiting.get(self.next)) is not None and operation.is_ready:
+            fits = not group or (
+                operation.kind == group[0].kind == "forward_backward"
+                and size + operation.size <= MAX_GROUP_BYTES
+                and not self._is_turn_of_unnumbered
+            )
+            if not fits:
+                break
+            group.append(self._waiting.pop(self.next))
+            size += operation.size
+            self.next += 1
+        return group
+
+    @property
+    def _is_turn_of_unnumbered(self) -> bool:
+        return bool(self._unnumbered) and self._unnumbered[0][0] <= self.next
+
+    def _take_unnumbered(self) -> list[Operation]:
+        _, operation = self._unnumbered[0]
+        if not operation.is_ready:
+            return []
+        del self._unnumbered[0]
+        self._taken.add(operation.seq_id)
+        return [operation]
+
+    def give_up(self) -> list[Operation]:
+        """Take everything that waits behind a gap, so that later numbers can run."""
+        stranded = [self._waiting[n] for n in sorted(self._waiting)]
+        self.next = max(self._waiting, default=self.next - 1) + 1
+        self._waiting.clear()
+        return stranded
+
+
+def unnumbered(key: str) -> int:
+    """The number of an operation that came without one; the same for the same key."""
+    return -1 - int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big")
+
+
+@dataclass
+class Gradients:
+    """Gradients accumulated since the last optim_step: kept, and voided with the reason."""
+
+    kept: int = 0
+    voided: list[str] = field(default_factory=list)
+
+    @property
+    def is_clear(self) -> bool:
+        return not self.kept and not self.voided
+
+    def why_not_step(self) -> str | None:
+        """Return why a step now would move the weights on old momentum alone, if it would."""
+        if self.kept or not self.voided:
+            return None
+        return (
+            "optim_step did nothing: every forward_backward since the last optim_step failed, so "
+            f"there is no gradient. The first failure was: {self.voided[0]}"
+        )
+
+    def note(self, kind: str, count: int, error: str | None) -> None:
+        """Take in how ``count`` operations of a kind ended."""
+        if kind in GRADIENT_KINDS:
+            if error is None:
+                self.kept += count
+            else:
+                self.voided.append(error)
+        elif kind in ("optim_step", "load_weights") and (error is None or self.why_not_step()):
+            self.clear()
+
+    def clear(self) -> None:
+        self.kept = 0
+        self.voided.clear()

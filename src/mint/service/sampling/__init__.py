@@ -1,0 +1,1 @@
+"""Samplers and samples: weights, their digests, queues, and evicted samplers on disk."""

@@ -1,0 +1,64 @@
+"""On-disk store of evicted samplers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from mint.service.engines.process import EngineProcess
+from mint.service.idleness import Idleness
+from mint.service.store.database import SamplerRow
+
+
+class EvictedSamplers:
+    """One PEFT folder per sampler, a bounded number per group, the least recently used go first."""
+
+    def __init__(self, root: Path, per_group: int) -> None:
+        self._root = root
+        self._per_group = per_group
+
+    def find(self, row: SamplerRow) -> Path | None:
+        """The folder of a sampler, if it is here."""
+        folder = self._folder(row)
+        return folder if folder.is_dir() else None
+
+    async def save(self, row: SamplerRow, engine: EngineProcess) -> None:
+        """Write a sampler that the engine holds. Raises OSError, RuntimeError or EngineDied."""
+        folder = self._folder(row)
+        if self._per_group == 0 or folder.is_dir():
+            return
+        draft = folder.with_name(f".draft-{uuid.uuid4().hex}")
+        await asyncio.to_thread(draft.mkdir, parents=True)
+        try:
+            await engine.call("save_sampler", sampler_id=row.id, folder=str(draft))
+            await asyncio.to_thread(os.replace, draft, folder)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
+        await asyncio.to_thread(self._prune, folder.parent)
+
+    def touch(self, folder: Path) -> None:
+        """Note that a sampler was used."""
+        os.utime(folder)
+
+    def delete_unused(self, kept_s: float, idleness: Idleness) -> None:
+        """Remove the samplers that were unused for so long."""
+        for group in self._root.glob("*"):
+            for folder in group.iterdir():
+                name = f"sampler {group.name}/{folder.name}"
+                if idleness.seconds(name, str(folder.stat().st_mtime_ns)) >= kept_s:
+                    shutil.rmtree(folder, ignore_errors=True)
+            if not any(group.iterdir()):
+                group.rmdir()
+
+    def _prune(self, group: Path) -> None:
+        folders = [folder for folder in group.iterdir() if not folder.name.startswith(".")]
+        folders.sort(key=lambda folder: folder.stat().st_mtime)
+        for folder in folders[: -self._per_group]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, row: SamplerRow) -> Path:
+        group = row.run_id or row.session_id
+        return self._root / group.replace(":", "_") / row.id.replace(":", "_")

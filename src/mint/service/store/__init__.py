@@ -1,0 +1,1 @@
+"""The database: tables, migrations, sessions, search. Never tensors or tokens."""

@@ -1,0 +1,448 @@
+"""The database: keys, sessions, runs, samplers, checkpoints. Never tensors or tokens.
+
+SQLite (WAL) by default, PostgreSQL by URL. Every method is one short transaction and is called
+from the service through ``asyncio.to_thread``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Dialect,
+    Engine,
+    Select,
+    String,
+    TypeDecorator,
+    UniqueConstraint,
+    create_engine,
+    event,
+    func,
+    make_url,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from mint.service.errors import UserError
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+_MIGRATION_LOCK = 0x6D696E74
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A time in UTC: SQLite stores no zone, and PostgreSQL answers in its server's."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Table(DeclarativeBase):
+    type_annotation_map: ClassVar = {datetime: UtcTime, dict[str, Any]: JSON, list[str]: JSON}
+
+
+class ApiKey(Table):
+    __tablename__ = "api_keys"
+    hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    user: Mapped[str]
+    scope: Mapped[str] = mapped_column(default="admin")
+    quota: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    expires_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class SessionRow(Table):
+    __tablename__ = "sessions"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    user: Mapped[str] = mapped_column(index=True)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    last_seen: Mapped[datetime] = mapped_column(default=now)
+    sdk_version: Mapped[str] = mapped_column(default="")
+    display_name: Mapped[str | None]
+    project_id: Mapped[str | None]
+    tags: Mapped[list[str]] = mapped_column(default=list)
+    user_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    finish: Mapped[str | None]
+    finish_detail: Mapped[str | None]
+
+
+class RunRow(Table):
+    __tablename__ = "runs"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    session_id: Mapped[str] = mapped_column(index=True)
+    user: Mapped[str] = mapped_column(index=True)
+    key: Mapped[str] = mapped_column(index=True, default="")
+    base_model: Mapped[str]
+    lora: Mapped[dict[str, Any]]
+    user_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    last_request_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class SamplerRow(Table):
+    __tablename__ = "samplers"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    session_id: Mapped[str] = mapped_column(index=True)
+    user: Mapped[str] = mapped_column(index=True)
+    key: Mapped[str] = mapped_column(index=True, default="")
+    base_model: Mapped[str]
+    model_path: Mapped[str | None]
+    run_id: Mapped[str | None]
+    seq_id: Mapped[int | None] = mapped_column(BigInteger)
+    version: Mapped[str | None]
+    digest: Mapped[str | None] = mapped_column(String(64))
+    clients: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class CheckpointRow(Table):
+    __tablename__ = "checkpoints"
+    __table_args__ = (UniqueConstraint("run_id", "kind", "name"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(index=True)
+    kind: Mapped[str]
+    name: Mapped[str]
+    user: Mapped[str] = mapped_column(index=True)
+    seq_id: Mapped[int] = mapped_column(BigInteger)
+    base_model: Mapped[str]
+    lora: Mapped[dict[str, Any]]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    public: Mapped[bool] = mapped_column(default=False)
+    user_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    expires_at: Mapped[datetime | None]
+
+
+class UsageRow(Table):
+    __tablename__ = "usage"
+    key: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    tokens_sampled: Mapped[int] = mapped_column(BigInteger)
+    tokens_trained: Mapped[int] = mapped_column(BigInteger)
+    last_used_at: Mapped[datetime]
+
+
+Condition = ColumnElement[bool]
+Row = TypeVar("Row", bound=Table)
+Listed = TypeVar("Listed", SessionRow, RunRow, SamplerRow, CheckpointRow)
+
+
+class Store:
+    """Short transactions over one database that several services may share."""
+
+    def __init__(self, url: str, home: Path) -> None:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._engine = _open(url)
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "connect", _prepare_sqlite)
+        self._sessions = sessionmaker(self._engine, expire_on_commit=False)
+        self._home = home
+
+    def migrate(self, version: str = "head") -> None:
+        """Bring the tables to the newest version; several services may start at once.
+
+        Raises UserError when the database cannot be reached or written.
+        """
+        try:
+            self._migrate(version)
+        except OperationalError as error:
+            raise UserError(
+                f"The service's database {self._engine.url!r} cannot be used: {error.orig}. Start "
+                "it, or correct database_url or the permissions of the home folder."
+            ) from error
+
+    def _migrate(self, version: str) -> None:
+        config = _migrations()
+        with open(self._home / "migrations.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with self._engine.begin() as connection:
+                if connection.dialect.name == "postgresql":
+                    connection.execute(
+                        text("select pg_advisory_xact_lock(:n)"), {"n": _MIGRATION_LOCK}
+                    )
+                config.attributes["connection"] = connection
+                command.upgrade(config, version)
+
+    def versions(self) -> tuple[str | None, list[str]]:
+        """Return the version of the tables, and all that this code knows, the newest first."""
+        scripts = ScriptDirectory.from_config(_migrations())
+        with self._engine.connect() as connection:
+            current = MigrationContext.configure(connection).get_current_revision()
+        return current, [script.revision for script in scripts.walk_revisions()]
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        with self._sessions.begin() as session:
+            yield session
+
+    # ---- any table ------------------------------------------------------------------------
+
+    def add(self, row: Table) -> None:
+        with self.transaction() as session:
+            session.add(row)
+
+    def add_once(self, row: Row, key: str) -> Row:
+        """Insert, or return the row that an earlier, identical request made."""
+        with self._sessions() as session:
+            existing = session.get(type(row), key)
+            if existing is not None:
+                return existing
+            try:
+                session.add(row)
+                session.commit()
+                return row
+            except IntegrityError:
+                session.rollback()
+                return session.get_one(type(row), key)
+
+    def get(self, table: type[Row], key: str, user: str) -> Row | None:
+        """One row by its key, if it belongs to ``user``."""
+        with self.transaction() as session:
+            row: Any = session.get(table, key)
+            return row if row is not None and row.user == user else None
+
+    def delete_run(self, run_id: str) -> None:
+        with self.transaction() as session:
+            if (row := session.get(RunRow, run_id)) is not None:
+                session.delete(row)
+
+    def page(
+        self, table: type[Listed], user: str, limit: int, offset: int, *conditions: Condition
+    ) -> tuple[list[Listed], int]:
+        """The newest rows of a user that fit, and how many there are in all."""
+        where = [table.user == user, *conditions]
+        with self.transaction() as session:
+            total = session.scalar(select(func.count()).select_from(table).where(*where)) or 0
+            rows = session.scalars(
+                select(table)
+                .where(*where)
+                .order_by(table.created_at.desc(), table.id)
+                .limit(limit)
+                .offset(offset)
+            )
+            return list(rows), total
+
+    # ---- sessions and runs ------------------------------------------------------------------
+
+    def touch(self, table: type[SessionRow] | type[RunRow], seen: dict[str, datetime]) -> None:
+        """Note when sessions were last seen, or runs last used, in one transaction."""
+        column = "last_seen" if table is SessionRow else "last_request_at"
+        with self.transaction() as session:
+            for key, when in seen.items():
+                session.execute(update(table).where(table.id == key).values({column: when}))
+
+    def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
+        """Note how a session ended; the first word wins."""
+        with self.transaction() as session:
+            session.execute(
+                update(SessionRow)
+                .where(SessionRow.id == session_id, SessionRow.finish.is_(None))
+                .values(finish=reason, finish_detail=detail)
+            )
+
+    def readable_run(self, run_id: str, user: str) -> RunRow | None:
+        """A run of the user's own, or another's with a public checkpoint."""
+        with self.transaction() as session:
+            run = session.get(RunRow, run_id)
+            if run is None or run.user == user:
+                return run
+            public = select(CheckpointRow.id).where(
+                CheckpointRow.run_id == run_id, CheckpointRow.public.is_(True)
+            )
+            return run if session.scalar(public.limit(1)) is not None else None
+
+    def last_request(self) -> datetime | None:
+        """Return when any run was last used."""
+        with self.transaction() as session:
+            return session.scalar(select(func.max(RunRow.last_request_at)))
+
+    def set_project(self, session_id: str, project_id: str) -> None:
+        with self.transaction() as session:
+            session.execute(
+                update(SessionRow).where(SessionRow.id == session_id).values(project_id=project_id)
+            )
+
+    def sessions_where(self, where: Sequence[Condition], limit: int) -> Sequence[SessionRow]:
+        """The newest sessions that fit."""
+        with self.transaction() as session:
+            order = (SessionRow.created_at.desc(), SessionRow.id)
+            found = select(SessionRow).where(*where).order_by(*order).limit(limit)
+            return session.scalars(found).all()
+
+    def storage_of_sessions(self, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Return how many checkpoints each session has, and their bytes."""
+        used = (
+            select(
+                RunRow.session_id, func.count(CheckpointRow.id), func.sum(CheckpointRow.size_bytes)
+            )
+            .join(CheckpointRow, CheckpointRow.run_id == RunRow.id)
+            .where(RunRow.session_id.in_(session_ids))
+            .group_by(RunRow.session_id)
+        )
+        with self.transaction() as session:
+            return {key: (count, int(size)) for key, count, size in session.execute(used)}
+
+    def add_client(self, sampler_id: str) -> int:
+        """A number that no other client of this sampler has; the first client is 0."""
+        with self.transaction() as session:
+            counted = (
+                update(SamplerRow)
+                .where(SamplerRow.id == sampler_id)
+                .values(clients=SamplerRow.clients + 1)
+                .returning(SamplerRow.clients)
+            )
+            return session.scalars(counted).one()
+
+    def note_digest(self, sampler_id: str, digest: str) -> None:
+        """Note the digest of a sampler's weights, once."""
+        with self.transaction() as session:
+            sampler = update(SamplerRow).where(SamplerRow.id == sampler_id)
+            session.execute(sampler.where(SamplerRow.digest.is_(None)).values(digest=digest))
+
+    # ---- keys -------------------------------------------------------------------------------
+
+    def active_keys(self) -> list[ApiKey]:
+        """Return the keys in force: neither revoked nor expired."""
+        in_force = ApiKey.revoked_at.is_(None)
+        in_time = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
+        with self.transaction() as session:
+            return list(session.scalars(select(ApiKey).where(in_force, in_time)))
+
+    def touch_keys(self, used: dict[str, datetime]) -> None:
+        """Note when keys, by their hashes, were last used."""
+        with self.transaction() as session:
+            for key_hash, when in used.items():
+                changed = update(ApiKey).where(ApiKey.hash == key_hash)
+                session.execute(changed.values(last_used_at=when))
+
+    def all_keys(self) -> Sequence[ApiKey]:
+        """Every key that was ever made, the oldest first."""
+        with self.transaction() as session:
+            return session.scalars(select(ApiKey).order_by(ApiKey.created_at)).all()
+
+    def revoke_key(self, name: str) -> bool:
+        """End a key; False when none of this name is in force."""
+        with self.transaction() as session:
+            in_force = select(ApiKey).where(ApiKey.name == name, ApiKey.revoked_at.is_(None))
+            key = session.scalar(in_force)
+            if key is not None:
+                key.revoked_at = now()
+            return key is not None
+
+    def set_quota(self, name: str, quota: dict[str, Any]) -> None:
+        """Replace the limits of a key."""
+        with self.transaction() as session:
+            session.execute(update(ApiKey).where(ApiKey.name == name).values(quota=quota))
+
+    def runs_of_key(self, key: str) -> Sequence[str]:
+        """Return the ids of all runs that a key made."""
+        with self.transaction() as session:
+            return session.scalars(select(RunRow.id).where(RunRow.key == key)).all()
+
+    # ---- checkpoints --------------------------------------------------------------------------
+
+    def storage_of_key(self, key: str, *conditions: Condition) -> tuple[int, int]:
+        """Return how many checkpoints the runs of a key have, and their bytes."""
+        held = (
+            select(func.count(), func.coalesce(func.sum(CheckpointRow.size_bytes), 0))
+            .join(RunRow, CheckpointRow.run_id == RunRow.id)
+            .where(RunRow.key == key, *conditions)
+        )
+        with self.transaction() as session:
+            count, size = session.execute(held).one()
+            return int(count), int(size)
+
+    def checkpoint(self, run_id: str, kind: str, name: str) -> CheckpointRow | None:
+        with self.transaction() as session:
+            return session.scalar(_checkpoint(run_id, kind, name))
+
+    def put_checkpoint(self, row: CheckpointRow) -> None:
+        """Insert, replacing what had this name."""
+        with self.transaction() as session:
+            if (old := session.scalar(_checkpoint(row.run_id, row.kind, row.name))) is not None:
+                session.delete(old)
+                session.flush()
+            session.add(row)
+
+    def change_checkpoint(self, row: CheckpointRow, **values: Any) -> None:
+        with self.transaction() as session:
+            session.execute(
+                update(CheckpointRow).where(CheckpointRow.id == row.id).values(**values)
+            )
+
+    def delete_checkpoint(self, row: CheckpointRow) -> None:
+        with self.transaction() as session:
+            if (found := session.get(CheckpointRow, row.id)) is not None:
+                session.delete(found)
+
+    def expired_checkpoints(self) -> Iterable[CheckpointRow]:
+        with self.transaction() as session:
+            return list(
+                session.scalars(select(CheckpointRow).where(CheckpointRow.expires_at <= now()))
+            )
+
+
+def _migrations() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+def _checkpoint(run_id: str, kind: str, name: str) -> Select[CheckpointRow]:
+    return select(CheckpointRow).where(
+        CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name
+    )
+
+
+def _open(url: str) -> Engine:
+    """Return the connections to a database. Raises UserError when its driver is missing."""
+    parsed = make_url(url)
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    try:
+        is_remote = parsed.get_backend_name() != "sqlite"
+        return create_engine(parsed, pool_pre_ping=is_remote, hide_parameters=True)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"database_url is {parsed!r}, and the Python package {error.name} is not installed. "
+            "For PostgreSQL, type: pip install 'mint[postgresql]'"
+        ) from None
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    connection.execute("pragma journal_mode=wal")
+    connection.execute("pragma synchronous=full")
+    connection.execute("pragma busy_timeout=30000")

@@ -1,0 +1,129 @@
+"""Searching sessions: by id, name, project, metadata and state, newest first."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from pydantic import AwareDatetime, Field
+from sqlalchemy import and_, false, func, or_
+
+from mint.service.errors import UserError
+from mint.service.store.database import Condition, SessionRow, Store, now
+from mint.service.wire.requests import Request, Texts
+
+NO_PROJECT = "default"
+_NOT_IN_A_KEY = re.compile(r'["\\\x00-\x1f]')
+"""What would end a JSON path in the database."""
+
+
+class Owner(Request):
+    type: Literal["own", "accessible", "user"] = "own"
+    owner_urns: list[str] = Field(default_factory=list, max_length=10)
+
+
+class Status(Request):
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: list[str] | None = Field(default=None, max_length=20)
+
+
+class Cursor(Request):
+    last_created_at: AwareDatetime
+    last_session_id: str
+
+
+class SessionSearch(Request):
+    """The filters of a search. A session's id or its name is enough; the rest must all hold."""
+
+    session_id: str | None = None
+    project_ids: list[str] | None = Field(default=None, max_length=200)
+    user_metadata: Texts = Field(default_factory=dict, max_length=50)
+    display_name: str | None = Field(default=None, min_length=1, max_length=500)
+    owner: Owner = Owner()
+    statuses: list[Status] | None = Field(default=None, min_length=1, max_length=20)
+    limit: int = Field(default=50, ge=1, le=200)
+    cursor: Cursor | None = None
+
+
+def search(store: Store, user: str, wanted: SessionSearch, idle_s: float) -> dict[str, Any]:
+    """One page of the user's sessions as the client reads it."""
+    alive_since = now() - timedelta(seconds=idle_s)
+    where = [SessionRow.user == user, *_conditions(user, wanted, alive_since)]
+    rows = store.sessions_where(where, wanted.limit + 1)
+    shown = rows[: wanted.limit]
+    used = store.storage_of_sessions([row.id for row in shown])
+    return {
+        "sessions": [_describe(row, used.get(row.id, (0, 0)), alive_since) for row in shown],
+        "next_cursor": _cursor_after(shown[-1]) if len(rows) > wanted.limit else None,
+    }
+
+
+def _cursor_after(row: SessionRow) -> dict[str, str]:
+    return {"last_created_at": row.created_at.isoformat(), "last_session_id": row.id}
+
+
+def _conditions(user: str, wanted: SessionSearch, alive_since: datetime) -> list[Condition]:
+    where: list[Condition] = []
+    if wanted.owner.type == "user" and user not in wanted.owner.owner_urns:
+        where.append(false())
+    if names := _names(wanted):
+        where.append(or_(*names))
+    if wanted.project_ids is not None:
+        where.append(func.coalesce(SessionRow.project_id, NO_PROJECT).in_(wanted.project_ids))
+    for key, value in wanted.user_metadata.items():
+        if _NOT_IN_A_KEY.search(key):
+            raise UserError(
+                f"user_metadata: {key!r:.100} contains a character that is not allowed in keys."
+            )
+        where.append(SessionRow.user_metadata[key].as_string() == value)
+    if wanted.statuses is not None:
+        where.append(or_(*(_status(status, alive_since) for status in wanted.statuses)))
+    if wanted.cursor is not None:
+        at, last = wanted.cursor.last_created_at.astimezone(UTC), wanted.cursor.last_session_id
+        earlier = and_(SessionRow.created_at == at, SessionRow.id > last)
+        where.append(or_(SessionRow.created_at < at, earlier))
+    return where
+
+
+def _names(wanted: SessionSearch) -> list[Condition]:
+    names: list[Condition] = []
+    if wanted.session_id is not None:
+        names.append(SessionRow.id == wanted.session_id)
+    if wanted.display_name is not None:
+        words = wanted.display_name.split()
+        names.append(
+            and_(*(SessionRow.display_name.icontains(word, autoescape=True) for word in words))
+        )
+    return names
+
+
+def _status(status: Status, alive_since: datetime) -> Condition:
+    if status.type == "active":
+        return and_(SessionRow.finish.is_(None), SessionRow.last_seen > alive_since)
+    if status.type == "client_finished":
+        if status.reasons is not None:
+            return SessionRow.finish.in_(status.reasons)
+        return SessionRow.finish.is_not(None)
+    return false()
+
+
+def _describe(row: SessionRow, used: tuple[int, int], alive_since: datetime) -> dict[str, Any]:
+    status: dict[str, Any] | None = None
+    if row.finish is not None:
+        status = {"type": "client_finished", "reason": {"type": row.finish}}
+        status["detail"] = row.finish_detail
+    elif row.last_seen > alive_since:
+        status = {"type": "active"}
+    count, size = used
+    return {
+        "session_id": row.id,
+        "created_at": row.created_at.isoformat(),
+        "owner": row.user,
+        "project_id": row.project_id or NO_PROJECT,
+        "status": status,
+        "checkpoints_count": count,
+        "display_name": row.display_name,
+        "user_metadata": row.user_metadata or None,
+        "checkpoint_storage_bytes": size,
+    }

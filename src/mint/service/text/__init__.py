@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizers and chat templates read from a model folder, and streamed text."""

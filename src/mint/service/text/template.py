@@ -1,0 +1,85 @@
+"""Chat templates: a conversation becomes the text that the model was trained on.
+
+Templates are Jinja, come with the model, and run in a sandbox with the few functions that authors
+of templates count on.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mint.service.errors import UserError
+
+
+class ChatTemplate:
+    """One template, compiled.
+
+    >>> ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}").render(
+    ...     messages=[{"role": "user", "content": "Hi"}]
+    ... )
+    '<user>Hi'
+    """
+
+    def __init__(self, source: str) -> None:
+        self.knows_developer = "developer" in source
+        try:
+            self._template: Template = _environment().from_string(source)
+        except TemplateError as error:
+            raise UserError(f"The model's chat template cannot be parsed: {error}") from error
+
+    def render(self, **variables: Any) -> str:
+        """The text of a conversation. Raises UserError with the template's own words."""
+        try:
+            return self._template.render(**variables)
+        except Exception as error:  # templates fail in as many ways as Python does
+            raise UserError(
+                f"The model's chat template does not accept these messages: {error}. "
+                "Check the roles, their order and the tools."
+            ) from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what to train on; for rendering it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  (as the base class declares it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,81 @@
+"""Arrays from what a request says about them, checked before memory is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mint.engine.messages import UserError
+
+MAX_SPARSE_CELLS = 1 << 23
+
+
+class CellBudget:
+    """Bounds what sparse tensors of one request may open to: a few bytes can name a huge shape."""
+
+    def __init__(self, cells: int = MAX_SPARSE_CELLS) -> None:
+        self.left = cells
+
+    def spend(self, cells: int, where: str) -> None:
+        self.left -= cells
+        if self.left < 0:
+            raise UserError(f"{where} is too large when written out; send fewer datums at once.")
+
+
+@dataclass(frozen=True)
+class Csr:
+    """The listed cells of a matrix, as compressed sparse rows."""
+
+    crow: NDArray[Any]
+    col: NDArray[Any]
+    shape: Sequence[int]
+
+    def dense(
+        self, values: NDArray[Any], where: str, cells: CellBudget, fill: int = 0
+    ) -> NDArray[Any]:
+        """The whole matrix; unlisted cells are ``fill``."""
+        if len(self.shape) != 2 or min(self.shape) < 0:
+            raise UserError(f"{where} is sparse and needs a 2-D shape, not {list(self.shape)}.")
+        rows, columns = int(self.shape[0]), int(self.shape[1])
+        cells.spend(rows * columns, where)
+        if not self._fits(rows, columns, len(values)):
+            raise UserError(
+                f"{where}: the sparse row and column indices do not fit {rows}×{columns}."
+            )
+        dense = np.full((rows, columns), fill, values.dtype)
+        dense[self._row_of_each, self.col] = values
+        return dense
+
+    def values_of(self, dense: NDArray[Any]) -> NDArray[Any]:
+        """The listed cells of a matrix of this shape, in their order."""
+        listed: NDArray[Any] = dense[self._row_of_each, self.col]
+        return listed
+
+    @property
+    def _row_of_each(self) -> NDArray[Any]:
+        return np.repeat(np.arange(len(self.crow) - 1), np.diff(self.crow))
+
+    def _fits(self, rows: int, columns: int, count: int) -> bool:
+        return (
+            len(self.crow) == rows + 1
+            and self.crow[0] == 0
+            and self.crow[-1] == count == len(self.col)
+            and bool((np.diff(self.crow) >= 0).all())
+            and bool(((self.col >= 0) & (self.col < columns)).all())
+        )
+
+
+def shaped(values: NDArray[Any], shape: Sequence[int], where: str) -> NDArray[Any]:
+    """Flat values in their declared shape; without one they stay flat."""
+    if not shape:
+        return values
+    if min(shape) < 0 or int(np.prod(shape, dtype=object)) != values.size:
+        raise UserError(
+            f"{where} has {values.size} values, which do not fill its shape "
+            f"{[int(n) for n in shape]}."
+        )
+    return values.reshape([int(n) for n in shape])

@@ -1,0 +1,125 @@
+"""A request body before it is decoded: opened, and read for which operation it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import zstandard
+from pydantic_core import from_json
+
+from mint.engine.messages import UserError
+
+
+class BadBody(UserError):
+    """A body that cannot be opened. ``readable`` is the part before the fault."""
+
+    def __init__(self, text: str, readable: bytes = b"") -> None:
+        super().__init__(text)
+        self.readable = readable
+
+
+@dataclass(frozen=True)
+class Address:
+    """The run and the operation of a request: all that queueing needs to know."""
+
+    run_id: str
+    seq_id: int | None
+    forward_only: bool = False
+
+
+def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:
+    """Undo ``Content-Encoding``, never producing more than ``limit`` bytes."""
+    if not encoding or encoding.lower() == "identity":
+        return body
+    if encoding.lower() != "zstd":
+        raise BadBody(f"Content-Encoding {encoding!r} is not supported; send zstd or none.")
+    opened = bytearray()
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
+            while piece := reader.read(1 << 20):
+                opened += piece
+                if len(opened) > limit:
+                    raise BadBody(
+                        f"The zstd body unpacks to more than {limit} bytes. Send fewer datums.",
+                        bytes(opened[: 1 << 16]),
+                    )
+    except zstandard.ZstdError as error:
+        raise BadBody(f"The zstd body is damaged: {error}.", bytes(opened)) from error
+    return bytes(opened)
+
+
+def read_address(body: bytes, is_protobuf: bool) -> Address | None:
+    """The run and number of a training request, also when the rest of it is damaged."""
+    return _protobuf_address(body) if is_protobuf else _json_address(body)
+
+
+def is_creation(body: bytes) -> bool:
+    """Return whether a ``load_weights`` makes a new run, which is addressed by its session."""
+    try:
+        payload = from_json(body)
+    except ValueError:
+        return False
+    return (
+        isinstance(payload, dict)
+        and payload.get("session_id") is not None
+        and payload.get("model_id") is None
+    )
+
+
+def _json_address(body: bytes) -> Address | None:
+    try:
+        payload = from_json(body)
+    except ValueError:
+        return None
+    if not isinstance(payload, dict) or not isinstance(payload.get("model_id"), str):
+        return None
+    seq_id = payload.get("seq_id")
+    if isinstance(seq_id, bool) or not isinstance(seq_id, int | None):
+        return None
+    return Address(payload["model_id"], seq_id)
+
+
+def _protobuf_address(body: bytes) -> Address | None:
+    found: dict[int, int | bytes] = {}
+    try:
+        for number, value in _protobuf_fields(body):
+            found[number] = value
+    except (IndexError, ValueError):
+        pass
+    run_id, seq_id = found.get(1), found.get(2, 0)
+    if not isinstance(run_id, bytes) or not isinstance(seq_id, int):
+        return None
+    return Address(run_id.decode(errors="replace"), seq_id or None, found.get(6) == 1)
+
+
+def _protobuf_fields(body: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Top-level scalar fields and short texts; long fields are skipped without a copy."""
+    at = 0
+    while at < len(body):
+        tag, at = _varint(body, at)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            value, at = _varint(body, at)
+            yield number, value
+        elif kind == 2:
+            length, at = _varint(body, at)
+            if at + length > len(body):
+                raise ValueError("truncated")
+            if number == 1:
+                yield number, body[at : at + length]
+            at += length
+        else:
+            raise ValueError("no such field in this message")
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 64:
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("a varint of more than 64 bits")

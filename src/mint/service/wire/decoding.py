@@ -1,0 +1,120 @@
+"""Decoding of request bodies away from the event loop, within a budget of memory.
+
+A JSON parser holds Python's lock from the first to the last byte, so that a large body would stop
+every heartbeat for seconds. Large bodies are therefore parsed in a process of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import asynccontextmanager
+from multiprocessing import get_context
+from typing import TypeVar
+
+from mint.engine.messages import ForwardBackward
+from mint.service.errors import ApiError, UserError
+from mint.service.wire import codec
+from mint.service.wire.bodies import Address, is_creation, open_body, read_address
+
+LARGE = 2 * 1024 * 1024
+"""Bodies from here on are parsed in another process."""
+_JSON_GROWS, _PROTOBUF_GROWS = 12, 4
+"""How much memory a body takes when it is decoded, as a multiple of its own bytes."""
+_LEAST_BUDGET = 256 * 1024 * 1024
+T = TypeVar("T")
+
+
+def machine_budget() -> int:
+    """Return what decoding may take at once: a quarter of the machine's memory."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(total // 4, _LEAST_BUDGET)
+
+
+class Decoder:
+    """Opens and parses bodies, a bounded amount at once."""
+
+    def __init__(self, max_body_bytes: int, budget: int | None = None) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._budget = machine_budget() if budget is None else budget
+        self._taken = 0
+        self._changed = asyncio.Condition()
+        self._opening = asyncio.Semaphore(2)
+        self._pool: ProcessPoolExecutor | None = None
+
+    def limit(self, is_protobuf: bool) -> int:
+        """Return the largest decoded body that fits the budget."""
+        grows = _PROTOBUF_GROWS if is_protobuf else _JSON_GROWS
+        return min(self._max_body_bytes, self._budget // grows)
+
+    async def open(self, body: bytes, encoding: str | None, is_protobuf: bool) -> bytes:
+        """Undo ``Content-Encoding``. Raises BadBody; ApiError 413 when it is too large."""
+        limit = self.limit(is_protobuf)
+        if encoding and encoding.lower() != "identity":
+            async with self._opening:
+                return await asyncio.to_thread(open_body, body, encoding, limit)
+        if len(body) > limit:
+            raise ApiError(413, f"The request has more than {limit} bytes. Send fewer datums.")
+        return body
+
+    async def address(self, body: bytes, is_protobuf: bool) -> Address | None:
+        """Return which operation a body is, without decoding all of it in this process."""
+        if is_protobuf or len(body) < LARGE:
+            return read_address(body, is_protobuf)
+        async with self._reserve(len(body) * _JSON_GROWS):
+            return await self._elsewhere(read_address, body, is_protobuf)
+
+    async def is_creation(self, body: bytes) -> bool:
+        """Return whether a ``load_weights`` makes a new run; no large body does."""
+        return len(body) < LARGE and is_creation(body)
+
+    async def forward_backward(
+        self, bodies: list[bytes], is_protobuf: list[bool], forward_only: bool
+    ) -> list[ForwardBackward]:
+        """Decode operations. Raises UserError for what is wrong with them."""
+        decoded = []
+        for body, protobuf in zip(bodies, is_protobuf, strict=True):
+            decode = codec.decode_forward_backward
+            async with self._reserve(len(body) * (_PROTOBUF_GROWS if protobuf else _JSON_GROWS)):
+                if len(body) < LARGE:
+                    decoded.append(await asyncio.to_thread(decode, body, protobuf, forward_only))
+                else:
+                    decoded.append(await self._elsewhere(decode, body, protobuf, forward_only))
+        return decoded
+
+    @asynccontextmanager
+    async def _reserve(self, size: int) -> AsyncIterator[None]:
+        """Wait until ``size`` bytes of the budget are free."""
+        size = min(size, self._budget)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._taken + size <= self._budget)
+            self._taken += size
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._taken -= size
+                self._changed.notify_all()
+
+    async def _elsewhere(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run a function in the decoding process; when that process dies, the request fails."""
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        pool = self._pool
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
+        except BrokenProcessPool as error:
+            if self._pool is pool:
+                self._pool = None
+            raise UserError(
+                "The request could not be decoded: the decoding process died, probably out of "
+                "memory. Send fewer datums at once."
+            ) from error
+
+    def close(self) -> None:
+        """End the decoding process."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)

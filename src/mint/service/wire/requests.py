@@ -1,0 +1,413 @@
+"""Our own lenient request models: unknown fields are ignored, nulls count as absent.
+
+A field that we know and do not support is refused with a text that says so.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import from_json
+
+from mint.engine import messages
+from mint.engine.messages import MAX_SAMPLES, UserError
+from mint.service.wire import codec
+from mint.service.wire.arrays import Csr
+
+MIN_TTL_S, MAX_TTL_S = 3600, 10 * 365 * 24 * 3600
+MAX_TOP_K = 2**31 - 1  # more than any vocabulary has
+MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits / 1e-40 is infinite
+Model = TypeVar("Model", bound=BaseModel)
+_CONTENT = {"prompt", "messages", "stop", "tools", "data", "user_metadata", "tags", "detail"}
+"""Fields whose content no error repeats."""
+
+
+class Request(BaseModel):
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nulls_are_absent(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None}
+        return data
+
+
+def parse(model: type[Model], body: bytes) -> Model:
+    """Read a JSON body; what is wrong with it becomes one readable user error."""
+    try:
+        return model.model_validate(read_json(body))
+    except ValidationError as error:
+        raise UserError(describe(error.errors())) from error
+
+
+def read_json(body: bytes) -> Any:
+    """Parse JSON whose strings are all valid Unicode. Raises UserError."""
+    try:
+        return from_json(body)
+    except ValueError as error:
+        raise UserError(
+            f"The request is not valid JSON: {error}. It must be UTF-8, and its \\u escapes must "
+            "form whole characters (\\ud800 alone is half of one). Correct the request and send "
+            "it again."
+        ) from error
+
+
+def describe(faults: list[Any]) -> str:
+    """One line per fault: the field, what is wrong with it, and what was sent, unless that may be
+    a prompt: errors end up in logs."""
+    lines = []
+    for fault in faults:
+        names = [str(part) for part in fault["loc"] if part != "body"]
+        sent = fault.get("input")
+        is_named = bool(names) and not _CONTENT.intersection(names)
+        is_shown = isinstance(sent, int | float) or (isinstance(sent, str) and is_named)
+        shown = f" (sent: {str(sent)[:80]})" if is_shown else ""
+        lines.append(f"{'.'.join(names) or 'the request'}: {fault['msg']}{shown}")
+    return "; ".join(lines) + ". Correct the request and send it again."
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+def _without_nul(texts: dict[str, str]) -> dict[str, str]:
+    if "\0" in "".join((*texts, *texts.values())):
+        raise ValueError("has a NUL character, which cannot be stored")
+    return texts
+
+
+Texts = Annotated[
+    dict[str, str],
+    BeforeValidator(lambda d: {k: str(v) for k, v in d.items()} if isinstance(d, dict) else d),
+    AfterValidator(_without_nul),
+]
+Ttl = Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S)]
+Temperature = Annotated[NotNegative, AfterValidator(lambda t: t if t >= MIN_TEMPERATURE else 0.0)]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+TopK = Annotated[int, Field(ge=-1), AfterValidator(lambda k: k if k <= MAX_TOP_K else -1)]
+"""How many of the most likely tokens to sample from: -1, 0 and more than there are mean all."""
+
+
+# ---- sessions ----------------------------------------------------------------------------------
+
+
+class CreateSession(Request):
+    tags: list[str] = []
+    user_metadata: Texts = {}
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+
+
+class Heartbeat(Request):
+    session_id: str
+
+
+class FinishReason(Request):
+    type: Literal["success", "errored", "interrupted"] = "success"
+
+
+class FinishSession(Request):
+    reason: FinishReason = FinishReason()
+    detail: str | None = None
+
+
+class SessionProject(Request):
+    project_id: str = Field(min_length=1, max_length=200)
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
+class LoraConfig(Request):
+    rank: int
+    seed: int | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class OptimizerConfig(Request):
+    type: str = "adamw"
+
+
+def check_optimizer(config: OptimizerConfig) -> None:
+    if config.type != "adamw":
+        raise UserError(
+            f"The optimizer {config.type!r} is not supported; this service trains with 'adamw'."
+        )
+
+
+class CreateModel(Request):
+    session_id: str
+    model_seq_id: int = Field(ge=0, lt=10**9)
+    base_model: str
+    lora_config: LoraConfig | None = None
+    optimizer_config: OptimizerConfig = OptimizerConfig()
+    user_metadata: Texts = {}
+
+
+class ModelAddress(Request):
+    model_id: str
+
+
+class AdamParamsField(Request):
+    learning_rate: NotNegative = 1e-4
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    eps: NotNegative = 1e-12
+    weight_decay: NotNegative = 0.0
+    grad_clip_norm: NotNegative = 0.0
+
+
+class OptimStep(Request):
+    adam_params: AdamParamsField = AdamParamsField()
+    optimizer_params: dict[str, Any] | None = None
+
+    def to_engine(self) -> messages.AdamParams:
+        if self.optimizer_params is not None:
+            check_optimizer(OptimizerConfig(type=str(self.optimizer_params.get("type"))))
+        return messages.AdamParams(**self.adam_params.model_dump())
+
+
+# ---- weights -----------------------------------------------------------------------------------
+
+
+class SaveWeights(Request):
+    path: str | None = None
+    ttl_seconds: Ttl | None = None
+    overwrite: bool = False
+    user_metadata: Texts = {}
+
+
+class SaveWeightsForSampler(SaveWeights):
+    sampling_session_seq_id: int | None = Field(default=None, ge=0, lt=10**12)
+
+
+class SaveWeightsExternal(Request):
+    path: str
+    ttl_seconds: Ttl | None = None
+    age_encryption_recipients: list[str] = []
+
+    @model_validator(mode="after")
+    def _refuse_encryption(self) -> SaveWeightsExternal:
+        if self.age_encryption_recipients:
+            raise ValueError(
+                "age_encryption_recipients is not supported: exported files are not encrypted"
+            )
+        return self
+
+
+class ReadsWeights(Request):
+    weights_access_token: str | None = None
+
+    @model_validator(mode="after")
+    def _refuse_tokens(self) -> ReadsWeights:
+        if self.weights_access_token is not None:
+            raise ValueError(
+                "weights_access_token is not supported; use the owner's API key, or ask the owner "
+                "to publish the checkpoint"
+            )
+        return self
+
+
+class LoadWeights(ReadsWeights):
+    path: str
+    optimizer: bool = False
+
+
+class CreateByLoad(LoadWeights):
+    """``load_weights`` as the first request of a new run."""
+
+    session_id: str
+    model_seq_id: int = Field(ge=0, lt=10**9)
+    base_model: str | None = None
+    optimizer_config: OptimizerConfig = OptimizerConfig()
+    user_metadata: Texts = {}
+
+
+class CopyWeights(ReadsWeights):
+    source_path: str
+    session_id: str | None = None
+    model_seq_id: int | None = Field(default=None, ge=0, lt=10**9)
+    destination_project_id: str | None = None
+    ttl_seconds: Ttl | None = None
+
+    @model_validator(mode="after")
+    def _one_destination(self) -> CopyWeights:
+        if (self.session_id is None) != (self.model_seq_id is None):
+            raise ValueError("session_id and model_seq_id belong together: set both or neither")
+        if (self.session_id is None) == (self.destination_project_id is None):
+            raise ValueError("set destination_project_id, or session_id with model_seq_id")
+        return self
+
+
+class SetTtl(BaseModel):
+    """``null`` means never, and is not the same as leaving the field out."""
+
+    ttl_seconds: Ttl | None
+
+
+class Prune(Request):
+    older_than_s: NotNegative = 0.0
+    keep_last: int = Field(default=1, ge=0, le=10**6)
+    keep: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=100)
+    run_id: str | None = None
+    dry_run: bool = True
+
+
+class Interpolate(Request):
+    source_paths: list[str] = Field(min_length=1, max_length=64)
+    coefficients: list[Finite]
+    output_path: str | None = None
+    output_checkpoint_type: Literal["sampler"] = "sampler"
+
+    @model_validator(mode="after")
+    def _one_coefficient_each(self) -> Interpolate:
+        if len(self.coefficients) != len(self.source_paths):
+            raise ValueError(
+                f"coefficients has {len(self.coefficients)} numbers for the "
+                f"{len(self.source_paths)} source_paths; pass one for each"
+            )
+        return self
+
+
+class ReverseKl(Request):
+    reference_model_path: str
+    data: list[Any]
+    temperature: Finite = 1.0
+
+
+class WeightsInfo(Request):
+    tinker_path: str
+
+
+# ---- sampling ----------------------------------------------------------------------------------
+
+
+class CreateSamplingSession(Request):
+    session_id: str
+    sampling_session_seq_id: int = Field(ge=0, lt=10**12)
+    base_model: str | None = None
+    model_path: str | None = None
+
+
+class SamplingParamsField(Request):
+    max_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    stop: str | list[int] | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    temperature: Temperature = 1.0
+    top_k: TopK = -1
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    renormalize: bool = False
+
+    def stops(self) -> list[str] | list[int] | None:
+        if self.stop_token_ids is not None and self.stop is not None:
+            raise UserError("Set stop or stop_token_ids, not both.")
+        if self.stop_token_ids is not None:
+            return self.stop_token_ids
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+class Prompt(Request):
+    chunks: list[dict[str, Any]]
+
+
+class SampleBody(Request):
+    prompt: Prompt
+    sampling_params: SamplingParamsField = SamplingParamsField()
+    num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    sampling_session_id: str | None = None
+    base_model: str | None = None
+    model_path: str | None = None
+    seq_id: int | None = None
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = Field(default=0, ge=0)
+    topk_sample_logprobs: int = Field(default=0, ge=0)
+    prompt_alt_tokens_k: int = Field(default=0, ge=0)
+    prompt_logprobs_last_n: int | None = Field(default=None, ge=1)
+    target_prompt_logprobs: dict[str, Any] | None = None
+    record_stability_info: bool = False
+
+    def to_engine(self) -> messages.SampleRequest:
+        self._refuse_unsupported()
+        params = self.sampling_params
+        prompt = codec.decode_chunks(self.prompt.chunks, "prompt")
+        targets = self.target_prompt_logprobs
+        return messages.SampleRequest(
+            prompt=prompt,
+            num_samples=self.num_samples,
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            renormalize=params.renormalize,
+            seed=params.seed,
+            stop=params.stops(),
+            prompt_logprobs=self.prompt_logprobs or self.topk_prompt_logprobs > 0,
+            prompt_logprobs_last_n=self.prompt_logprobs_last_n,
+            topk_prompt_logprobs=self.topk_prompt_logprobs,
+            topk_sample_logprobs=self.topk_sample_logprobs,
+            target_prompt_logprobs=None
+            if targets is None
+            else codec.decode_targets(targets, len(prompt)),
+            prompt_alt_tokens_k=self.prompt_alt_tokens_k,
+        )
+
+    def target_cells(self) -> Csr | None:
+        """The cells that a sparse ``target_prompt_logprobs`` lists."""
+        if self.target_prompt_logprobs is None:
+            return None
+        return codec.decode_csr(self.target_prompt_logprobs, "target_prompt_logprobs")
+
+    def _refuse_unsupported(self) -> None:
+        if self.record_stability_info:
+            raise UserError(
+                "record_stability_info is not supported by this service, as it has no "
+                "stable_reinforce loss. Leave it out of the request."
+            )
+        if self.prompt_logprobs_last_n is not None and not self.prompt_logprobs:
+            raise UserError("prompt_logprobs_last_n needs prompt_logprobs=true as well.")
+        if self.sampling_session_id is None:
+            raise UserError(
+                "sampling_session_id is missing. Create one with create_sampling_session first."
+            )
+
+
+class JoinSamplingSession(Request):
+    sampling_session_id: str
+
+
+# ---- futures -----------------------------------------------------------------------------------
+
+
+class RetrieveFuture(Request):
+    request_id: str
+
+
+class FuturesTarget(Request):
+    type: Literal["sampling_session"] = "sampling_session"
+    sampling_session_id: str
+    cloned_sampler_id: int = 0
+
+
+class RetrieveFutures(Request):
+    target: FuturesTarget
+    prev_cursor: int = 0
+    timeout: NotNegative | None = None
+    retrieved_request_ids: list[str] = []

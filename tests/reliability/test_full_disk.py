@@ -1,0 +1,194 @@
+"""Training waits while the disk is full, says so, and then happens once."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import tinker
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+from tinker import types
+
+from mint.commands.doctor import check_service
+from mint.commands.remote import Remote
+from mint.service.errors import is_disk_full
+from tests.needs import need_sandbox
+from tests.reliability.conftest import Faults
+from tests.reliability.test_kills import client_of, saved
+from tests.reliability.test_waiting import Heard, heard
+from tests.service.samples import batch, datum, json_datum
+from tests.service_fixture import MODEL, LiveService, RawClient
+
+__all__ = ["heard"]
+Start = Callable[..., LiveService]
+MEGABYTE = 1_000_000
+STEP = {"adam_params": {"learning_rate": 0.01}}
+
+
+def step(training: tinker.TrainingClient, number: int) -> list[Any]:
+    """Begin a step; return its futures."""
+    loss = training.forward_backward([datum(number)], "cross_entropy")
+    return [loss, training.optim_step(types.AdamParams(learning_rate=0.01))]
+
+
+def train(client: tinker.ServiceClient, steps: int) -> tinker.TrainingClient:
+    training = client.create_lora_training_client(base_model=MODEL, rank=4, seed=1)
+    for number in range(steps):
+        for future in step(training, number):
+            future.result()
+    return training
+
+
+class SmallDisk:
+    """The home folder of a service, on a disk of its own with 24 MB, which can be filled."""
+
+    def __init__(self, start: Start, home: Path, **settings: Any) -> None:
+        binary = shutil.which("bwrap")
+        assert binary is not None
+        home.mkdir()
+        box = (binary, "--die-with-parent", "--dev-bind", "/", "/")
+        size = ("--size", str(24 * MEGABYTE), "--tmpfs", str(home))
+        self.service = start(within=(*box, *size), **settings)
+        [inside] = self.service.worker_pids()  # of the sandbox
+        self.home = Path(f"/proc/{inside}/root{home}")
+        self._filler = self.home / "filler"
+
+    def fill(self, but: int) -> None:
+        """Leave only so many bytes."""
+        free = shutil.disk_usage(self.home).free
+        with open(self._filler, "wb", buffering=0) as file:
+            written = file.write(b"x" * (free - but))
+        assert written == free - but
+
+    def make_room(self) -> None:
+        self._filler.unlink()
+
+
+@pytest.mark.slow
+def test_the_unmodified_client_hears_of_a_full_disk_and_resumes_when_there_is_space(
+    own_service: Start, heard: Heard, tmp_path: Path
+) -> None:
+    """Once below the reserve, and once without a byte left for the journal."""
+    need_sandbox()
+    disk = SmallDisk(
+        own_service, tmp_path / "home", long_poll_s=0.05, disk_reserve_bytes=4 * MEGABYTE
+    )
+    url = disk.service.base_url
+    client, raw = client_of(url), RawClient(url)
+    expected = saved(train(client, 5), disk.home)
+
+    training = train(client, 1)
+    disk.fill(but=MEGABYTE)
+    under_way = [*step(training, 1), *step(training, 2)]
+    line = heard.wait_for("paused for a full disk")
+    assert "training needs 4.0 MB" in line
+    assert "mint checkpoints prune" in line
+    assert "paused for a full disk" in httpx.get(f"{url}/readyz").json()["paused"]
+    assert "mint_runs_paused 1.0" in httpx.get(f"{url}/metrics").text
+    [problem] = [f for f in check_service(Remote(url, "tml-test")) if f.level == "problem"]
+    assert "paused for a full disk" in problem.text
+    [run] = [r for r in raw.http.get("/training_runs").json()["training_runs"] if is_paused(r)]
+    assert "paused for a full disk" in run["mint_status"]["reason"]
+    disk.make_room()
+    for future in under_way:
+        future.result()
+
+    disk.fill(but=0)
+    begun: list[Any] = []
+    sender = threading.Thread(target=lambda: begun.extend(step(training, 3)))
+    sender.start()
+    while "mint_runs_paused 1.0" not in httpx.get(f"{url}/metrics").text:
+        pass
+    disk.make_room()
+    sender.join()
+    for future in [*begun, *step(training, 4)]:
+        future.result()
+    assert saved(training, disk.home) == expected
+    assert "paused" not in httpx.get(f"{url}/readyz").json()
+
+
+def is_paused(run: dict[str, Any]) -> bool:
+    return bool(run["mint_status"]["state"] == "paused")
+
+
+def test_writes_that_fail_on_a_full_disk_are_repeated_until_they_succeed(
+    own_service: Start, faults: Faults
+) -> None:
+    """In the journal, in the engine that saves, and when a checkpoint is published."""
+    for call in (2, 3, 6):
+        faults.at("mint.service.runs.journal:Journal.append_operation", call, "ENOSPC")
+    for call in (1, 2):
+        faults.at("mint.engine.engine:Engine.save_state", call, "ENOSPC")
+    faults.at("mint.service.checkpoints.storage:CheckpointStore.publish", 1, "EDQUOT")
+    service = own_service(long_poll_s=1.0)
+    client = client_of(service.base_url)
+    disturbed = saved(train(client, 3), service.home)
+    faults.require_all()
+    assert saved(train(client, 3), service.home) == disturbed
+    assert not list((service.home / "checkpoints").rglob(".draft*"))
+
+
+@pytest.mark.slow
+def test_what_was_acknowledged_before_a_kill_on_a_full_disk_happens_after_it(
+    own_service: Start,
+) -> None:
+    """A disk that always has too little, a run that waits for it, and one that is unloaded."""
+    service = own_service()
+    raw = RawClient(service.base_url)
+    expected, run = raw.run(number=0), raw.run(session := raw.session())
+    given_up = raw.run(session, 1)
+    for number in (1, 3):
+        raw.result(operate(raw, expected, number)[1])
+    raw.result(operate(raw, run, 1)[1])
+    service.stop()
+
+    service = own_service(service.port, disk_reserve_bytes=2**60, long_poll_s=0.05)
+    loss, step = operate(raw, run, 3)
+    while "paused for a full disk" not in pending(raw, step):
+        pass
+    assert "paused for a full disk" in pending(raw, loss)
+    _, never = operate(raw, given_up, 1)
+    while "paused for a full disk" not in pending(raw, never):
+        pass
+    assert raw.post("/unload_model", {"model_id": given_up}).status_code == 200
+    assert "disk of the service is full" in raw.result(never)["error"]
+    service.kill()
+
+    own_service(service.port)
+    assert "metrics" in raw.result(step)
+    assert saved_by(raw, run, 5) == saved_by(raw, expected, 5)
+
+
+def operate(raw: RawClient, run: str, number: int) -> tuple[str, str]:
+    """Send a step; return its request ids."""
+    loss = raw.operate("forward_backward", run, number, **batch(json_datum([5, 6, 9])))
+    return loss, raw.operate("optim_step", run, number + 1, **STEP)
+
+
+def pending(raw: RawClient, request_id: str) -> str:
+    """Return why a result is not there."""
+    answer = raw.post("/retrieve_future", {"request_id": request_id})
+    assert answer.status_code == 408, answer.text
+    return str(answer.json().get("queue_state_reason"))
+
+
+def saved_by(raw: RawClient, run: str, number: int) -> str:
+    """Save a run and return the digest of its weights."""
+    answer = raw.operate("save_weights_for_sampler", run, number, sampling_session_seq_id=number)
+    sampler = raw.result(answer)["sampling_session_id"]
+    return str(raw.http.get(f"/samplers/{sampler}").json()["weights_digest"])
+
+
+def test_a_full_sqlite_database_is_recognised(tmp_path: Path) -> None:
+    with create_engine(f"sqlite:///{tmp_path / 'full.db'}").connect() as connection:
+        connection.execute(text("pragma max_page_count = 2"))
+        connection.execute(text("create table t (body blob)"))
+        with pytest.raises(OperationalError) as caught:
+            connection.execute(text("insert into t values (zeroblob(100000))"))
+    assert is_disk_full(caught.value)

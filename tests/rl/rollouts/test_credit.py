@@ -1,0 +1,206 @@
+"""Credit per turn: returns, baselines and masks against independent float64 code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mint
+from mint.rl import Chat, Group, RLConfig, Rollout, Run, Segment, assign_advantages, per_turn
+from mint.rl.datums.datum import build_datums, values
+from mint.rl.rollouts.rollout import Turn
+
+Settings = Callable[..., RLConfig]
+KINDS = ["centre", "standardise", "leave_one_out", "dr_grpo", "batch"]
+
+
+def conversation(rewards: list[float], discount: float, penalty: float = 0.0) -> Rollout:
+    """A rollout in one context: before each reply of 1 to 3 tokens, 2 tokens are given."""
+    segment, turns = Segment(), []
+    for t in range(len(rewards)):
+        segment.give([1, 2])
+        length = 1 + t % 3
+        segment.sample([10 + t] * length, [-0.5] * length)
+        turns.append(Turn(0, len(segment.tokens) - length, len(segment.tokens)))
+    return Rollout(
+        [segment],
+        "",
+        reward=sum(rewards),
+        penalty=penalty,
+        turns=turns,
+        turn_rewards=list(rewards),
+        discount=discount,
+    )
+
+
+def group(*rollouts: Rollout) -> Group:
+    return Group("", "", "", list(rollouts))
+
+
+def random_group(draw: np.random.Generator, discount: float) -> Group:
+    lengths = draw.integers(1, 5, size=4)
+    return group(
+        *(
+            conversation(list(draw.normal(size=n)), discount, penalty=float(draw.normal()))
+            for n in lengths
+        )
+    )
+
+
+def expected(groups: list[Group], kind: str) -> list[list[list[float]]]:
+    """The advantage of every turn of every rollout, from the formulas."""
+    everything: list[list[np.ndarray]] = []
+    for each in groups:
+        returns = []
+        for rollout in each.rollouts:
+            assert rollout.turn_rewards is not None
+            r = np.array(rollout.turn_rewards, dtype=np.float64)
+            r[-1] += rollout.penalty
+            steps = np.arange(len(r))
+            returns.append(
+                np.array([(rollout.discount ** (steps[t:] - t) * r[t:]).sum() for t in steps])
+            )
+        longest = max(len(r) for r in returns)
+        table = np.array([np.append(r, [r[-1]] * (longest - len(r))) for r in returns])
+        centred = table - table.mean(axis=0, keepdims=True)
+        if kind == "standardise":
+            centred = centred / (table.std(axis=0, keepdims=True) + 1e-6)
+        if kind == "leave_one_out":
+            others = (table.sum(axis=0, keepdims=True) - table) / (len(table) - 1)
+            centred = table - others
+        everything.append([row[: len(r)] for row, r in zip(centred, returns, strict=True)])
+        if kind == "batch":
+            everything[-1] = list(centred)
+    if kind == "batch":
+        spread = np.concatenate([row for rows in everything for row in rows]).std() + 1e-6
+        everything = [[row / spread for row in rows] for rows in everything]
+    return [[list(row) for row in rows] for rows in everything]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("discount", [1.0, 0.9, 0.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_token_has_the_advantage_of_its_turn_and_no_other_has_any(
+    kind: str, discount: float, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    groups = [random_group(draw, discount) for _ in range(3)]
+    assign_advantages(groups, kind)
+    wanted = expected(groups, kind)
+    datums = iter(build_datums(groups))
+    for each, rows in zip(groups, wanted, strict=True):
+        for rollout, turn_advantages in zip(each.rollouts, rows, strict=True):
+            datum = next(datums)
+            found = values(datum, "advantages")
+            assert len(found) == len(rollout.segments[0].tokens) - 1
+            assert list(values(datum, "weights")) == rollout.segments[0].sampled[1:]
+            by_token = np.zeros(len(rollout.segments[0].tokens))
+            for turn, advantage in zip(rollout.turns, turn_advantages, strict=False):
+                by_token[turn.begin : turn.end] = advantage
+            np.testing.assert_allclose(found, by_token[1:], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["centre", "standardise", "leave_one_out", "dr_grpo"])
+def test_one_reward_at_the_end_is_the_special_case(kind: str) -> None:
+    outcomes = [(1.0, 3), (0.0, 1), (0.5, 2), (1.0, 4)]
+    late = group(*(conversation([0.0] * (n - 1) + [r], 1.0) for r, n in outcomes))
+    whole = group(*(conversation([0.0] * (n - 1) + [r], 1.0) for r, n in outcomes))
+    for rollout in whole.rollouts:
+        rollout.turn_rewards = None
+    assign_advantages([late], kind)
+    assign_advantages([whole], kind)
+    assert all(rollout.turn_advantages is None for rollout in whole.rollouts)
+    for one, other in zip(build_datums([late]), build_datums([whole]), strict=True):
+        np.testing.assert_allclose(
+            values(one, "advantages"), values(other, "advantages"), rtol=1e-6
+        )
+
+
+def test_rollouts_of_one_total_have_a_signal_when_their_turns_differ() -> None:
+    each = group(conversation([1.0, 0.0], 1.0), conversation([0.0, 1.0], 1.0))
+    assert each.kind(1.0) == "signal"
+    assign_advantages([each])
+    assert [r.turn_advantages for r in each.rollouts] == [[0.0, -0.5], [0.0, 0.5]]
+    assert len(build_datums([each])) == 2
+    alike = group(conversation([1.0, 0.0], 1.0), conversation([1.0, 0.0], 1.0))
+    assert alike.kind(1.0) == "all_right"
+
+
+def test_a_reward_for_the_whole_counts_for_every_turn_beside_rewards_per_turn() -> None:
+    plain = conversation([0.0, 0.0, 0.0], 1.0)
+    plain.turn_rewards, plain.reward = None, 1.0
+    other = conversation([0.0, 0.5], 0.5)
+    assign_advantages([group(plain, other)])
+    assert plain.turn_advantages == [(1.0 - 0.25) / 2, 0.25, 0.25]
+    assert other.turn_advantages == [-(1.0 - 0.25) / 2, -0.25]
+
+
+class Steps:
+    """Pays each reply for its bytes below 128, in two contexts."""
+
+    def __init__(self, paid: int = 3) -> None:
+        self.paid = paid
+
+    def build_dataset(self) -> list[dict[str, int]]:
+        return [{"number": i} for i in range(4)]
+
+    async def rollout(self, task: dict[str, int], chat: Chat) -> Any:
+        rewards = []
+        for turn in range(3):
+            if turn == 2:
+                chat.restart([{"role": "user", "content": "afresh"}])
+            else:
+                chat.user(f"say {task['number']}")
+            text = (await chat.reply()).text
+            rewards.append(sum(c < "\x80" for c in text) / max(1, len(text)))
+        return per_turn(rewards[: self.paid])
+
+
+def test_an_environment_that_pays_turns_trains_on_them(
+    client: mint.ServiceClient, settings: Settings
+) -> None:
+    cfg = settings(discount=0.5, advantage="centre")
+    with Run(Steps(), cfg, client) as run:
+        batch = run.sample(1)
+        datums = run.build_datums(batch)
+        run.record(batch, run.train(batch, datums))
+    counted = [r for g in run.useful(batch) for r in g.counted]
+    assert counted
+    assert len(datums) == 2 * len(counted)
+    pairs = zip(datums[::2], datums[1::2], strict=True)
+    for rollout, (first, second) in zip(counted, pairs, strict=True):
+        assert rollout.turn_advantages is not None
+        a, b, c = rollout.turn_advantages
+        inside = values(first, "weights") != 0
+        one, other = rollout.turns[0], rollout.turns[1]
+        wanted = [a] * (one.end - one.begin) + [b] * (other.end - other.begin)
+        np.testing.assert_allclose(values(first, "advantages")[inside], wanted, rtol=1e-5)
+        assert not values(first, "advantages")[~inside].any()
+        inside = values(second, "weights") != 0
+        np.testing.assert_allclose(values(second, "advantages")[inside], c, rtol=1e-5)
+        said = [m["reward"] for m in rollout.messages if m["role"] == "assistant"]
+        assert said == rollout.turn_rewards
+
+
+@pytest.mark.parametrize(
+    ("paid", "more", "said"),
+    [
+        (2, {}, "per_turn got 2 rewards, but the model has replied 3 times"),
+        (3, {"reward_weights": {"outcome": 1.0}}, "Leave out reward_weights"),
+    ],
+)
+def test_rewards_that_do_not_fit_the_turns_are_a_clear_error(
+    client: mint.ServiceClient, settings: Settings, paid: int, more: dict[str, Any], said: str
+) -> None:
+    cfg = settings(max_reward_failures=1.0, **more)
+    with Run(Steps(paid), cfg, client) as run:
+        batch = run.sample(1)
+    assert all(said in str(r.error) for g in batch.groups for r in g.rollouts)
+
+
+def test_the_reward_of_a_turn_must_be_finite() -> None:
+    with pytest.raises(ValueError, match="must be a finite number, not nan"):
+        per_turn([0.0, float("nan")])

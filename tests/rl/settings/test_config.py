@@ -1,0 +1,216 @@
+"""Settings: the documented defaults, MinT's short names, and mistakes that fail where typed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mint.rl import ConfigError, RLConfig
+from mint.rl.settings.config import SHORT_NAMES, options, table, variables
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "rl.md"
+DOCUMENTED: dict[str, Any] = {
+    "loss_fn": "importance_sampling",
+    "group_size": 4,
+    "batch_size": 8,
+    "groups_per_batch": 8,
+    "max_tokens": 16,
+    "learning_rate": 2e-5,
+    "temperature": 0.8,
+    "kl_penalty_coef": 0.0,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "base_model": "Qwen/Qwen3-0.6B",
+    "rank": 16,
+    "train_mlp": True,
+    "train_attn": True,
+    "train_unembed": True,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), DOCUMENTED.items())
+def test_defaults_are_the_documented_ones(name: str, value: Any) -> None:
+    assert getattr(RLConfig(), name) == value
+    assert getattr(RLConfig.from_env({}), name) == value
+
+
+@pytest.mark.parametrize("short", sorted(SHORT_NAMES))
+def test_short_names_read_assign_and_pass_the_long_setting(short: str) -> None:
+    long = SHORT_NAMES[short]
+    value = "some/model" if short == "model" else 7
+    cfg = RLConfig(**{short: value})
+    assert getattr(cfg, long) == getattr(cfg, short) == value
+
+    other = RLConfig()
+    setattr(other, short, value)
+    assert getattr(other, long) == value
+
+
+def test_the_environment_sets_everything() -> None:
+    cfg = RLConfig.from_env(
+        {
+            "MINT_BASE_MODEL": "some/model",
+            "MINT_LORA_RANK": "8",
+            "MINT_RL_STEPS": "20",
+            "MINT_RL_BATCH": "10",
+            "MINT_RL_GROUP": "6",
+            "MINT_RL_LR": "1e-4",
+            "MINT_RL_MAX_TOKENS": "32",
+            "MINT_RL_TEMPERATURE": "1.0",
+            "MINT_RL_BETAS": "0.8,0.9",
+            "MINT_RL_CURRICULUM": "true",
+            "MINT_RL_REWARD_WEIGHTS": "format=0.3,correct=0.7",
+            "MINT_RL_STOP_ON": "no_signal,truncation",
+            "MINT_RL_TRUNCATED_IMPORTANCE": "2",
+            "PATH": "/bin",
+        }
+    )
+    assert (cfg.model, cfg.rank, cfg.steps, cfg.batch, cfg.group) == ("some/model", 8, 20, 10, 6)
+    assert (cfg.lr, cfg.max_tokens, cfg.temperature) == (1e-4, 32, 1.0)
+    assert (cfg.betas, cfg.curriculum, cfg.truncated_importance) == ((0.8, 0.9), True, 2.0)
+    assert cfg.reward_weights == {"format": 0.3, "correct": 0.7}
+    assert cfg.stop_on == ("no_signal", "truncation")
+
+
+def test_the_environment_can_say_none_and_a_new_line() -> None:
+    cfg = RLConfig.from_env({"MINT_RL_SEED": "none", "MINT_RL_STOP": "\n,Q: "})
+    assert (cfg.seed, cfg.stop) == (None, ("\n", "Q:"))
+    assert RLConfig.from_env({"MINT_RL_STOP_ON": "truncation, no_signal"}).stop_on == (
+        *("truncation", "no_signal"),
+    )
+    with pytest.raises(ConfigError, match="MINT_RL_STEPS"):
+        RLConfig.from_env({"MINT_RL_STEPS": "none"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"loss_fn": "pppo"}, "Did you mean 'ppo'"),
+        ({"tempreature": 1.0}, "Did you mean 'temperature'"),
+        ({"group_size": 1}, "must be 2 or more"),
+        ({"learning_rate": float("nan")}, "finite"),
+        ({"steps": 1.5}, "an integer"),
+        ({"curriculum": 1}, "true or false"),
+        ({"rank": None}, "an integer"),
+        ({"betas": (0.9,)}, "2 values"),
+        ({"temperature": 0.0}, "answers of a group would be equal"),
+        ({"mini_batches": 9}, "mini_batches"),
+        ({"temperature_schedule": "linear"}, "temperature_end"),
+        ({"reward_weights_end": {"a": 1.0}}, "same names"),
+        ({"advantage": "dr_grpo", "aggregation": "token"}, "dr_grpo"),
+        ({"eval_samples": 4}, "eval_temperature"),
+        ({"overlong_buffer": 32}, "overlong_buffer"),
+        ({"loss_fn": "ppo", "clip_high_threshold": 0.28}, "must be 1 or more"),
+        ({"loss_fn": "ppo", "clip_low_threshold": 1.2}, "must be 1 or less"),
+        ({"loss_fn": "cispo", "clip_low_threshold": -0.2}, "must be 0 or more"),
+        ({"reward_weights": {"format": "much"}}, "reward_weights is {'format': 'much'}"),
+        ({"reward_weights": {"format": None}}, "reward_weights is {'format': None}"),
+    ],
+)
+def test_a_mistake_fails_where_it_is_typed_and_says_what_would_be_right(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        RLConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("MINT_RL_STEPS", "three", "is not an integer"),
+        ("MINT_RL_STEPS", "0", "must be 1 or more"),
+        ("MINT_RL_CURRICULUM", "perhaps", "is not true or false"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_variable(
+    variable: str, value: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)) as error:
+        RLConfig.from_env({variable: value})
+    assert variable in str(error.value)
+
+
+def test_a_variable_that_sets_nothing_is_told_of_but_may_be_a_scripts_own() -> None:
+    with pytest.warns(UserWarning, match="Did you mean 'MINT_RL_STEPS'"):
+        assert RLConfig.from_env({"MINT_RL_STPES": "3"}) == RLConfig()
+
+
+def test_a_mistyped_assignment_fails_and_changes_nothing() -> None:
+    cfg = RLConfig()
+    with pytest.raises(ConfigError, match="Did you mean 'steps'"):
+        cfg.stpes = 3
+    with pytest.raises(ConfigError, match="must be 1 or more"):
+        cfg.steps = -1
+    assert cfg == RLConfig()
+
+
+def test_a_copy_with_changes_is_checked_too() -> None:
+    assert replace(RLConfig(), steps=9).steps == 9
+    with pytest.raises(ConfigError):
+        replace(RLConfig(), steps=0)
+
+
+def test_every_setting_has_a_sentence_and_a_variable_of_its_own() -> None:
+    assert all(option.metadata["help"] for option, _ in options().values())
+    assert len(variables()) == len(options())
+
+
+def test_the_page_has_the_table_of_settings() -> None:
+    assert table() in PAGE.read_text(), "write mint.rl.settings.config.table() into docs/rl.md"
+
+
+def test_more_steps_are_the_same_run_and_another_rate_is_not() -> None:
+    cfg = RLConfig()
+    assert RLConfig(steps=50).fingerprint() == cfg.fingerprint()
+    assert RLConfig(learning_rate=1e-4).fingerprint() != cfg.fingerprint()
+    assert RLConfig(rank=8).differences(cfg.as_dict()) == {"rank": (8, 16)}
+
+
+def test_what_is_probably_not_meant_is_said() -> None:
+    assert RLConfig().notes() == []
+    assert "temperature=1.0" in RLConfig(loss_fn="ppo").notes()[0]
+    assert RLConfig(loss_fn="ppo", temperature=1.0, substeps=2).notes() == []
+    assert "loss_fn=ppo" in RLConfig(substeps=2).notes()[0]
+    sampled = RLConfig(eval_samples=4, eval_temperature=0.8).notes()
+    assert [note.split()[0] for note in sampled] == ["eval_samples", "eval_temperature"]
+    assert "kl_samples=16" in RLConfig(stop_on=("kl_runaway",)).notes()[0]
+    begun = RLConfig(start_from="tinker://a/weights/b", kl_penalty_coef=0.1)
+    assert (
+        f"The KL is measured against {begun.base_model}, not against start_from" in begun.notes()[0]
+    )
+    begun.kl_reference = "start"
+    assert begun.notes() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "idle", "remedy"),
+    [
+        ({"clip_high_threshold": 1.3}, "clip_high_threshold", "loss_fn=ppo"),
+        ({"loss_fn": "dro", "clip_low_threshold": 0.7}, "clip_low_threshold", "loss_fn=ppo"),
+        ({"dro_beta": 0.1}, "dro_beta", "loss_fn=dro"),
+        ({"kl_reference": "tinker://a/weights/b"}, "kl_reference", "kl_penalty_coef=0.05"),
+        ({"temperature_end": 0.5}, "temperature_end", "temperature_schedule=linear"),
+        ({"kl_limit": 0.1}, "kl_limit", "kl_samples=16"),
+        ({"kl_samples": 8, "kl_penalty_coef": 0.1}, "kl_samples", "all answers are measured"),
+        ({"start_from": "tinker://a/weights/b", "rank": 8}, "rank", "start_from"),
+        ({"start_from": "tinker://a/weights/b", "train_mlp": False}, "train_mlp", "start_from"),
+        ({"holdout_size": 8}, "holdout_size", "eval_every=10"),
+        ({"mismatch_limit": 0.5}, "mismatch_limit", "temperature=1.0"),
+        ({"match_sampling": True, "temperature": 1.0}, "match_sampling", "temperature=1.0"),
+        ({"match_sampling": True, "top_k": 9}, "match_sampling", "top_k"),
+        ({"measure_entropy": True, "entropy_coef": 0.1}, "measure_entropy", "entropy_coef"),
+        ({"lr_end": 1e-6}, "lr_end", "lr_schedule=linear"),
+        ({"overlong_limit": 0.5}, "overlong_limit", "overlong_buffer"),
+    ],
+)
+def test_a_setting_that_does_nothing_is_said_with_what_gives_it_an_effect(
+    settings: dict[str, Any], idle: str, remedy: str
+) -> None:
+    (note,) = RLConfig(**settings).notes()
+    assert note.startswith(f"{idle} has no effect")
+    assert remedy in note

@@ -1,0 +1,108 @@
+"""Whose is whose: another user's objects are as if they were not there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mint.service.access.auth import create_key
+from mint.service.store.database import Store
+from tests.service_fixture import MODEL, LiveService, RawClient
+
+
+def two_users(home: Path) -> tuple[str, str]:
+    store = Store(f"sqlite:///{home / 'mint.db'}", home)
+    store.migrate()
+    return create_key(store, "ada", "ada"), create_key(store, "eve", "eve")
+
+
+def test_foreign_objects_are_unknown(
+    own_service: Callable[..., LiveService], tmp_path: Path
+) -> None:
+    ada_key, eve_key = two_users(tmp_path / "home")
+    url = own_service().base_url
+    ada, eve = RawClient(url, ada_key), RawClient(url, eve_key)
+    session = ada.session()
+    run = ada.run(session)
+    saving = ada.operate("save_weights", run, 1, path="a")
+    path = ada.result(saving)["path"]
+    sampler = ada.result(
+        ada.operate("save_weights_for_sampler", run, 2, sampling_session_seq_id=0)
+    )["sampling_session_id"]
+
+    prompt = {"chunks": [{"tokens": [1]}]}
+    for answer in (
+        eve.post("/session_heartbeat", {"session_id": session}),
+        eve.post("/create_model", {"session_id": session, "model_seq_id": 5, "base_model": MODEL}),
+        eve.post("/get_info", {"model_id": run}),
+        eve.post("/optim_step", {"model_id": run, "seq_id": 3}),
+        eve.post("/unload_model", {"model_id": run}),
+        eve.post("/retrieve_future", {"request_id": saving}),
+        eve.post("/asample", {"sampling_session_id": sampler, "prompt": prompt}),
+        eve.post("/weights_info", {"tinker_path": path}),
+        eve.http.get(f"/samplers/{sampler}"),
+        eve.http.get(f"/training_runs/{run}"),
+        eve.http.get(f"/training_runs/{run}/checkpoints"),
+        eve.http.get(f"/sessions/{session}"),
+        eve.http.delete(f"/training_runs/{run}/checkpoints/weights/a"),
+    ):
+        assert answer.status_code == 404, answer.request.url
+    own = eve.run()
+    loaded = eve.result(eve.operate("load_weights", own, 1, path=path, optimizer=True))
+    assert "There is no checkpoint" in loaded["error"]
+    body = {"session_id": eve.session(), "sampling_session_seq_id": 0, "model_path": path}
+    assert "There is no checkpoint" in eve.post("/create_sampling_session", body).json()["detail"]
+    assert eve.http.get("/checkpoints").json()["checkpoints"] == []
+    assert ada.result(saving)["path"] == path, "and the owner's result is untouched"
+    assert ada.http.get("/checkpoints").json()["cursor"]["total_count"] == 1
+
+
+def test_without_a_good_key_nothing_answers(
+    own_service: Callable[..., LiveService], tmp_path: Path
+) -> None:
+    two_users(tmp_path / "home")
+    url = own_service().base_url
+    for key in ("tml-guess", "", "eyJh.eyJz.x"):
+        answer = RawClient(url, key).post("/client/config", {})
+        assert answer.status_code == 401
+        assert "mint keys create" in answer.json()["detail"]
+    assert RawClient(url, "").http.get("/healthz").status_code == 200
+
+
+def test_beyond_loopback_the_service_does_not_start_without_a_key(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mint.cli", "serve", "--host", "0.0.0.0", "--port", "0"]
+    result = subprocess.run(
+        [*command, "--home", str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode != 0
+    assert "mint keys create" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_port_in_use_is_said_plainly(service: str, tmp_path: Path) -> None:
+    port = service.rsplit(":", 1)[1]
+    command = [sys.executable, "-m", "mint.cli", "serve", "--port", port, "--home", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode != 0
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["no/such-model"])
+def test_a_model_that_is_not_there_stops_the_start(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, "-m", "mint.cli", "serve", "--port", "0", "--model", name]
+    result = subprocess.run(
+        [*command, "--home", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert result.returncode != 0
+    assert name in result.stderr
+    assert "Traceback" not in result.stderr

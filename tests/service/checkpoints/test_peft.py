@@ -1,0 +1,174 @@
+"""Adapters as files: what is refused, and what a mixture is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from mint.engine.messages import UserError
+from mint.service.checkpoints.peft import AdapterFiles, mix
+
+ATTENTION, HEAD = "model.layers.0.self_attn.q_proj", "lm_head"
+Delta = dict[str, NDArray[np.float64]]
+
+
+def write(
+    folder: Path, rank: int, layers: tuple[str, ...], alpha: float = 32, **config: Any
+) -> Path:
+    """A random adapter of 6 x 5 layers, with optimizer state."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(rank)
+    tensors, state = {}, {}
+    for layer in layers:
+        tensors[f"base_model.model.{layer}.lora_A.weight"] = random.normal(size=(rank, 5))
+        tensors[f"base_model.model.{layer}.lora_B.weight"] = random.normal(size=(6, rank))
+    names = [f"base_model.model.{n}.lora_{p}.weight" for n in sorted(layers) for p in "AB"]
+    for index, name in enumerate(names):
+        state[f"{index}.step"] = np.array(3, np.float32)
+        state[f"{index}.exp_avg"] = np.zeros(tensors[name].shape, np.float32)
+        state[f"{index}.exp_avg_sq"] = np.ones(tensors[name].shape, np.float32)
+    save_file(
+        {k: v.astype(np.float32) for k, v in tensors.items()}, folder / "adapter_model.safetensors"
+    )
+    save_file(state, folder / "optimizer.safetensors")
+    content = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "base_model_name_or_path": "m"}
+    (folder / "adapter_config.json").write_text(json.dumps({**content, **config}))
+    return folder
+
+
+def delta(folder: Path) -> Delta:
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    layers = {name.removesuffix(".lora_A.weight") for name in tensors if ".lora_A." in name}
+    scale = config["lora_alpha"] / config["r"]
+    return {
+        layer: scale
+        * tensors[f"{layer}.lora_B.weight"].astype(np.float64)
+        @ tensors[f"{layer}.lora_A.weight"].astype(np.float64)
+        for layer in layers
+    }
+
+
+def test_a_mixture_is_the_weighted_sum_of_the_changes(tmp_path: Path) -> None:
+    one = write(tmp_path / "one", 2, (ATTENTION, HEAD))
+    other = write(tmp_path / "other", 3, (ATTENTION,), alpha=8)
+    (tmp_path / "mixed").mkdir()
+    adapters = [AdapterFiles.read(one), AdapterFiles.read(other)]
+    spec = mix(adapters, [0.25, -1.5], tmp_path / "mixed", "m")
+    assert (spec.rank, spec.train_attn, spec.train_mlp, spec.train_unembed) == (
+        5,
+        True,
+        False,
+        True,
+    )
+    mixed, first, second = delta(tmp_path / "mixed"), delta(one), delta(other)
+    for layer, change in mixed.items():
+        wanted = 0.25 * first[layer] - 1.5 * second.get(layer, np.zeros((6, 5)))
+        np.testing.assert_allclose(change, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mixture_has_a_largest_rank(tmp_path: Path) -> None:
+    adapter = AdapterFiles.read(write(tmp_path / "one", 600, (HEAD,)))
+    with pytest.raises(UserError, match="rank 1200"):
+        mix([adapter, adapter], [1, 1], tmp_path, "m")
+
+
+def test_numbers_of_half_the_size_are_read(tmp_path: Path) -> None:
+    folder = write(tmp_path / "one", 2, (HEAD,))
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    save_file({k: v.astype(np.float16) for k, v in tensors.items()}, file)
+    adapter = AdapterFiles.read(folder)
+    pair = adapter.pair(HEAD)
+    assert pair is not None
+    np.testing.assert_allclose(
+        pair[0], tensors[f"base_model.model.{HEAD}.lora_A.weight"], rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"r": 0}, "r must be"),
+        ({"r": True}, "r must be"),
+        ({"r": 3}, "r=3"),
+        ({"r": 10**9}, "r must be"),
+        ({"lora_alpha": "32"}, "lora_alpha"),
+        ({"lora_alpha": float("nan")}, "lora_alpha"),
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"use_dora": True}, "use_dora"),
+        ({"rank_pattern": {"x": 3}}, "rank_pattern"),
+        ({"base_model_name_or_path": None}, "base_model_name_or_path"),
+    ],
+)
+def test_a_config_that_cannot_be(tmp_path: Path, config: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        AdapterFiles.read(write(tmp_path / "one", 2, (HEAD,), **config))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"{]", b"\x40" + b"\0" * 7 + b"[" * 64, b"PK\x03\x04"],
+)
+def test_a_file_of_tensors_that_is_none(tmp_path: Path, content: bytes) -> None:
+    folder = write(tmp_path / "one", 2, (HEAD,))
+    (folder / "adapter_model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors"):
+        AdapterFiles.read(folder)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2, 5], "data_offsets": [0, 10**15]},
+        {"dtype": "F32", "shape": [-2, -5], "data_offsets": [0, 40]},
+        {"dtype": "F32", "shape": [2, 5], "data_offsets": [-8, 32]},
+        {"dtype": "F32", "shape": "25", "data_offsets": [0, 40]},
+        {"dtype": "I64", "shape": [2, 5], "data_offsets": [0, 80]},
+        {"shape": [2, 5]},
+        [],
+    ],
+)
+def test_a_header_that_lies(tmp_path: Path, entry: Any) -> None:
+    folder = write(tmp_path / "one", 2, (HEAD,))
+    header = json.dumps({f"base_model.model.{HEAD}.lora_A.weight": entry}).encode()
+    content = len(header).to_bytes(8, "little") + header + b"\0" * 40
+    (folder / "adapter_model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors"):
+        AdapterFiles.read(folder)
+
+
+def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "one", 2, (HEAD,))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors[f"base_model.model.{HEAD}.lora_B.weight"][0, 0] = np.inf
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="lora_B"):
+        AdapterFiles.read(folder).require_finite()
+
+
+@pytest.mark.parametrize("change", ["missing", "shape", "index", "negative", "name"])
+def test_an_optimizer_of_something_else(tmp_path: Path, change: str) -> None:
+    folder = write(tmp_path / "one", 2, (HEAD,))
+    AdapterFiles.read(folder).check_optimizer()
+    state = load_file(folder / "optimizer.safetensors")
+    match change:
+        case "missing":
+            del state["0.step"]
+        case "shape":
+            state["0.exp_avg"] = np.zeros((2, 6), np.float32)
+        case "index":
+            state["2.step"] = np.zeros((), np.float32)
+        case "negative":
+            state["1.exp_avg_sq"] -= 2
+        case "name":
+            state["0.momentum"] = np.zeros((2, 5), np.float32)
+    save_file(state, folder / "optimizer.safetensors")
+    with pytest.raises(UserError, match=r"optimizer\.safetensors"):
+        AdapterFiles.read(folder).check_optimizer()

@@ -1,0 +1,96 @@
+"""A run that begins where a checkpoint ends, made by one request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tinker
+
+from tests.service.checkpoints.test_transfers import train
+from tests.service.runs.test_recovery import logprobs
+from tests.service.runs.test_recovery import train as train_raw
+from tests.service_fixture import MODEL, LiveService, RawClient
+
+
+def direct_client(url: str) -> tinker.ServiceClient:
+    client = tinker.ServiceClient(base_url=url, api_key="tml-test")
+    flags = {"create_model_via_load_weights": True}
+    client.holder._client_config = client.holder._client_config.model_copy(update=flags)
+    return client
+
+
+def test_the_newest_client_resumes_with_one_request(service: str) -> None:
+    client = direct_client(service)
+    training = client.create_lora_training_client(base_model=MODEL, rank=4)
+    train(training, 0, 1)
+    path = training.save_state("halfway").result().path
+    expected = train(training, 2, 3)
+    resumed = client.create_training_client_from_state_with_optimizer(
+        path, user_metadata={"renderer_name": "plain"}
+    )
+    assert train(resumed, 2, 3) == expected
+    only_weights = train(client.create_training_client_from_state(path), 2, 3)
+    assert only_weights[0] == expected[0]
+    assert only_weights[1] != expected[1]
+    assert resumed.get_info().lora_rank == 4
+
+
+def creation(session: str, path: str, **fields: Any) -> dict[str, Any]:
+    body = {"session_id": session, "model_seq_id": 3, "path": path, "optimizer": True}
+    return {**body, "type": "load_weights", **fields}
+
+
+def test_it_is_made_once_and_outlives_its_checkpoint_and_the_service(
+    own_service: Callable[..., LiveService],
+) -> None:
+    service = own_service()
+    raw = RawClient(service.base_url)
+    source, session = raw.run(), raw.session()
+    following = train_raw(raw, source, 1, 2)
+    path = raw.result(raw.operate("save_weights", source, following, path="x"))["path"]
+    expected = logprobs(raw, source, following + 1)
+    answer = raw.post("/load_weights", creation(session, path)).json()
+    assert answer["model_id"] == f"{session}:train:3"
+    assert raw.result(answer["request_id"])["type"] == "load_weights"
+    assert raw.post("/load_weights", creation(session, path)).json() == answer
+    raw.http.delete(f"/training_runs/{source}/checkpoints/weights/x")
+    service.kill()
+    raw = RawClient(own_service(service.port).base_url)
+    assert raw.result(answer["request_id"])["type"] == "load_weights"
+    assert (logprobs(raw, answer["model_id"], 1) == expected).all()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"path": "tinker://a:train:0/weights/none"}, "There is no checkpoint"),
+        ({"path": None}, "path"),
+        ({"path": 5}, "path"),
+        ({"model_seq_id": None}, "model_seq_id"),
+        ({"model_seq_id": -1}, "model_seq_id"),
+        ({"model_seq_id": 2**70}, "model_seq_id"),
+        ({"session_id": 5}, "session_id"),
+        ({"optimizer_config": {"type": "dimuon"}}, "dimuon"),
+        ({"weights_access_token": "t"}, "weights_access_token"),
+        ({"user_metadata": 5}, "user_metadata"),
+    ],
+)
+def test_a_mistake_is_named(raw: RawClient, fields: dict[str, Any], named: str) -> None:
+    path = "tinker://a:train:0/weights/none"
+    answer = raw.post("/load_weights", {**creation(raw.session(), path), **fields})
+    assert answer.status_code in (400, 422)
+    assert named in answer.json()["detail"]
+
+
+def test_a_checkpoint_without_an_optimizer_or_of_another_model(raw: RawClient) -> None:
+    run, session = raw.run(), raw.session()
+    path = raw.result(raw.operate("save_weights_for_sampler", run, 1, path="p"))["path"]
+    refused = raw.post("/load_weights", creation(session, path))
+    assert "without optimizer state" in refused.json()["detail"]
+    made = raw.post("/load_weights", creation(session, path, optimizer=False)).json()
+    assert raw.result(made["request_id"])["model_id"] == made["model_id"]
+    unknown = creation(session, path, optimizer=False, base_model="no/such", model_seq_id=4)
+    failure = raw.result(raw.post("/load_weights", unknown).json()["request_id"])
+    assert "no/such" in failure["error"]
