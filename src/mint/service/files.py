@@ -17,6 +17,11 @@ class FilesDamaged(UserError):
     """Files of a snapshot or checkpoint are not those that were written."""
 
 
+def free_bytes(folder: Path) -> int:
+    """Return how much may be written on the disk of a folder."""
+    return shutil.disk_usage(folder).free
+
+
 def sync(path: Path) -> None:
     """Wait until a file or folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -17,7 +17,7 @@ from mint.service.checkpoints.storage import CheckpointStore
 from mint.service.checkpoints.transfers import INTERPOLATION, Transfers
 from mint.service.engines.pool import Engines
 from mint.service.engines.process import EngineProcess
-from mint.service.runs.disk_space import free_bytes, why_paused
+from mint.service.runs.disk_space import why_paused
 from mint.service.runs.registry import Runs
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import Store
@@ -26,7 +26,7 @@ from mint.service.text.tokenizer import Tokenizers
 from mint.service.wire.decoding import Decoder
 
 from .errors import ApiError, not_found
-from .files import delete_leftovers
+from .files import delete_leftovers, free_bytes
 from .futures import Future, Futures
 from .idleness import Idleness
 from .parts import Parts
