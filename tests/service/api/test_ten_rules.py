@@ -1,4 +1,4 @@
-"""The rules that break a naive server, where real clients do not reach: orders, repetitions, damage.
+"""The rules that break a naive server, beyond what real clients send: order, repetition, damage.
 
 ``tests/conformance/test_ten_rules.py`` has each rule once for every client.
 """
