@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from mint import types
 from mint.rewards import Score, TooManyFailures
 from mint.rl import Chat, RLConfig, Run, RunStopped, run_grpo
 from mint.rl.datums.datum import replaced, values
-from mint.rl.settings.config import ADVANTAGES, AGGREGATIONS, LOSSES
+from mint.rl.settings.groups import Advantage, Aggregation, Loss
 from mint.watch.reader import open_run
 from mint.watch.recorder import EVENTS, read_rows
 from tests.rl.conftest import Letters
@@ -35,7 +35,7 @@ def one_step(adapter: Any, cfg: RLConfig, client: mint.ServiceClient) -> tuple[A
         return batch, datums, run
 
 
-@pytest.mark.parametrize("loss_fn", LOSSES)
+@pytest.mark.parametrize("loss_fn", get_args(Loss))
 def test_every_loss_trains(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, loss_fn: str
 ) -> None:
@@ -46,7 +46,7 @@ def test_every_loss_trains(
     assert row["mismatch/mean"] < 1e-3
 
 
-@pytest.mark.parametrize("advantage", ADVANTAGES)
+@pytest.mark.parametrize("advantage", get_args(Advantage))
 def test_every_advantage_trains(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, advantage: str
 ) -> None:
@@ -59,7 +59,7 @@ def test_every_advantage_trains(
         assert sum(rollout.advantage for rollout in rollouts) == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 def test_every_aggregation_weighs_its_tokens(
     client: mint.ServiceClient, settings: Settings, aggregation: str
 ) -> None:
