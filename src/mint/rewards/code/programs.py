@@ -1,7 +1,5 @@
 """Hundreds of small programming problems with tests, made from a few sentences."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

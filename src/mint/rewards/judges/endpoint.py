@@ -1,7 +1,5 @@
 """A chat model behind an OpenAI-compatible endpoint: retries, caching, a budget, JSON answers."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

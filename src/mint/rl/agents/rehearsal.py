@@ -1,7 +1,5 @@
 """Try an environment without a model: replies are given, and everything else is real."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

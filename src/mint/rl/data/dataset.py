@@ -7,8 +7,6 @@
 On the command line it is ``mint train task=jsonl task.arguments.file=train.jsonl``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ characters around the messages, and logprobs are unknown (NaN): what it says can
 never trained on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

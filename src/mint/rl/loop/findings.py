@@ -1,7 +1,5 @@
 """Findings of the guard rails and failures of the task's code, reported while a run trains."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 

@@ -1,7 +1,5 @@
 """Rollouts as rows of a table, with their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

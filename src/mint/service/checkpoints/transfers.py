@@ -3,8 +3,6 @@
 A checkpoint that comes from no run of its own gets a new one that only holds it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The answers of the OpenAI API, whole or in chunks: one class for each of its two forms."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterable
