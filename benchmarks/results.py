@@ -121,10 +121,15 @@ def draw(runs: list[Result], file: Path) -> None:
 
 
 def write_numbers(results: dict[str, list[Result]], file: Path) -> None:
-    """What the pictures are drawn from, to draw others."""
+    """What the pictures are drawn from, to draw others. Other experiments keep their rows."""
+    others: list[list[str]] = []
+    if file.exists():
+        with file.open(newline="") as stream:
+            others = [row for row in list(csv.reader(stream))[1:] if row[0] not in results]
     with file.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["experiment", "seed", "step", *KEPT])
+        writer.writerows(others)
         for experiment, runs in results.items():
             for run in runs:
                 for row in run.rows:

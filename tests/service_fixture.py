@@ -109,6 +109,10 @@ def service(live_service: LiveService) -> str:
 
 DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 """Runs a test that starts services, or uses ``database``, once with each kind of database."""
+SLOWLY_BOTH = pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
+"""The same, with PostgreSQL only among the slow tests."""
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ SDK = (
     "mint.catalog",
     "mint.home",
 )
+SETTINGS = ("mint.config_error", "mint.settings")
 ANYTHING = ("mint", "agent_tunix")
 
 # What a layer may import of ours. The longest name that fits a module is its layer, and its own
@@ -33,13 +34,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SDK, SDK),
     "mint.catalog": (),
     "mint.home": (),
+    "mint.config_error": (),
+    "mint.settings": ("mint.config_error",),
     "mint.cli": ANYTHING,
     "mint.commands": ANYTHING,
     "mint.engine": (),
-    "mint.service": ("mint.engine.messages", "mint.catalog", "mint.home"),
+    "mint.service": ("mint.engine.messages", "mint.catalog", "mint.home", *SETTINGS),
     "mint.rewards": (),
-    "mint.rl": ("mint.watch", "mint.rewards", "mint", *SDK),
-    "mint.training": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK),
+    "mint.rl": ("mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
+    "mint.training": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
     "mint.watch": (),
     "agent_tunix": ("mint.rewards",),
 }
@@ -211,7 +214,7 @@ def test_the_engine_needs_only_torch_transformers_and_safetensors() -> None:
     ("module", "unwanted"),
     [
         ("mint.service.server", {"torch", "transformers", "tinker"}),
-        ("mint.cli", {"torch", "transformers", "tinker", "fastapi"}),
+        ("mint.cli", {"torch", "transformers", "tinker", "fastapi", "hydra", "pydantic"}),
         ("mint.commands.train", {"torch", "transformers", "tinker", "fastapi"}),
         ("mint.engine.worker", {"tinker", "fastapi", "sqlalchemy"}),
         ("mint.engine.messages", {"torch", "transformers"}),

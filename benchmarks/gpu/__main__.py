@@ -86,7 +86,8 @@ class Measurement:
                 "service",
                 lambda: service.measure(folder, self.shape.sizes, vocabulary, first),
             )
-        self._measure_engine(folder, first)
+        if set(SECTIONS).intersection(self.options.only):
+            self._measure_engine(folder, first)
         for precision in others if "gap" in self.options.only else ():
             self.section(f"gap-{precision}", lambda name=precision: self._measure_gap(folder, name))
 

@@ -7,7 +7,7 @@ import typer
 
 from mint import __version__
 from mint.catalog import ModelNotFound
-from mint.commands import checkpoints, evaluate, keys, models, runs, train
+from mint.commands import checkpoints, keys, models, runs
 from mint.commands.bench.command import bench
 from mint.commands.doctor import doctor
 from mint.commands.export import export
@@ -48,12 +48,16 @@ _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 @app.command("train", context_settings=_PASSED_ON, add_help_option=False)
 def train_command(context: typer.Context) -> None:
     """Train a model by reinforcement learning, as conf/ and the command line say."""
+    from mint.commands import train
+
     raise typer.Exit(train.main(context.args))
 
 
 @app.command("eval", context_settings=_PASSED_ON, add_help_option=False)
 def eval_command(context: typer.Context) -> None:
     """Evaluate a checkpoint or a base model on the prompts that training never sees."""
+    from mint.commands import evaluate
+
     raise typer.Exit(evaluate.main(context.args))
 
 

@@ -66,8 +66,6 @@ def test_gradients_equal_those_of_a_float64_model_with_the_same_weights(
     plain = rounded_weights(PlainModel(tmp_path / family, on_cpu(run)), model)
     total = torch.zeros((), dtype=torch.float64)
     bound = {"exact": 1e-3, "half": 5e-2, "bfloat16": 4e-1}[precision]
-    if family == "gemma2":
-        bound = max(bound, 2e-2)  # it rounds the scale of its embeddings to their own precision
     for datum, logprobs in zip(data, result.logprobs, strict=True):
         lp = plain.logprobs(datum)
         np.testing.assert_allclose(logprobs, lp[:, 0].detach(), atol=bound)
@@ -108,6 +106,8 @@ def test_sampler_and_trainer_agree(family: str, precision: str, tmp_path: Path) 
     engine = trained_engine(load(family, tmp_path, precision))
     prompt = ids("Q: 1 + 1?\nA:")
     largest, mean = LIMITS[precision]
+    if family == "gpt_oss":
+        largest *= 3  # seldom: 1.3e-4 in one of 2,000 tokens, 7e-6 on average
     for _ in range(2):  # the second turn begins with blocks that the first one left
         request = SampleRequest(prompt, num_samples=32, max_tokens=64, seed=1, stop=[])
         found = gaps(engine, prompt, request)
@@ -138,7 +138,7 @@ def test_compiled_entropies_temperatures_and_kept_tokens_agree_with_float64(
     plain = rounded_weights(PlainModel(tmp_path / family, on_cpu(run)), model)
     total, _, logprobs, entropies = reference(plain, data, 1.7, 0.4)
     total.backward()
-    bound = 2e-2 if family == "gemma2" else 1e-3
+    bound = 1e-3
     for mine, theirs in zip(result.logprobs, logprobs, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=bound)
     for mine, theirs in zip(result.entropy, entropies, strict=True):

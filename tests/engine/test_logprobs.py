@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from mint.engine import head
+from mint.engine.context import NoLora
+from mint.engine.logprobs import Targets, score_targets
 from mint.engine.messages import (
     Datum,
     ForwardBackward,
@@ -262,3 +264,27 @@ def test_the_mean_gradient_is_that_of_the_expected_reward_of_what_was_sampled(
     for name, pair in gradients(run).items():
         for mine, theirs in zip(pair, plain.pairs[name], strict=True):
             assert_close(-mine, theirs.grad, name)
+
+
+def test_a_token_that_is_almost_certain_has_the_gradient_of_what_is_missing(
+    tiny_model: Path,
+) -> None:
+    """1 - p must not be the difference of two numbers that were rounded to 16 bits."""
+    model = BaseModel.load("tiny", tiny_model, device="cpu", precision="bfloat16")
+    weight = model.head.linear.weight.double()
+    generator = torch.Generator().manual_seed(0)
+    likely = torch.randint(VOCABULARY, (40,), generator=generator)
+    directions = weight[likely] / weight[likely].square().sum(-1, keepdim=True)
+    noise = 0.1 * torch.randn(40, weight.shape[1], generator=generator, dtype=torch.float64)
+    wanted = (14 * directions + noise).requires_grad_()
+    mine = wanted.detach().float().requires_grad_()
+    expected = torch.log_softmax(wanted @ weight.T, -1)[torch.arange(40), likely]
+    assert 1e-4 < 1 - expected.exp().median() < 1e-2
+    expected.sum().backward()
+    targets = Targets.of(np.arange(40), likely.numpy(), torch.device("cpu"))
+    lp, _ = score_targets(model.head, mine, targets, NoLora())
+    lp.sum().backward()
+    assert wanted.grad is not None
+    assert mine.grad is not None
+    gaps = (mine.grad.double() - wanted.grad).norm(dim=-1) / wanted.grad.norm(dim=-1)
+    assert gaps.max() <= 1e-2

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mint.engine.tree import pack
+from mint.engine.tree import pack, pack_evenly
 
 token_lists = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
 
@@ -62,3 +62,10 @@ def test_a_budget_is_kept_except_by_a_single_long_sequence() -> None:
     sequences = [np.arange(n) for n in (3, 9)] + [np.array([5, 5]), np.array([6, 6])]
     trees = pack(sequences, budget=4)
     assert all(len(tree.tokens) <= 4 or len(tree.members) == 1 for tree in trees)
+
+
+def test_passes_are_of_one_size_where_sequences_allow_it() -> None:
+    """A pass that is longer than the other is filled up to the next size that is recorded."""
+    rng = np.random.default_rng(0)
+    trees = pack_evenly([rng.integers(0, 10**6, 256) for _ in range(64)], budget=13_000)
+    assert [len(tree.tokens) for tree in trees] == [8192, 8192]

@@ -290,11 +290,12 @@ async def _one_of_many(service: LiveService, tally: Tally, samples: int) -> None
 
 @dataclass(frozen=True)
 class Vitals:
-    """What the processes of a service hold."""
+    """What the processes of a service hold, and the CPU time that they have used."""
 
     service_mb: float
     workers_mb: float
     files: int
+    cpu_s: float
 
     @classmethod
     def of(cls, service: LiveService) -> Vitals:
@@ -302,14 +303,19 @@ class Vitals:
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
             return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
+        def seconds(pid: int) -> float:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
         pid = service.process.pid
-        workers = 0.0
+        workers, used = 0.0, seconds(pid)
         for child in service.worker_pids():
             try:
                 workers += resident(child)
+                used += seconds(child)
             except FileNotFoundError:  # it has just ended
                 continue
-        return cls(resident(pid), workers, len(os.listdir(f"/proc/{pid}/fd")))
+        return cls(resident(pid), workers, len(os.listdir(f"/proc/{pid}/fd")), used)
 
 
 def open_journals(service: LiveService) -> int:

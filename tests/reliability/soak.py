@@ -32,8 +32,8 @@ from tests.service_fixture import MODEL, LiveService, start_service
 
 LEAST = {"samples": 40, "batches": 4, "crashes": 4, "mistakes": 12, "checkpoints": 1}
 """What a round must have done, or it has shown nothing."""
-MOST_GROWTH, MOST_GROWTH_MB, MOST_FILES = 0.1, 30.0, 20
-"""How much more the late phase may hold than the early one."""
+MOST_GROWTH, MOST_GROWTH_MB, MOST_FILES, MOST_SLOWER = 0.1, 30.0, 20, 0.25
+"""How much more the late phase may hold, and use of the CPU, than the early one."""
 
 
 @dataclass
@@ -179,10 +179,16 @@ class Soak:
                 "workers_mb": round(median(v.workers_mb for v in self.vitals[phase]), 1),
                 "files": median(v.files for v in self.vitals[phase]),
                 "sample_ms": round(1000 * median(self.sample_s[phase]), 1),
+                "cpu_s_a_round": round(self._cpu_a_round(phase), 3),
             }
             for name, phase in phases.items()
             if self.vitals[phase]
         }
+
+    def _cpu_a_round(self, phase: slice) -> float:
+        """Return the CPU time of a round, which other programs on the machine hardly change."""
+        used = [vitals.cpu_s for vitals in self.vitals[phase]]
+        return (used[-1] - used[0]) / max(len(used) - 1, 1)
 
     def growth(self) -> list[str]:
         """Return what the last quarter has too much of, compared with the second."""
@@ -192,6 +198,9 @@ class Soak:
         for what in ("service_mb", "workers_mb"):
             if late[what] > early[what] * (1 + MOST_GROWTH) + MOST_GROWTH_MB:
                 found.append(f"{what} grew from {early[what]} to {late[what]}")
+        if late["cpu_s_a_round"] > early["cpu_s_a_round"] * (1 + MOST_SLOWER):
+            before, after = early["cpu_s_a_round"], late["cpu_s_a_round"]
+            found.append(f"the CPU time of a round grew from {before} s to {after} s")
         if late["files"] > early["files"] + MOST_FILES:
             found.append(f"open files grew from {early['files']} to {late['files']}")
         return found

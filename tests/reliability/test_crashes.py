@@ -13,7 +13,14 @@ import pytest
 from mint.service.runs.journal import Journal
 from tests.reliability.conftest import Faults
 from tests.service.samples import batch, json_datum
-from tests.service_fixture import DATABASES, MODEL, LiveService, RawClient, start_service
+from tests.service_fixture import (
+    DATABASES,
+    MODEL,
+    SLOWLY_BOTH,
+    LiveService,
+    RawClient,
+    start_service,
+)
 
 Start = Callable[..., LiveService]
 STEP = {"adam_params": {"learning_rate": 0.01}}
@@ -58,6 +65,7 @@ def no_failures(raw: RawClient, request_ids: list[str]) -> None:
         assert b'"error"' not in answer.content, answer.text
 
 
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_a_worker_that_dies_again_and_again_loses_no_step(
     own_service: Start, faults: Faults, undisturbed: bytes
@@ -77,6 +85,7 @@ def test_a_worker_that_dies_again_and_again_loses_no_step(
     Journal(service.home / "runs" / run.replace(":", "_")).close()  # the lock was given back
 
 
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_an_applied_gradient_is_not_reported_as_failed_after_a_restart(
     own_service: Start, faults: Faults, undisturbed: bytes
@@ -125,6 +134,7 @@ def test_a_service_killed_at_every_kind_of_write_goes_on(
     faults.require_all()
 
 
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_an_operation_that_kills_every_worker_fails_alone(
     own_service: Start, faults: Faults, undisturbed: bytes
@@ -153,6 +163,7 @@ def test_a_failed_creation_is_tried_anew_when_asked_again(raw: RawClient) -> Non
     assert raw.result(again)["model_id"] == again.removesuffix(":0")
 
 
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_a_hung_worker_is_ended_and_its_runs_go_on(own_service: Start, faults: Faults) -> None:
     """Housekeeping waits for the hung worker at the same time, to release a silent session."""
@@ -167,6 +178,7 @@ def test_a_hung_worker_is_ended_and_its_runs_go_on(own_service: Start, faults: F
     faults.require_all()
 
 
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_replayed_loading_takes_the_weights_of_then(
     own_service: Start, faults: Faults, undisturbed: bytes

@@ -11,10 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.routing import Route
 
 from mint.service.access.auth import create_key
 from mint.service.checkpoints.storage import CheckpointPath, NewCheckpoint
 from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store
+from mint.watch.library import Library
+from mint.watch.recorder import RunDirectory
+from mint.watch.server import Watch, create_app
 from tests.reliability.local import Local, with_service
 
 SESSION = "5e551011-0000-0000-0000-000000000000"
@@ -224,3 +228,38 @@ def test_a_link_ends_when_the_checkpoint_is_private_again(tmp_path: Path, is_pub
         return (await local.http.get(archive.headers["location"])).status_code
 
     assert with_service(tmp_path, work) == (200 if is_public else 404)
+
+
+def test_no_route_of_the_dashboard_shows_a_foreign_key_anything(tmp_path: Path) -> None:
+    """The routes are those of its application; the runs are directories of the local user."""
+    folder = tmp_path / "directories"
+    with RunDirectory(folder / "mine") as directory:
+        directory.write_config({"task": "SECRET"})
+        directory.metrics({"step": 1, "SECRET": 1.0})
+        directory.rollouts([{"step": 1, "prompt": "SECRET", "response": "SECRET"}])
+    library = Library([folder])
+    [place] = library.runs()
+    parts = {"{run}": place.id, "{step:int}": "1", "{group:int}": "0", "{index:int}": "0"}
+    paths = [route.path for route in create_app(Watch(library)).routes if isinstance(route, Route)]
+
+    async def work(local: Local) -> list[tuple[str, str]]:
+        foreign = fill(local)
+        shown = []
+        for path in (path for path in paths if path.startswith("/api/")):
+            for name, value in parts.items():
+                path = path.replace(name, value)
+            for headers in ({}, foreign):
+                answer = await local.http.get(f"/watch{path}", headers=headers)
+                shown.append((path, answer.text))
+                if "/runs/" in path:
+                    assert answer.status_code == 404, (path, answer.text)
+        return shown
+
+    async def look(local: Local) -> str:
+        return (await local.http.get(f"/watch/api/runs/{place.id}/steps/1")).text
+
+    own = with_service(tmp_path / "without keys", look, runs=folder)
+    assert "SECRET" in own, "without keys, the local user reads them"
+    shown = with_service(tmp_path / "home", work, runs=folder)
+    assert len(shown) >= 20
+    assert not [path for path, text in shown if "SECRET" in text or SESSION in text]

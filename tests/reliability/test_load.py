@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.reliability.load import Tally, burst, open_journals, probing
 from tests.reliability.soak import Soak
-from tests.service_fixture import MODEL, LiveService, start_service
+from tests.service_fixture import DATABASES, MODEL, LiveService, start_service
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -40,18 +40,16 @@ def test_a_burst_beside_long_polls_and_a_large_batch_fails_nothing(
     assert tally.counts["healthz 200"] >= 5, "somebody looked all the while"
 
 
+@DATABASES
 @pytest.mark.slow
 def test_clients_that_come_go_crash_and_misbehave_leave_nothing_behind(
-    tiny_model: Path, tmp_path: Path
+    own_service: Callable[..., LiveService],
 ) -> None:
-    settings = {"models": (MODEL,), "session_idle_s": 5.0, "result_kept_s": 5.0}
-    service = start_service(tmp_path / "home", tiny_model, gap_limit_s=5.0, **settings)
-    try:
-        soak = Soak(service)
-        asyncio.run(soak.run(rounds=2))
-        assert soak.tally.errors == []
-        soak.require(rounds=2)
-        assert open_journals(service) > 0, "the clients that crashed left their runs behind"
-        asyncio.run(soak.settle())
-    finally:
-        service.stop()
+    limits = {"session_idle_s": 5.0, "result_kept_s": 5.0, "gap_limit_s": 5.0}
+    service = own_service(models=(MODEL,), **limits)
+    soak = Soak(service)
+    asyncio.run(soak.run(rounds=2))
+    assert soak.tally.errors == []
+    soak.require(rounds=2)
+    assert open_journals(service) > 0, "the clients that crashed left their runs behind"
+    asyncio.run(soak.settle())

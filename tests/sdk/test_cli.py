@@ -46,7 +46,7 @@ def test_models_get_prints_the_folder(tiny_model: Path) -> None:
         (["frobnicate"], "No such command"),
         (["serve", "--port", "99999"], "65535"),
         (["serve", "--port", "many"], "--port"),
-        (["serve", "--precision", "fast"], "'auto', 'exact', 'half' or 'bfloat16'"),
+        (["serve", "--precision", "fast"], "one of auto, exact, half, bfloat16."),
         (["serve", "--model", "=folder"], "write NAME or NAME=FOLDER"),
         (["serve", "--model", "name="], "write NAME or NAME=FOLDER"),
         (["serve", "--home", __file__], "--home"),

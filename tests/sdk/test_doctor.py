@@ -189,4 +189,4 @@ def test_the_command_says_what_is_wrong_and_exits_with_1(
     result = CliRunner().invoke(get_command(app), ["doctor", "--json"])
     assert result.exit_code == 1
     [finding] = json.loads(result.output)
-    assert "Did you mean port" in finding["text"]
+    assert "Did you mean 'port'" in finding["text"]

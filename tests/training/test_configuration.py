@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import yaml
 from mint.commands.train import main
 from mint.rl import ConfigError, RLConfig
 from mint.training.compose import Composed, compose_jobs
-from mint.training.groups import FIELDS, defaults
+from mint.training.groups import GROUPS, defaults
 from mint.training.job import check, load_adapter, make_config
 from mint.training.task import TaskReference
 from tests.needs import need_gym
@@ -50,8 +49,10 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_setting_of_the_loop_is_in_exactly_one_group() -> None:
-    places = Counter(name for names in FIELDS.values() for name in names)
-    assert places == Counter(each.name for each in fields(RLConfig))
+    places = Counter(name for group in GROUPS.values() for name in group.model_fields)
+    assert set(places.values()) == {1}
+    added = {"adapter", "arguments", "reward_function", "samples"}
+    assert places.keys() - added == RLConfig.model_fields.keys()
 
 
 def test_without_a_file_that_says_otherwise_the_defaults_are_those_of_the_loop() -> None:

@@ -31,13 +31,18 @@ class VerifiableMathAdapter(RLAdapter):
     """Questions and answers. A reward is 1.0 for the right number, 0.5 within 10%.
 
     Tasks of reasoning-gym score their answers themselves. `shots` solved ones are shown in every
-    prompt, and `options` are those of the task, such as {"max_numbers": 3}.
+    prompt, drawn with `examples_seed`, and `options` are those of the task, such as
+    {"max_numbers": 3}.
     """
 
     kind = "math"
 
     def __init__(
-        self, task: str = ARITHMETIC, shots: int = 1, options: dict[str, Any] | None = None
+        self,
+        task: str = ARITHMETIC,
+        shots: int = 1,
+        options: dict[str, Any] | None = None,
+        examples_seed: int = SEED_OF_EXAMPLES,
     ) -> None:
         self.task = task
         self.options = dict(options or {})
@@ -47,7 +52,7 @@ class VerifiableMathAdapter(RLAdapter):
         self._check(shots)
         drawn = task == ARITHMETIC or task.startswith("gym:")
         self.fixed = [] if drawn else [_as_task(row) for row in read_rows(task, argument="task")]
-        self.shown = self._tasks(shots, SEED_OF_EXAMPLES) if task.startswith("gym:") else []
+        self.shown = self._tasks(shots, examples_seed) if task.startswith("gym:") else []
         self.examples = "".join(
             f"Q: {shown.prompt.strip()}\nA: {shown.metadata['answer']}\n\n" for shown in self.shown
         )

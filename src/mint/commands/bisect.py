@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mint.commands.output import print_table
+from mint.config_error import ConfigError
 from mint.rl.evaluation.scores import METRICS, Estimate
-from mint.rl.settings.options import ConfigError
 
 if TYPE_CHECKING:
     from mint.rl.evaluation.bisect import Bisection, BisectionResult, Measure

@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 
-from mint.rl.settings.options import ConfigError
+from mint.config_error import ConfigError
 
 INTERRUPTED, MISTAKE, FAILED = 130, 2, 1
 

@@ -8,7 +8,7 @@ from typing import Any
 from mint.commands.endings import told
 from mint.commands.job_arguments import Arguments, read_arguments
 from mint.commands.results import print_comparison, print_result
-from mint.rl.settings.options import ConfigError, closest
+from mint.config_error import ConfigError, closest
 from mint.training.evaluate import find_checkpoint
 from mint.training.job import JOB, check_rewards, load_adapter, make_config, read_job
 

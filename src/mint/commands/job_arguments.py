@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mint.rl.settings.options import ConfigError
+from mint.config_error import ConfigError
 from mint.training.compose import Composed, compose_jobs, find_conf, list_choices
-from mint.training.groups import defaults, settings
+from mint.training.groups import GROUPS, defaults
 from mint.training.job import as_yaml, check
 
 
@@ -72,10 +72,10 @@ def _settings_text(conf: Path | None) -> str:
         lines += [f"  {group + '=':<12}{', '.join(names)}" for group, names in files.items()]
     values = defaults()
     lines.append("\nGROUP.SETTING=DEFAULT, before any file:")
-    for group, known in settings().items():
+    for group, known in GROUPS.items():
         lines.append("")
-        for name, (each, _) in known.items():
+        for name, each in known.model_fields.items():
             value = values[group][name]
             shown = value if isinstance(value, str) else json.dumps(value)
-            lines.append(f"  {group}.{name}={shown}\n      {each.metadata['help']}")
+            lines.append(f"  {group}.{name}={shown}\n      {each.description}")
     return "\n".join(lines)

@@ -82,7 +82,7 @@ def sample(
         "stop": stop or list(trained.stop) or None,
     }
     if is_raw:
-        path, body["prompt"] = "/v1/completions", text
+        path, body["prompt"] = "/v1/completions", trained.examples + text
     else:
         path, body["messages"] = "/v1/chat/completions", _messages(system or trained.system, text)
         body["chat_template_kwargs"] = dict(trained.template_settings)

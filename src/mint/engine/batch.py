@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .logprobs import Targets
 from .losses import LOSSES, Loss
 from .messages import NOT_FINITE, Datum, ForwardBackward, ModelInfo, UserError
+from .precision import to_device
 from .terms import NAMES, Terms, read_terms
 from .tree import PrefixTree
 
@@ -24,48 +26,59 @@ _THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
 class Batch:
     """The targets of a tree's members, flat and sorted by node, with their loss inputs.
 
-    ``nodes``, ``targets`` and ``kept`` serve the head; ``inputs`` and ``datum`` the loss, in the
-    order of the members, into which ``unsort`` brings what the head returns. ``shapes`` cut the
-    flat logprobs back into one array per member.
+    ``targets`` serve the head; ``inputs`` and ``datum`` the loss, in the order of the members, into
+    which ``unsort`` brings what the head returns. ``shapes`` cut the flat logprobs back into one
+    array per member.
     """
 
-    nodes: Tensor
-    targets: Tensor
+    targets: Targets
     unsort: Tensor
     inputs: dict[str, Tensor]
     datum: Tensor
     shapes: list[tuple[int, ...]]
-    kept: Tensor | None = None  # [E, K]: the tokens that each target was chosen among
 
 
-def make_batch(tree: PrefixTree, data: list[Datum], device: torch.device) -> Batch:
+def make_batch(tree: PrefixTree, data: list[Datum], loss: Loss, device: torch.device) -> Batch:
     """Lay out the targets and loss inputs of a tree's members."""
     members = [data[i] for i in tree.members]
     targets = [datum.inputs["target_tokens"] for datum in members]
     nodes = np.concatenate(
         [np.repeat(path, target[0].size) for path, target in zip(tree.paths, targets, strict=True)]
     )
-    order = np.argsort(nodes, kind="stable")
+    trained = np.zeros(len(tree.tokens), bool)
+    trained[nodes[_flat([_counts(datum.inputs, loss) for datum in members])]] = True
+    order = np.argsort(np.where(trained[nodes], nodes, nodes + len(trained)), kind="stable")
     unsort = np.empty_like(order)
     unsort[order] = np.arange(len(order))
     sizes = [target.size for target in targets]
     names = [name for name in members[0].inputs if name not in ("target_tokens", KEPT)]
-
-    def flat(arrays: list[NDArray[Any]], dtype: torch.dtype) -> Tensor:
-        return torch.as_tensor(np.concatenate([a.reshape(-1) for a in arrays])).to(device, dtype)
-
+    kept = _kept_tokens(members, order)
     return Batch(
-        nodes=torch.as_tensor(nodes[order], device=device),
-        targets=flat(targets, torch.int64)[torch.as_tensor(order, device=device)],
-        unsort=torch.as_tensor(unsort, device=device),
-        inputs={n: flat([d.inputs[n] for d in members], torch.float32) for n in names},
-        datum=torch.as_tensor(np.repeat(np.arange(len(members)), sizes), device=device),
+        Targets.of(
+            nodes[order], _flat(targets)[order].astype(np.int64), device, int(trained.sum()), kept
+        ),
+        unsort=to_device(unsort, device),
+        inputs={
+            name: to_device(_flat([d.inputs[name] for d in members]).astype(np.float32), device)
+            for name in names
+        },
+        datum=to_device(np.repeat(np.arange(len(members)), sizes), device),
         shapes=[target.shape for target in targets],
-        kept=_kept_tokens(members, order, device),
     )
 
 
-def _kept_tokens(members: list[Datum], order: NDArray[Any], device: torch.device) -> Tensor | None:
+def _flat(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate([array.reshape(-1) for array in arrays])
+
+
+def _counts(inputs: Mapping[str, NDArray[Any]], loss: Loss) -> NDArray[Any]:
+    """Which targets take part in a loss; the others have no gradient."""
+    if "weights" in inputs:
+        return np.asarray(inputs["weights"] != 0)
+    return np.asarray((inputs["advantages"] != 0) | loss.every_token)
+
+
+def _kept_tokens(members: list[Datum], order: NDArray[Any]) -> NDArray[Any] | None:
     """Return the kept tokens of all targets, in the order of the nodes; -1 fills up."""
     rows = [datum.inputs.get(KEPT) for datum in members]
     width = max((len(row[0]) for row in rows if row is not None), default=0)
@@ -78,7 +91,7 @@ def _kept_tokens(members: list[Datum], order: NDArray[Any], device: torch.device
         if row is not None:
             found[at:end, : row.shape[1]] = row
         at = end
-    return torch.as_tensor(found[order], device=device)
+    return np.asarray(found[order])
 
 
 def check_request(request: ForwardBackward, info: ModelInfo) -> tuple[list[Datum], Loss, Terms]:
@@ -105,8 +118,7 @@ def _fill_optional(data: list[Datum], settings: dict[str, float], loss: Loss) ->
     present = {key for datum in data for key in datum.inputs}
     for inputs in (datum.inputs for datum in data):
         if "weights" in present and "weights" not in inputs:
-            counts = (inputs["advantages"] != 0) | loss.every_token
-            inputs["weights"] = counts.astype(np.float32)
+            inputs["weights"] = _counts(inputs, loss).astype(np.float32)
         for key in settings.keys() & present - inputs.keys():
             inputs[key] = np.full(inputs["target_tokens"].shape, settings[key], np.float32)
 
@@ -170,9 +182,8 @@ def _check_datum(
 
 
 def _check_ids(ids: NDArray[Any], where: str, vocabulary: int) -> None:
-    wrong = (ids < 0) | (ids >= vocabulary)
-    if wrong.any():
-        at = int(np.flatnonzero(wrong.reshape(-1))[0])
+    if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocabulary:
+        at = int(np.flatnonzero((ids.reshape(-1) < 0) | (ids.reshape(-1) >= vocabulary))[0])
         raise UserError(
             f"{where}[{at}] is {int(ids.reshape(-1)[at])}, but token ids of this model run from 0 "
             f"to {vocabulary - 1}. Use the model's own tokenizer (get_tokenizer())."

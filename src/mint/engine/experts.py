@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from .context import BankedLora, TrainedLora, active
 from .linear import Product, Site, product_gradients
-from .precision import Precision, f16, f32, multiply, multiply_gradient
+from .precision import Precision, f16, f32, halves, multiply, multiply_gradient
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
 _GRAPH_ROWS = 512  # the most tokens that a decode step of fixed shape has
@@ -360,10 +360,10 @@ def _multiply_groups(
 
 def _multiply_each(x: Tensor, weights: Tensor, precision: Precision) -> Tensor:
     """Multiply float32 rows [G, N, in] by weights [G, out, in], each group by its own."""
-    upper = x.to(weights.dtype)
     if not precision.split or weights.dtype == f32:
-        return _bmm(upper, weights.mT)
-    return _bmm(upper, weights.mT) + _bmm((x - upper).to(weights.dtype), weights.mT)
+        return _bmm(x.to(weights.dtype), weights.mT)
+    upper, lower = halves(x)
+    return _bmm(upper, weights.mT) + _bmm(lower, weights.mT)
 
 
 def _bmm(left: Tensor, right: Tensor) -> Tensor:

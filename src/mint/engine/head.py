@@ -11,10 +11,11 @@ from torch import Tensor
 
 from .context import Lora, TrainedLora
 from .linear import FrozenLinear, product_gradients
-from .precision import mm, multiply, multiply_gradient
+from .precision import f32, mm, multiply, multiply_gradient
 
 _CHUNK_BYTES = 256 * 2**20  # of logits
 _GPU_CHUNK_BYTES = 2**30
+_SPREAD = 4096.0  # times a probability: small ones are exact in float16 too
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,37 @@ class Head:
         temperature: float,
     ) -> None:  # fmt: skip
         """Add the gradient of single logits to that of the product's output."""
-        grad = grad / temperature * self.multiplier
-        if (cap := self._cap(temperature)) is not None:
-            grad = grad * (1 - (logits[rows, columns] / cap) ** 2)
+        grad = grad * self.logit_slope(logits[rows, columns], temperature)
         slope.index_put_((rows, columns), grad.to(slope.dtype), accumulate=True)
+
+    def logit_slope(self, logits: Tensor, temperature: float) -> Tensor:
+        """Return how fast logits, divided by the temperature, grow with the product's output."""
+        slope = torch.full_like(logits, self.multiplier / temperature)
+        cap = self._cap(temperature)
+        return slope if cap is None else slope * (1 - (logits / cap) ** 2)
+
+    def pull(
+        self, logits: Tensor, sums: Tensor, cells: tuple[Tensor, Tensor], weight: Tensor,
+        temperature: float,
+    ) -> Tensor:  # fmt: skip
+        """Return what the hidden states' gradient by a logprob has of all logits but some.
+
+        Those are the ``cells``, rows and columns. ``weight`` is :meth:`pulling_weight`.
+        """
+        spread = torch.full_like(sums, _SPREAD)
+        settings = (1.0, self._cap(temperature), weight.dtype)
+        slope = _fused(_slope, logits)(logits, sums, spread, *settings)
+        slope[cells] = 0.0
+        return mm(slope, weight) * (self.multiplier / temperature / _SPREAD)
+
+    def pulling_weight(self) -> Tensor:
+        """Return the frozen weight in a format of 16 bits, its own if that is one."""
+        weight = self.linear.weight
+        return weight.to(self.linear.precision.gradients) if weight.dtype == f32 else weight
+
+    def gradient_weight(self) -> Tensor:
+        """Return the frozen weight in the format of gradients."""
+        return self.linear.weight.to(self.linear.precision.gradients)
 
     def _cap(self, temperature: float) -> float | None:
         """Return the soft cap of logits that are divided by the temperature."""
@@ -110,15 +138,16 @@ class Head:
     ) -> list[Tensor]:
         """Return the gradients of hidden, A and B, given that of the product's output.
 
-        ``weight`` is the frozen one, in the format of gradients.
+        ``weight`` is :meth:`gradient_weight`.
         """
         linear, precision = self.linear, self.linear.precision
         if inner is None or not isinstance(lora, TrainedLora):
             return [multiply_gradient(slope, weight, precision)]
         low = hidden.to(precision.lora)
         return product_gradients(
-            precision, lora.scale, linear.sizes, slope, low, inner, weight, linear.pairs
-        )
+            precision, lora.scale, linear.sizes, slope, low, inner, weight, linear.pairs,
+            joins=False,
+        )  # fmt: skip
 
     def chunk_rows(self) -> int:
         """Return how many rows of logits to hold at a time."""
@@ -166,9 +195,13 @@ _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def _fused(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
-    """Return a function as one kernel where tensors are on a GPU."""
+    """Return a function as one kernel where tensors are on a GPU.
+
+    The number of rows becomes dynamic when it changes; that of columns stays known, so that loads
+    can be wide.
+    """
     if not like.is_cuda:
         return function
     if function not in _compiled:
-        _compiled[function] = torch.compile(function, dynamic=True)
+        _compiled[function] = torch.compile(function)
     return _compiled[function]

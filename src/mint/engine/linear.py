@@ -235,19 +235,18 @@ def lora_product(
     low = x.to(precision.lora)
     a, b = _joint_pairs(pairs, precision.lora)
     inner = (mm(low, a.T) * scale).to(precision.lora)  # [N, sites * rank]
-    outputs, inputs = weight.shape
-    if outputs > inputs and _is_joinable(precision.lora, weight.dtype, inner):
-        y = mm(torch.cat([low, inner], 1), torch.cat([weight, b.T], 1).T)
-    else:
-        y = multiply(x, weight, precision) + mm(inner, b)
-    return y, low, inner
+    if not _is_joinable(precision.lora, weight.dtype, inner):
+        return multiply(x, weight, precision) + mm(inner, b), low, inner
+    both = torch.cat([low, inner], 1)
+    y = mm(both, torch.cat([weight, b.T], 1).T)
+    return y, both[:, : low.shape[1]], both[:, low.shape[1] :]
 
 
 def _is_joinable(lora: torch.dtype, weight: torch.dtype, inner: Tensor) -> bool:
     """Say whether ``W x + B z`` is computed as one product, of ``[W B]`` and x above z.
 
-    It saves a float32 result of full size, which is written and read again; worth it on a GPU where
-    copying the operands into one costs less than that.
+    On a GPU it saves a float32 result of full size, which is written and read again. Compiled
+    layers write x and z side by side, so that only W and B are copied.
     """
     return inner.is_cuda and lora == weight and inner.shape[1] % 8 == 0  # aligned rows
 
@@ -280,19 +279,30 @@ class LoraProduct(torch.autograd.Function):
 
 def product_gradients(
     precision: Precision, scale: Tensor, sizes: list[int], grad: Tensor, low: Tensor, inner: Tensor,
-    weight: Tensor, pairs: Sequence[Tensor],
+    weight: Tensor, pairs: Sequence[Tensor], joins: bool = True,
 ) -> list[Tensor]:  # fmt: skip
-    """Return the gradients of x and of every A and B, given that of the product's output."""
+    """Return the gradients of x and of every A and B, given that of the product's output.
+
+    Without ``joins``, ``grad`` is not copied: that of logits is too large.
+    """
     dtype, rank = precision.lora_gradients, pairs[0].shape[0]
     a, b = _joint_pairs(pairs, dtype)
     rounded = grad.to(dtype)
-    inner_grad = (mm(rounded, b.T) * scale).to(dtype)
-    outputs, inputs = weight.shape
-    if inputs > outputs and _is_joinable(dtype, precision.gradients, inner):
-        x_grad = mm(torch.cat([rounded, inner_grad], 1), torch.cat([weight.to(dtype), a]))
+    full_grad = mm(rounded, b.T) * scale  # of x A, in float32
+    inner_grad = full_grad.to(dtype)
+    if joins and _is_joinable(dtype, precision.gradients, inner):
+        operands = torch.cat([rounded, inner_grad], 1), torch.cat([weight.to(dtype), a])
+        # A wide input is that of an activation or of attention, where its gradient is rounded.
+        is_wide = weight.shape[1] > weight.shape[0]
+        x_grad = torch.mm(*operands).float() if is_wide else mm(*operands)
     else:
         x_grad = multiply_gradient(grad, weight, precision) + mm(inner_grad, a)
-    a_grads = torch.split(mm(inner_grad.T, low.to(dtype)), rank)
+    if low.dtype == dtype:
+        a_grad = mm(inner_grad.T, low)
+    else:  # float16: the narrow operand is scaled into its range, which the wide one has already
+        peaks = full_grad.abs().amax(0).clamp(min=1e-30)
+        a_grad = mm((full_grad / peaks).to(low.dtype).T, low) * peaks[:, None]
+    a_grads = torch.split(a_grad, rank)
     whole = mm(rounded.T, inner.to(dtype))  # [outputs, sites * rank]: the blocks count
     b_grads, at = [], 0
     for index, size in enumerate(sizes):

@@ -26,22 +26,21 @@ def _expand_kernel(
     owners = tl.load(
         mask + row[:, None] * mask_row + slots, mask=is_row[:, None] & (slots < SLOTS), other=0.0
     )
-    for slot in range(SLOTS):
-        is_own = tl.max(tl.where(slots == slot, owners, 0.0), axis=1)
-        if tl.max(is_own, axis=0) > 0:
-            inner = tl.load(
-                start + columns + slot * RANK + rank[None, :],
-                mask=is_row[:, None] & is_rank[None, :],
-                other=0.0,
-            )
-            up = tl.load(
-                b + slot * b_slot + rank[:, None] * b_row + column[None, :],
-                mask=is_rank[:, None] & is_column[None, :],
-                other=0.0,
-            )
-            # Not a product with the mask: 0 * inf would reach the rows of other adapters.
-            inner = tl.where(is_own[:, None] > 0, inner, 0.0).to(up.dtype)
-            total += tl.dot(inner, up, input_precision="ieee")
+    own = tl.max(tl.where(owners > 0, slots, -1), axis=1)  # the slot of each row, -1 for none
+    first = tl.min(tl.where(own < 0, SLOTS, own), axis=0)
+    for slot in range(first, tl.max(own, axis=0) + 1):
+        # Not a product with the mask: 0 * inf would reach the rows of other adapters.
+        inner = tl.load(
+            start + columns + slot * RANK + rank[None, :],
+            mask=(own == slot)[:, None] & is_rank[None, :],
+            other=0.0,
+        )
+        up = tl.load(
+            b + slot * b_slot + rank[:, None] * b_row + column[None, :],
+            mask=is_rank[:, None] & is_column[None, :],
+            other=0.0,
+        )
+        total += tl.dot(inner.to(up.dtype), up, input_precision="ieee")
     tl.store(start + column[None, :], total, mask=inside)
 
 

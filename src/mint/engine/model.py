@@ -226,7 +226,13 @@ def _keep_activations_in_float32(
             parameter.data = parameter.data.float()
     if tied:
         embedding.weight.data = head.linear.weight
-    embedding.register_forward_hook(lambda module, inputs, output: output.float())
+    scale = float(getattr(embedding, "embed_scale", 1.0))  # Gemma's, which rounds its product
+
+    def embed(input: Tensor) -> Tensor:
+        rows = nn.functional.embedding(input, embedding.weight).float()
+        return rows if scale == 1 else rows * scale
+
+    embedding.forward = embed  # type: ignore[method-assign]
 
 
 def _describe(model: PreTrainedModel, tokenizer: Any) -> ModelInfo:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .messages import PRECISIONS, UserError
@@ -65,6 +66,12 @@ def choose(name: str, device: torch.device) -> Precision:
     }[name]
 
 
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array to a device; to a GPU without waiting for what runs there."""
+    tensor = torch.as_tensor(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 def _has_bfloat16_units() -> bool:
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     names = ("avx512_bf16", "amx_bf16", "bf16")
@@ -93,9 +100,18 @@ def multiply(x: Tensor, weight: Tensor, precision: Precision) -> Tensor:
     """Multiply float32 rows [N, in] by a frozen weight [out, in]; the result is float32."""
     if not precision.split or weight.dtype == f32:
         return mm(x.to(weight.dtype), weight.T)
-    upper = x.to(weight.dtype)
-    lower = (x - upper).to(weight.dtype)
+    upper, lower = halves(x)
     return mm(upper, weight.T) + mm(lower, weight.T)
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two bfloat16 tensors whose sum is x, but for its last 8 bits.
+
+    It rounds the bits themselves: torch.compile leaves out a cast to 16 bits and back, and the
+    difference to x would be zero.
+    """
+    upper = ((x.view(torch.int32) + 0x8000) & -0x10000).view(f32)
+    return upper.to(bf16), (x - upper).to(bf16)
 
 
 def multiply_gradient(grad: Tensor, weight: Tensor, precision: Precision) -> Tensor:

@@ -67,9 +67,8 @@ def _logprobs(
 ) -> FloatArray | None:
     if not request.prompt_logprobs:
         return None
-    targets = torch.as_tensor(request.prompt[1 + first :], device=rows.device)
-    order = torch.arange(len(targets), device=rows.device)
-    scored = target_logprobs(head, rows[first:], order, targets, lora)
+    targets = request.prompt[1 + first :]
+    scored = target_logprobs(head, rows[first:], np.arange(len(targets)), targets, lora)
     values = scored.cpu().numpy()
     if np.isnan(values).any():
         raise UserError(BROKEN_WEIGHTS)
@@ -94,8 +93,8 @@ def _targets(request: SampleRequest, rows: Tensor, head: Head, lora: Lora) -> Fl
         return None
     result = np.zeros(targets.shape, np.float32)
     row, column = np.nonzero(targets >= 0)
-    nodes, ids = (torch.as_tensor(a, device=rows.device) for a in (row, targets[row, column]))
-    result[row, column] = target_logprobs(head, rows, nodes, ids, lora).cpu().numpy()
+    scored = target_logprobs(head, rows, row, targets[row, column], lora)
+    result[row, column] = scored.cpu().numpy()
     return result
 
 

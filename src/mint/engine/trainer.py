@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate as running_sums
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,12 +19,13 @@ from torch import Tensor
 from .attention import tree_attention
 from .batch import Batch, check_request, loss_settings, make_batch
 from .distill import reverse_kl
-from .logprobs import Targets, score_targets
+from .logprobs import Scoring, score_targets
 from .lora import Adapter, new_adapter
 from .losses import Loss
 from .messages import (
     NOT_FINITE,
     AdamParams,
+    Datum,
     DistillDatum,
     FloatArray,
     ForwardBackward,
@@ -54,12 +57,6 @@ def finish(steps: Steps[T]) -> T:
             return end.value  # type: ignore[no-any-return]
 
 
-def add_gradients(loss: Tensor, parameters: list[Tensor]) -> None:
-    """Add a loss's gradient to that of the parameters; when it fails, nothing is added."""
-    used = [parameter for parameter in parameters if parameter.requires_grad]
-    accumulate(used, torch.autograd.grad(loss, used, allow_unused=True))
-
-
 def accumulate(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
     """Add gradients to those that the parameters have, in few kernels."""
     both = [(p, grad) for p, grad in zip(parameters, grads, strict=True) if grad is not None]
@@ -72,11 +69,26 @@ def accumulate(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one pass gave: its loss, sums over tokens, and arrays of one number per token."""
+    """What one pass gives, on the device: numbers, and arrays of one number per token."""
 
-    loss: float
-    sums: dict[str, float]
-    arrays: dict[str, FloatArray]
+    sums: dict[str, Tensor]
+    arrays: dict[str, Tensor]
+    shapes: list[tuple[int, ...]]  # of each datum's part of an array
+
+    def read(self) -> tuple[dict[str, float], dict[str, list[FloatArray]]]:
+        """Wait for the pass; return its sums, and its arrays datum by datum."""
+        parts = [*(value.reshape(1) for value in self.sums.values()), *self.arrays.values()]
+        flat = torch.cat([part.float() for part in parts]).cpu().numpy()
+        numbers, rest = np.split(flat, [len(self.sums)])
+        ends = list(running_sums(math.prod(shape) for shape in self.shapes))
+        arrays = {
+            name: [
+                piece.reshape(shape)
+                for piece, shape in zip(np.split(array, ends[:-1]), self.shapes, strict=True)
+            ]
+            for name, array in zip(self.arrays, np.split(rest, len(self.arrays)), strict=True)
+        }
+        return dict(zip(self.sums, numbers.tolist(), strict=True)), arrays
 
 
 class LoraTrainer:
@@ -99,10 +111,10 @@ class LoraTrainer:
         self, operations: list[ForwardBackward]
     ) -> Steps[list[ForwardBackwardResult]]:
         """Do the same in steps of one pass each, so that the caller can do other work between."""
-        with self._all_or_nothing():
+        with self._all_or_nothing() as norms:
             results = []
             for number in range(len(operations)):
-                results.append((yield from self._run_part(number, operations)))
+                results.append((yield from self._run_part(number, operations, norms)))
             return results
 
     def reverse_kl(
@@ -113,65 +125,68 @@ class LoraTrainer:
             return reverse_kl(self._model, self.adapter, reference, data, temperature, self.budget)
 
     @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Keep the gradients that arise inside only if it ends well and they are finite."""
+    def _all_or_nothing(self) -> Iterator[list[float]]:
+        """Keep the gradients that arise inside only if it ends well and they are finite.
+
+        Whoever knows the norm of each adds it to the list; otherwise they are looked at again.
+        """
         parameters = self.adapter.parameters()
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
+        norms: list[float] = []
         try:
-            yield
+            yield norms
             accumulate(parameters, before)
-            self._require_finite()
+            if not norms or any(grad is not None for grad in before):
+                norms.append(_norm([p.grad for p in parameters]).item())
+            if not np.isfinite(norms).all():
+                raise UserError(
+                    "The gradient is not finite, so it was dropped. Check advantages and logprobs "
+                    f"for extreme values, and lower the learning rate. {NOT_FINITE}"
+                )
         except BaseException:
             for parameter, grad in zip(parameters, before, strict=True):
                 parameter.grad = grad
             raise
 
     def _run_part(
-        self, number: int, operations: list[ForwardBackward]
+        self, number: int, operations: list[ForwardBackward], norms: list[float]
     ) -> Steps[ForwardBackwardResult]:
         """Run one operation; a mistake says which one it was in (datums count from 0 in each)."""
         try:
-            return (yield from self._run(operations[number]))
+            return (yield from self._run(operations[number], norms))
         except UserError as error:
             if len(operations) == 1:
                 raise
             where = f"part {number + 1} of {len(operations)} of the batch"
             raise UserError(f"In {where}, {error}") from error
 
-    def _run(self, request: ForwardBackward) -> Steps[ForwardBackwardResult]:
+    def _run(self, request: ForwardBackward, norms: list[float]) -> Steps[ForwardBackwardResult]:
         data, loss, terms = check_request(request, self._model.info)
         settings = loss_settings(request.config, loss, request.loss_fn)
         arrays: dict[str, list[FloatArray]] = {}
-        metrics = {"loss:sum": 0.0}
-        todo = deque([list(range(len(data)))])
+        metrics: dict[str, float] = {}
         budget = self.budget
-        while todo:
-            members = todo.popleft()
-            trees = pack_evenly([data[i].tokens for i in members], budget)
-            if len(trees) > 1:
-                todo.extendleft([members[m] for m in tree.members] for tree in reversed(trees))
-                continue
-            [tree] = trees
-            batch = make_batch(tree, [data[i] for i in members], self._model.device)
+        trees = deque(_pack(data, range(len(data)), budget))
+        while trees:
+            tree = trees.popleft()
             try:
-                done = self._run_tree(tree, batch, loss, settings, terms, request.forward_only)
+                done = self._run_tree(tree, data, loss, settings, terms, request.forward_only)
             except torch.OutOfMemoryError as error:
-                if self._graphs.release():
-                    todo.appendleft(members)
-                    continue
-                budget = _smaller(budget, members, len(tree.tokens), error)
-                todo.appendleft(members)
+                left = [member for each in (tree, *trees) for member in each.members]
+                if not self._graphs.release():
+                    budget = _smaller(budget, tree.members, len(tree.tokens), error)
+                trees = deque(_pack(data, left, budget))
                 continue
-            metrics["loss:sum"] += done.loss
-            for name, value in done.sums.items():
+            sums, parts = done.read()
+            norms.append(sums.pop("gradient_norm", 0.0))
+            for name, value in sums.items():
                 metrics[f"{name}:sum"] = metrics.get(f"{name}:sum", 0.0) + value
-            for name, flat in done.arrays.items():
+            for name, pieces in parts.items():
                 found = arrays.setdefault(name, [np.empty(0, np.float32)] * len(data))
-                pieces = np.split(flat, _cuts(batch))
-                for member, piece, shape in zip(tree.members, pieces, batch.shapes, strict=True):
-                    found[members[member]] = piece.reshape(shape)
+                for member, piece in zip(tree.members, pieces, strict=True):
+                    found[member] = piece
             yield
         if not np.isfinite(total := metrics["loss:sum"]):
             raise UserError(
@@ -188,57 +203,50 @@ class LoraTrainer:
     def _run_tree(
         self,
         tree: PrefixTree,
-        batch: Batch,
+        data: list[Datum],
         loss: Loss,
         settings: dict[str, float],
         terms: Terms,
         forward_only: bool,
     ) -> _Pass:
-        """Add the gradient of one pass, or nothing when it fails."""
-        sums: dict[str, float] = {}
+        """Launch one pass and add its gradient, or nothing when that fails."""
+        model, sums = self._model, dict[str, Tensor]()
+        parameters = self.adapter.parameters()
         with torch.set_grad_enabled(not forward_only):
-            lp, entropy = self._scores(tree, batch, terms)
+            recompute = not forward_only and len(tree.tokens) > self.budget
+            replay = None if recompute else self._graphs.replay(tree, self.adapter)
+            lora = self.adapter.train_on(model.products)
+            if replay is None:
+                view = tree_attention(tree, model.device, model.precision.keys)
+                hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
+            else:
+                hidden = replay.hidden
+            batch = make_batch(tree, data, loss, model.device)  # while the device works
+            scoring = Scoring(terms.temperature, terms.needs_entropy, bool(terms.entropy_coef))
+            lp, entropy = score_targets(model.head, hidden, batch.targets, lora, scoring)
+            lp, entropy = lp[batch.unsort], None if entropy is None else entropy[batch.unsort]
             each = _token_losses(loss, lp, batch, settings)
             if terms.has_kl:
                 kl = terms.kl(lp, batch.inputs)
-                each, sums["kl_loss"] = each + kl, kl.sum().item()
+                each, sums["kl_loss"] = each + kl, kl.sum()
             if terms.entropy_coef and entropy is not None:
                 bonus = terms.entropy_loss(entropy, batch.inputs)
-                each, sums["entropy_loss"] = each + bonus, bonus.sum().item()
-            value = each.sum()
+                each, sums["entropy_loss"] = each + bonus, bonus.sum()
+            sums["loss"] = each.sum()
         if not forward_only:
-            add_gradients(value, self.adapter.parameters())
+            if replay is not None:
+                grads = replay.gradients(sums["loss"], parameters)
+            else:
+                grads = [*torch.autograd.grad(sums["loss"], parameters, allow_unused=True)]
+            sums["gradient_norm"] = _norm(grads)
+            accumulate(parameters, grads)
         arrays = {"logprobs": lp, "losses": each}
         if terms.entropy and entropy is not None:
             arrays["entropy"] = entropy
-        if batch.kept is not None:
-            sums["kept_tokens"] = float((batch.kept >= 0).any(-1).sum())
-        flat = {name: array.detach().cpu().numpy() for name, array in arrays.items()}
-        return _Pass(value.item(), sums, flat)
-
-    def _scores(self, tree: PrefixTree, batch: Batch, terms: Terms) -> tuple[Tensor, Tensor | None]:
-        """Return the logprob of every target and, where the terms need it, the entropy there."""
-        model = self._model
-        recompute = torch.is_grad_enabled() and len(tree.tokens) > self.budget
-        hidden = None if recompute else self._graphs.hidden(tree, self.adapter)
-        lora = self.adapter.train_on(model.products)
-        if hidden is None:
-            view = tree_attention(tree, model.device, model.precision.keys)
-            hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
-        targets = Targets(
-            batch.nodes, batch.targets, batch.kept, terms.temperature, terms.needs_entropy
-        )
-        lp, entropy = score_targets(model.head, hidden, targets, lora)
-        return lp[batch.unsort], None if entropy is None else entropy[batch.unsort]
-
-    def _require_finite(self) -> None:
-        """Raise UserError unless the gradient, and its norm, can be stepped on."""
-        gradients = [p.grad for p in self.adapter.parameters() if p.grad is not None]
-        if gradients and not torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
-            raise UserError(
-                "The gradient is not finite, so it was dropped. Check advantages and logprobs for "
-                f"extreme values, and lower the learning rate. {NOT_FINITE}"
-            )
+        if batch.targets.kept is not None:
+            sums["kept_tokens"] = (batch.targets.kept >= 0).any(-1).sum()
+        sums, arrays = ({k: v.detach() for k, v in d.items()} for d in (sums, arrays))
+        return _Pass(sums, arrays, batch.shapes)
 
     def optim_step(self, params: AdamParams) -> dict[str, float]:
         """One AdamW step on the accumulated gradient, which is then cleared.
@@ -343,6 +351,12 @@ def _token_losses(loss: Loss, lp: Tensor, batch: Batch, settings: dict[str, floa
     return loss.function(lp, batch.inputs, config, batch.datum)
 
 
+def _pack(data: list[Datum], members: Sequence[int], budget: int) -> list[PrefixTree]:
+    """Pack some of the datums into the trees of as many passes."""
+    trees = pack_evenly([data[i].tokens for i in members], budget)
+    return [replace(tree, members=[members[m] for m in tree.members]) for tree in trees]
+
+
 def _smaller(budget: int, members: list[int], tokens: int, error: Exception) -> int:
     """Return the budget to try again with after a pass of so many tokens ran out of memory."""
     torch.cuda.empty_cache()
@@ -354,9 +368,9 @@ def _smaller(budget: int, members: list[int], tokens: int, error: Exception) -> 
     return max(min(budget, tokens) // 2, _SMALLEST_BUDGET)
 
 
-def _cuts(batch: Batch) -> list[int]:
-    sizes = [int(np.prod(shape)) for shape in batch.shapes]
-    return [int(end) for end in np.cumsum(sizes)[:-1]]
+def _norm(gradients: Sequence[Tensor | None]) -> Tensor:
+    """Return the norm of all gradients together."""
+    return torch.nn.utils.get_total_norm([grad for grad in gradients if grad is not None])
 
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:

@@ -69,9 +69,12 @@ def pack_evenly(sequences: Sequence[IntArray], budget: int) -> list[PrefixTree]:
     trees = pack(sequences, budget)
     if len(trees) < 2:
         return trees
-    total = sum(len(tree.tokens) for tree in trees)
-    even = pack(sequences, min(budget, total // len(trees) + max(map(len, sequences))))
-    return even if len(even) <= len(trees) else trees
+    share = -(-sum(len(tree.tokens) for tree in trees) // len(trees))
+    for size in (share, share + max(map(len, sequences))):
+        even = pack(sequences, min(budget, size))
+        if len(even) <= len(trees):
+            return even
+    return trees
 
 
 def _sort_key(tokens: IntArray) -> bytes:

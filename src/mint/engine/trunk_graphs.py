@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .context import Lora
 from .lora import Adapter
 from .messages import LoraSpec
 from .model import BaseModel
+from .precision import to_device
 from .tree import PrefixTree
 
 log = logging.getLogger(__name__)
@@ -46,11 +46,8 @@ class TrunkGraphs:
         self._generation = model.bank.generation
         self.replays = 0
 
-    def hidden(self, tree: PrefixTree, adapter: Adapter) -> Tensor | None:
-        """Return the last hidden states [>= N, H] of a tree, or None: run it without a graph.
-
-        They are differentiable in the adapter's tensors.
-        """
+    def replay(self, tree: PrefixTree, adapter: Adapter) -> Replay | None:
+        """Run the forward pass of a tree, or return None: run it without a graph."""
         if not self._is_possible or not torch.is_grad_enabled():
             return None
         if self._generation != self._model.bank.generation:  # the weights have moved
@@ -63,8 +60,10 @@ class TrunkGraphs:
         if key not in self._recorded and not self._record(key, adapter):
             return None
         self.replays += 1
-        hidden: Tensor = _Replay.apply(self._recorded[key], tree, *adapter.parameters())  # type: ignore[no-untyped-call]
-        return hidden
+        recorded = self._recorded[key]
+        recorded.load(tree, adapter.parameters())
+        recorded.forward.replay()
+        return Replay(recorded, recorded.hidden.detach().requires_grad_())
 
     def release(self) -> bool:
         """Free the memory of all recorded passes; return whether there was any."""
@@ -145,6 +144,7 @@ class _RecordedPass:
             adapter, lora, tokens, layout, hidden.detach(), hidden_grad, grads, forward, backward
         )
 
+    @torch.no_grad()
     def load(self, tree: PrefixTree, parameters: list[Tensor]) -> None:
         """Copy what a pass reads: the tree, filled up with single tokens, and the adapter."""
         count, size = len(tree.tokens), self.tokens.shape[1]
@@ -153,31 +153,29 @@ class _RecordedPass:
         layout = np.zeros((3, size), np.int32)
         layout[0], layout[1] = np.arange(1, size + 1), np.arange(size)
         layout[:, :count] = tree.ends, tree.roots, tree.positions
-        self.tokens.copy_(torch.as_tensor(tokens))
-        self.layout.copy_(torch.as_tensor(layout))
+        self.tokens.copy_(to_device(tokens, self.tokens.device))
+        self.layout.copy_(to_device(layout, self.tokens.device))
         torch._foreach_copy_(self.adapter.parameters(), parameters)
 
 
-class _Replay(torch.autograd.Function):
-    """The recorded pass as a function of the adapter's tensors."""
+@dataclass(frozen=True)
+class Replay:
+    """A forward pass that was replayed, and whose backward pass was not yet."""
 
-    @staticmethod
-    def forward(ctx: Any, recorded: _RecordedPass, tree: PrefixTree, *parameters: Tensor) -> Tensor:
-        recorded.load(tree, list(parameters))
-        recorded.forward.replay()
-        ctx.recorded = recorded
-        return recorded.hidden.detach()
+    _recorded: _RecordedPass
+    hidden: Tensor  # the last hidden states [>= N, H], which take a gradient
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        recorded: _RecordedPass = ctx.recorded
-        recorded.hidden_grad.copy_(grad)
+    def gradients(self, loss: Tensor, parameters: list[Tensor]) -> list[Tensor | None]:
+        """Return the gradients of the adapter's tensors, those of the output layer too."""
+        recorded, grads = self._recorded, self._recorded.grads
+        outside = [p for p, grad in zip(parameters, grads, strict=True) if grad is None]
+        hidden_grad, *others = torch.autograd.grad(loss, [self.hidden, *outside], allow_unused=True)
+        recorded.hidden_grad.copy_(hidden_grad)
         recorded.backward.replay()
-        present = [grad for grad in recorded.grads if grad is not None]
+        present = [grad for grad in grads if grad is not None]
         copies = iter(torch._foreach_mul(present, 1.0))  # the next replay overwrites them
-        grads = (None if grad is None else next(copies) for grad in recorded.grads)
-        return None, None, *grads
+        rest = iter(others)
+        return [next(rest) if grad is None else next(copies) for grad in grads]
 
 
 def _copy_for_training(adapter: Adapter) -> Adapter:

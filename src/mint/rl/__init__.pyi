@@ -57,6 +57,6 @@ from .runtime.endings import (
     RunStopped as RunStopped,
     ServiceLost as ServiceLost,
 )
+from .settings.config import ConfigError as ConfigError
 from .settings.config import RLConfig as RLConfig
-from .settings.options import ConfigError as ConfigError
 from .task import RLAdapter as RLAdapter

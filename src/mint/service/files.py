@@ -15,6 +15,11 @@ class FilesDamaged(UserError):
     """Files of a snapshot or checkpoint are not those that were written."""
 
 
+def free_bytes(folder: Path) -> int:
+    """Return how much may be written on the disk of a folder."""
+    return shutil.disk_usage(folder).free
+
+
 def sync(path: Path) -> None:
     """Wait until a file or folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -71,6 +76,22 @@ def link_files(files: Iterable[Path], folder: Path) -> None:
                 if isinstance(error, FileExistsError | FileNotFoundError):
                     raise
                 shutil.copyfile(file, target)
+
+
+def shorten_logs(folder: Path, limit: int = 64 * 1024**2, kept: int = 1024**2) -> None:
+    """Cut logs that have grown beyond ``limit`` bytes to their last ``kept`` ones.
+
+    Their processes append, so they write on at the new end.
+    """
+    for log in folder.glob("*.log"):
+        with contextlib.suppress(OSError), open(log, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size > limit:
+                file.seek(size - kept)
+                tail = file.read()
+                os.truncate(log, 0)
+                file.seek(0)
+                file.write(tail)
 
 
 def delete_leftovers(home: Path, age_s: float = 24 * 3600.0) -> None:

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from mint.service.admin import logs
 from mint.service.admin.settings import Settings
 from mint.service.api.app import create_app
+from mint.service.api.limits import timed_protocol
 from mint.service.engines.plans import describe_plan
 
 from .errors import EngineDied, UserError
@@ -43,6 +44,7 @@ def serve(settings: Settings) -> None:
     app = create_app(service)
     config = uvicorn.Config(
         app,
+        http=timed_protocol(settings.request_limit_s),
         log_config=None,
         access_log=False,
         lifespan="on",

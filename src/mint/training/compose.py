@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -27,14 +27,16 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
-from mint.rl.settings.options import ConfigError
+from mint.config_error import ConfigError
+from mint.settings import kind_of
 from mint.training.bundled import bundled
-from mint.training.groups import FIELDS, defaults, settings
+from mint.training.groups import GROUPS, defaults
 from mint.training.hints import EXPERIMENT, check_choice, check_key, check_names
 from mint.training.typed_text import read_escapes, readable
 
 CONFIG, PAST = "config", "past_run"
-GROUPS = (*FIELDS, EXPERIMENT)
+FOLDERS = (*GROUPS, EXPERIMENT)
+"""The folders of ``conf/``."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def list_choices(conf: Path) -> dict[str, list[str]]:
     """The files of every group."""
     with initialize_config_dir(str(conf), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        return {group: loader.get_group_options(group) for group in GROUPS}
+        return {group: loader.get_group_options(group) for group in FOLDERS}
 
 
 Typed = tuple[str, str, bool]
@@ -169,22 +171,22 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
 
 def _takes_list(key: str) -> bool:
     group, _, name = key.partition(".")
-    _, kind = settings().get(group, {}).get(name, (None, None))
-    return name.startswith("arguments.") or get_origin(kind) is tuple
+    own = GROUPS[group].model_fields if group in GROUPS else {}
+    return name.startswith("arguments.") or (name in own and kind_of(own[name]) is tuple)
 
 
 def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
     for key, value, _ in typed:
         _check_typed(primary, key, value)
     group = "" if primary == CONFIG else "+"  # only config.yaml has chosen files already
-    lines = [f"{group if key in GROUPS else '++'}{key}={value}" for key, value, _ in typed]
+    lines = [f"{group if key in FOLDERS else '++'}{key}={value}" for key, value, _ in typed]
     container = OmegaConf.to_container(compose(primary, lines), resolve=True)
     assert isinstance(container, dict)
     job = {str(group): values for group, values in container.items()}
     check_names(job)
     for key, _, _ in typed:
         read_escapes(job, key)
-    if not job.keys() >= FIELDS.keys():
+    if not job.keys() >= GROUPS.keys():
         raise ConfigError(
             f"{CONFIG}.yaml must have `settings` as the first of its defaults, which gives every "
             "setting its own; see conf/config.yaml of the repository."
@@ -193,7 +195,7 @@ def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
 
 
 def _check_typed(primary: str, key: str, value: str) -> None:
-    if key not in GROUPS:
+    if key not in FOLDERS:
         check_key(key)
     elif key == EXPERIMENT and primary == PAST:
         raise ConfigError(

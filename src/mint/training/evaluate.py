@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from mint.config_error import ConfigError
 from mint.rl.loop.checkpoints import RunCheckpoints
-from mint.rl.settings.options import ConfigError
 from mint.watch.recorder import EVENTS, STATE, read_rows
 
 SCHEMES = ("tinker://", "mint://")

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from mint.config_error import ConfigError, closest
 from mint.rl.settings.config import SHORT_NAMES
-from mint.rl.settings.options import ConfigError, closest
-from mint.training.groups import OPEN, settings
+from mint.settings import kind_of
+from mint.training.groups import GROUPS
 
 EXPERIMENT = "experiment"
 
@@ -20,36 +21,31 @@ def check_names(job: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     mint.rl.ConfigError: There is no setting training.stpes. Did you mean training.steps?
     """
-    groups = settings()
     for group, values in job.items():
         if not isinstance(values, Mapping):
-            raise _no_settings(group, values) if group in groups else unknown(group)
+            if group not in GROUPS:
+                raise _unknown(group)
+            example = f"{group}.{next(iter(GROUPS[group].model_fields))}=..."
+            raise ConfigError(f"{group} is {values!r}; it must be settings, as in {example}")
         for name, value in values.items():
-            if name in groups and isinstance(value, Mapping):
+            if name in GROUPS and isinstance(value, Mapping):
                 raise ConfigError(
                     f"There is no setting {group}.{name}. A file of conf/{group} that sets {name} "
                     "must begin with the line `# @package _global_`."
                 )
-            _check_setting(f"{group}.{name}", value)
+            check_key(f"{group}.{name}", value)
 
 
-def check_key(key: str) -> None:
-    """Raise :class:`ConfigError` for what is typed below a setting that is one value."""
-    setting = ".".join(key.split(".")[:2])
-    if setting != key:
-        _check_setting(setting, {key.removeprefix(f"{setting}."): "..."})
-
-
-def _check_setting(key: str, value: Any) -> None:
-    if key not in _keys():
-        raise unknown(key)
-    if isinstance(value, Mapping) and key not in OPEN:
-        raise ConfigError(f"{key} is a single value and has no settings of its own: {value}.")
-
-
-def _no_settings(group: str, value: Any) -> ConfigError:
-    example = f"{group}.{next(iter(settings()[group]))}=..."
-    return ConfigError(f"{group} is {value!r}; it must be settings, as in {example}")
+def check_key(key: str, value: Any = None) -> None:
+    """Raise :class:`ConfigError` for a setting that does not exist, and below one that is a single
+    value."""
+    group, _, rest = key.partition(".")
+    name, *below = rest.split(".")
+    own = GROUPS[group].model_fields if group in GROUPS else {}
+    if name not in own:
+        raise _unknown(key)
+    if (below or isinstance(value, Mapping)) and kind_of(own[name]) is not dict:
+        raise ConfigError(f"{group}.{name} is a single value and has no settings of its own.")
 
 
 def check_choice(group: str, choice: str, choices: Iterable[str]) -> None:
@@ -68,28 +64,20 @@ The files in conf/task are: arithmetic, chat.
         )
 
 
-def unknown(key: str) -> ConfigError:
+def _unknown(key: str) -> ConfigError:
     """The error for a setting that does not exist, with the nearest that does."""
-    near = _nearest(key)
-    hint = near or f"The groups are {', '.join(settings())}; --help lists their settings."
+    hint = _nearest(key) or f"The groups are {', '.join(GROUPS)}; --help lists their settings."
     return ConfigError(f"There is no setting {key}. {hint}")
 
 
 def _nearest(key: str) -> str:
     group, _, name = key.rpartition(".")
     name = SHORT_NAMES.get(name, name)
-    known = _keys()
-    elsewhere = [each for each in known if each.endswith(f".{name}")]
-    if elsewhere:
-        return f"It is {elsewhere[0]}."
-    own = [each for each in known if each.startswith(f"{group}.")]
-    for places in (own, known):
-        names = {each.partition(".")[2]: each for each in places}
-        if found := get_close_matches(name, names, n=1):
-            return f"Did you mean {names[found[0]]}?"
-    groups = get_close_matches(key, [*settings(), EXPERIMENT], n=1)
-    return f"Did you mean {groups[0]}=...?" if groups and not group else ""
-
-
-def _keys() -> list[str]:
-    return [f"{group}.{name}" for group, own in settings().items() for name in own]
+    places = {each: place for place, own in GROUPS.items() for each in own.model_fields}
+    if name in places:
+        return f"It is {places[name]}.{name}."
+    for known in ([each for each in places if places[each] == group], places):
+        if found := get_close_matches(name, known, n=1):
+            return f"Did you mean {places[found[0]]}.{found[0]}?"
+    found = get_close_matches(key, [*GROUPS, EXPERIMENT], n=1)
+    return f"Did you mean {found[0]}=...?" if found and not group else ""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic_core import ErrorDetails
 
+from mint.config_error import ConfigError
 from mint.rl.recording.directory import RUNS, task_name
 from mint.rl.rollouts.metadata import as_sample
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.options import ConfigError, checked
-from mint.training.groups import FIELDS, OPEN, WEIGHTS, settings
+from mint.settings import reporting
+from mint.training.groups import GROUPS
 from mint.training.reward import (
     environment_refused,
     load_reward,
@@ -36,8 +39,8 @@ Job = Mapping[str, Any]
 
 def make_config(job: Job) -> RLConfig:
     """The settings of the loop."""
-    chosen = {name: job[group][name] for group, names in FIELDS.items() for name in names}
-    return RLConfig(**chosen)
+    known = RLConfig.model_fields
+    return RLConfig(**{n: each for own in job.values() for n, each in own.items() if n in known})
 
 
 def load_adapter(job: Job) -> Any:
@@ -58,16 +61,16 @@ def load_adapter(job: Job) -> Any:
 
 def check(job: Job) -> None:
     """Raise :class:`ConfigError` for any value that cannot be right, without loading a task."""
-    for group, known in settings().items():
-        for name, (each, kind) in known.items():
-            value = job[group][name]
-            if value == _MISSING:
-                raise ConfigError(f"{group}.{name} is not set. Type: {group}.{name}=...")
-            if f"{group}.{name}" in OPEN:
-                _check_mapping(f"{group}.{name}", value)
-            else:
-                _check_value(group, each, kind, value)
-    make_config(job).check()
+    for group, own in GROUPS.items():
+        _check_set(group, job[group])
+        with reporting(own.model_fields, f"{group}.".format, partial(_hint, group)):
+            own(**job[group])
+    for name in ("reward_weights", "reward_weights_end"):
+        if job["training"][name] == {}:
+            raise ConfigError(
+                f"training.{name} is empty, so every reward would be 0. Leave it out."
+            )
+    make_config(job)
     _check_task(job)
 
 
@@ -100,25 +103,24 @@ def _check_reward(job: Job) -> None:
         )
 
 
-def _check_value(group: str, each: Any, kind: Any, value: Any) -> None:
-    try:
-        checked(each, kind, value)
-    except ConfigError as error:
-        one_text = kind == tuple[str, ...] and isinstance(value, str)
-        hint = f" Write it as '{group}.{each.name}=[{value}]'" if one_text else ""
-        raise ConfigError(f"{group}.{error}{hint}") from None
+def _check_group(group: str, values: Mapping[str, Any]) -> None:
+    _check_set(group, values)
+    model = GROUPS[group]
+    with reporting(model.model_fields, lambda _: f"{group}.", partial(_hint, group)):
+        model(**values)
 
 
-def _check_mapping(key: str, value: Any) -> None:
-    if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{key} is {value!r}; it must be names with values: '{key}={{a: 1}}'")
-    if key in WEIGHTS and value is not None and not value:
-        raise ConfigError(f"{key} is empty, so every reward would be 0. Leave it out.")
-    for name, item in (value or {}).items():
-        if item == _MISSING:
-            raise ConfigError(f"{key}.{name} is not set. Type: {key}.{name}=...")
-        if key in WEIGHTS and type(item) not in (int, float):
-            raise ConfigError(f"{key}.{name} is {item!r}; it must be a number.")
+def _check_set(key: str, value: Any) -> None:
+    if value == _MISSING:
+        raise ConfigError(f"{key} is not set. Type: {key}=...")
+    for name, each in value.items() if isinstance(value, Mapping) else ():
+        _check_set(f"{key}.{name}", each)
+
+
+def _hint(group: str, fault: ErrorDetails) -> str:
+    examples = {"not_strings": f"[{fault['input']}]", "dict_type": "{a: 1}"}
+    example = examples.get(fault["type"])
+    return f" Write it as '{group}.{fault['loc'][0]}={example}'" if example else ""
 
 
 def _check_task(job: Job) -> None:

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
+from mint.config_error import ConfigError
 from mint.rl.recording.directory import RUNS
-from mint.rl.settings.options import ConfigError
 from mint.training.compose import Composed
 from mint.training.job import fingerprint, make_folder
 from mint.watch.recorder import METRICS, read_rows

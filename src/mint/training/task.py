@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mint.rl.settings.options import ConfigError, closest
+from mint.config_error import ConfigError, closest
 
 _MOVED = {"mint.rl.dataset": "mint.rl.data.dataset"}
 """Modules that older run directories name, and where they are now."""

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from mint.rl.settings.options import unescaped
+from mint.settings import unescaped
 
 STOP, ARGUMENTS = "sampling.stop", "task.arguments"
 

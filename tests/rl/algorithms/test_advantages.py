@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mint.rl.algorithms.advantage import advantages, has_signal
-from mint.rl.settings.config import ADVANTAGES
+from mint.rl.settings.groups import Advantage
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=1, max_size=16)
 GROUPS = st.lists(REWARDS, min_size=1, max_size=6)
@@ -59,7 +60,7 @@ def formula(rewards_P_G: list[list[float]], kind: str) -> list[list[float]]:
     return found
 
 
-@given(GROUPS, st.sampled_from(ADVANTAGES))
+@given(GROUPS, st.sampled_from(get_args(Advantage)))
 @example([[0.7], [0.1, 0.1, 0.1], [1.0, 0.0]], "leave_one_out")
 @example([[0.7], [0.1, 0.1, 0.1]], "batch")
 def test_every_way_of_comparing_is_its_definition(groups: list[list[float]], kind: str) -> None:
@@ -76,7 +77,7 @@ def test_leaving_one_out_is_the_difference_to_the_others_mean() -> None:
     )
 
 
-@given(GROUPS, st.sampled_from(ADVANTAGES))
+@given(GROUPS, st.sampled_from(get_args(Advantage)))
 def test_advantages_are_finite_sum_to_nothing_and_keep_the_order(
     rewards_P_G: list[list[float]], kind: str
 ) -> None:

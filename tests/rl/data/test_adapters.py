@@ -77,6 +77,16 @@ def test_solved_examples_of_a_gym_task_are_never_asked() -> None:
     assert adapter.examples.count("\nA: ") == 2
 
 
+def test_the_examples_of_a_gym_task_are_chosen_by_their_seed() -> None:
+    pytest.importorskip("reasoning_gym")
+    make = load("verifiable_math").VerifiableMathAdapter
+    options = {"min_numbers": 2, "max_numbers": 3, "max_value": 20, "min_target": 10}
+    varied = make("gym:countdown", 6, options, examples_seed=2444000)
+    answers = [task.metadata["answer"] for task in varied.shown]
+    assert answers == ["13 + 8", "14*18", "8 + 13 - 1", "9*(16 + 10)", "10*17 - 6", "17 - 4"]
+    assert varied.shown[0].prompt not in make("gym:countdown", 6, options).examples
+
+
 def test_the_hackable_reward_pays_for_what_the_holdout_does_not() -> None:
     adapter = load("hackable_math").HackableMathAdapter()
     task: Task = adapter.build_dataset()[0]

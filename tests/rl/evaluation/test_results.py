@@ -12,6 +12,7 @@ import pytest
 
 import mint
 from mint import types
+from mint.config_error import ConfigError
 from mint.rl import Chat, RLAdapter, RLConfig
 from mint.rl.evaluation.comparison import bootstrap, compare, mcnemar, sign_test
 from mint.rl.evaluation.endpoint import (
@@ -23,7 +24,6 @@ from mint.rl.evaluation.endpoint import (
 from mint.rl.evaluation.examiner import Examiner
 from mint.rl.evaluation.results import PromptResult, SetResult
 from mint.rl.messages.rendering import Renderer
-from mint.rl.settings.options import ConfigError
 from tests.service_fixture import MODEL
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mint.rl import ConfigError, RLConfig
-from mint.rl.settings.config import SHORT_NAMES, options, table, variables
+from mint.rl.settings.config import PREFIX, SHORT_NAMES
+from mint.settings import table, variables
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "rl.md"
 DOCUMENTED: dict[str, Any] = {
@@ -108,8 +108,14 @@ def test_the_environment_can_say_none_and_a_new_line() -> None:
         ({"loss_fn": "ppo", "clip_high_threshold": 0.28}, "must be 1 or more"),
         ({"loss_fn": "ppo", "clip_low_threshold": 1.2}, "must be 1 or less"),
         ({"loss_fn": "cispo", "clip_low_threshold": -0.2}, "must be 0 or more"),
-        ({"reward_weights": {"format": "much"}}, "reward_weights is {'format': 'much'}"),
-        ({"reward_weights": {"format": None}}, "reward_weights is {'format': None}"),
+        (
+            {"reward_weights": {"format": "much"}},
+            "reward_weights.format is 'much'; it must be",
+        ),
+        (
+            {"reward_weights": {"format": None}},
+            "reward_weights.format is None; it must be",
+        ),
     ],
 )
 def test_a_mistake_fails_where_it_is_typed_and_says_what_would_be_right(
@@ -122,9 +128,9 @@ def test_a_mistake_fails_where_it_is_typed_and_says_what_would_be_right(
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("MINT_RL_STEPS", "three", "is not an integer"),
+        ("MINT_RL_STEPS", "three", "must be an integer"),
         ("MINT_RL_STEPS", "0", "must be 1 or more"),
-        ("MINT_RL_CURRICULUM", "perhaps", "is not true or false"),
+        ("MINT_RL_CURRICULUM", "perhaps", "must be true or false"),
     ],
 )
 def test_a_mistake_in_the_environment_names_the_variable(
@@ -150,18 +156,22 @@ def test_a_mistyped_assignment_fails_and_changes_nothing() -> None:
 
 
 def test_a_copy_with_changes_is_checked_too() -> None:
-    assert replace(RLConfig(), steps=9).steps == 9
+    cfg = RLConfig(rank=8)
+    assert cfg.model_copy(update={"steps": 9}) == RLConfig(rank=8, steps=9)
     with pytest.raises(ConfigError):
-        replace(RLConfig(), steps=0)
+        cfg.model_copy(update={"steps": 0})
 
 
 def test_every_setting_has_a_sentence_and_a_variable_of_its_own() -> None:
-    assert all(option.metadata["help"] for option, _ in options().values())
-    assert len(variables()) == len(options())
+    fields = RLConfig.model_fields
+    assert all(field.description for field in fields.values())
+    assert len(set(variables(RLConfig, PREFIX).values())) == len(fields)
 
 
 def test_the_page_has_the_table_of_settings() -> None:
-    assert table() in PAGE.read_text(), "write mint.rl.settings.config.table() into docs/rl.md"
+    defaults = {name: repr(field.default) for name, field in RLConfig.model_fields.items()}
+    rendered = table(RLConfig, PREFIX, defaults, "when to change it")
+    assert rendered in PAGE.read_text(), f"write this into docs/rl.md:\n{rendered}"
 
 
 def test_more_steps_are_the_same_run_and_another_rate_is_not() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from mint import types
 from mint.rewards import Score, TooManyFailures
 from mint.rl import Chat, RLConfig, Run, RunStopped, run_grpo
 from mint.rl.datums.datum import replaced, values
-from mint.rl.settings.config import ADVANTAGES, AGGREGATIONS, LOSSES
+from mint.rl.settings.groups import Advantage, Aggregation, Loss
 from mint.watch.reader import open_run
 from mint.watch.recorder import EVENTS, read_rows
 from tests.rl.conftest import Letters
@@ -34,7 +35,7 @@ def one_step(adapter: Any, cfg: RLConfig, client: mint.ServiceClient) -> tuple[A
         return batch, datums, run
 
 
-@pytest.mark.parametrize("loss_fn", LOSSES)
+@pytest.mark.parametrize("loss_fn", get_args(Loss))
 def test_every_loss_trains(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, loss_fn: str
 ) -> None:
@@ -45,7 +46,7 @@ def test_every_loss_trains(
     assert row["mismatch/mean"] < 1e-3
 
 
-@pytest.mark.parametrize("advantage", ADVANTAGES)
+@pytest.mark.parametrize("advantage", get_args(Advantage))
 def test_every_advantage_trains(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, advantage: str
 ) -> None:
@@ -58,7 +59,7 @@ def test_every_advantage_trains(
         assert sum(rollout.advantage for rollout in rollouts) == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 def test_every_aggregation_weighs_its_tokens(
     client: mint.ServiceClient, settings: Settings, aggregation: str
 ) -> None:
@@ -220,6 +221,7 @@ def test_rewards_that_fail_are_counted_logged_and_left_out(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, tmp_path: Path, caplog: Any
 ) -> None:
     cfg = settings(steps=1, batch_size=4, max_reward_failures=0.5)
+    caplog.set_level(logging.INFO, "mint.rl")  # each kind is printed once, with its traceback
     run_grpo(Failing(0.25), cfg, service=client)
     rows = open_run(tmp_path / "run").rollouts()
     failed = [row for row in rows if row["error"]]
@@ -229,6 +231,7 @@ def test_rewards_that_fail_are_counted_logged_and_left_out(
     assert metrics()[0]["datums"] <= 12
     assert "no letters" in caplog.text
     assert "sample" in caplog.text
+    assert not [r for r in caplog.records if r.levelno > logging.INFO and r.name == "mint.rl"]
     events = read_rows(tmp_path / "run" / EVENTS)
     assert any(event.get("name") == "reward_errors" for event in events)
 

@@ -12,10 +12,12 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from mint.config_error import ConfigError
 from mint.engine.messages import PRECISIONS
 from mint.service.admin.aliases import read_aliases, write_aliases
-from mint.service.admin.configuration import ConfigurationError, environment_variable, load
+from mint.service.admin.configuration import PREFIX, load
 from mint.service.admin.settings import Settings
+from mint.settings import table
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def mistake(**flags: Any) -> str:
-    with pytest.raises(ConfigurationError) as error:
+    with pytest.raises(ConfigError) as error:
         load(flags)
     return str(error.value)
 
@@ -80,7 +82,7 @@ def test_a_named_file_is_read_instead_and_may_say_where_home_is(
     file = tmp_path / "other.yaml"
     file.write_text("home: state\n")
     assert load({}, file).settings.home == tmp_path / "state"
-    with pytest.raises(ConfigurationError, match=r"no configuration file .*missing\.yaml"):
+    with pytest.raises(ConfigError, match=r"no configuration file .*missing\.yaml"):
         load({}, tmp_path / "missing.yaml")
 
 
@@ -94,14 +96,14 @@ def test_the_key_that_clients_send_is_not_a_setting(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("prot: 1", ["config.yaml", "'prot'", "Did you mean port?"]),
-        ("session_idle: 1", ["Did you mean session_idle_s?"]),
+        ("prot: 1", ["config.yaml", "'prot'", "Did you mean 'port'?"]),
+        ("session_idle: 1", ["Did you mean 'session_idle_s'?"]),
         ("port: many", ["config.yaml", "port is 'many'", "integer"]),
-        ("port: 70000", ["port", "65535"]),
-        ("log_format: xml", ["log_format", "'text' or 'json'"]),
-        ("precision: fast", ["precision is 'fast'", "'auto', 'exact', 'half' or 'bfloat16'"]),
-        ("long_poll_s: -1", ["long_poll_s", "greater than or equal to 0"]),
-        ("aliases: {a: 3}", ["aliases['a']"]),
+        ("port: 70000", ["port is 70000; it must be 65535 or less."]),
+        ("log_format: xml", ["log_format is 'xml'", "one of text, json."]),
+        ("precision: fast", ["precision is 'fast'", "one of auto, exact, half, bfloat16."]),
+        ("long_poll_s: -1", ["long_poll_s is -1; it must be 0 or more."]),
+        ("aliases: {a: 3}", ["aliases.a is 3"]),
         ("aliases: [a]", ["aliases"]),
         ("api_key: tml-x", ["api_key cannot be set in a file"]),
         ("- a", ["must be a mapping"]),
@@ -117,10 +119,10 @@ def test_a_mistake_in_the_file_is_named(home: Path, text: str, parts: list[str])
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("MINT_PROT", "1", "Did you mean MINT_PORT?"),
-        ("MINT_MODEL", "a=b", "Did you mean MINT_MODELS?"),
+        ("MINT_PROT", "1", "Did you mean 'MINT_PORT'?"),
+        ("MINT_MODEL", "a=b", "Did you mean 'MINT_MODELS'?"),
         ("MINT_PORT", "many", "MINT_PORT: port is 'many'"),
-        ("MINT_MODELS", "just-a-name", "write NAME=FOLDER"),
+        ("MINT_MODELS", "just-a-name", "write NAME=VALUE"),
     ],
 )
 def test_a_mistake_in_a_variable_is_named(
@@ -173,7 +175,7 @@ def test_check_config_exits_with_2_on_a_mistake(home: Path) -> None:
     (home / "config.yaml").write_text("prot: 1\n")
     result = check_config()
     assert result.returncode == 2
-    assert "Did you mean port?" in result.stderr
+    assert "Did you mean 'port'?" in result.stderr
     assert "Traceback" not in result.stderr
     (home / "config.yaml").write_text("aliases: {a/b: nowhere}\n")
     assert "no such folder" in check_config().stderr
@@ -187,20 +189,10 @@ def test_what_is_not_shown_is_said_nowhere() -> None:
 
 def test_the_documentation_has_every_setting_with_its_default() -> None:
     documented = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()
-    for line in table_of_settings():
-        assert line in documented, f"docs/operations.md lacks the line\n{line}"
-
-
-def table_of_settings() -> list[str]:
-    defaults = Settings(home=Path("/")).model_dump(mode="json")
-    lines = []
-    for name, field in Settings.model_fields.items():
-        variable = environment_variable(name)
-        if variable is not None:
-            default = "~/.mint" if name == "home" else json.dumps(defaults[name]).strip('"')
-            text = " ".join((field.description or "").split())
-            lines.append(f"| `{name}` | `{variable}` | `{default}` | {text} |")
-    return lines
+    values = Settings(home=Path("/")).model_dump(mode="json")
+    defaults = {name: json.dumps(value).strip('"') for name, value in values.items()}
+    rendered = table(Settings, PREFIX, {**defaults, "home": "~/.mint"}, "description")
+    assert rendered in documented, f"write this into docs/operations.md:\n{rendered}"
 
 
 # ---- aliases in the file -------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tinker.proto import response_conv
 from mint.service.runs.journal import Journal, RunIsElsewhere
 from tests.postgres import Postgres
 from tests.service.samples import batch, datum, forward, json_datum
-from tests.service_fixture import DATABASES, MODEL, LiveService, RawClient
+from tests.service_fixture import DATABASES, MODEL, SLOWLY_BOTH, LiveService, RawClient
 
 Start = Callable[..., LiveService]
 
@@ -42,6 +42,7 @@ def undisturbed(raw: RawClient, steps: int) -> object:
     return logprobs(raw, run, train(raw, run, 1, steps))
 
 
+@SLOWLY_BOTH
 def test_a_killed_engine_comes_back_with_the_run(own_service: Start) -> None:
     service = own_service()
     raw = RawClient(service.base_url)
@@ -57,6 +58,7 @@ def test_a_killed_engine_comes_back_with_the_run(own_service: Start) -> None:
     np.testing.assert_array_equal(logprobs(raw, run, following + 2), expected)
 
 
+@SLOWLY_BOTH
 @pytest.mark.parametrize("snapshot_after_bytes", [0, 10**9])
 def test_a_killed_service_goes_on_where_it_was(
     own_service: Start, snapshot_after_bytes: int
@@ -140,6 +142,7 @@ def test_the_unmodified_client_does_not_notice_that_the_database_was_killed(
     assert raw.session()
 
 
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_failures_stay_failures_after_a_restart(own_service: Start) -> None:
     service = own_service()
@@ -154,6 +157,7 @@ def test_failures_stay_failures_after_a_restart(own_service: Start) -> None:
     assert raw.result(f"{run}:0") == {"model_id": run, "type": "create_model"}
 
 
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_an_ephemeral_sampler_survives_a_killed_engine(own_service: Start) -> None:
     service = own_service()
@@ -181,6 +185,7 @@ def test_an_ephemeral_sampler_survives_a_killed_engine(own_service: Start) -> No
     assert sample(1) == before
 
 
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_a_sampler_lost_with_its_engine_says_so(own_service: Start) -> None:
     service = own_service(snapshot_after_bytes=0, samplers_kept_per_run=0)
@@ -247,6 +252,7 @@ def test_the_state_of_a_forgotten_run_is_deleted_and_its_checkpoints_are_not(
     assert raw.post("/weights_info", {"tinker_path": path}).json()["lora_rank"] == 4
 
 
+@SLOWLY_BOTH
 def test_a_number_that_never_comes_is_given_up(own_service: Start) -> None:
     raw = RawClient(own_service(gap_limit_s=0.3).base_url)
     run = raw.run()
@@ -256,6 +262,7 @@ def test_a_number_that_never_comes_is_given_up(own_service: Start) -> None:
     train(raw, run, 4)
 
 
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_old_results_are_gone_and_unknown_ones_never_were(own_service: Start) -> None:
     first = own_service()
@@ -273,8 +280,9 @@ def test_old_results_are_gone_and_unknown_ones_never_were(own_service: Start) ->
     assert answer.status_code == 410
 
 
+@SLOWLY_BOTH
 def test_a_stopped_service_leaves_no_worker(own_service: Start) -> None:
-    service = own_service()
+    service = own_service(models=(MODEL,))
     [worker] = service.worker_pids()
     service.stop()
     assert not Path(f"/proc/{worker}").exists()
@@ -291,6 +299,7 @@ def logprobs_of(raw: RawClient, sampler: str, seq_id: int) -> bytes:
     return raw.retrieve(raw.post("/asample", body).json()["request_id"]).content
 
 
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_samplers_that_leave_memory_come_back_from_disk_unchanged(own_service: Start) -> None:
     service = own_service(samplers_per_run=1, samplers_kept_per_run=2, snapshot_after_bytes=0)
@@ -311,6 +320,7 @@ def test_samplers_that_leave_memory_come_back_from_disk_unchanged(own_service: S
     assert b"no longer kept" in logprobs_of(raw, samplers[0], 2)
 
 
+@SLOWLY_BOTH
 @pytest.mark.slow
 def test_a_sampler_is_never_made_twice_with_other_weights(own_service: Start) -> None:
     raw = RawClient(own_service(samplers_per_run=1).base_url)

@@ -8,8 +8,8 @@ queries that see a tile of keys are contiguous, and need no list.
 
 As in decoding, the query heads of one key head are rows of the same tile, and softmax runs in
 base 2. The backward pass recomputes the weights from the saved logsumexp. It multiplies 16-bit
-inputs in bfloat16 whatever the forward pass used, because gradients can leave float16's range; they
-are cast as they are loaded.
+inputs in bfloat16 whatever the forward pass used, because gradients can leave float16's range: the
+inputs are cast as they are loaded, and the results are bfloat16 too.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,no-untyped-call"
@@ -36,9 +36,9 @@ from .kernels import (
 )
 
 # By padded head size.
-FORWARD_TILES = {64: Tile(128, 64, 8, 3), 128: Tile(128, 64, 8, 3), 256: Tile(128, 32, 8, 2)}
+FORWARD_TILES = {64: Tile(128, 64, 8, 3), 128: Tile(64, 64, 4, 3), 256: Tile(128, 32, 8, 2)}
 QUERY_TILES = {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 8, 2)}
-KEY_TILES = {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(32, 64, 8, 2)}
+KEY_TILES = {64: Tile(64, 64, 4, 3), 128: Tile(64, 32, 4, 3), 256: Tile(32, 64, 8, 2)}
 
 _PLAN_CHUNK = 16  # key tiles that a planning program looks at in one step
 _PREPARE_ROWS = 16
@@ -189,18 +189,14 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def _prepare_kernel(
-    out, grad, delta, grad_cast, count,
-    D: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, CAST: tl.constexpr,
+    out, grad, delta, count, D: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the dot product of each output with its gradient; CAST copies it for the dots."""
+    """Compute the dot product of each output with its gradient."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     dim = tl.arange(0, DIM)
     mask = (row < count)[:, None] & (dim < D)[None, :]
     flat = row[:, None] * D + dim[None, :]
     gradient = tl.load(grad + flat, mask=mask, other=0.0)
-    if CAST:  # delta is subtracted from dots with the cast gradient: it must round alike
-        gradient = gradient.to(grad_cast.dtype.element_ty)
-        tl.store(grad_cast + flat, gradient, mask=mask)
     outputs = tl.load(out + flat, mask=mask, other=0.0)
     tl.store(delta + row, tl.sum(gradient.to(tl.float32) * outputs, 1), mask=row < count)
 
@@ -465,17 +461,20 @@ def _backward(
     window: int,
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v in float32."""
+    """Return the gradients of q, k and v in the dtype of the output's gradient."""
     nodes, heads, dim = q.shape
     kv_heads = k.shape[1]
     d_query, d_key, d_value = (
-        torch.empty(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v)
+        torch.empty(x.shape, dtype=grad.dtype, device=q.device) for x in (q, k, v)
     )
     if nodes == 0:
         return d_query, d_key, d_value
-    operand = torch.float32 if dtype == torch.float32 else torch.bfloat16
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-    grad, delta = _prepare(out, grad, operand)
+    grad = grad.contiguous()
+    delta = torch.empty((nodes, heads), dtype=torch.float32, device=q.device)
+    _prepare_kernel[(triton.cdiv(nodes * heads, _PREPARE_ROWS),)](
+        out, grad, delta, nodes * heads, dim, pad(dim), _PREPARE_ROWS, num_warps=4
+    )
     group = heads // kv_heads
     tile = choose_tile(QUERY_TILES, FLOAT32_TILE, dtype, dim, group)
     plan = _make_plan(ends, roots, positions, window, tile, group)
@@ -493,19 +492,6 @@ def _backward(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return d_query, d_key, d_value
-
-
-def _prepare(out: Tensor, grad: Tensor, operand: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the output's gradient in the operand dtype, and its row-wise delta."""
-    nodes, heads, dim = out.shape
-    grad = grad.contiguous()
-    cast = grad.dtype != operand
-    grad_cast = torch.empty(out.shape, dtype=operand, device=out.device) if cast else grad
-    delta = torch.empty((nodes, heads), dtype=torch.float32, device=out.device)
-    _prepare_kernel[(triton.cdiv(nodes * heads, _PREPARE_ROWS),)](
-        out, grad, delta, grad_cast, nodes * heads, dim, pad(dim), _PREPARE_ROWS, cast, num_warps=4
-    )
-    return grad_cast, delta
 
 
 @_forward.register_fake
@@ -543,7 +529,7 @@ def _(
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     d_query, d_key, d_value = (
-        torch.empty(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v)
+        torch.empty(x.shape, dtype=grad.dtype, device=q.device) for x in (q, k, v)
     )
     return d_query, d_key, d_value
 
@@ -560,12 +546,16 @@ class _TreeAttention(torch.autograd.Function):
         out, sums = _forward(q, k, v, ends, roots, positions, dtype, scale, window, softcap, sinks)
         ctx.save_for_backward(q, k, v, out, sums, ends, roots, positions)
         ctx.settings = (dtype, scale, window, softcap)
-        return out.float()
+        # A copy even of float32: torch.compile (2.11) cuts off the gradient of an output that is
+        # also kept for the backward pass.
+        return out.to(torch.float32, copy=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = _backward(grads[0], *ctx.saved_tensors, *ctx.settings)
-        return (*gradients, *[None] * 8)
+        # Beside 16-bit operands gradients are bfloat16: they can leave float16's range.
+        operand = torch.float32 if ctx.settings[0] == torch.float32 else torch.bfloat16
+        gradients = _backward(grads[0].to(operand), *ctx.saved_tensors, *ctx.settings)
+        return (*(gradient.float() for gradient in gradients), *[None] * 8)
 
 
 def tree_attention(
@@ -585,8 +575,8 @@ def tree_attention(
 
     Node i of the forest (``[N]`` int32 tensors) sees node j iff ``j <= i < ends[j]``, and iff
     ``positions[i] - positions[j] < window`` unless the window is 0; ``roots[i]`` is the root of
-    i's tree. ``dtype`` is the dtype of the dot products; gradients are float32, as they may be out
-    of float16's range.
+    i's tree. ``dtype`` is the dtype of the dot products; gradients come as float32, as they may be
+    out of float16's range.
     """
     arguments = (ends, roots, positions, dtype, scale, window, softcap, sinks)
     return _TreeAttention.apply(q, k, v, *arguments)  # type: ignore[no-any-return]

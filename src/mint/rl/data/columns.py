@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from mint.config_error import closest
 from mint.rewards import Sample
 from mint.rewards.answers.gold import read_gold
 from mint.rl.data.prompt_template import PromptTemplate
 from mint.rl.data.rows import DataError, Row, setting, type_name
-from mint.rl.settings.options import closest
 
 PROMPT, ANSWER = "prompt", "answer"
 ROLES = ("system", "user", "assistant", "tool", "developer")

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mint.config_error import ConfigError
 from mint.rewards import Failure, Reward, Sample, as_reward, check_answer
 from mint.rewards.registry import RewardNotFound
 from mint.rewards.reward import FunctionReward, RewardLike, in_event_loop, run
 from mint.rewards.signature import SignatureError
 from mint.rl.data.columns import Columns, Problem, split_messages
 from mint.rl.data.rows import DataError, Row, read_rows, setting
-from mint.rl.settings.options import ConfigError
 from mint.rl.task import RLAdapter
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from mint.rl.settings.options import ConfigError, closest
+from mint.config_error import ConfigError, closest
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from mint.config_error import ConfigError
 from mint.rl.data.curriculum import Curriculum
 from mint.rl.data.epochs import Epochs
 from mint.rl.data.split import Split
 from mint.rl.rollouts.policy import seed_for
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.options import ConfigError
 from mint.rl.task import identify, overrides
 from mint.tokenizer import plain_tokenizer
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mint.rl.settings.options import ConfigError, closest
+from mint.config_error import ConfigError, closest
 
 _WIDEST_CELL = 2**31 - 1  # of a CSV file, in characters
 _ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mint.config_error import ConfigError
 from mint.rl.evaluation.past_run import Point
 from mint.rl.evaluation.scores import Estimate, Evaluation
-from mint.rl.settings.options import ConfigError
 
 Measure = Callable[[Point], Evaluation | None]
 """Evaluates a point; None when its weights are gone."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mint
+from mint.config_error import ConfigError, closest
 from mint.rewards import TooManyFailures
 from mint.rl.data.prompts import Data, Item
 from mint.rl.evaluation.endpoint import EndpointClient
@@ -18,7 +19,6 @@ from mint.rl.rollouts.scoring import Ledger
 from mint.rl.runtime.event_loop import Loop
 from mint.rl.runtime.threads import Threads, to_thread
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.options import ConfigError, closest
 
 HOLDOUT = "holdout"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from mint.config_error import ConfigError
 from mint.rl.evaluation.scores import Evaluation
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.options import ConfigError
 from mint.watch.reader import RunReader
 from mint.watch.recorder import CONFIG
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import mint
+from mint.config_error import ConfigError
 from mint.rl.datums.reference import Reference
 from mint.rl.loop.checkpoints import Checkpoint
 from mint.rl.runtime.endings import CheckpointGone
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.options import ConfigError
 
 
 async def training_client(

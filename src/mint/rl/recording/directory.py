@@ -7,8 +7,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from mint.config_error import ConfigError
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.options import ConfigError
 from mint.watch.recorder import RunDirectory, RunDirectoryBusy
 
 RUNS = Path("runs")

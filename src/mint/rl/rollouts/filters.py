@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mint.rl.settings.options import ConfigError
+from mint.config_error import ConfigError
 
 Kept = tuple[int, ...]
 """The tokens that one was sampled from; none means all."""

@@ -45,7 +45,7 @@ class Ledger:
         if rollout.error is None:
             return
         shown = {"sample": repr(sample)[:_SHOWN], "response": rollout.text[:_SHOWN]}
-        _LOGGER.warning("not scored: %s %s", rollout.error, json.dumps(shown, ensure_ascii=False))
+        _LOGGER.info("not scored: %s %s", rollout.error, json.dumps(shown, ensure_ascii=False))
 
     def _reason(self, rollout: Rollout) -> str:
         if rollout.error is None:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 
 from mint import types
+from mint.config_error import ConfigError
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.options import ConfigError
 
 Settings = dict[str, float | str]
 _METRICS = {

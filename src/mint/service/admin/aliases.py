@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from mint.service.admin.configuration import ConfigurationError, read_file
+from mint.config_error import ConfigError
+from mint.service.admin.configuration import read_file
 
 _KEY = "aliases"
 
@@ -17,7 +18,7 @@ def read_aliases(file: Path) -> dict[str, Path]:
     """Names and folders as the file has them; none when there is no file."""
     aliases = read_file(file).get(_KEY) or {}
     if not isinstance(aliases, dict):
-        raise ConfigurationError(f"{file}: {_KEY} must map names to folders. Correct it first.")
+        raise ConfigError(f"{file}: {_KEY} must map names to folders. Correct it first.")
     return {str(name): Path(str(folder)) for name, folder in aliases.items()}
 
 

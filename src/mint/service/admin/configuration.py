@@ -7,36 +7,26 @@ the fields of :class:`~.settings.Settings`; a variable is ``MINT_`` and the key,
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-)
-from pydantic_settings.exceptions import SettingsError
+from pydantic_core import ErrorDetails
 
+from mint.config_error import ConfigError, closest
 from mint.home import CONFIG_FILE, default_home
 from mint.service.admin.settings import Settings
+from mint.settings import read_variables, reporting, variables
 
-_NO_VARIABLE = ("api_key", "parent_pid")  # MINT_API_KEY is the key that clients send
+PREFIX = "MINT_"
+VARIABLES = variables(Settings, PREFIX)
+_NOT_IN_FILES = Settings.model_fields.keys() - VARIABLES
 _YAML_END = "...\n"  # what the library puts after a bare number or word
 _OF_CLIENTS = ("MINT_BASE_URL", "MINT_API_KEY")
-_OTHER_VARIABLES = {"models": "MINT_PRELOAD", "aliases": "MINT_MODELS"}
 _OTHER_FLAGS = {"models": "--model", "aliases": "--model", "parent_pid": "--parent"}
-
-
-class ConfigurationError(ValueError):
-    """A setting is wrong. The text says which, where it was set, and what would be right."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +38,7 @@ class Configuration:
 
     def __str__(self) -> str:
         """YAML as ``--config`` reads it, with the source of each key."""
-        values = self.settings.model_dump(mode="json", exclude=set(_NO_VARIABLE))
+        values = self.settings.model_dump(mode="json", exclude=_NOT_IN_FILES)
         if values["database_url"] is not None:
             values["database_url"] = _without_password(values["database_url"])
         lines = []
@@ -68,76 +58,27 @@ def _without_password(url: str) -> str:
 def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
     """The configuration of a service. A flag that is None was not given.
 
-    Raises ConfigurationError, which names the wrong key and the closest right one.
+    Raises ConfigError, which names the wrong key and the closest right one.
     """
     given = {key: value for key, value in flags.items() if value is not None}
     path = file or Path(given.get("home") or default_home()) / CONFIG_FILE
     if file is not None and not file.is_file():
-        raise ConfigurationError(f"There is no configuration file {file}.")
+        raise ConfigError(f"There is no configuration file {file}.")
     in_file = read_file(path)
     _refuse_misspelt_variables()
     sources = _sources_of(given, in_file, path)
-    try:
-        return Configuration(_merged(given, _beside(path, in_file)), sources)
-    except SettingsError as error:
-        raise ConfigurationError(str(error.__cause__)) from error
-    except ValidationError as error:
-        raise ConfigurationError(_describe(error, sources)) from error
+    layers = (_beside(path, in_file), read_variables(Settings, PREFIX, os.environ), given)
+    values = {key: value for layer in layers for key, value in layer.items()}
+    aliases = [found for layer in layers if isinstance(found := layer.get("aliases"), Mapping)]
+    if aliases:
+        values["aliases"] = {name: folder for each in aliases for name, folder in each.items()}
+    with reporting(Settings.model_fields, lambda key: f"{sources.get(key, 'default')}: ", _hint):
+        return Configuration(Settings(**values), sources)
 
 
-def environment_variable(key: str) -> str | None:
-    """The environment variable of a setting.
-
-    >>> environment_variable("port"), environment_variable("aliases")
-    ('MINT_PORT', 'MINT_MODELS')
-    """
-    return None if key in _NO_VARIABLE else _OTHER_VARIABLES.get(key, f"MINT_{key.upper()}")
-
-
-def parse_aliases(entries: Iterable[str]) -> dict[str, Path]:
-    """``NAME=FOLDER`` entries as a mapping.
-
-    >>> parse_aliases(["a/b=models/b"])
-    {'a/b': PosixPath('models/b')}
-    """
-    aliases = {}
-    for entry in entries:
-        name, _, folder = entry.partition("=")
-        if not name or not folder:
-            raise ConfigurationError(f"MINT_MODELS has {entry!r}: write NAME=FOLDER,NAME=FOLDER")
-        aliases[name] = Path(folder)
-    return aliases
-
-
-# ---- the sources ---------------------------------------------------------------------------------
-
-
-def _merged(flags: Mapping[str, Any], in_file: Mapping[str, Any]) -> Settings:
-    class Sourced(BaseSettings, Settings):  # type: ignore[misc]
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            *_: PydanticBaseSettingsSource,
-            **__: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            file = InitSettingsSource(settings_cls, dict(in_file))
-            return init_settings, _Environment(settings_cls), file
-
-    return Sourced(**flags)
-
-
-class _Environment(EnvSettingsSource):
-    """``MINT_*`` variables, with lists and aliases written as on the command line."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        variable = environment_variable(field_name)
-        return os.environ.get(variable) or None if variable else None, field_name, False
-
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        entries = [entry.strip() for entry in value.split(",") if entry.strip()]
-        return parse_aliases(entries) if field_name == "aliases" else entries
+def _hint(fault: ErrorDetails) -> str:
+    unknown = fault["type"] == "extra_forbidden"
+    return " `mint serve --check-config` lists the settings." if unknown else ""
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -147,14 +88,14 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is not valid YAML: {error}") from error
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} must be a mapping, such as `port: 8000`.")
-    for key in _NO_VARIABLE:
+        raise ConfigError(f"{path} must be a mapping, such as `port: 8000`.")
+    for key in _NOT_IN_FILES:
         if key in content:
-            raise ConfigurationError(f"{path}: {key} cannot be set in a file. Remove it.")
+            raise ConfigError(f"{path}: {key} cannot be set in a file. Remove it.")
     return {str(key): value for key, value in content.items() if value is not None}
 
 
@@ -177,7 +118,7 @@ def _beside(path: Path, in_file: dict[str, Any]) -> dict[str, Any]:
 def _sources_of(flags: Mapping[str, Any], in_file: Mapping[str, Any], path: Path) -> dict[str, str]:
     sources = {}
     for key in dict.fromkeys([*Settings.model_fields, *in_file]):
-        variable = environment_variable(key) or ""
+        variable = VARIABLES.get(key, "")
         found = [
             (key in flags, _OTHER_FLAGS.get(key, f"--{key.replace('_', '-')}")),
             (bool(os.environ.get(variable)), variable),
@@ -189,34 +130,9 @@ def _sources_of(flags: Mapping[str, Any], in_file: Mapping[str, Any], path: Path
     return sources
 
 
-# ---- mistakes ------------------------------------------------------------------------------------
-
-
-def _describe(error: ValidationError, sources: Mapping[str, str]) -> str:
-    lines = []
-    for fault in error.errors():
-        key = str(fault["loc"][0])
-        where = sources.get(key, "default")
-        if fault["type"] == "extra_forbidden":
-            lines.append(
-                f"{where}: there is no setting {key!r}.{_guess(key, Settings.model_fields)}"
-            )
-        else:
-            inside = "".join(f"[{part!r}]" for part in fault["loc"][1:])
-            lines.append(f"{where}: {key}{inside} is {fault['input']!r}: {fault['msg']}.")
-    return "\n".join(lines)
-
-
-def _guess(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]}?" if close else " `mint serve --check-config` lists them."
-
-
 def _refuse_misspelt_variables() -> None:
     """A variable that is almost a setting's is taken for a mistake; others are somebody else's."""
-    known = {variable for key in Settings.model_fields if (variable := environment_variable(key))}
-    for name in os.environ:
-        if name.startswith("MINT_") and name not in known and name not in _OF_CLIENTS:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-            if close:
-                raise ConfigurationError(f"There is no setting {name}. Did you mean {close[0]}?")
+    known = VARIABLES.values()
+    for name in os.environ.keys() - {*known, *_OF_CLIENTS}:
+        if name.startswith(PREFIX) and (hint := closest(name, known, cutoff=0.85)):
+            raise ConfigError(f"There is no setting {name}.{hint}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,8 +18,10 @@ from pydantic import (
 )
 
 from mint.home import default_home
+from mint.settings import Strings
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_NO_VARIABLE: Any = {"env": None}  # MINT_API_KEY is the key that clients send
 
 
 class Settings(BaseModel):
@@ -40,18 +42,20 @@ class Settings(BaseModel):
     """Folder of the database, the journals, the checkpoints and the logs."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on. 127.0.0.1 serves this machine only."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: Strings = ()
     """More host names that requests to this machine may use, such as that of a proxy in front of
     it, and hosts of web pages that may send requests."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """0 chooses a free port; the ready line names it."""
-    models: tuple[str, ...] = ()
+    models: Strings = Field((), json_schema_extra={"env": "MINT_PRELOAD"})
     """Base models to load before the service is ready. Others load on first use."""
-    aliases: Mapping[str, Path] = Field(default_factory=dict)
+    aliases: Mapping[str, Path] = Field({}, json_schema_extra={"env": "MINT_MODELS"})
     """Names for model folders: ``{"Qwen/Qwen3-8B": Path("/models/tiny")}``."""
-    api_key: Annotated[str, Field(min_length=1)] | None = Field(default=None, repr=False)
+    api_key: Annotated[str, Field(min_length=1)] | None = Field(
+        None, repr=False, json_schema_extra=_NO_VARIABLE
+    )
     """When set, the only accepted key (the embedded service uses it)."""
-    parent_pid: int | None = None
+    parent_pid: int | None = Field(None, json_schema_extra=_NO_VARIABLE)
     """When set, the service shuts down when this parent process exits."""
     database_url: str | None = Field(default=None, repr=False)
     """Default: SQLite in ``home``. PostgreSQL: ``postgresql+psycopg://user@host/mint``."""
@@ -110,6 +114,9 @@ class Settings(BaseModel):
     max_stored_result_bytes: NonNegativeInt = 4 * 1024 * 1024 * 1024
     """What finished results may take on disk; beyond it, the oldest are no longer kept, and clients
     send the sample again."""
+    request_limit_s: Seconds = 60.0
+    """How long the headers of a request may take to arrive; its body may take as long, and a second
+    more for every 10 kB."""
     max_body_bytes: NonNegativeInt = 1024 * 1024 * 1024
     """The largest request that is accepted."""
     max_upload_bytes: NonNegativeInt = 64 * 1024 * 1024 * 1024
@@ -118,7 +125,7 @@ class Settings(BaseModel):
     """Housekeeping deletes checkpoints older than this, except public ones and those in use."""
     retention_keep_last: NonNegativeInt = 3
     """The number of newest checkpoints of each kind that housekeeping keeps for each run."""
-    retention_keep: tuple[str, ...] = ("*final*", "*best*")
+    retention_keep: Strings = ("*final*", "*best*")
     """Names of checkpoints that housekeeping keeps; * matches anything."""
     quota_runs: PositiveInt | None = None
     """Runs per key, unless ``mint keys quota`` sets another limit. Unloaded runs do not count."""

@@ -1,18 +1,17 @@
 """The HTTP application: routes, who is asking, and how errors look."""
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DataError, OperationalError
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mint.service.admin.logs import REQUEST_ID, RequestLog
 from mint.service.api.dashboard import mount_dashboard
 from mint.service.api.gauges import Gauges
+from mint.service.api.limits import BodyLimit
 from mint.service.api.routes import (
     futures,
     health,
@@ -35,6 +34,7 @@ from mint.service.errors import (
     readable_os_error,
 )
 from mint.service.service import Service
+from mint.service.wire.decoding import machine_budget
 from mint.service.wire.requests import describe
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,9 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(
         BodyLimit,
         limit=service.settings.max_body_bytes,
-        others={"/api/v1/checkpoints/upload": service.settings.max_upload_bytes},
+        limit_s=service.settings.request_limit_s,
+        memory=machine_budget(),
+        on_disk={"/api/v1/checkpoints/upload": service.settings.max_upload_bytes},
     )
     app.add_middleware(
         Visitors,
@@ -110,26 +112,3 @@ async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:
     log.error("request %s failed: %s", identifier, request.url.path, exc_info=error)
     text = f"The service failed in request {identifier}. {log_hint()}"
     return JSONResponse({"detail": text}, 500, {REQUEST_ID: identifier})
-
-
-class BodyLimit:
-    """Refuses request bodies above a limit, while they arrive. Some paths have another limit."""
-
-    def __init__(self, app: ASGIApp, limit: int, others: Mapping[str, int]) -> None:
-        self._app = app
-        self._limit = limit
-        self._others = others
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received = 0
-        limit = self._others.get(scope.get("path", ""), self._limit)
-
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > limit:
-                raise ApiError(413, f"The request has more than {limit} bytes. Send less.")
-            return message
-
-        await self._app(scope, counted, send)

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from mint.service.admin import metrics
 from mint.service.engines.process import EngineProcess
-from mint.service.runs.disk_space import free_bytes
+from mint.service.files import free_bytes
 from mint.service.service import Service
 
 _ANSWER_WITHIN_S = 0.2

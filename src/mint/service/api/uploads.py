@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _MAX_TEXT_BYTES = 4096
 _MAX_PARTS = 16
+_CHECK_EVERY = 16 * 1024 * 1024
 
 
 @dataclass
@@ -24,13 +25,16 @@ class Upload:
     """One file and a few texts, as an HTML form sends them.
 
     The file's bytes go to ``target``; receiving stops with UserError beyond ``limit`` bytes.
+    ``check`` hears how many have arrived, every 16 MB, and may refuse more.
     """
 
     target: Path
     limit: int
+    check: Callable[[int], None] = lambda received: None
     texts: dict[str, str] = field(default_factory=dict)
     has_file: bool = False
     _received: int = 0
+    _checked: int = -_CHECK_EVERY
     _parts: int = 0
     _headers: dict[str, str] = field(default_factory=dict)
     _header: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()))
@@ -54,6 +58,9 @@ class Upload:
                     self._received += len(piece)
                     if self._received > self.limit:
                         raise UserError(f"The archive has more than {self.limit} bytes.")
+                    if self._received - self._checked >= _CHECK_EVERY:
+                        self._checked = self._received
+                        self.check(self._received)
                     parser.write(piece)
                 parser.finalize()
             except FormParserError as error:

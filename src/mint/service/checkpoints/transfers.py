@@ -4,9 +4,11 @@ A checkpoint that comes from no run of its own gets a new one that only holds it
 """
 
 import asyncio
+import errno
 import hashlib
 import json
 import logging
+import os
 import shutil
 import tempfile
 import uuid
@@ -30,7 +32,7 @@ from mint.service.checkpoints.storage import (
     tinker_path,
 )
 from mint.service.errors import UserError, readable_os_error
-from mint.service.files import link_files
+from mint.service.files import free_bytes, link_files
 from mint.service.futures import Response
 from mint.service.parts import Parts
 from mint.service.store.database import CheckpointRow, RunRow, SessionRow
@@ -51,6 +53,7 @@ class Transfers:
         self._futures = parts.futures
         self._engines = parts.engines
         self._checkpoints = parts.checkpoints
+        self._quota_of = parts.quota_of
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- copying --------------------------------------------------------------------------------
@@ -114,13 +117,31 @@ class Transfers:
         folder.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(dir=folder))
 
+    def upload_check(self, caller: Caller) -> Callable[[int], None]:
+        """Return what refuses an upload once it is beyond the caller's quota or the disk is full.
+
+        It raises UserError. Space is left for training: see ``disk_reserve_bytes``.
+        """
+        quota = self._quota_of(caller.key)
+        held = self._store.storage_of_key(caller.key)
+
+        def check(received: int) -> None:
+            quota.refuse_checkpoint(caller.key, *held, received)
+            if free_bytes(self._settings.home) < self._settings.disk_reserve_bytes:
+                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise UserError(readable_os_error(full, "the upload"))
+
+        return check
+
     async def take_in(
         self, caller: Caller, archive: Path, name: str | None, base_model: str | None
     ) -> CheckpointRow:
         """Make a checkpoint of an uploaded archive. Raises UserError for whatever is wrong."""
         folder = archive.parent / "unpacked"
         folder.mkdir()
-        await asyncio.to_thread(unpack, archive, folder, self._settings.max_upload_bytes)
+        room = free_bytes(self._settings.home) - self._settings.disk_reserve_bytes
+        limit = max(0, min(self._settings.max_upload_bytes, room))
+        await asyncio.to_thread(unpack, archive, folder, limit)
         adapter, origin = await asyncio.to_thread(_check, folder)
         base = base_model or (origin or {}).get("base_model") or adapter.base_model
         await self._engines.locate(str(base))

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import os
-import shutil
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,15 +15,11 @@ from typing import TypeVar
 from sqlalchemy.exc import OperationalError
 
 from mint.service.errors import is_disk_full
+from mint.service.files import free_bytes
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 5.0
-
-
-def free_bytes(folder: Path) -> int:
-    """Return how much the service may write on the disk of a folder."""
-    return shutil.disk_usage(folder).free
 
 
 def why_paused(free: int, reserve: int) -> str:

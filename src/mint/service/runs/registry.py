@@ -282,7 +282,7 @@ class Runs:
         for folder in (self._settings.home / "runs").glob("*"):
             changed = max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir()))
             idle = self._idleness.seconds(f"run {folder.name}", str(changed))
-            if folder.name not in self._open_folders() and idle >= self._settings.run_kept_s:
+            if idle >= self._settings.run_kept_s and folder.name not in self._open_folders():
                 with contextlib.suppress(RunIsElsewhere, JournalDamaged):
                     Journal(folder).close()
                     shutil.rmtree(folder, ignore_errors=True)

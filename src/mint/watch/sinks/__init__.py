@@ -5,6 +5,6 @@ not answer delays nothing. One that fails is switched off, with a warning and an
 continues.
 """
 
-from mint.watch.sinks.sink import SINKS, Sink, Sinks, open_sink
+from mint.watch.sinks.sink import SINKS, Sink, SinkName, Sinks, open_sink
 
-__all__ = ["SINKS", "Sink", "Sinks", "open_sink"]
+__all__ = ["SINKS", "Sink", "SinkName", "Sinks", "open_sink"]

@@ -8,11 +8,12 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 Row = Mapping[str, Any]
 
-SINKS = ("tensorboard", "wandb", "trackio", "mlflow", "opentelemetry")
+SinkName = Literal["tensorboard", "wandb", "trackio", "mlflow", "opentelemetry"]
+SINKS: tuple[str, ...] = get_args(SinkName)
 _PACKAGES = {"opentelemetry": "opentelemetry-sdk"}
 
 

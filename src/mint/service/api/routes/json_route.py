@@ -8,7 +8,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
 from mint.service.api.routes.caller import authenticate, find_scope
-from mint.service.errors import UserError
+from mint.service.errors import ApiError, UserError
 from mint.service.wire.requests import read_json
 
 _SMALL_BYTES = 64 * 1024
@@ -17,18 +17,34 @@ MAX_JSON_BYTES = 16 * 1024 * 1024
 
 
 class JsonRequest(Request):
-    """A request that reads its JSON with :func:`mint.service.wire.requests.read_json`."""
+    """A request that reads its JSON with :func:`mint.service.wire.requests.read_json`.
+
+    FastAPI hides every exception but HTTPException.
+    """
+
+    async def body(self) -> bytes:
+        """Return the body. Raises HTTPException as soon as it is too large."""
+        if not hasattr(self, "_body"):
+            body = bytearray()
+            try:
+                async for piece in self.stream():
+                    body += piece
+                    if len(body) > MAX_JSON_BYTES:
+                        text = f"The request has more than {MAX_JSON_BYTES} bytes."
+                        raise HTTPException(413, text)
+            except ApiError as error:
+                raise HTTPException(error.status, error.detail) from error
+            self._body = bytes(body)
+        return self._body
 
     async def json(self) -> Any:
         body = await self.body()
-        if len(body) > MAX_JSON_BYTES:
-            raise HTTPException(413, f"The request has more than {MAX_JSON_BYTES} bytes.")
         try:
             if len(body) < _SMALL_BYTES:
                 return read_json(body)
             return await asyncio.to_thread(read_json, body)
         except UserError as error:
-            raise HTTPException(400, str(error)) from error  # FastAPI hides any other exception
+            raise HTTPException(400, str(error)) from error
 
 
 class JsonRoute(APIRoute):

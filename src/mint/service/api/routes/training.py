@@ -84,7 +84,7 @@ async def submit(
     """
     kind = request.url.path.rsplit("/", 1)[-1]
     content_type = request.headers.get("content-type", codec.JSON).partition(";")[0].strip()
-    body, error = await request.body(), None
+    body, error = b"".join([piece async for piece in request.stream()]), None
     is_protobuf, decoder = content_type == codec.PROTOBUF, service.decoder
     try:
         body = await decoder.open(body, request.headers.get("content-encoding"), is_protobuf)

@@ -104,7 +104,8 @@ async def upload(
     """
     inbox = await asyncio.to_thread(service.transfers.inbox)
     try:
-        form = Upload(inbox / "archive", service.settings.max_upload_bytes)
+        check = await asyncio.to_thread(service.transfers.upload_check, caller)
+        form = Upload(inbox / "archive", service.settings.max_upload_bytes, check)
         await form.receive(request.headers.get("content-type", ""), request.stream())
         row = await service.transfers.take_in(
             caller, form.target, form.texts.get("name"), form.texts.get("base_model")

@@ -1,0 +1,111 @@
+"""Limits of requests while they arrive: their size, that of all together, and their time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import h11
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mint.service.errors import ApiError
+
+_SLOWEST_BODY = 10_000  # bytes a second
+
+
+def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol, closing connections on which the headers of a request, or the
+    rest of a body that nobody waits for, do not arrive."""
+
+    class TimedProtocol(H11Protocol):
+        _closing: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.conn.their_state is h11.SEND_BODY:  # answered before all of it came
+                self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            """Close the connection in a while, unless a request is being carried out."""
+            is_answered = self.conn.our_state is h11.DONE
+            if self.conn.their_state is not h11.IDLE and not is_answered:
+                self._stop()
+            elif self._closing is None:
+                self._closing = self.loop.call_later(limit_s, self.transport.close)
+
+        def _stop(self) -> None:
+            if self._closing is not None:
+                self._closing.cancel()
+                self._closing = None
+
+    return TimedProtocol
+
+
+class BodyLimit:
+    """Refuses bodies that are too large or arrive too slowly, while they arrive.
+
+    All bodies that are in memory together have at most ``memory`` bytes; a body that is alone may
+    have ``limit``. Paths in ``on_disk`` have limits of their own, and write what arrives to disk.
+    """
+
+    def __init__(
+        self, app: ASGIApp, limit: int, limit_s: float, memory: int, on_disk: Mapping[str, int]
+    ) -> None:
+        self._app = app
+        self._limit = limit
+        self._limit_s = limit_s
+        self._memory = memory
+        self._on_disk = on_disk
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        received, is_complete = 0, False
+        path = scope.get("path", "")
+        in_memory = path not in self._on_disk
+        limit = self._limit if in_memory else self._on_disk[path]
+        started = asyncio.get_running_loop().time()
+
+        async def counted() -> Message:
+            nonlocal received, is_complete
+            if is_complete:  # the next message says that the client is gone
+                return await receive()
+            try:
+                async with asyncio.timeout_at(started + self._limit_s + received / _SLOWEST_BODY):
+                    message = await receive()
+            except TimeoutError:
+                raise self._too_slow() from None
+            is_complete = not message.get("more_body", False)
+            size = len(message.get("body", b""))
+            received += size
+            self._held += size if in_memory else 0
+            if received > limit:
+                raise ApiError(413, f"The request has more than {limit} bytes. Send less.")
+            if in_memory and self._held > max(self._memory, received):
+                raise ApiError(429, "Too many large requests arrive at once; retry.")
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held -= received if in_memory else 0
+
+    def _too_slow(self) -> ApiError:
+        return ApiError(
+            408,
+            f"The body of the request did not arrive: after {self._limit_s:.0f} s it must arrive "
+            f"at {_SLOWEST_BODY // 1000} kB/s or faster. Send it again.",
+        )

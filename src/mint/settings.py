@@ -1,0 +1,196 @@
+"""Settings are pydantic models. Here: messages for mistakes, environment variables, and tables.
+
+A field's description is its line in the documentation and in ``--help``. Its variable is a prefix
+and its name, or the ``env`` of its ``json_schema_extra``; None means that it has none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from mint.config_error import ConfigError, closest
+
+_UNKNOWN = ("extra_forbidden", "no_such_attribute")
+_WANTED = {
+    "int": "an integer",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "a string",
+    "path": "a path",
+    "byte": "a size, such as 10GB",
+    "dict": "names with values",
+    "mapping": "names with values",
+}
+"""What a value must be, by the first word of pydantic's type of error."""
+
+
+def setting(default: Any, description: str, *, env: str | None = None, **limits: Any) -> Any:
+    """A field with its default, one sentence, and limits such as ``ge``; ``env`` is its variable
+    where that is not the prefix and its name."""
+    extra: Any = {"env": env} if env else None
+    return Field(default, description=description, json_schema_extra=extra, **limits)
+
+
+def listed(kind: str, count: int | None = None) -> BeforeValidator:
+    """Accept a list or a tuple of a kind, such as strings, where the type is a tuple."""
+
+    def convert(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple):
+            raise PydanticCustomError(f"not_{kind}", "a list of {kind}", {"kind": kind})
+        if count is not None and len(value) != count:
+            raise PydanticCustomError("count", "{count} values", {"count": count})
+        return tuple(value)
+
+    return BeforeValidator(convert)
+
+
+Strings = Annotated[tuple[str, ...], listed("strings")]
+
+
+@contextmanager
+def reporting(
+    known: Iterable[str],
+    place: Callable[[str], str] = lambda name: "",
+    hint: Callable[[ErrorDetails], str] = lambda fault: "",
+) -> Iterator[None]:
+    """Raise the errors of a model as a ConfigError: one line each, after the place of its setting.
+
+    >>> class Example(BaseModel):
+    ...     steps: int = Field(5, ge=1)
+    >>> with reporting(Example.model_fields):
+    ...     Example(steps=0)
+    Traceback (most recent call last):
+    mint.rl.ConfigError: steps is 0; it must be 1 or more.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        lines = [_explain(each, known, place) + hint(each) for each in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _explain(fault: ErrorDetails, known: Iterable[str], place_of: Callable[[str], str]) -> str:
+    name = ".".join(part for part in fault["loc"] if isinstance(part, str))
+    place = place_of(str(fault["loc"][0]))
+    if fault["type"] in _UNKNOWN:
+        return f"{place}{'t' if place else 'T'}here is no setting {name!r}.{closest(name, known)}"
+    return f"{place}{name} is {fault['input']!r}; it must be {_wanted(fault)}"
+
+
+def _wanted(fault: ErrorDetails) -> str:
+    limits = fault.get("ctx", {})
+    match fault["type"]:
+        case "greater_than_equal":
+            return f"{limits['ge']:g} or more."
+        case "greater_than":
+            return f"above {limits['gt']:g}."
+        case "less_than_equal":
+            return f"{limits['le']:g} or less."
+        case "string_too_short":
+            return f"{limits['min_length']} characters or more."
+        case "literal_error":
+            choices = re.findall(r"'([^']+)'", limits["expected"])
+            return f"one of {', '.join(choices)}.{closest(str(fault['input']), choices)}"
+        case kind:
+            said = fault["msg"].removeprefix("Input should be ")
+            return _WANTED.get(kind.partition("_")[0], said) + "."
+
+
+def variables(model: type[BaseModel], prefix: str) -> dict[str, str]:
+    """The environment variable of each setting that has one."""
+    found = {}
+    for name, field in model.model_fields.items():
+        extra = field.json_schema_extra
+        own = extra if isinstance(extra, dict) else {}
+        found[name] = own.get("env", f"{prefix}{name.upper()}")
+    return {name: str(variable) for name, variable in found.items() if variable is not None}
+
+
+def read_variables(
+    model: type[BaseModel], prefix: str, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """What the environment sets, for validation in pydantic's lax mode. Empty variables are unset.
+
+    >>> class Example(BaseModel):
+    ...     stop: Strings = ()
+    ...     weights: dict[str, float] | None = None
+    >>> read_variables(Example, "MINT_", {"MINT_STOP": "a, b", "MINT_WEIGHTS": "x=1"})
+    {'stop': ('a', 'b'), 'weights': {'x': '1'}}
+    """
+    return {
+        name: _from_text(model.model_fields[name], environment[variable], variable)
+        for name, variable in variables(model, prefix).items()
+        if environment.get(variable)
+    }
+
+
+def kind_of(field: FieldInfo) -> Any:
+    """The type of a setting without None and without what its parts are, as in tuple or dict."""
+    kind: Any = field.annotation
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(part for part in get_args(kind) if part is not NoneType)
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    return get_origin(kind) or kind
+
+
+def _from_text(field: FieldInfo, text: str, variable: str) -> Any:
+    if text.lower() == "none" and NoneType in get_args(field.annotation):
+        return None
+    kind = kind_of(field)
+    if kind is tuple:
+        return _strings(text)
+    if kind not in (dict, Mapping):
+        return text
+    pairs = {}
+    for entry in (part.strip() for part in text.split(",") if part.strip()):
+        name, _, value = (part.strip() for part in entry.partition("="))
+        if not name or not value:
+            raise ConfigError(f"{variable} has {entry!r}: write NAME=VALUE,NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _strings(text: str) -> tuple[Any, ...]:
+    r"""Several values from one variable: ``a,b``, or as in JSON ``["a", "b"]``, or ``"a"``.
+
+    >>> _strings(r"\n,Q:"), _strings(r'["\n", ","]'), _strings("'Q:'")
+    (('\n', 'Q:'), ('\n', ','), ('Q:',))
+    """
+    if re.fullmatch(r"\[.*\]", text, re.DOTALL):
+        try:
+            return tuple(json.loads(text, strict=False))
+        except ValueError:
+            return _strings(text[1:-1])
+    parts = [part.strip(" ") for part in text.split(",")]  # a new line may be meant
+    bare = [re.sub(r"""^(["'])(.*)\1$""", r"\2", part, flags=re.DOTALL) for part in parts]
+    return tuple(unescaped(part) for part in bare if part)
+
+
+def unescaped(text: str) -> str:
+    r"""A string from a shell, where ``\n``, ``\t``, ``\r`` and ``\\`` are escapes.
+
+    >>> unescaped(r"\nQ:"), unescaped(r"\\n")
+    ('\nQ:', '\\n')
+    """
+    escapes = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+    return re.sub(r"\\([ntr\\])", lambda found: escapes[found[1]], text)
+
+
+def table(model: type[BaseModel], prefix: str, defaults: Mapping[str, str], about: str) -> str:
+    """The settings as a table in Markdown; ``about`` is the heading of the last column."""
+    rows = [f"| setting | default | variable | {about} |", "|---|---|---|---|"]
+    for name, variable in variables(model, prefix).items():
+        description = " ".join((model.model_fields[name].description or "").split())
+        rows.append(f"| `{name}` | `{defaults[name]}` | `{variable}` | {description} |")
+    return "\n".join(rows)
