@@ -96,7 +96,7 @@ def _start(home: Path) -> EmbeddedService:
     command = [sys.executable, "-m", "mint.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
     command += ["--home", str(home), "--parent", str(os.getpid())]
     environment = {**os.environ, KEY_VARIABLE: key, LOG_VARIABLE: str(log), "PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as output:
+    with log.open("ab") as output:
         process = subprocess.Popen(
             command,
             env=environment,

@@ -7,8 +7,10 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from mint.service.access.auth import create_key
 from tests.reliability.local import Local, with_service
 from tests.service_fixture import LiveService, RawClient, start_service
 
@@ -97,3 +99,29 @@ def test_json_is_refused_before_all_of_it_is_in_memory(tmp_path: Path) -> None:
 
     assert with_service(tmp_path, work) == 413
     assert len(sent) < 20
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["quota", "disk"])
+def test_an_upload_stops_at_the_quota_or_before_the_disk_is_full(
+    tmp_path: Path, is_full: bool
+) -> None:
+    sent = []
+
+    async def form() -> AsyncIterator[bytes]:
+        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        for number in range(60):
+            sent.append(number)
+            yield bytes(1 << 20)
+
+    async def work(local: Local) -> httpx.Response:
+        key = create_key(local.service.store, "laptop", "ada", quota={"bytes": 1_000_000})
+        headers = {"X-API-Key": key, "content-type": "multipart/form-data; boundary=b"}
+        return await local.post("/checkpoints/upload", content=form(), headers=headers)
+
+    reserve = 1 << 60 if is_full else 0
+    answer = with_service(tmp_path, work, disk_reserve_bytes=reserve)
+    assert answer.status_code == 400
+    expected = "disk of the service is full" if is_full else "the quota is 1.0MB"
+    assert expected in answer.json()["detail"]
+    assert len(sent) < 20
+    assert not list((tmp_path / "uploads").iterdir())

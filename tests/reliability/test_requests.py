@@ -12,6 +12,7 @@ import stat
 import tarfile
 import threading
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ import pytest
 import zstandard
 
 from mint.catalog import Catalog, ModelNotFound
-from mint.service.access.auth import create_key
+from mint.service.access.auth import LOCAL_USER, create_key
 from mint.service.admin.logs import _path_of
 from mint.service.checkpoints.archives import unpack
 from mint.service.checkpoints.storage import check_name
 from mint.service.engines.pool import MAX_LOOK_UPS
 from mint.service.errors import ApiError, UserError
+from mint.service.files import shorten_logs
 from mint.service.idleness import Idleness
-from mint.service.store.database import Store
+from mint.service.store.database import SessionRow, Store, now
 from mint.service.wire.bodies import BadBody
 from mint.service.wire.codec import decode_forward_backward
 from mint.service.wire.decoding import LARGE, Decoder
@@ -168,32 +170,6 @@ def test_a_small_archive_cannot_become_a_large_adapter(tmp_path: Path) -> None:
     assert not list((tmp_path / "unpacked").iterdir())
 
 
-@pytest.mark.parametrize("is_full", [False, True], ids=["quota", "disk"])
-def test_an_upload_stops_at_the_quota_or_before_the_disk_is_full(
-    tmp_path: Path, is_full: bool
-) -> None:
-    sent = []
-
-    async def form() -> AsyncIterator[bytes]:
-        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
-        for number in range(60):
-            sent.append(number)
-            yield bytes(1 << 20)
-
-    async def work(local: Local) -> httpx.Response:
-        key = create_key(local.service.store, "laptop", "ada", quota={"bytes": 1_000_000})
-        headers = {"X-API-Key": key, "content-type": "multipart/form-data; boundary=b"}
-        return await local.post("/checkpoints/upload", content=form(), headers=headers)
-
-    reserve = 1 << 60 if is_full else 0
-    answer = with_service(tmp_path, work, disk_reserve_bytes=reserve)
-    assert answer.status_code == 400
-    expected = "disk of the service is full" if is_full else "the quota is 1.0MB"
-    assert expected in answer.json()["detail"]
-    assert len(sent) < 20
-    assert not list((tmp_path / "uploads").iterdir())
-
-
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
 def test_a_header_cannot_fill_the_memory(tmp_path: Path, kind: bytes) -> None:
     info = tarfile.TarInfo("long")
@@ -325,6 +301,32 @@ def test_old_files_are_kept_by_a_service_that_just_started(tmp_path: Path) -> No
         return folder.exists()
 
     assert with_service(tmp_path, work)
+
+
+def test_silent_sessions_go_after_a_while_and_not_because_of_a_clock(tmp_path: Path) -> None:
+    """They must have been due for ``expired_kept_s`` of the time in which a service ran."""
+
+    async def work(local: Local) -> list[int]:
+        service = local.service
+        session = await local.session()
+        service.store.touch(SessionRow, {session: now() - timedelta(days=8)})
+        seconds = [0.0]
+        service.idleness = Idleness(tmp_path / "idle.json", lambda: seconds[0])
+        left = []
+        for seconds[0] in (0.0, 3599.0, 3600.0):
+            service._delete_silent_sessions()
+            left.append(service.store.page(SessionRow, LOCAL_USER, 10, 0)[1])
+        return left
+
+    assert with_service(tmp_path, work) == [1, 1, 0]
+
+
+def test_a_log_that_has_grown_keeps_its_end_and_is_written_on(tmp_path: Path) -> None:
+    with open(tmp_path / "engine.log", "ab", buffering=0) as log:
+        log.write(b"first\n" * 1000)
+        shorten_logs(tmp_path, limit=5000, kept=12)
+        log.write(b"last\n")
+    assert (tmp_path / "engine.log").read_bytes() == b"first\nfirst\nlast\n"
 
 
 def test_the_files_of_a_service_are_private(tmp_path: Path) -> None:

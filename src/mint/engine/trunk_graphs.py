@@ -144,6 +144,7 @@ class _RecordedPass:
             adapter, lora, tokens, layout, hidden.detach(), hidden_grad, grads, forward, backward
         )
 
+    @torch.no_grad()
     def load(self, tree: PrefixTree, parameters: list[Tensor]) -> None:
         """Copy what a pass reads: the tree, filled up with single tokens, and the adapter."""
         count, size = len(tree.tokens), self.tokens.shape[1]

@@ -80,6 +80,22 @@ def link_files(files: Iterable[Path], folder: Path) -> None:
                 shutil.copyfile(file, target)
 
 
+def shorten_logs(folder: Path, limit: int = 64 * 1024**2, kept: int = 1024**2) -> None:
+    """Cut logs that have grown beyond ``limit`` bytes to their last ``kept`` ones.
+
+    Their processes append, so they write on at the new end.
+    """
+    for log in folder.glob("*.log"):
+        with contextlib.suppress(OSError), open(log, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size > limit:
+                file.seek(size - kept)
+                tail = file.read()
+                os.truncate(log, 0)
+                file.seek(0)
+                file.write(tail)
+
+
 def delete_leftovers(home: Path, age_s: float = 24 * 3600.0) -> None:
     """Remove drafts and uploads that a crash left behind so long ago that nobody can want them."""
     cutoff = time.time() - age_s

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Collection
+from datetime import timedelta
 
 from mint.service.access.auth import Auth
 from mint.service.access.usage import SAVE_EVERY_S, Usage
@@ -20,13 +21,13 @@ from mint.service.engines.process import EngineProcess
 from mint.service.runs.disk_space import why_paused
 from mint.service.runs.registry import Runs
 from mint.service.sampling.samplers import Samplers
-from mint.service.store.database import Store
+from mint.service.store.database import Store, now
 from mint.service.store.sessions import Sessions
 from mint.service.text.tokenizer import Tokenizers
 from mint.service.wire.decoding import Decoder
 
 from .errors import ApiError, not_found
-from .files import delete_leftovers, free_bytes
+from .files import delete_leftovers, free_bytes, shorten_logs
 from .futures import Future, Futures
 from .idleness import Idleness
 from .parts import Parts
@@ -177,6 +178,18 @@ class Service:
                 if self.idleness.seconds(f"{kind} {row.id}", mark) >= self.settings.expired_kept_s:
                     self.checkpoints.delete(row)
 
+    def _delete_silent_sessions(self) -> None:
+        """Delete sessions without a run that were silent for as long as unused runs are kept.
+
+        As for checkpoints, a clock that jumps and is put right deletes none.
+        """
+        silent = self.store.forgotten_sessions(now() - timedelta(seconds=self.settings.run_kept_s))
+        self.idleness.forget_others("session", {f"session {row.id}" for row in silent})
+        for row in silent:
+            due_s = self.idleness.seconds(f"session {row.id}", str(row.last_seen))
+            if due_s >= self.settings.expired_kept_s:
+                self.store.delete_session(row)
+
     def _in_use(self) -> tuple[Collection[str], Collection[str]]:
         return self.runs.open_runs(), self.samplers.open_paths()
 
@@ -225,7 +238,9 @@ class Service:
                 self.sessions.forget(session_id)
                 log.info("released session %s", session_id)
         await asyncio.to_thread(self._delete_due)
+        await asyncio.to_thread(self._delete_silent_sessions)
         await asyncio.to_thread(self.runs.delete_forgotten)
+        await asyncio.to_thread(shorten_logs, self.settings.logs)
         await asyncio.to_thread(self.samplers.delete_unused, self.idleness)
         await asyncio.to_thread(self.idleness.save, self._is_there)
 

@@ -139,6 +139,21 @@ def test_times_have_their_zone_and_touching_moves_them(store: Store) -> None:
     assert row.last_seen.tzinfo == UTC
 
 
+def test_silent_sessions_without_a_run_can_be_deleted(store: Store) -> None:
+    for name in ("silent", "with a run", "alive"):
+        store.add(SessionRow(id=name, user="u"))
+        store.add(SamplerRow(id=f"of {name}", session_id=name, user="u", base_model="m"))
+    run = RunRow(id="r", session_id="with a run", user="u", base_model="m", lora={})
+    store.add_once(run, "r")
+    store.touch(SessionRow, {name: now() - timedelta(days=8) for name in ("silent", "with a run")})
+    [silent] = store.forgotten_sessions(now() - timedelta(days=7))
+    assert silent.id == "silent"
+    store.delete_session(silent)
+    assert store.page(SessionRow, "u", 10, 0)[1] == 2
+    assert store.get(SamplerRow, "of silent", "u") is None
+    assert store.get(SamplerRow, "of alive", "u") is not None
+
+
 def test_the_first_word_about_the_end_of_a_session_wins(store: Store) -> None:
     store.add(SessionRow(id="s", user="u"))
     store.finish_session("s", "success", None)

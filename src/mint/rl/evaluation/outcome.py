@@ -56,7 +56,7 @@ def verdict(start: Evaluation, end: Evaluation) -> str:
         f"{100 * gain.high:+.1f}); reward {start.reward:.3f} before, {end.reward:.3f} after."
     )
     if unclear:
-        text += " More held-out prompts (holdout_size) narrow the interval."
+        text += " More held-out prompts (holdout_fraction, holdout_size) narrow the interval."
     return text
 
 

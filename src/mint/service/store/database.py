@@ -29,6 +29,7 @@ from sqlalchemy import (
     TypeDecorator,
     UniqueConstraint,
     create_engine,
+    delete,
     event,
     func,
     make_url,
@@ -407,6 +408,19 @@ class Store:
         with self.transaction() as session:
             if (found := session.get(CheckpointRow, row.id)) is not None:
                 session.delete(found)
+
+    def forgotten_sessions(self, before: datetime, limit: int = 1000) -> list[SessionRow]:
+        """Return sessions that were last seen before a time and have no run."""
+        has_run = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
+        forgotten = select(SessionRow).where(SessionRow.last_seen < before, ~has_run)
+        with self.transaction() as session:
+            return list(session.scalars(forgotten.limit(limit)))
+
+    def delete_session(self, row: SessionRow) -> None:
+        """Delete a session and its samplers."""
+        with self.transaction() as session:
+            session.execute(delete(SamplerRow).where(SamplerRow.session_id == row.id))
+            session.execute(delete(SessionRow).where(SessionRow.id == row.id))
 
     def expired_checkpoints(self) -> Iterable[CheckpointRow]:
         with self.transaction() as session:
