@@ -454,7 +454,8 @@ def test_compiled_code_traces_through_the_operators_with_dynamic_shapes() -> Non
 
 
 @pytest.mark.parametrize(("rows", "slots", "rank", "columns"), [(5, 1, 4, 70), (70, 3, 24, 64),
-                                                                (40, 16, 16, 130)])  # fmt: skip
+                                                                (40, 16, 16, 130),
+                                                                (40, 16, 48, 64)])  # fmt: skip
 def test_every_row_gets_what_its_own_adapter_adds(
     rows: int, slots: int, rank: int, columns: int
 ) -> None:
