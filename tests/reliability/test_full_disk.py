@@ -22,7 +22,7 @@ from tests.needs import need_sandbox
 from tests.reliability.conftest import Faults
 from tests.reliability.test_kills import client_of, saved
 from tests.reliability.test_waiting import Heard, heard
-from tests.service.samples import batch, datum, json_datum
+from tests.service.samples import batch, datum, json_datum, prompt
 from tests.service_fixture import MODEL, LiveService, RawClient
 
 __all__ = ["heard"]
@@ -84,11 +84,14 @@ def test_the_unmodified_client_hears_of_a_full_disk_and_resumes_when_there_is_sp
     expected = saved(train(client, 5), disk.home)
 
     training = train(client, 1)
+    sampler = training.save_weights_and_get_sampling_client()
     disk.fill(but=MEGABYTE)
     under_way = [*step(training, 1), *step(training, 2)]
     line = heard.wait_for("paused for a full disk")
     assert "training needs 4.0 MB" in line
     assert "mint checkpoints prune" in line
+    params = types.SamplingParams(max_tokens=4, stop=[])
+    assert sampler.sample(prompt(), 1, params).result().sequences, "sampling continues"
     assert "paused for a full disk" in httpx.get(f"{url}/readyz").json()["paused"]
     assert "mint_runs_paused 1.0" in httpx.get(f"{url}/metrics").text
     [problem] = [f for f in check_service(Remote(url, "tml-test")) if f.level == "problem"]
