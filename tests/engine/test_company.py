@@ -16,7 +16,7 @@ from mint.engine.messages import (
     SampleRequest,
     SampleResult,
 )
-from mint.engine.model import BaseModel
+from mint.engine.model.base_model import BaseModel
 from tests.engine.conftest import ids, sample
 from tests.engine.counting import tokens_run
 from tests.engine.test_sampler import small_pool

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from mint.engine.adapters.lora import Adapter
 from mint.engine.engine import Engine
-from mint.engine.lora import Adapter
 from mint.engine.messages import AdamParams, Datum, ForwardBackward, LoraSpec, SampleRequest
-from mint.engine.model import BaseModel
-from mint.engine.trainer import LoraTrainer
-from mint.engine.trunk_graphs import TrunkGraphs
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.graphs import TrunkGraphs
+from mint.engine.training.trainer import LoraTrainer
 from tests.engine.conftest import ids, sample
 from tests.engine.test_logprobs import reference, with_kept
 from tests.engine.test_sampler import trained_engine, trainer_logprobs

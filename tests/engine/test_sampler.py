@@ -21,10 +21,10 @@ from mint.engine.messages import (
     SampleResult,
     UserError,
 )
-from mint.engine.model import BaseModel
-from mint.engine.pool import KVPool
-from mint.engine.runner import Runner
-from mint.engine.sampler import Sampler
+from mint.engine.model.base_model import BaseModel
+from mint.engine.sampling.pool import KVPool
+from mint.engine.sampling.runner import Runner
+from mint.engine.sampling.sampler import Sampler
 from tests.engine.conftest import ids, sample
 from tests.engine.counting import tokens_run
 from tests.tiny import FAMILIES, VOCABULARY, build_model

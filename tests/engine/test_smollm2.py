@@ -8,7 +8,7 @@ import pytest
 from mint.catalog import Catalog
 from mint.engine.engine import Engine
 from mint.engine.messages import AdamParams, Datum, ForwardBackward, LoraSpec, SampleRequest
-from mint.engine.model import BaseModel
+from mint.engine.model.base_model import BaseModel
 from tests.engine.conftest import sample
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from mint.engine.adapters.lora import Adapter
 from mint.engine.engine import Engine
-from mint.engine.lora import Adapter
 from mint.engine.messages import AdamParams, Datum, ForwardBackward, LoraSpec, UserError
-from mint.engine.model import BaseModel
-from mint.engine.trainer import LoraTrainer
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.trainer import LoraTrainer
 from tests.tiny import FAMILIES, VOCABULARY, build_model
 
 

@@ -25,8 +25,8 @@ from mint.engine.messages import (
     Reply,
     SampleRequest,
 )
-from mint.engine.model import BaseModel
-from mint.engine.training_turns import Operation, TrainingTurns
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.turns import Operation, TrainingTurns
 from tests.engine.conftest import ids
 
 

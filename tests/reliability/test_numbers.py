@@ -19,8 +19,8 @@ from mint.engine.messages import (
     SampleRequest,
     UserError,
 )
-from mint.engine.model import BaseModel
-from mint.engine.trainer import LoraTrainer
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.trainer import LoraTrainer
 
 TOKENS = np.array([5, 6, 7, 8])
 

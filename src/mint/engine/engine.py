@@ -8,9 +8,20 @@ from pathlib import Path
 
 import torch
 
-from .digest import digest_of
-from .lora import Adapter
-from .memory import describe, device_memory, plan_memory
+from mint.engine.adapters.digest import digest_of
+from mint.engine.adapters.lora import Adapter
+from mint.engine.adapters.peft_files import read_adapter, write_adapter
+from mint.engine.model.base_model import BaseModel
+from mint.engine.model.memory import describe, device_memory, plan_memory
+from mint.engine.model.precision import is_finite
+from mint.engine.sampling.pool import KVPool
+from mint.engine.sampling.runner import make_runner
+from mint.engine.sampling.sampler import Sampler
+from mint.engine.sampling.sequence import Job
+from mint.engine.sampling.stopping import StopRule
+from mint.engine.training.graphs import TrunkGraphs
+from mint.engine.training.trainer import LoraTrainer, Steps, finish
+
 from .messages import (
     MAX_SAMPLES,
     AdamParams,
@@ -22,16 +33,6 @@ from .messages import (
     SampleRequest,
     UserError,
 )
-from .model import BaseModel
-from .peft_files import read_adapter, write_adapter
-from .pool import KVPool
-from .precision import is_finite
-from .runner import make_runner
-from .sampler import Sampler
-from .sequence import Job
-from .stopping import StopRule
-from .trainer import LoraTrainer, Steps, finish
-from .trunk_graphs import TrunkGraphs
 
 MAX_SCORES = 2**26  # numbers that one request may ask for about its tokens
 
@@ -117,7 +118,7 @@ class Engine:
     def forward_backward_reverse_kl(
         self, run_id: str, sampler_id: str, data: list[DistillDatum], temperature: float
     ) -> tuple[list[float], dict[str, float]]:
-        """Losses per datum and metrics of :mod:`mint.engine.distill`."""
+        """Losses per datum and metrics of :mod:`mint.engine.training.distill`."""
         losses = self._runs[run_id].reverse_kl(self._samplers[sampler_id], data, temperature)
         return losses, {"loss:sum": sum(losses)}
 

@@ -54,9 +54,10 @@ class Worker:
     """
 
     def __init__(self, channel: Channel, name: str, folder: str, options: EngineOptions) -> None:
+        from mint.engine.model.base_model import BaseModel
+        from mint.engine.training.turns import TrainingTurns
+
         from .engine import Engine
-        from .model import BaseModel
-        from .training_turns import TrainingTurns
 
         self._channel = channel
         self._inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
@@ -151,7 +152,7 @@ class Worker:
             self._channel.send(Reply(call.id, value))
 
     def _begin_training(self, call: Call, run_id: str, operations: list[ForwardBackward]) -> None:
-        from .training_turns import Operation
+        from mint.engine.training.turns import Operation
 
         steps = self._engine.forward_backward_steps(run_id, operations)
         self._training.add(self._engine.tenant_of(run_id), Operation(call, run_id, steps))

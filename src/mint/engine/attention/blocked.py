@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..pool import BLOCK_SIZE, KVPool, pool_of
-from ..precision import fill_up
+from mint.engine.model.precision import fill_up
+from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, pool_of
+
 from .layout import Chunk
 from .reference import store
 

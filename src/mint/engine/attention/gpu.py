@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from mint.engine.attention import kernels
+from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, pool_of
+from mint.engine.training.tree import PrefixTree
 
-from ..pool import BLOCK_SIZE, KVPool, pool_of
-from ..tree import PrefixTree
 from .layout import Chunk
 from .tree_kernels import tree_attention
 

@@ -14,8 +14,9 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from ..pool import BLOCK_SIZE, KVPool, pool_of
-from ..precision import fill_up
+from mint.engine.model.precision import fill_up
+from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, pool_of
+
 from .blocked import WIDTH, padded, weigh
 from .layout import DecodeRows
 from .reference import store

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..pool import BLOCK_SIZE, KVPool, pool_of
-from ..tree import PrefixTree
+from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, pool_of
+from mint.engine.training.tree import PrefixTree
+
 from .layout import DecodeRows
 
 _SEGMENT = 64  # nodes of unrelated trees that are attended to together
