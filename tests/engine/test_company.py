@@ -9,7 +9,7 @@ import pytest
 
 from mint.engine.engine import Engine
 from mint.engine.messages import (
-    AdamParams,
+    AdamSettings,
     Datum,
     ForwardBackward,
     LoraSpec,
@@ -46,7 +46,7 @@ def with_adapters(base: BaseModel, *ranks: int) -> Engine:
         engine.create_run(f"run{number}", LoraSpec(rank=rank, seed=number))
         data = [Datum(text[:-1], {"target_tokens": text[1:]})]
         engine.forward_backward(f"run{number}", [ForwardBackward(data, "cross_entropy")])
-        engine.optim_step(f"run{number}", AdamParams(learning_rate=0.02))
+        engine.optim_step(f"run{number}", AdamSettings(learning_rate=0.02))
         engine.create_sampler(f"s{number}", run_id=f"run{number}")
     return engine
 

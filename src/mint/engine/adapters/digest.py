@@ -22,7 +22,7 @@ _ROWS = 1024  # at a time
 _FACTORS = np.frombuffer(hashlib.shake_256(b"mint").digest(8 * _WIDTH), "<i8") | 1
 
 
-def digest_of(adapter: Adapter) -> str:
+def compute_digest(adapter: Adapter) -> str:
     """Return a SHA-256 over an adapter's scale, names, shapes and reduced values, in hex."""
     digest = hashlib.sha256(struct.pack("<Id", adapter.spec.rank, adapter.scale))
     values = []

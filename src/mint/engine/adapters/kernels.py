@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-"""What adapters add to a decode step, in one Triton kernel beside the frozen product."""
+"""The products of adapters in a decode step, in one Triton kernel beside the frozen product."""
 
 from __future__ import annotations
 

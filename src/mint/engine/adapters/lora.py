@@ -78,7 +78,7 @@ class AdapterBank:
 
     @property
     def slots(self) -> int:
-        """How many slots there are."""
+        """The number of slots there are."""
         return len(self._slots)
 
     def use(self, adapters: Iterable[Adapter]) -> dict[Adapter, int]:

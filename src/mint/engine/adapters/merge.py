@@ -46,7 +46,7 @@ _PASS_TOKENS = 512
 
 @dataclass(frozen=True)
 class Check:
-    """How far the logprobs of an export are from those of the adapter on its base model."""
+    """The difference between the logprobs of an export and of the adapter on its base model."""
 
     tokens: int
     largest: float  # difference between export and adapter
@@ -207,7 +207,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class _Reference:
-    """What the adapter says of the texts, with what the base model says."""
+    """The logprobs of the adapter and of the base model for some texts."""
 
     texts: list[IntArray]
     logprobs: np.ndarray

@@ -28,7 +28,7 @@ _PROBE_TOKENS = 64
 
 @dataclass(frozen=True)
 class BaseModel:
-    """What training and sampling need of a model: hidden states, a head, and where LoRA goes."""
+    """A loaded model for training and sampling: hidden states, a head, and places for LoRA."""
 
     name: str
     trunk: nn.Module

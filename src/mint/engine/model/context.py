@@ -1,4 +1,4 @@
-"""What one forward pass of the base model uses: attention over which tokens, and which adapters.
+"""The context of a forward pass: which tokens attend to which, and which adapters are active.
 
 The modules of transformers call our attention function and our linear layers without knowing of
 either, so both read the pass that is active.

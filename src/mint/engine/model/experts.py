@@ -31,7 +31,7 @@ _GATHER_COST = 3  # a gathered weight is read, written and read again
 
 
 class Routes(Protocol):
-    """Which expert computes which token, and how the rows of these pairs are laid out."""
+    """The assignment of tokens to experts, and the layout of the rows of these pairs."""
 
     def spread(self, values: Tensor) -> Tensor:
         """Return for each row the values [N, size] of its token."""

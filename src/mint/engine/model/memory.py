@@ -1,4 +1,4 @@
-"""How an engine divides its device's memory between weights, keys and values, and training."""
+"""Divide a device's memory between weights, keys and values, and training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MIN_BLOCKS = 64
 
 
 @dataclass(frozen=True)
-class Budget:
+class MemoryBudget:
     """Sizes that an engine decides once, when its model is loaded."""
 
     blocks: int  # of the key-value pool, the one for padding included
@@ -29,7 +29,7 @@ class Budget:
     chunk_tokens: int  # of prompts in one prefill pass
 
 
-def plan_memory(model: BaseModel, memory_gb: float | None) -> Budget:
+def plan_memory(model: BaseModel, memory_gb: float | None) -> MemoryBudget:
     """Divide what the device has free; ``memory_gb`` bounds what this engine takes in all."""
     per_token = KVPool.bytes_per_token(model.kv_shapes, model.precision.keys)
     is_gpu = model.device.type == "cuda"
@@ -41,7 +41,7 @@ def plan_memory(model: BaseModel, memory_gb: float | None) -> Budget:
     left = max(free - blocks * BLOCK_SIZE * per_token, 0)
     most = 16384 if is_gpu else 2048
     train = min(most, max(256, int(_TRAINING_SHARE * left / _training_bytes_per_token(model))))
-    return Budget(
+    return MemoryBudget(
         blocks=blocks,
         kv_bytes=blocks * BLOCK_SIZE * per_token,
         train_tokens=train,
@@ -50,7 +50,7 @@ def plan_memory(model: BaseModel, memory_gb: float | None) -> Budget:
     )
 
 
-def describe(model: BaseModel, budget: Budget) -> EnginePlan:
+def describe(model: BaseModel, budget: MemoryBudget) -> EnginePlan:
     """Return what was decided, for the service and for people."""
     is_gpu = model.device.type == "cuda"
     return EnginePlan(

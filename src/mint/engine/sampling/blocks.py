@@ -34,12 +34,12 @@ class BlockManager:
 
     @property
     def free(self) -> int:
-        """How many blocks can be taken now."""
+        """The number of blocks can be taken now."""
         return len(self._free)
 
     @property
     def kept(self) -> int:
-        """How many free blocks still hold tokens that may be asked for again."""
+        """The number of free blocks still hold tokens that may be asked for again."""
         return sum(block in self._keys for block in self._free)
 
     def root(self, adapter: Adapter | None) -> int:

@@ -55,7 +55,7 @@ class _Flight:
 
 @dataclass
 class _Row:
-    """What the device has of a row that is taken."""
+    """The state of an occupied row on the device."""
 
     blocks: int = 0  # entries of the block table that were sent
 
@@ -100,7 +100,7 @@ class GraphRunner(Runner):
 
     @property
     def ahead(self) -> int:  # type: ignore[override]
-        """How many tokens of each running sequence are launched but not known yet."""
+        """The number of tokens of each running sequence that are launched but not known yet."""
         return 1 if self._flight is not None else 0
 
     @property

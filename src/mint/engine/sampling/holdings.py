@@ -1,4 +1,4 @@
-"""What each tenant holds of an engine, and what its fair share is.
+"""The resources that each tenant holds in an engine, and its fair share.
 
 An engine has three things to share out: rows of the decoding batch, blocks of the key-value pool
 and slots for adapters. A tenant's level is the largest part that it holds of any of them. Its fair
@@ -16,7 +16,7 @@ from mint.engine.sampling.sequence import Prefill, Sequence
 
 @dataclass
 class Holding:
-    """What one tenant has."""
+    """The resources of one tenant."""
 
     rows: int = 0  # answers that decode, or will as soon as their tokens are in the pool again
     starting: int = 0  # answers whose prompt is in the pool, or on its way
@@ -25,7 +25,7 @@ class Holding:
 
 
 class Holdings:
-    """What all tenants have at this moment, counted from the scheduler's lists."""
+    """The resources of all tenants at this moment, counted from the scheduler's lists."""
 
     def __init__(
         self,

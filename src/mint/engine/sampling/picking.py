@@ -41,7 +41,7 @@ def _shift(value: Tensor, bits: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Picks:
-    """How the rows of a batch pick, and what it takes."""
+    """The sampling parameters of the rows of a batch."""
 
     temperatures: Tensor  # [B], 0 is greedy
     seeds: Tensor

@@ -50,6 +50,6 @@ class KVPool:
         return list(self._layers.values())
 
 
-def pool_of(module: nn.Module) -> Tensor:
+def find_pool(module: nn.Module) -> Tensor:
     """Return the keys and values of an attention module's layer."""
     return module.kv_pool  # type: ignore[return-value]

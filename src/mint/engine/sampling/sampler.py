@@ -31,17 +31,17 @@ class Sampler:
 
     @property
     def capacity(self) -> int:
-        """How many tokens the pool holds."""
+        """The number of tokens that the pool holds."""
         return self._blocks.capacity * BLOCK_SIZE
 
     @property
     def tokens_held(self) -> int:
-        """How many tokens are in blocks that are in use or known."""
+        """The number of tokens are in blocks that are in use or known."""
         return self.capacity - (self._blocks.free - self._blocks.kept) * BLOCK_SIZE
 
     @property
     def tokens_kept(self) -> int:
-        """How many tokens are kept for prompts to come."""
+        """The number of tokens are kept for prompts to come."""
         return self._blocks.kept * BLOCK_SIZE
 
     @property

@@ -22,7 +22,7 @@ from mint.engine.sampling.holdings import Holdings
 from mint.engine.sampling.pool import BLOCK_SIZE
 from mint.engine.sampling.sequence import Job, Prefill, Sequence
 from mint.engine.sampling.slots import SlotTurns
-from mint.engine.sampling.waiting import Waiting
+from mint.engine.sampling.waiting import WaitingJobs
 
 _MAX_OVERTAKEN = 32
 """Prompts of others that may go before one that waits for blocks."""
@@ -50,7 +50,7 @@ class Scheduler:
         self.extended: list[Sequence] = []  # that got a new block for the next step
         self._max_rows = max_rows
         self._chunk_tokens = chunk_tokens
-        self._waiting = Waiting()
+        self._waiting = WaitingJobs()
         self._prefilling: list[Prefill] = []
         self._ready: deque[Prefill] = deque()  # with sequences that have not started
         self._prompts: dict[tuple[str, Adapter | None, bytes], Prefill] = {}

@@ -1,4 +1,4 @@
-"""What a prompt's own tokens are worth: logprobs, top-k rows, chosen tokens, and other draws.
+"""Score a prompt's own tokens: logprobs, top-k rows, chosen tokens, and other draws.
 
 All of it comes from the hidden states of one prefill. Row i of a result speaks of prompt token i
 (or i + 1 where it has one row less); the first token has nothing before it and is never scored.
@@ -39,7 +39,7 @@ class PromptScores:
 
 
 def is_wanted(request: SampleRequest) -> bool:
-    """Whether a request asks for anything about its prompt."""
+    """Return whether a request asks for anything about its prompt."""
     return (
         request.prompt_logprobs
         or request.topk_prompt_logprobs > 0

@@ -153,7 +153,7 @@ class Job:
 
     @cached_property
     def is_special(self) -> bool:
-        """Whether picking its tokens takes more than a temperature."""
+        """Return whether picking its tokens takes more than a temperature."""
         request = self.request
         return is_filtered(request) or is_penalized(request) or request.topk_sample_logprobs > 0
 

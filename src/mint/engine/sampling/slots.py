@@ -8,7 +8,7 @@ from mint.engine.adapters.lora import MAX_SLOTS, Adapter
 
 
 class SlotTurns:
-    """Who may start answers when there are more adapters than slots.
+    """The order in which adapters start answers when there are more adapters than slots.
 
     A slot is free once the last answer of its adapter is done. While others wait, the adapters that
     have had theirs longest start no more answers; those that wait are served in order.

@@ -1,4 +1,4 @@
-"""When a continuation ends: at a token, or when its text contains a string."""
+"""Detect the end of a continuation: a token, or a string in its text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StopRule:
         return cls(frozenset(ids.union(info.eos_token_ids)), strings, tokenizer)
 
     def reached(self, tokens: list[int]) -> bool:
-        """Whether the newest token ends the continuation."""
+        """Return whether the newest token ends the continuation."""
         if tokens[-1] in self.tokens:
             return True
         if not self.strings:

@@ -1,4 +1,4 @@
-"""Who waits in an engine: jobs in one queue per tenant and adapter, and answers that resume."""
+"""Queues of an engine: jobs by tenant and adapter, and answers that resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Tenant:
     resuming: deque[Prefill] = field(default_factory=deque)
 
 
-class Waiting:
+class WaitingJobs:
     """The queues of all tenants. Tenants take turns, and so do the adapters of each."""
 
     def __init__(self) -> None:

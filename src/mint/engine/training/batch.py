@@ -1,4 +1,4 @@
-"""From the datums of a request to flat tensors: checked first, then packed by shared prefix."""
+"""Check the datums of a request, and pack them by shared prefix into flat tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
 
 
 @dataclass(frozen=True)
-class Batch:
+class PackedBatch:
     """The targets of a tree's members, flat and sorted by node, with their loss inputs.
 
     ``targets`` serve the head; ``inputs`` and ``datum`` the loss, in the order of the members, into
@@ -38,7 +38,9 @@ class Batch:
     shapes: list[tuple[int, ...]]
 
 
-def make_batch(tree: PrefixTree, data: list[Datum], loss: Loss, device: torch.device) -> Batch:
+def make_batch(
+    tree: PrefixTree, data: list[Datum], loss: Loss, device: torch.device
+) -> PackedBatch:
     """Lay out the targets and loss inputs of a tree's members."""
     members = [data[i] for i in tree.members]
     targets = [datum.inputs["target_tokens"] for datum in members]
@@ -53,7 +55,7 @@ def make_batch(tree: PrefixTree, data: list[Datum], loss: Loss, device: torch.de
     sizes = [target.size for target in targets]
     names = [name for name in members[0].inputs if name not in ("target_tokens", KEPT)]
     kept = _kept_tokens(members, order)
-    return Batch(
+    return PackedBatch(
         Targets.of(
             nodes[order], _flat(targets)[order].astype(np.int64), device, int(trained.sum()), kept
         ),
@@ -72,7 +74,7 @@ def _flat(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _counts(inputs: Mapping[str, NDArray[Any]], loss: Loss) -> NDArray[Any]:
-    """Which targets take part in a loss; the others have no gradient."""
+    """Return which targets take part in a loss; the others have no gradient."""
     if "weights" in inputs:
         return np.asarray(inputs["weights"] != 0)
     return np.asarray((inputs["advantages"] != 0) | loss.every_token)
@@ -114,7 +116,7 @@ def check_request(request: ForwardBackward, info: ModelInfo) -> tuple[list[Datum
 
 
 def _fill_optional(data: list[Datum], settings: dict[str, float], loss: Loss) -> None:
-    """Where some datums have an optional input, give the others the value that changes nothing."""
+    """Give datums without an optional input the value that changes nothing."""
     present = {key for datum in data for key in datum.inputs}
     for inputs in (datum.inputs for datum in data):
         if "weights" in present and "weights" not in inputs:

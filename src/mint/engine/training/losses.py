@@ -75,7 +75,7 @@ def gspo(lp: Tensor, x: Inputs, c: Mapping[str, Tensor], datum: Tensor) -> Tenso
 
 
 def _counts(x: Inputs) -> Tensor:
-    """Which tokens take part: those with a weight or, without weights, with an advantage."""
+    """Return which tokens take part: those with a weight or, without weights, with an advantage."""
     return x["weights"] != 0 if "weights" in x else x["advantages"] != 0
 
 

@@ -26,7 +26,7 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Terms:
-    """What is added to a loss. The defaults add nothing."""
+    """Terms that are added to a loss. The defaults add nothing."""
 
     kl_k1: float = 0.0
     kl_k2: float = 0.0

@@ -21,7 +21,7 @@ from mint.engine.adapters.peft_files import read_adapter, write_adapter
 from mint.engine.attention import tree_attention
 from mint.engine.messages import (
     NOT_FINITE,
-    AdamParams,
+    AdamSettings,
     Datum,
     DistillDatum,
     FloatArray,
@@ -32,7 +32,7 @@ from mint.engine.messages import (
 )
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.precision import is_finite
-from mint.engine.training.batch import Batch, check_request, loss_settings, make_batch
+from mint.engine.training.batch import PackedBatch, check_request, loss_settings, make_batch
 from mint.engine.training.distill import reverse_kl
 from mint.engine.training.graphs import TrunkGraphs
 from mint.engine.training.logprobs import Scoring, score_targets
@@ -69,7 +69,7 @@ def accumulate(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What one pass gives, on the device: numbers, and arrays of one number per token."""
+    """The result of one pass: its loss, sums over tokens, and arrays of one number per token."""
 
     sums: dict[str, Tensor]
     arrays: dict[str, Tensor]
@@ -248,7 +248,7 @@ class LoraTrainer:
         sums, arrays = ({k: v.detach() for k, v in d.items()} for d in (sums, arrays))
         return _Pass(sums, arrays, batch.shapes)
 
-    def optim_step(self, params: AdamParams) -> dict[str, float]:
+    def optim_step(self, params: AdamSettings) -> dict[str, float]:
         """One AdamW step on the accumulated gradient, which is then cleared.
 
         When it fails, or would make a number NaN or infinite, weights, optimizer and gradient stay
@@ -272,7 +272,7 @@ class LoraTrainer:
         self._optimizer.zero_grad(set_to_none=True)
         return {"grad_norm": norm, "learning_rate": params.learning_rate}
 
-    def _step(self, params: AdamParams) -> float:
+    def _step(self, params: AdamSettings) -> float:
         """Clip, step, and check what came out; return the gradient's norm before clipping."""
         parameters = self.adapter.parameters()
         for parameter in parameters:
@@ -346,7 +346,7 @@ class LoraTrainer:
             )
 
 
-def _token_losses(loss: Loss, lp: Tensor, batch: Batch, settings: dict[str, float]) -> Tensor:
+def _token_losses(loss: Loss, lp: Tensor, batch: PackedBatch, settings: dict[str, float]) -> Tensor:
     config = {key: lp.new_tensor(value) for key, value in settings.items()}
     config |= {key: batch.inputs[key] for key in settings if key in batch.inputs}
     return loss.function(lp, batch.inputs, config, batch.datum)
@@ -383,7 +383,7 @@ def _new_optimizer(adapter: Adapter) -> torch.optim.AdamW:
     return torch.optim.AdamW(parameters, fused=parameters[0].is_cuda, foreach=None)
 
 
-def _check_adam(params: AdamParams) -> None:
+def _check_adam(params: AdamSettings) -> None:
     for name, value in asdict(params).items():
         if not np.isfinite(value) or value < 0:
             raise UserError(f"{name} is {value}, but it must be a finite number, 0 or more.")

@@ -11,7 +11,7 @@ from mint.engine.training.trainer import Steps
 
 
 @dataclass(frozen=True)
-class Operation:
+class TrainingOperation:
     """A call that takes several passes."""
 
     call: Call
@@ -20,10 +20,12 @@ class Operation:
 
 
 class TrainingTurns:
-    """Who trains next. A small operation of one tenant does not wait for the end of a large one."""
+    """The order of training operations. A small one does not wait for the end of another tenant's
+    large one.
+    """
 
     def __init__(self) -> None:
-        self._tenants: OrderedDict[str, deque[Operation]] = OrderedDict()
+        self._tenants: OrderedDict[str, deque[TrainingOperation]] = OrderedDict()
         self._runs: set[str] = set()
 
     def __bool__(self) -> bool:
@@ -33,12 +35,12 @@ class TrainingTurns:
         """Say whether an operation of this run is in progress."""
         return run_id in self._runs
 
-    def add(self, tenant: str, operation: Operation) -> None:
+    def add(self, tenant: str, operation: TrainingOperation) -> None:
         """Begin an operation, after those of the same tenant."""
         self._tenants.setdefault(tenant, deque()).append(operation)
         self._runs.add(operation.run_id)
 
-    def next(self) -> Operation:
+    def next(self) -> TrainingOperation:
         """Return the operation whose turn it is, and give the turn to the next."""
         tenant, operations = next(iter(self._tenants.items()))
         operation = operations[0]
@@ -46,7 +48,7 @@ class TrainingTurns:
         self._tenants.move_to_end(tenant)
         return operation
 
-    def remove(self, operation: Operation) -> None:
+    def remove(self, operation: TrainingOperation) -> None:
         """Forget an operation that is done."""
         for tenant, operations in list(self._tenants.items()):
             if operation in operations:
