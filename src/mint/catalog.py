@@ -8,8 +8,6 @@ folder that ``transformers`` loads. Nothing here imports torch.
 'my/model'
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

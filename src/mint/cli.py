@@ -1,7 +1,5 @@
 """The ``mint`` command."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

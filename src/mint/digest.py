@@ -1,7 +1,5 @@
 """Ask the service which weights a sampler has."""
 
-from __future__ import annotations
-
 import httpx
 import tinker
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType

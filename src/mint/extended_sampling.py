@@ -1,7 +1,5 @@
 """Sampling with parameters that the SDK's request does not have: ``min_p`` and ``renormalize``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tinker

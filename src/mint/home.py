@@ -1,7 +1,5 @@
 """The home folder: everything that mint keeps on this machine."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

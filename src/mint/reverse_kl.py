@@ -3,8 +3,6 @@
 The request is the one that MinT's own client sends.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Lengths of time, as people type and read them."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 

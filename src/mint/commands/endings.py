@@ -1,7 +1,5 @@
 """The end of a training command: a message, an exit code, and a traceback for defects only."""
 
-from __future__ import annotations
-
 import re
 import sys
 import traceback

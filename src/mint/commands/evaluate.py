@@ -1,7 +1,5 @@
 """``mint eval``: how good a checkpoint or a base model is on a task's holdout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``mint init``: a small project to change, or the quickstart scripts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

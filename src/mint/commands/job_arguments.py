@@ -1,7 +1,5 @@
 """The command line of ``mint train`` and ``mint eval``: overrides, and a few options."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ A checkpoint is named by its ``tinker://`` path, by a run directory (its best ch
 its latest), or in short: the first letters of a run's id, a checkpoint's name, or both as RUN/NAME.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Output of commands: tables for people, JSON for programs, one message for a mistake."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Sequence

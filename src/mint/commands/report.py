@@ -1,7 +1,5 @@
 """``mint report``: what a run rewarded, made from its run directory at any time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``mint runs``: the training runs of a service."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``mint train`` and ``run_training.py``: train as ``conf/`` and the command line say."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``mint usage``: what keys and runs used."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import typer

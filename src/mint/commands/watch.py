@@ -1,7 +1,5 @@
 """``mint watch``: the dashboard."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

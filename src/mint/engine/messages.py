@@ -18,8 +18,8 @@ StopReason = Literal["stop", "length"]
 
 
 NOT_FINITE = "[not_finite]"
-"""A code at the end of an error's text, for programs: a loss, a gradient or a datum has NaN or
-infinity, and the weights are as before. The wire protocol has no field for it."""
+"""A code at the end of an error's text, for programs: a loss, a gradient, a datum or an update has
+NaN or infinity, and the weights are as before. The wire protocol has no field for it."""
 MAX_SAMPLES = 4096
 """Samples that one request may ask for."""
 

@@ -1,7 +1,5 @@
 """Describe the distribution of rewards: as data, as text, and as a plot."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence

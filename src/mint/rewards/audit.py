@@ -1,7 +1,5 @@
 """Can the reward be hacked? It is probed with answers that solve nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """``mint rewards list | test | audit``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

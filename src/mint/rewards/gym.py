@@ -1,7 +1,5 @@
 """reasoning-gym's generators and scorers as tasks."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rewards by name, by dotted path, or by ``path/to/file.py:function``."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

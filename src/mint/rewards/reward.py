@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar, Union
 
 from mint.rewards.score import Failure, Outcome, Sample, Score, read_score
@@ -65,10 +66,7 @@ class FunctionReward(Reward):
         return [self._one(sample) for sample in samples]
 
     def _one(self, sample: Sample) -> Outcome:
-        try:
-            return read_score(self._called(sample))
-        except Exception as error:
-            return Failure(self.name, error)
+        return _outcome(self.name, lambda: read_score(self._called(sample)))
 
     async def _one_async(self, sample: Sample) -> Outcome:
         try:
@@ -94,7 +92,7 @@ class FunctionReward(Reward):
                 )
         except Exception as error:
             return [Failure(self.name, error) for _ in samples]
-        return [_read(self.name, value) for value in values]
+        return [_outcome(self.name, partial(read_score, value)) for value in values]
 
 
 def as_reward(reward: RewardLike, name: str | None = None) -> Reward:
@@ -120,30 +118,24 @@ def as_reward(reward: RewardLike, name: str | None = None) -> Reward:
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to its end from synchronous code, inside a running loop or not."""
+    if not in_event_loop():
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, coroutine).result()
+
+
+def in_event_loop() -> bool:
+    """Return whether an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(asyncio.run(coroutine))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+        return False
+    return True
 
 
-def _read(name: str, value: Any) -> Outcome:
+def _outcome(name: str, compute: Callable[[], Outcome]) -> Outcome:
     try:
-        return read_score(value)
+        return compute()
     except Exception as error:
         return Failure(name, error)
 

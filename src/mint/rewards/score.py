@@ -1,7 +1,5 @@
 """Samples to score, their scores, and failures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass

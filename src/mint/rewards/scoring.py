@@ -1,7 +1,5 @@
 """Scoring for training: failures are caught, counted and logged, and too many stop the run."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter

@@ -4,8 +4,6 @@
 metadata, or batched: ``(prompts, completions, **columns) -> list``. Each may be async.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tasks that need no download: arithmetic, countdown and small programs."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import random

@@ -4,8 +4,6 @@ Every guard is a function of a step's metrics and of what came before. It says w
 that means, and what to change.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """A task, as MinT writes it: a dataset, a prompt, a reward."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from abc import ABC, abstractmethod

@@ -1,25 +1,11 @@
 """Errors of requests, and how they reach the client."""
 
-from __future__ import annotations
-
 import errno
 import os
 
 from sqlalchemy.exc import OperationalError
 
-from mint.engine.messages import UserError
-
-__all__ = [
-    "ApiError",
-    "EngineDied",
-    "UserError",
-    "is_disk_full",
-    "log_hint",
-    "not_found",
-    "readable_database_error",
-    "readable_os_error",
-]
-
+from mint.engine.messages import UserError as UserError
 
 _DISK_FULL = "53100"
 """PostgreSQL's code."""

@@ -1,7 +1,5 @@
 """Making files durable, and knowing them again."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

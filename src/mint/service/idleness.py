@@ -4,8 +4,6 @@ Only time in which a service ran counts, measured by the monotonic clock and add
 wall clock that jumps, or a machine that was off for a month, therefore deletes nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Objects that runs and samplers share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

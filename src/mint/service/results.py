@@ -5,8 +5,6 @@ Beyond it, the user that has the most gives way: what was retrieved already goes
 oldest.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import uuid

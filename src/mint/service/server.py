@@ -1,7 +1,5 @@
 """``serve``: run the service until it is stopped or its parent exits."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

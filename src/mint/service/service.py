@@ -1,7 +1,5 @@
 """The service as a whole: its parts put together, started, kept tidy and stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """``mint bench``, as typed, and its report as people read it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated

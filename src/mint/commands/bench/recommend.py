@@ -1,7 +1,5 @@
 """The report of ``mint bench``, and the settings that follow from it. Nothing here measures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise

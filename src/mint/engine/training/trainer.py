@@ -293,9 +293,8 @@ class LoraTrainer:
             raise UserError(
                 "This optim_step would have made weights or optimizer state NaN or infinite, so "
                 "it was rejected: weights, optimizer and gradient are unchanged. The gradient's "
-                "norm "
-                f"is {norm:.3g}, the learning rate {params.learning_rate:g}. Step again with a "
-                "lower learning rate or with grad_clip_norm."
+                f"norm is {norm:.3g}, the learning rate {params.learning_rate:g}. Step again with "
+                f"a lower learning rate or with grad_clip_norm. {NOT_FINITE}"
             )
         return norm
 

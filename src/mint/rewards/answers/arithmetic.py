@@ -1,7 +1,5 @@
 """MinT's shaped arithmetic reward: a format part, a distance part and an exact bonus."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mint.rewards.answers.number import find_numbers

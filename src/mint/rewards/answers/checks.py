@@ -1,7 +1,5 @@
 """Check whether an answer is right: ``check_answer`` and ``check_numbers``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from fractions import Fraction

@@ -4,8 +4,6 @@ In this order: the last ``<answer>…</answer>``; the last ``\\boxed{…}``; the
 "answer is", "answer:", "####" or "="; a number that the sentence calls the answer; the last number.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator

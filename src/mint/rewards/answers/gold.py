@@ -1,7 +1,5 @@
 """The gold of a task: a number, a formula, or a text."""
 
-from __future__ import annotations
-
 import re
 import string
 import unicodedata

@@ -1,7 +1,5 @@
 """Values of unsigned numbers: digits, groups, fractions, powers of ten, roots."""
 
-from __future__ import annotations
-
 import re
 from decimal import Context, Decimal
 from fractions import Fraction

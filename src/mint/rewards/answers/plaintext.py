@@ -1,7 +1,5 @@
 """Text made plain: other scripts' digits, exotic spaces and minus signs become ASCII."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

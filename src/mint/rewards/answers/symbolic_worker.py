@@ -4,8 +4,6 @@ It keeps one forked child that does the work. A child that overruns its time is 
 anew, which takes milliseconds because everything is already imported.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import logging

@@ -1,7 +1,5 @@
 """Numbers spelt out in English words."""
 
-from __future__ import annotations
-
 import re
 
 _UNITS = [

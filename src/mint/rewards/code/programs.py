@@ -1,10 +1,9 @@
 """Hundreds of small programming problems with tests, made from a few sentences."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mint.rewards.code.tests import CallTest
@@ -45,22 +44,10 @@ class _Problem:
         return Task(prompt, reward, {"tests": tests, "task": "programs"})
 
 
-def _of_number(sentence: str, meaning: Callable[[int, int, int], Any]) -> _Problem:
-    return _Problem("x", sentence, meaning, _NUMBERS)
-
-
-def _of_list(sentence: str, meaning: Callable[[list[int], int, int], Any]) -> _Problem:
-    return _Problem("items", sentence, meaning, _LISTS)
-
-
-def _of_text(sentence: str, meaning: Callable[[str, int, int], Any]) -> _Problem:
-    return _Problem("text", sentence, meaning, _TEXTS)
-
-
-def _of_letters(sentence: str, meaning: Callable[[str, str, str], Any]) -> _Problem:
-    return _Problem("text", sentence, meaning, _TEXTS, letters=True)
-
-
+_of_number = partial(_Problem, "x", inputs=_NUMBERS)
+_of_list = partial(_Problem, "items", inputs=_LISTS)
+_of_text = partial(_Problem, "text", inputs=_TEXTS)
+_of_letters = partial(_of_text, letters=True)
 _PROBLEMS = (
     _of_number("x times {a}, plus {b}", lambda x, a, b: x * a + b),
     _of_number("{b} minus x", lambda x, a, b: b - x),

@@ -1,7 +1,5 @@
 """Rewards for code: the model's program is run against tests, in the sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The sandbox for model code: bubblewrap with limits, and without network and host files."""
 
-from __future__ import annotations
-
 import contextlib
 import marshal
 import os

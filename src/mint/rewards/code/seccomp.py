@@ -8,8 +8,6 @@ with bubblewrap need not have, and an older one does not know the newest of thes
 equal tests is short enough to read.
 """
 
-from __future__ import annotations
-
 import errno
 import platform
 import struct

@@ -1,7 +1,5 @@
 """Tests for model code: what goes in, and what must come out."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A chat model behind an OpenAI-compatible endpoint: retries, caching, a budget, JSON answers."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -9,7 +7,7 @@ import os
 import random
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -136,34 +134,17 @@ class ChatEndpoint:
         return body
 
     async def _answered(self, body: dict[str, Any]) -> str:
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        async with httpx.AsyncClient(timeout=self.timeout, headers=headers) as client:
-            problem = "it was not asked"
-            for attempt in range(self.retries + 1):
-                self.budget.spend()
-                try:
-                    reply = await client.post(f"{self.url.rstrip('/')}/chat/completions", json=body)
-                except httpx.HTTPError as error:
-                    problem = f"{type(error).__name__}: {error}"
-                else:
-                    if reply.status_code == 400 and body.pop("response_format", None):
-                        problem = "it does not know response_format"
-                        continue
-                    if reply.status_code < 300:
-                        return self._content(reply)
-                    problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
-                    if reply.status_code not in _RETRIED:
-                        break
-                if attempt < self.retries:
-                    await asyncio.sleep(self._wait(attempt))
-        raise JudgeFailed(
-            f"The judge {self.model} at {self.url} did not answer: {problem}. "
-            "Check the address, the key and the model name."
-        )
-
-    def _wait(self, attempt: int) -> float:
-        wait: float = self.retry_wait * 2**attempt * (0.5 + random.random())
-        return min(_LONGEST_WAIT, wait)
+        url = f"{self.url.rstrip('/')}/chat/completions"
+        async with make_client(self.api_key, self.timeout) as client:
+            try:
+                return self._content(
+                    await post(client, url, body, self.retries, self.retry_wait, self.budget.spend)
+                )
+            except NoReply as error:
+                raise JudgeFailed(
+                    f"The judge {self.model} at {self.url} did not answer: {error}. "
+                    "Check the address, the key and the model name."
+                ) from None
 
     def _content(self, reply: httpx.Response) -> str:
         try:
@@ -196,6 +177,51 @@ class ChatEndpoint:
             part = self.cache / f"{key}.{os.getpid()}.part"
             part.write_text(answer, encoding="utf-8")
             part.replace(self.cache / key)
+
+
+class NoReply(RuntimeError):
+    """An endpoint gave no reply, or refused; the text is the last problem."""
+
+
+def make_client(api_key: str | None, timeout: float) -> httpx.AsyncClient:
+    """Return a client that sends a key, where there is one."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.AsyncClient(timeout=timeout, headers=headers)
+
+
+async def post(
+    client: httpx.AsyncClient,
+    url: str,
+    body: dict[str, Any],
+    retries: int,
+    retry_wait: float,
+    count: Callable[[], None] = lambda: None,
+) -> httpx.Response:
+    """Return a successful reply; what may pass is retried. Raises :class:`NoReply`.
+
+    ``count`` is called before every request. An endpoint that does not know ``response_format`` is
+    asked without it.
+    """
+    problem = "it was not asked"
+    for attempt in range(retries + 1):
+        count()
+        try:
+            reply = await client.post(url, json=body)
+        except httpx.HTTPError as error:
+            problem = f"{type(error).__name__}: {error}"
+        else:
+            if reply.status_code == 400 and body.pop("response_format", None):
+                problem = "it does not know response_format"
+                continue
+            if reply.status_code < 300:
+                return reply
+            problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
+            if reply.status_code not in _RETRIED:
+                break
+        if attempt < retries:
+            wait = retry_wait * 2**attempt * (0.5 + random.random())
+            await asyncio.sleep(min(_LONGEST_WAIT, wait))
+    raise NoReply(problem)
 
 
 def read_object(answer: str, schema: Mapping[str, Any]) -> dict[str, Any]:

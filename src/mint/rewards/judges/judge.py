@@ -1,7 +1,5 @@
 """A language model as a judge, by a rubric with weighted criteria."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

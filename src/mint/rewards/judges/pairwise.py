@@ -1,7 +1,5 @@
 """A language model that prefers: the answers of a group are compared with each other."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

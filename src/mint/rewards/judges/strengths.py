@@ -1,7 +1,5 @@
 """Scores from comparisons: Bradley and Terry's model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

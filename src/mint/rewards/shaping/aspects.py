@@ -1,7 +1,5 @@
 """Single aspects of a response, each from 0 to 1, by plain rules and without a model."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

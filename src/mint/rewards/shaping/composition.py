@@ -1,7 +1,5 @@
 """Rewards made of rewards. Every component's value is kept beside the total."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 

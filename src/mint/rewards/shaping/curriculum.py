@@ -1,7 +1,5 @@
 """Schedules of rewards: weights by step, difficulty by skill."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Name how an answer to a number question went wrong, in one or two words."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Literal
 

@@ -4,8 +4,6 @@ A template's ``[NUM]`` stands for any number and ``[TEXT]`` for any text that is
 everything else is literal. Between a tag and its end, ``…`` and ``...`` mean ``[TEXT]``.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Were the instructions followed? Rules that need no language and no model, each from 0 to 1."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

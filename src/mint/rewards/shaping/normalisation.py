@@ -1,7 +1,5 @@
 """Rewards on a common scale: inside a group, a batch, or over the whole run."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence

@@ -1,7 +1,5 @@
 """The reward design patterns, as functions to use or to copy."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from mint.rewards.answers.checks import PARTIAL_RANGE, check_answer, is_correct

@@ -1,7 +1,5 @@
 """Penalties for what you never want. Each is 0.0 when all is well and never under ``-limit``."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ sampled. A conversation that goes on like that is one context, and one datum. A 
 past was changed (shortened, summarised, rewritten) begins another context, and another datum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Agents: an environment leads a conversation with the policy and says how well it went."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable

@@ -4,8 +4,6 @@ Both have episodes: an observation is shown, the model replies, its reply become
 action brings a reward and the next observation. Each reply is paid with the reward of its action.
 """
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Clients of OpenEnv servers, for environments whose own package is not installed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Try an environment without a model: replies are given, and everything else is real."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +13,17 @@ from mint.rl.rollouts.rollout import Rollout
 from mint.rl.settings.config import RLConfig
 
 
-class _Bytes:
+class ByteTokenizer:
     """A tokenizer of bytes, without a chat template: messages are ``Role: content`` lines."""
 
     eos_token_id = 256
     all_special_ids = (256,)
-    chat_template = None
+    chat_template: str | None = None
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         return list(text.encode())
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         return bytes(token for token in tokens if token < 256).decode(errors="replace")
 
 
@@ -71,7 +69,7 @@ def rehearse(
     >>> rehearse(Greeting(), "Ann", ["Hello Ann!"]).reward
     1.0
     """
-    tokenizer = tokenizer or _Bytes()
+    tokenizer = tokenizer or ByteTokenizer()
     cfg = cfg or RLConfig(max_tokens=4096)
     client: Any = _Replies(list(replies), tokenizer)
     policy = Policy(client, tokenizer, 1.0, cfg.max_tokens, cfg.stop)

@@ -1,7 +1,5 @@
 """Tools for agents: any function, a calculator, Python in the sandbox, search in documents."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

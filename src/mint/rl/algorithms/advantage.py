@@ -1,7 +1,5 @@
 """Advantages: how much better an answer is than expected, from the rewards of its group."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

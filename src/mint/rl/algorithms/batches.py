@@ -1,7 +1,5 @@
 """Weights of tokens in a batch, and sizes of mini-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """Find the tokens whose ratio a clipped loss clips."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

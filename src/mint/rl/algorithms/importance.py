@@ -1,7 +1,5 @@
 """Importance ratios between the policy that trains and the one that sampled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Estimates of the KL divergence from a reference: k1 for rewards, k3 to report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

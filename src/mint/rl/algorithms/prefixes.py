@@ -1,7 +1,5 @@
 """Prefixes of token sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import takewhile
 

@@ -7,9 +7,6 @@
 On the command line it is ``mint train task=jsonl task.arguments.file=train.jsonl``.
 """
 
-from __future__ import annotations
-
-import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +16,7 @@ from typing import Any
 from mint.config_error import ConfigError
 from mint.rewards import Failure, Reward, Sample, as_reward, check_answer
 from mint.rewards.registry import RewardNotFound
-from mint.rewards.reward import FunctionReward, RewardLike, run
+from mint.rewards.reward import FunctionReward, RewardLike, in_event_loop, run
 from mint.rewards.signature import SignatureError
 from mint.rl.data.columns import Columns, Problem, split_messages
 from mint.rl.data.rows import DataError, Row, read_rows, setting
@@ -227,20 +224,11 @@ class DatasetTask(RLAdapter):
     def compute_rewards(self, responses: Sequence[str], sample: Problem) -> Any:
         scores = self._scores([sample.as_sample(response) for response in responses])
         plain = isinstance(self.reward, FunctionReward) and not self.reward.signature.is_async
-        return run(scores) if plain and not _in_event_loop() else scores
+        return run(scores) if plain and not in_event_loop() else scores  # in ``reward_workers``
 
     async def _scores(self, samples: Sequence[Sample]) -> list[Any]:
         outcomes = await self.reward.outcomes(samples)
         return [outcome.error if isinstance(outcome, Failure) else outcome for outcome in outcomes]
-
-
-def _in_event_loop() -> bool:
-    """Return whether this is the loop's thread, and not one of ``reward_workers``."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _check_type(name: str, value: Any, kind: Any, wanted: str) -> None:

@@ -4,8 +4,6 @@ What was drawn since the current pass began is kept, and nothing else: a resumed
 order as one that was not interrupted, however many prompts its steps took in place of others.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections import Counter

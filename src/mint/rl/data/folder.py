@@ -5,8 +5,6 @@ beside Arrow files), and what is downloaded from the Hub (``data/train-00000-of-
 ``train.jsonl``, ``train/part.csv``).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -57,7 +57,7 @@ class Data:
         self._known: dict[int, tuple[Any, str]] = {}
         self._compared = False
         self._seed("given")
-        self.given = self._items(getattr(adapter, "build_holdout", list)())
+        self.given = self.items(getattr(adapter, "build_holdout", list)())
         fraction = 0.0 if self.given else cfg.holdout_fraction
         self.split = Split(fraction, [item.identity for item in self.given])
 
@@ -197,9 +197,6 @@ class Data:
         items = (self.item(sample, call) for sample in samples)
         return (item for item in items if not self.split.holds_out(item.identity))
 
-    def _items(self, samples: Sequence[Any]) -> list[Item]:
-        return [self.item(sample) for sample in samples]
-
     def item(self, sample: Any, call: int = 0) -> Item:
         """A sample with its prompt."""
         prompt = None
@@ -228,7 +225,7 @@ class Data:
 
     def items(self, samples: Sequence[Any]) -> list[Item]:
         """Return samples of a set of their own, with their prompts and identities."""
-        return self._items(samples)
+        return [self.item(sample) for sample in samples]
 
     def holdout(self) -> list[Item]:
         """The items to evaluate on: the adapter's own, or those that the split keeps from training.
@@ -246,7 +243,7 @@ class Data:
         for call in range(_MOST_CALLS):
             self._seed("holdout", call)
             before = len(found)
-            for item in self._items(list(self.adapter.build_dataset())):
+            for item in self.items(list(self.adapter.build_dataset())):
                 if self.split.holds_out(item.identity):
                     found.setdefault(item.identity, item)
             if len(found) >= self.cfg.holdout_size or (call > 3 and len(found) == before):

@@ -4,8 +4,6 @@ Every mistake in a file is a :class:`DataError` that names the file, the line or
 type instead.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Train and holdout: decided by what a sample is, so that no order of events can mix them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

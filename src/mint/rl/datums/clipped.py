@@ -1,7 +1,5 @@
 """The share of a batch's tokens that a clipped loss clips."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Correct datums for the difference between the policy that sampled and the one that trains."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

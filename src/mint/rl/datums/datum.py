@@ -1,7 +1,5 @@
 """Build datums from groups with advantages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

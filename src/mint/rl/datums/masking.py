@@ -1,7 +1,5 @@
 """Find datums with a weight on tokens that the policy did not sample."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ Clients = Mapping[int, mint.SamplingClient]
 """The weights of each version that rollouts were sampled with."""
 
 
+@dataclass(frozen=True)
 class Reference:
     """A frozen model that rollouts are compared with.
 
@@ -27,17 +29,10 @@ class Reference:
     the rollouts were sampled at another: the KL must not count what the temperature did.
     """
 
-    def __init__(
-        self,
-        client: mint.SamplingClient,
-        coefficient: float,
-        samples: int = 0,
-        every_group: bool = False,
-    ) -> None:
-        self.client = client
-        self.coefficient = coefficient
-        self.samples = samples  # rollouts to measure when nothing is penalised
-        self.every_group = every_group  # penalise groups in which all answers are alike too
+    client: mint.SamplingClient
+    coefficient: float
+    samples: int = 0  # rollouts to measure when nothing is penalised
+    every_group: bool = False  # penalise groups in which all answers are alike too
 
     async def penalise(self, groups: Sequence[Group], policy: Clients | None) -> dict[str, float]:
         """Take ``coefficient * k1`` from the rewards of all groups in which some answer was better

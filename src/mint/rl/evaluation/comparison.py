@@ -1,7 +1,5 @@
 """Two models on the same prompts: how large the difference is, and whether it may be chance."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

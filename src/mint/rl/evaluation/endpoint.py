@@ -5,8 +5,6 @@ characters around the messages, and logprobs are unknown (NaN): what it says can
 never trained on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -16,16 +14,15 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
-
 from mint import types
+from mint.rewards.judges.endpoint import NoReply, make_client, post
+from mint.rl.agents.rehearsal import ByteTokenizer
 
 _BEGIN, _MORE, _CONTENT, _END = "\x02", "\x1e", "\x1f", "\x03"
 _MARKS = re.compile(f"[{_BEGIN}{_MORE}{_CONTENT}{_END}]")
 _MESSAGE = re.compile(
     f"{_BEGIN}([^{_MORE}{_CONTENT}]*){_MORE}([^{_CONTENT}]*){_CONTENT}([^{_END}]*)", re.DOTALL
 )
-_RETRIED = frozenset([408, 409, 425, 429, 500, 502, 503, 504])
 _TOOLS = "tools"
 
 
@@ -33,7 +30,7 @@ class EndpointFailed(RuntimeError):
     """The endpoint gave no usable answer."""
 
 
-class EndpointTokenizer:
+class EndpointTokenizer(ByteTokenizer):
     """Turns messages into bytes that :class:`EndpointClient` turns into messages again.
 
     >>> tokenizer = EndpointTokenizer()
@@ -42,15 +39,7 @@ class EndpointTokenizer:
     [{'role': 'user', 'content': 'Hi'}]
     """
 
-    eos_token_id = 256
-    all_special_ids = (256,)
     chat_template = "messages of an endpoint"
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
-        return bytes(token for token in tokens if token < 256).decode(errors="replace")
 
     def apply_chat_template(
         self,
@@ -101,8 +90,7 @@ class EndpointClient:
         self.url = url.rstrip("/")
         self.model = model
         self.timeout, self.retries, self.retry_wait = timeout, retries, retry_wait
-        key = api_key or os.environ.get("OPENAI_API_KEY")
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key = api_key or os.environ.get("OPENAI_API_KEY")
         self._places = asyncio.Semaphore(parallel)
         self._tokenizer = EndpointTokenizer()
 
@@ -129,8 +117,16 @@ class EndpointClient:
 
     async def _answer(self, request: Mapping[str, Any]) -> Any:
         path = "completions" if "prompt" in request else "chat/completions"
-        async with self._places, httpx.AsyncClient(timeout=self.timeout) as client:
-            reply = await self._posted(client, path, request)
+        async with self._places, make_client(self._key, self.timeout) as client:
+            try:
+                reply = await post(
+                    client, f"{self.url}/{path}", dict(request), self.retries, self.retry_wait
+                )
+            except NoReply as error:
+                raise EndpointFailed(
+                    f"{self.model} at {self.url} did not answer: {error}. Check the address, the "
+                    "model's name (model.base_model=...) and OPENAI_API_KEY."
+                ) from None
         try:
             (choice, *_) = reply.json()["choices"]
             text = choice["text"] if "prompt" in request else _said(choice["message"])
@@ -144,30 +140,6 @@ class EndpointClient:
             tokens=tokens,
             logprobs=[math.nan] * len(tokens),
             stop_reason="length" if cut else "stop",
-        )
-
-    async def _posted(
-        self, client: httpx.AsyncClient, path: str, request: Mapping[str, Any]
-    ) -> httpx.Response:
-        problem = ""
-        for attempt in range(self.retries + 1):
-            try:
-                reply = await client.post(
-                    f"{self.url}/{path}", json=dict(request), headers=self._headers
-                )
-            except httpx.HTTPError as error:
-                problem = f"{type(error).__name__}: {error}"
-            else:
-                if reply.status_code < 300:
-                    return reply
-                problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
-                if reply.status_code not in _RETRIED:
-                    break
-            if attempt < self.retries:
-                await asyncio.sleep(min(30.0, self.retry_wait * 2**attempt))
-        raise EndpointFailed(
-            f"{self.model} at {self.url} did not answer: {problem}. Check the address, the model's "
-            "name (model.base_model=...) and OPENAI_API_KEY."
         )
 
 

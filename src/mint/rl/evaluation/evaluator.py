@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, TypeVar
 
 import mint
 from mint.rl.agents.chat import Chat, ContextFull, TurnLimit
@@ -22,6 +22,7 @@ from mint.rl.runtime.threads import Threads, to_thread
 from mint.rl.settings.config import RLConfig
 from mint.rl.task import overrides
 
+Result = TypeVar("Result")
 LIMITS = (TurnLimit.__name__, ContextFull.__name__)
 """What a weak policy may run into with every answer: wrong answers, and no mistake in a reward."""
 
@@ -50,17 +51,9 @@ class Evaluator:
 
     async def of_async(self, path: str | None) -> Evaluation:
         """Async version of :meth:`of`."""
-        monitor = monitor_service(self.service, self.cfg)
-        await monitor.reach()
-        return await monitor.during(self._of(path))
+        return await sample_from(self.service, self.cfg, path, self._evaluate)
 
-    async def _of(self, path: str | None) -> Evaluation:
-        await connect(self.service)
-        if path is None:
-            base = self.cfg.base_model
-            client = await self.service.create_sampling_client_async(base_model=base)
-        else:
-            client = await self.service.create_sampling_client_async(model_path=path)
+    async def _evaluate(self, client: mint.SamplingClient) -> Evaluation:
         if self._holdout is None:
             tokenizer = await to_thread(client.get_tokenizer)
             items = Data(self.adapter, tokenizer, self.cfg).holdout()
@@ -68,6 +61,24 @@ class Evaluator:
                 self.adapter, self.cfg, items, tokenizer, self._threads
             )
         return await self._holdout.evaluate(client)
+
+
+async def sample_from(
+    service: mint.ServiceClient,
+    cfg: RLConfig,
+    path: str | None,
+    work: Callable[[mint.SamplingClient], Awaitable[Result]],
+) -> Result:
+    """Do some work with a checkpoint of a service, or with the base model, while it is watched."""
+
+    async def begin() -> Result:
+        await connect(service)
+        where = {"base_model": cfg.base_model} if path is None else {"model_path": path}
+        return await work(await service.create_sampling_client_async(**where))
+
+    monitor = monitor_service(service, cfg)
+    await monitor.reach()
+    return await monitor.during(begin())
 
 
 class HoldoutEvaluator:

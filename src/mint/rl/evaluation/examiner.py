@@ -11,12 +11,11 @@ from mint.config_error import ConfigError, closest
 from mint.rewards import TooManyFailures
 from mint.rl.data.prompts import Data, Item
 from mint.rl.evaluation.endpoint import EndpointClient
-from mint.rl.evaluation.evaluator import HoldoutEvaluator
+from mint.rl.evaluation.evaluator import HoldoutEvaluator, sample_from
 from mint.rl.evaluation.results import SetResult, collect_results
 from mint.rl.groups.collect import Collector
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.scoring import Ledger
-from mint.rl.runtime.connection import connect, monitor_service
 from mint.rl.runtime.event_loop import Loop
 from mint.rl.runtime.threads import Threads, to_thread
 from mint.rl.settings.config import RLConfig
@@ -38,8 +37,12 @@ class Examiner:
 
     def of(self, service: mint.ServiceClient, path: str | None) -> dict[str, SetResult]:
         """Return the results of a checkpoint of the service; None is the base model."""
+
+        async def work(client: mint.SamplingClient) -> dict[str, SetResult]:
+            return await self._of(client, await to_thread(client.get_tokenizer))
+
         with Loop() as loop:
-            return loop.run(self._of_service(service, path))
+            return loop.run(sample_from(service, self.cfg, path, work))
 
     def of_endpoint(self, url: str, model: str) -> dict[str, SetResult]:
         """Return the results of a model behind an OpenAI-compatible endpoint."""
@@ -50,19 +53,6 @@ class Examiner:
 
         with Loop() as loop:
             return loop.run(work())
-
-    async def _of_service(
-        self, service: mint.ServiceClient, path: str | None
-    ) -> dict[str, SetResult]:
-        async def work() -> dict[str, SetResult]:
-            await connect(service)
-            where = {"base_model": self.cfg.base_model} if path is None else {"model_path": path}
-            client = await service.create_sampling_client_async(**where)
-            return await self._of(client, await to_thread(client.get_tokenizer))
-
-        monitor = monitor_service(service, self.cfg)
-        await monitor.reach()
-        return await monitor.during(work())
 
     async def _of(self, client: Any, tokenizer: Any) -> dict[str, SetResult]:
         sets = self._sets(Data(self.adapter, tokenizer, self.cfg))

@@ -1,7 +1,5 @@
 """The outcome of training on the holdout, and which weights to use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ Above 1 there are several batches: a step takes the first groups to be complete,
 first, and what is in flight follows the weights.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,9 +1,7 @@
 """Findings of the guard rails and failures of the task's code, reported while a run trains."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from mint.rl.guards import Finding, Guards
 from mint.rl.loop.checkpoints import RunCheckpoints
@@ -12,15 +10,13 @@ from mint.rl.runtime.endings import RunStopped
 from mint.watch.recorder import RunDirectory
 
 
+@dataclass(frozen=True)
 class Findings:
     """Prints findings, writes them to ``events.jsonl``, and ends the run when one is fatal."""
 
-    def __init__(
-        self, guards: Guards, directory: RunDirectory, checkpoints: RunCheckpoints
-    ) -> None:
-        self.guards = guards
-        self.directory = directory
-        self.checkpoints = checkpoints
+    guards: Guards
+    directory: RunDirectory
+    checkpoints: RunCheckpoints
 
     def check(self, step: int, numbers: dict[str, float]) -> None:
         """Look for trouble in the metrics of a step."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import mint
+from mint.rewards.reward import in_event_loop
 from mint.rl.loop.run import Run
 from mint.rl.runtime.interruption import Interruption
 from mint.rl.runtime.threads import in_a_thread
@@ -22,7 +22,7 @@ def run_grpo(
     ``mint.ServiceClient()`` finds. Called again after an interruption, it continues.
     """
     interruption = Interruption()
-    if not _inside_a_loop():
+    if not in_event_loop():
         return _run(adapter, cfg, service, interruption)
     end = in_a_thread(lambda: _run(adapter, cfg, service, interruption))  # as in a notebook
     try:
@@ -32,14 +32,6 @@ def run_grpo(
             raise
         interruption.press()
         return end.result()
-
-
-def _inside_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _run(

@@ -1,7 +1,5 @@
 """The numbers of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Progress of a run: a line for every step and, on a terminal, how far sampling is."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """The numbers of a step that is trained on in parts."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from statistics import fmean

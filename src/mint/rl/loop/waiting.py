@@ -1,7 +1,5 @@
 """Waiting for the service: what Ctrl-C, a silent service and failing rewards do to a run."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """The notations that models write calls and arguments in: JSON, Python, and unquoted objects."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Messages as tokens, by a model's chat template: a beginning, and what follows a reply."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property

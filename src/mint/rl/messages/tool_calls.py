@@ -5,8 +5,6 @@ reply is read: what looks like another form inside the arguments is text. A repl
 a call only when it is nothing else.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Choose the run directory: a new one, or that of an interrupted run."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sys

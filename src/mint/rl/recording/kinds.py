@@ -1,7 +1,5 @@
 """Kinds of responses in a run, and their rewards."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The report on a run: its rewards by step, what was rewarded, and what went wrong."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

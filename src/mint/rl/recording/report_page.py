@@ -1,7 +1,5 @@
 """A report as Markdown, and as one HTML file that needs nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any

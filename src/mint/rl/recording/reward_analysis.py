@@ -1,7 +1,5 @@
 """Analyse the rewards of a whole run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

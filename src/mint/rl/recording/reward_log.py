@@ -1,7 +1,5 @@
 """Reward statistics of every step, during a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mint.rewards import Analysis, Sample, Score, Scored, analyse

@@ -1,7 +1,5 @@
 """The service of a run, recorded in its run directory for commands that use the run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

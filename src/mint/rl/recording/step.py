@@ -1,7 +1,5 @@
 """The rollouts of the step in progress, until they are written with what training says of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

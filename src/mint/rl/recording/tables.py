@@ -1,7 +1,5 @@
 """Rollouts as rows of a table, with their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,9 +22,11 @@ class TrainedTokens:
     """
 
     def __init__(self) -> None:
-        self._logprobs: dict[Tokens, Array] = {}
-        self._entropies: dict[Tokens, Array] = {}
-        self._advantages: dict[Tokens, Array] = {}
+        self._known: dict[str, dict[Tokens, Array]] = {
+            "trainer": {},
+            "entropy": {},
+            "advantages": {},
+        }
 
     def add(
         self,
@@ -38,23 +38,16 @@ class TrainedTokens:
         for index, datum in enumerate(datums):
             tokens = datum_tokens(datum)
             if "advantages" in datum.loss_fn_inputs:
-                self._advantages[tokens] = values(datum, "advantages")
+                self._known["advantages"][tokens] = values(datum, "advantages")
             if index < len(trainer_D_T):
-                self._logprobs[tokens] = trainer_D_T[index]
+                self._known["trainer"][tokens] = trainer_D_T[index]
             if index < len(entropy_D_T):
-                self._entropies[tokens] = entropy_D_T[index]
+                self._known["entropy"][tokens] = entropy_D_T[index]
 
-    def logprobs(self, segment: Segment) -> list[float | None] | None:
-        """Return the trainer's logprob of each token of a segment; None when it was not trained."""
-        return _aligned(self._logprobs, segment)
-
-    def entropies(self, segment: Segment) -> list[float | None] | None:
-        """Return the entropy that the trainer saw before each token; None when not measured."""
-        return _aligned(self._entropies, segment)
-
-    def advantages(self, segment: Segment) -> list[float | None] | None:
-        """Return the advantage of each token of a segment; None when it was not trained on."""
-        return _aligned(self._advantages, segment)
+    def columns(self, segment: Segment) -> dict[str, list[float | None] | None]:
+        """Return the trainer's logprob, the entropy it saw and the advantage of each token of a
+        segment; None for what was not measured or trained on."""
+        return {name: _aligned(found, segment) for name, found in self._known.items()}
 
 
 def datum_tokens(datum: types.Datum) -> Tokens:
@@ -154,7 +147,5 @@ def _segment(segment: Segment, pieces: Pieces, trained: TrainedTokens) -> dict[s
         "mask": segment.sampled,
         "versions": segment.versions,
         "sampler": segment.logprobs,
-        "trainer": trained.logprobs(segment),
-        "advantages": trained.advantages(segment),
-        "entropy": trained.entropies(segment),
+        **trained.columns(segment),
     }

@@ -1,7 +1,5 @@
 """Credit: rewards of single turns, and advantages of rollouts and of their turns."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

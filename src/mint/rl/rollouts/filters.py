@@ -1,7 +1,5 @@
 """Sampling among the likeliest tokens only, and which those were at each position."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

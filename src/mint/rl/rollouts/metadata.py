@@ -1,7 +1,5 @@
 """A task's samples as reward functions see them: a prompt and metadata."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -126,18 +126,11 @@ class FollowingPolicy(Policy):
         """Return a policy that begins as another one."""
         return cls(**{f.name: getattr(policy, f.name) for f in fields(Policy)}, newest=newest)
 
-    async def sample(
-        self,
-        prompt: Sequence[int],
-        count: int,
-        seed: int | None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] | None = None,
-    ) -> list[PolicyAnswer]:
-        """``count`` answers to a prompt."""
+    async def sample(self, *arguments: Any, **options: Any) -> list[PolicyAnswer]:
+        """Answer with the newest weights."""
         assert self.newest is not None
         current = replace(self.newest(), temperature=self.temperature)
-        return await current.sample(prompt, count, seed, max_tokens, stop)
+        return await current.sample(*arguments, **options)
 
 
 def make_segment(prompt: Sequence[int], answer: PolicyAnswer) -> Segment:

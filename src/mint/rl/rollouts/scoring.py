@@ -1,7 +1,5 @@
 """Rewards as they come in: read, weighed, and counted when they fail."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

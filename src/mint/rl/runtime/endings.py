@@ -5,8 +5,6 @@ that does not ends with their text alone, without a traceback, because they are 
 They are raised where no event loop runs: inside one, ``SystemExit`` would tear it down.
 """
 
-from __future__ import annotations
-
 from mint.rewards import TooManyFailures
 from mint.rl.runtime.connection import Ended, NoAnswer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any, TypeVar
 
 from mint.rl.runtime.interruption import Interruption
@@ -64,12 +63,7 @@ class Loop:
     def __enter__(self) -> Loop:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -1,7 +1,5 @@
 """Ctrl-C in a run: noticed at once, and obeyed where nothing is left half done."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Threads that nobody waits for: a program can end while they are stuck."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Authentication: API keys, and the signed tokens that MinT clients exchange them for."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

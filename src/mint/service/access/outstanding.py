@@ -1,7 +1,5 @@
 """Limits of samples in progress: their number for each user, and their tokens."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from mint.service.errors import ApiError

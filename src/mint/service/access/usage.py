@@ -4,8 +4,6 @@ Counts are kept by hour. A service that is killed loses at most what it counted 
 (``SAVE_EVERY_S``); replaying a journal counts nothing twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

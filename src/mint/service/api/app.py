@@ -1,7 +1,5 @@
 """The HTTP application: routes, who is asking, and how errors look."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The dashboard at ``/watch`` of the service's own address."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbers that are read from the running service when Prometheus asks for them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ A service on this machine is used without a key. A page in the user's browser co
 a request across sites, or by a name of its own that resolves to this machine. Both are refused.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit

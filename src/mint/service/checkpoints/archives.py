@@ -1,7 +1,5 @@
 """Checkpoints as one file: packed on the way out, checked and unpacked on the way in."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Signed links: whoever has one may fetch one file for a while, without a key."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime

@@ -3,8 +3,6 @@
 A checkpoint that comes from no run of its own gets a new one that only holds it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import hashlib
@@ -19,7 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mint.engine.messages import LoraSpec
 from mint.service.access.scopes import Caller
 from mint.service.checkpoints.archives import unpack
 from mint.service.checkpoints.links import link_version
@@ -79,14 +76,7 @@ class Transfers:
             ttl_seconds=request.ttl_seconds,
             user_metadata={k: str(v) for k, v in source.user_metadata.items()},
         )
-        holder = RunRow(
-            id=run_id,
-            session_id=session_id,
-            user=user,
-            key=caller.key,
-            base_model=source.base_model,
-            lora=source.lora,
-        )
+        holder = _holder(caller, run_id, source.base_model, source.lora)
 
         def write() -> CheckpointRow:
             self._add_holder(holder, request.destination_project_id)
@@ -155,7 +145,7 @@ class Transfers:
         adapter, origin = await asyncio.to_thread(_check, folder)
         base = base_model or (origin or {}).get("base_model") or adapter.base_model
         await self._engines.locate(str(base))
-        holder = _new_holder(caller, str(base), adapter.lora)
+        holder = _holder(caller, f"{uuid.uuid4()}:train:0", str(base), asdict(adapter.lora))
         kind = TRAINING if (folder / OPTIMIZER).exists() else SAMPLER
         new = NewCheckpoint(
             CheckpointPath(holder.id, kind, check_name(name or _name_in(origin))),
@@ -250,14 +240,7 @@ class Transfers:
         path: CheckpointPath,
         number: int,
     ) -> None:
-        run = RunRow(
-            id=path.run_id,
-            session_id=path.run_id.partition(":")[0],
-            user=caller.user,
-            key=caller.key,
-            base_model=sources[0].base_model,
-            lora=sources[0].lora,
-        )
+        run = _holder(caller, path.run_id, sources[0].base_model, sources[0].lora)
         self._add_holder(run)
         new = NewCheckpoint(path, number, overwrite=False, ttl_seconds=None, user_metadata={})
 
@@ -270,15 +253,15 @@ class Transfers:
         self._write(new, run, fill)
 
 
-def _new_holder(caller: Caller, base_model: str, lora: LoraSpec) -> RunRow:
-    session_id = str(uuid.uuid4())
+def _holder(caller: Caller, run_id: str, base_model: str, lora: dict[str, Any]) -> RunRow:
+    """The row of a run that has checkpoints and is never trained."""
     return RunRow(
-        id=f"{session_id}:train:0",
-        session_id=session_id,
+        id=run_id,
+        session_id=run_id.partition(":")[0],
         user=caller.user,
         key=caller.key,
         base_model=base_model,
-        lora=asdict(lora),
+        lora=lora,
     )
 
 

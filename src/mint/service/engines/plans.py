@@ -1,7 +1,5 @@
 """Engine plans in words: precision, memory and batch size of a loaded base model."""
 
-from __future__ import annotations
-
 from mint.engine.messages import EnginePlan
 
 GB = 1024**3

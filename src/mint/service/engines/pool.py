@@ -4,8 +4,6 @@ An engine that nobody uses for a while is unloaded. Where there is a memory budg
 recently used idle engine makes room for another; an engine in use never does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

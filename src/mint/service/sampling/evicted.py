@@ -1,7 +1,5 @@
 """On-disk store of evicted samplers."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

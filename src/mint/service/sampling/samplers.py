@@ -1,7 +1,5 @@
 """Samplers: immutable snapshots that answer ``sample``, and the samples they are asked for."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 Their digest is noted when they are fixed, and compared wherever they are loaded or restored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

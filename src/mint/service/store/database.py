@@ -4,8 +4,6 @@ SQLite (WAL) by default, PostgreSQL by URL. Every method is one short transactio
 from the service through ``asyncio.to_thread``.
 """
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

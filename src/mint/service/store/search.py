@@ -1,7 +1,5 @@
 """Searching sessions: by id, name, project, metadata and state, newest first."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal

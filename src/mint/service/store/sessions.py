@@ -1,7 +1,5 @@
 """The sessions that this service hears from, and when it last did."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

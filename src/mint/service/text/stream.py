@@ -4,8 +4,6 @@
 within a character would lose its last tokens, and it waits without limit for the rest of one.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Templates are Jinja, come with the model, and run in a sandbox with the few func
 of templates count on.
 """
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from typing import Any, NoReturn

@@ -1,7 +1,5 @@
 """A model's tokenizer and chat template, read from its files. No torch, no transformers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

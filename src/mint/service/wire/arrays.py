@@ -1,7 +1,5 @@
 """Arrays from what a request says about them, checked before memory is spent."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A request body before it is decoded: opened, and read for which operation it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The protobuf classes are loaded from the file inside the ``tinker`` package with
 the package, because importing it imports torch.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby

@@ -4,8 +4,6 @@ A JSON parser holds Python's lock from the first to the last byte, so that a lar
 every heartbeat for seconds. Large bodies are therefore parsed in a process of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable

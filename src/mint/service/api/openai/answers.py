@@ -1,40 +1,62 @@
 """The answers of the OpenAI API, whole or in chunks: one class for each of its two forms."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from mint.service.api.openai.inference import Piece, TokenCounts
 from mint.service.text.stream import TokenScore
 from mint.service.text.tokenizer import ModelTokenizer
 
 
-class Form(Protocol):
+@dataclass
+class Form:
     """The conversion of pieces to the objects that a client expects."""
 
-    def whole(
-        self, pieces: Iterable[Piece], choices: int, usage: TokenCounts
-    ) -> dict[str, Any]: ...
-    def opening(self, choice: int) -> dict[str, Any] | None: ...
-    def chunk(self, piece: Piece) -> dict[str, Any]: ...
-    def usage_chunk(self, usage: TokenCounts) -> dict[str, Any]: ...
-
-
-@dataclass
-class _Common:
     model: str
     tokenizer: ModelTokenizer
     with_logprobs: bool
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: uuid.uuid4().hex)
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
 
-    def _object(self, prefix: str, kind: str, choices: list[Any]) -> dict[str, Any]:
+    def whole(self, pieces: Iterable[Piece], choices: int, usage: TokenCounts) -> dict[str, Any]:
+        listed = [self._choice(piece) for piece in _by_choice(pieces, choices)]
+        return {**self._object(self.kind, listed), "usage": _usage(usage)}
+
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        return None
+
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        return self._object(self.chunk_kind, [self._part(piece)])
+
+    def usage_chunk(self, usage: TokenCounts) -> dict[str, Any]:
+        return {**self._object(self.chunk_kind, []), "usage": _usage(usage)}
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _part(self, piece: Piece) -> dict[str, Any]:
+        return self._choice(piece)
+
+    def _logprobs(self, scores: list[TokenScore]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _entry(self, piece: Piece, **content: Any) -> dict[str, Any]:
         return {
-            "id": f"{prefix}-{self.number}",
+            "index": piece.choice,
+            **content,
+            "logprobs": self._logprobs(piece.scores) if self.with_logprobs else None,
+            "finish_reason": piece.finish_reason,
+        }
+
+    def _object(self, kind: str, choices: list[Any]) -> dict[str, Any]:
+        return {
+            "id": f"{self.prefix}-{self.number}",
             "object": kind,
             "created": self.created,
             "model": self.model,
@@ -42,51 +64,33 @@ class _Common:
         }
 
 
-class ChatForm(_Common):
+class ChatForm(Form):
     """``chat.completion`` and ``chat.completion.chunk``."""
 
-    def whole(self, pieces: Iterable[Piece], choices: int, usage: TokenCounts) -> dict[str, Any]:
-        listed = []
-        for choice, text, scores, reason in _by_choice(pieces, choices):
-            message = {"role": "assistant", "content": text, "refusal": None}
-            listed.append(
-                {
-                    "index": choice,
-                    "message": message,
-                    "logprobs": self._logprobs(scores),
-                    "finish_reason": reason,
-                }
-            )
-        whole = self._object("chatcmpl", "chat.completion", listed)
-        return {**whole, "usage": _usage(usage)}
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self, choice: int) -> dict[str, Any]:
-        return self._chunk(choice, {"role": "assistant", "content": ""}, None, None)
+        delta = {"role": "assistant", "content": ""}
+        entry = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._object(self.chunk_kind, [entry])
 
-    def chunk(self, piece: Piece) -> dict[str, Any]:
-        delta = {"content": piece.text} if piece.text or piece.finish_reason is None else {}
-        return self._chunk(piece.choice, delta, self._logprobs(piece.scores), piece.finish_reason)
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return self._entry(piece, message=message)
 
-    def usage_chunk(self, usage: TokenCounts) -> dict[str, Any]:
-        return {
-            **self._object("chatcmpl", "chat.completion.chunk", []),
-            "usage": _usage(usage),
-        }
+    def _part(self, piece: Piece) -> dict[str, Any]:
+        says_something = piece.text or piece.finish_reason is None
+        return self._entry(piece, delta={"content": piece.text} if says_something else {})
 
-    def _chunk(
-        self, choice: int, delta: dict[str, Any], logprobs: Any, reason: str | None
-    ) -> dict[str, Any]:
-        entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._object("chatcmpl", "chat.completion.chunk", [entry])
-
-    def _logprobs(self, scores: list[TokenScore]) -> dict[str, Any] | None:
-        if not self.with_logprobs:
-            return None
-        return {"content": [self._entry(score) for score in scores], "refusal": None}
-
-    def _entry(self, score: TokenScore) -> dict[str, Any]:
-        top = [self._token(token, logprob) for token, logprob in score.top]
-        return {**self._token(score.token, score.logprob), "top_logprobs": top}
+    def _logprobs(self, scores: list[TokenScore]) -> dict[str, Any]:
+        content = [
+            {
+                **self._token(score.token, score.logprob),
+                "top_logprobs": [self._token(token, logprob) for token, logprob in score.top],
+            }
+            for score in scores
+        ]
+        return {"content": content, "refusal": None}
 
     def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
         return {
@@ -96,35 +100,13 @@ class ChatForm(_Common):
         }
 
 
-class CompletionForm(_Common):
+class CompletionForm(Form):
     """``text_completion``, whole and in chunks."""
 
-    def whole(self, pieces: Iterable[Piece], choices: int, usage: TokenCounts) -> dict[str, Any]:
-        listed = [
-            self._choice(choice, text, scores, reason)
-            for choice, text, scores, reason in _by_choice(pieces, choices)
-        ]
-        return {**self._object("cmpl", "text_completion", listed), "usage": _usage(usage)}
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def opening(self, choice: int) -> None:
-        return None
-
-    def chunk(self, piece: Piece) -> dict[str, Any]:
-        entry = self._choice(piece.choice, piece.text, piece.scores, piece.finish_reason)
-        return self._object("cmpl", "text_completion", [entry])
-
-    def usage_chunk(self, usage: TokenCounts) -> dict[str, Any]:
-        return {**self._object("cmpl", "text_completion", []), "usage": _usage(usage)}
-
-    def _choice(
-        self, choice: int, text: str, scores: list[TokenScore], reason: str | None
-    ) -> dict[str, Any]:
-        return {
-            "index": choice,
-            "text": text,
-            "logprobs": self._logprobs(scores) if self.with_logprobs else None,
-            "finish_reason": reason,
-        }
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        return self._entry(piece, text=piece.text)
 
     def _logprobs(self, scores: list[TokenScore]) -> dict[str, Any]:
         text_of = self.tokenizer.text_of
@@ -139,18 +121,20 @@ class CompletionForm(_Common):
         }
 
 
-def _by_choice(
-    pieces: Iterable[Piece], choices: int
-) -> list[tuple[int, str, list[TokenScore], str | None]]:
-    """Each choice with its joined text and scores, and the reason of its last piece."""
-    texts: list[list[str]] = [[] for _ in range(choices)]
-    scores: list[list[TokenScore]] = [[] for _ in range(choices)]
-    reasons: list[str | None] = [None] * choices
+def _by_choice(pieces: Iterable[Piece], choices: int) -> list[Piece]:
+    """Each choice as one piece: its text and scores joined, and the reason of its last piece."""
+    parts: list[list[Piece]] = [[] for _ in range(choices)]
     for piece in pieces:
-        texts[piece.choice].append(piece.text)
-        scores[piece.choice].extend(piece.scores)
-        reasons[piece.choice] = piece.finish_reason
-    return [(i, "".join(texts[i]), scores[i], reasons[i]) for i in range(choices)]
+        parts[piece.choice].append(piece)
+    return [
+        Piece(
+            choice,
+            "".join(piece.text for piece in found),
+            [score for piece in found for score in piece.scores],
+            found[-1].finish_reason if found else None,
+        )
+        for choice, found in enumerate(parts)
+    ]
 
 
 def _usage(usage: TokenCounts) -> dict[str, int]:

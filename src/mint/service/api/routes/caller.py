@@ -1,7 +1,5 @@
 """Dependencies of every route: the service, and the caller."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 

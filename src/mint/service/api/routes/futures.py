@@ -1,7 +1,5 @@
 """Routes that return results of earlier requests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import APIRouter, Response

@@ -1,7 +1,5 @@
 """Routes for operators: liveness, readiness, metrics."""
 
-from __future__ import annotations
-
 import asyncio
 
 from fastapi import APIRouter, Request, Response

@@ -1,7 +1,5 @@
 """The route class of everything that takes JSON."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

@@ -1,7 +1,5 @@
 """The OpenAI API: models, completions, chat completions."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

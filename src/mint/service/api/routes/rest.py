@@ -1,7 +1,5 @@
 """Reading about runs and sessions, and putting sessions in order."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, Literal
 

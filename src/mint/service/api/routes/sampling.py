@@ -1,7 +1,5 @@
 """Samplers and samples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import APIRouter

@@ -1,7 +1,5 @@
 """Start-up, sessions, heartbeats, telemetry."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The tokenizer of a base model, for clients without the hub."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import tarfile

@@ -1,7 +1,5 @@
 """Training: create a run, and put operations into its stream."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints as files: signed links out, archives in, and mixtures."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Usage of keys and runs, and the load of the service."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Annotated, Any
 

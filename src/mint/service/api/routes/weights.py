@@ -1,7 +1,5 @@
 """Checkpoints: what one holds, list, share, keep, copy, delete."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated, Any
 
