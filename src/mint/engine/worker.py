@@ -50,7 +50,7 @@ class Channel:
 class Worker:
     """Runs calls; between them, all running samples advance together.
 
-    The calls of a run are run in order. Training is done pass by pass: see :mod:`.training_turns`.
+    The calls of a run are run in order. Training is done pass by pass: see :mod:`.training.turns`.
     """
 
     def __init__(self, channel: Channel, name: str, folder: str, options: EngineOptions) -> None:
