@@ -35,7 +35,7 @@ from benchmarks.gpu.shapes import SHAPES, build
 from benchmarks.report import render_text
 from mint.commands.bench.ceilings import measure as measure_ceilings
 from mint.engine.engine import Engine
-from mint.engine.model import BaseModel
+from mint.engine.model.base_model import BaseModel
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 ALL = ("ceilings", "peers", "service", *SECTIONS)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mint.engine.engine import Engine
 from mint.engine.messages import (
-    AdamParams,
+    AdamSettings,
     Datum,
     ForwardBackward,
     ForwardBackwardResult,
@@ -48,7 +48,7 @@ class Driver:
         [tokens] = self.prompts(1, 32, seed)
         data = [Datum(tokens[:-1], {"target_tokens": tokens[1:]})]
         self.engine.forward_backward(run_id, [ForwardBackward(data, "cross_entropy")])
-        self.engine.optim_step(run_id, AdamParams(learning_rate=ACTIVATING_RATE))
+        self.engine.optim_step(run_id, AdamSettings(learning_rate=ACTIVATING_RATE))
 
     def prompts(self, count: int, length: int, seed: int = 0) -> list[Tokens]:
         """Return random prompts that differ from their first token on."""
@@ -99,7 +99,7 @@ class Driver:
         return result
 
     def optim_step(self, learning_rate: float = 0.0) -> None:
-        self.engine.optim_step(RUN, AdamParams(learning_rate=learning_rate))
+        self.engine.optim_step(RUN, AdamSettings(learning_rate=learning_rate))
 
     def train(self, data_D: list[Datum], loss: str) -> None:
         """Run one training step that changes nothing, so that all rounds do the same."""

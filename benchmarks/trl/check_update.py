@@ -24,10 +24,10 @@ from benchmarks.trl.record import Record
 from benchmarks.trl.run_trl import trainer_for
 from benchmarks.trl.task import Settings, Task
 from mint.engine.engine import Engine
-from mint.engine.messages import AdamParams, Datum, ForwardBackward, LoraSpec
-from mint.engine.model import BaseModel
+from mint.engine.messages import AdamSettings, Datum, ForwardBackward, LoraSpec
+from mint.engine.model.base_model import BaseModel
 
-ADAM = AdamParams(the.LEARNING_RATE, *the.BETAS, the.EPSILON)
+ADAM = AdamSettings(the.LEARNING_RATE, *the.BETAS, the.EPSILON)
 
 
 def main(model: str, work: Path) -> None:

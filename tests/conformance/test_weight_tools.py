@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mint.engine.merge import check_adapter, check_merged, untie
+from mint.engine.adapters.merge import check_adapter, check_merged, untie
 from tests.engine.test_merge import make_adapter
 from tests.tiny import build_model, build_tokenizer
 

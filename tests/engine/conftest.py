@@ -9,7 +9,7 @@ import pytest
 
 from mint.engine.engine import Engine
 from mint.engine.messages import SampleRequest, SampleResult
-from mint.engine.model import BaseModel
+from mint.engine.model.base_model import BaseModel
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mint.engine.model import BaseModel
+from mint.engine.model.base_model import BaseModel
 
 
 @contextmanager

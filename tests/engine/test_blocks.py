@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mint.engine.blocks import BlockManager
-from mint.engine.lora import Adapter
+from mint.engine.adapters.lora import Adapter
 from mint.engine.messages import LoraSpec
-from mint.engine.pool import BLOCK_SIZE
+from mint.engine.sampling.blocks import BlockManager
+from mint.engine.sampling.pool import BLOCK_SIZE
 
 ADAPTERS = [None, Adapter(LoraSpec(), {}), Adapter(LoraSpec(), {})]
 

@@ -9,14 +9,14 @@ import pytest
 
 from mint.engine.engine import Engine
 from mint.engine.messages import (
-    AdamParams,
+    AdamSettings,
     Datum,
     ForwardBackward,
     LoraSpec,
     SampleRequest,
     SampleResult,
 )
-from mint.engine.model import BaseModel
+from mint.engine.model.base_model import BaseModel
 from tests.engine.conftest import ids, sample
 from tests.engine.counting import tokens_run
 from tests.engine.test_sampler import small_pool
@@ -46,7 +46,7 @@ def with_adapters(base: BaseModel, *ranks: int) -> Engine:
         engine.create_run(f"run{number}", LoraSpec(rank=rank, seed=number))
         data = [Datum(text[:-1], {"target_tokens": text[1:]})]
         engine.forward_backward(f"run{number}", [ForwardBackward(data, "cross_entropy")])
-        engine.optim_step(f"run{number}", AdamParams(learning_rate=0.02))
+        engine.optim_step(f"run{number}", AdamSettings(learning_rate=0.02))
         engine.create_sampler(f"s{number}", run_id=f"run{number}")
     return engine
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from mint.engine.adapters.lora import Adapter
 from mint.engine.engine import Engine
-from mint.engine.lora import Adapter
-from mint.engine.messages import AdamParams, Datum, ForwardBackward, LoraSpec, SampleRequest
-from mint.engine.model import BaseModel
-from mint.engine.trainer import LoraTrainer
-from mint.engine.trunk_graphs import TrunkGraphs
+from mint.engine.messages import AdamSettings, Datum, ForwardBackward, LoraSpec, SampleRequest
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.graphs import TrunkGraphs
+from mint.engine.training.trainer import LoraTrainer
 from tests.engine.conftest import ids, sample
 from tests.engine.test_logprobs import reference, with_kept
 from tests.engine.test_sampler import trained_engine, trainer_logprobs
@@ -255,7 +255,7 @@ def test_the_optimizer_steps_and_the_next_sampler_has_the_new_weights(tmp_path: 
     datum = Datum(prompt[:-1], {"target_tokens": prompt[1:]})
     for _ in range(3):
         engine.forward_backward("run", [ForwardBackward([datum], "cross_entropy")])
-        engine.optim_step("run", AdamParams(learning_rate=0.02))
+        engine.optim_step("run", AdamSettings(learning_rate=0.02))
     [same] = sample(engine, "trained", request)
     np.testing.assert_array_equal(before.sequences[0].tokens, same.sequences[0].tokens)
     engine.create_sampler("newer", run_id="run")

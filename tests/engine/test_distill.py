@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mint.engine.messages import Datum, DistillDatum, LoraSpec, UserError
-from mint.engine.model import BaseModel
-from mint.engine.trainer import LoraTrainer
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.trainer import LoraTrainer
 from tests.engine.test_trainer import PlainModel, assert_close, gradients, randomise
 from tests.tiny import VOCABULARY
 

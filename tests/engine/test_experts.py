@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mint.engine import context
-from mint.engine.context import BankedLora, Lora, NoLora, TrainedLora
 from mint.engine.engine import Engine
-from mint.engine.experts import (
+from mint.engine.messages import ForwardBackward, LoraSpec, SampleRequest, UserError
+from mint.engine.model import context
+from mint.engine.model.base_model import BaseModel
+from mint.engine.model.context import BankedLora, Lora, NoLora, TrainedLora
+from mint.engine.model.experts import (
     Complete,
     FrozenExperts,
     Gathered,
@@ -26,10 +28,8 @@ from mint.engine.experts import (
     find_expert_sites,
     join_experts,
 )
-from mint.engine.messages import ForwardBackward, LoraSpec, SampleRequest, UserError
-from mint.engine.model import BaseModel
-from mint.engine.precision import choose
-from mint.engine.trainer import LoraTrainer
+from mint.engine.model.precision import choose
+from mint.engine.training.trainer import LoraTrainer
 from tests.engine.conftest import ids, sample
 from tests.engine.test_sampler import train, trained_engine, trainer_logprobs
 from tests.engine.test_trainer import (

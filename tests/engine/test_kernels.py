@@ -21,8 +21,8 @@ INTERPRETED = not CUDA and os.environ.get("TRITON_INTERPRET") == "1"
 if not (CUDA or INTERPRETED):
     pytest.skip("needs an NVIDIA GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
+from mint.engine.adapters.kernels import lora_expand  # noqa: E402
 from mint.engine.attention import kernels, tree_kernels  # noqa: E402
-from mint.engine.lora_kernels import lora_expand  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}

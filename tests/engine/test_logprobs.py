@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from mint.engine import head
-from mint.engine.context import NoLora
-from mint.engine.logprobs import Targets, score_targets
 from mint.engine.messages import (
     Datum,
     ForwardBackward,
@@ -20,8 +17,11 @@ from mint.engine.messages import (
     SampleRequest,
     UserError,
 )
-from mint.engine.model import BaseModel
-from mint.engine.trainer import LoraTrainer
+from mint.engine.model import head
+from mint.engine.model.base_model import BaseModel
+from mint.engine.model.context import NoLora
+from mint.engine.training.logprobs import Targets, score_targets
+from mint.engine.training.trainer import LoraTrainer
 from tests.tiny import VOCABULARY, build_model
 
 from .conftest import ids, sample

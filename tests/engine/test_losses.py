@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mint.engine.losses import LOSSES
+from mint.engine.training.losses import LOSSES
 
 Row = dict[str, float]
 

@@ -11,12 +11,12 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from mint.engine import merge as merging
-from mint.engine.lora import new_adapter
-from mint.engine.merge import Check, check_adapter, check_merged, convert_adapter, merge
+from mint.engine.adapters import merge as merging
+from mint.engine.adapters.lora import new_adapter
+from mint.engine.adapters.merge import Check, check_adapter, check_merged, convert_adapter, merge
+from mint.engine.adapters.peft_files import write_adapter
 from mint.engine.messages import LoraSpec, UserError
-from mint.engine.model import BaseModel
-from mint.engine.peft_files import write_adapter
+from mint.engine.model.base_model import BaseModel
 from tests.engine.test_trainer import randomise
 from tests.tiny import build_model
 

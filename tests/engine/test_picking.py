@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mint.engine.messages import SampleRequest
-from mint.engine.picking import Picks, draw, penalize, pick, uniforms
+from mint.engine.sampling.picking import Picks, draw, penalize, pick, uniforms
 
 PROMPT = np.array([1, 2, 3])
 MASK = (1 << 64) - 1

@@ -13,10 +13,10 @@ from mint.engine.attention.layout import DecodeRows
 from mint.engine.attention.reference import ReferenceDecode
 from mint.engine.engine import Engine
 from mint.engine.messages import SampleRequest, SampleResult, UserError
-from mint.engine.model import BaseModel
-from mint.engine.pool import BLOCK_SIZE, KVPool
-from mint.engine.runner import Runner
-from mint.engine.sampler import Sampler
+from mint.engine.model.base_model import BaseModel
+from mint.engine.sampling.pool import BLOCK_SIZE, KVPool
+from mint.engine.sampling.runner import Runner
+from mint.engine.sampling.sampler import Sampler
 from tests.engine.conftest import ids, sample
 from tests.engine.counting import tokens_run
 from tests.engine.test_sampler import small_pool, trained_engine, trainer_logprobs

@@ -7,8 +7,8 @@ import pytest
 
 from mint.catalog import Catalog
 from mint.engine.engine import Engine
-from mint.engine.messages import AdamParams, Datum, ForwardBackward, LoraSpec, SampleRequest
-from mint.engine.model import BaseModel
+from mint.engine.messages import AdamSettings, Datum, ForwardBackward, LoraSpec, SampleRequest
+from mint.engine.model.base_model import BaseModel
 from tests.engine.conftest import sample
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -27,7 +27,7 @@ def test_sampler_and_trainer_agree(precision: str, largest: float, mean: float) 
     text = np.array(model.tokenizer.encode("Q: What is 3 + 5?\nA: 8\n\nQ: What is 12 + 7?\nA:"))
     step = ForwardBackward([Datum(text[:-1], {"target_tokens": text[1:]})], "cross_entropy")
     engine.forward_backward("run", [step])
-    engine.optim_step("run", AdamParams(learning_rate=1e-4))
+    engine.optim_step("run", AdamSettings(learning_rate=1e-4))
     engine.create_sampler("s", run_id="run")
     request = SampleRequest(text, num_samples=4, max_tokens=16, seed=0, stop=[])
     [result] = sample(engine, "s", request)

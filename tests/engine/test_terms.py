@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from mint.engine.messages import Datum, ForwardBackward, LoraSpec, UserError
-from mint.engine.model import BaseModel
-from mint.engine.terms import Terms
-from mint.engine.trainer import LoraTrainer
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.terms import Terms
+from mint.engine.training.trainer import LoraTrainer
 
 from .test_trainer import PlainModel, assert_close, gradients, group, randomise
 

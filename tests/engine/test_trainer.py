@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from mint.engine.adapters.lora import Adapter
 from mint.engine.engine import Engine
-from mint.engine.lora import Adapter
-from mint.engine.messages import AdamParams, Datum, ForwardBackward, LoraSpec, UserError
-from mint.engine.model import BaseModel
-from mint.engine.trainer import LoraTrainer
+from mint.engine.messages import AdamSettings, Datum, ForwardBackward, LoraSpec, UserError
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.trainer import LoraTrainer
 from tests.tiny import FAMILIES, VOCABULARY, build_model
 
 
@@ -198,7 +198,7 @@ def test_gradients_add_up_over_calls_until_the_step(base: BaseModel) -> None:
     for name, pair in gradients(together).items():
         for one, other in zip(pair, gradients(apart)[name], strict=True):
             assert_close(one, other, name)
-    apart.optim_step(AdamParams())
+    apart.optim_step(AdamSettings())
     assert gradients(apart) == {}
 
 
@@ -246,8 +246,8 @@ def test_optim_step_is_adamw_with_every_field_honoured(base: BaseModel) -> None:
     twins = [p.detach().double().requires_grad_() for p in run.adapter.parameters()]
     adam = torch.optim.AdamW(twins)
     settings = [
-        AdamParams(learning_rate=1e-2, beta1=0.8, beta2=0.99, eps=1e-6, weight_decay=0.1),
-        AdamParams(learning_rate=3e-2, beta1=0.9, beta2=0.95, eps=1e-8, grad_clip_norm=0.5),
+        AdamSettings(learning_rate=1e-2, beta1=0.8, beta2=0.99, eps=1e-6, weight_decay=0.1),
+        AdamSettings(learning_rate=3e-2, beta1=0.9, beta2=0.95, eps=1e-8, grad_clip_norm=0.5),
     ]
     for step, params in enumerate(settings):
         run.forward_backward([ForwardBackward(group(step), "importance_sampling")])
@@ -270,7 +270,7 @@ def test_resuming_from_a_saved_state_is_bit_equal(base: BaseModel, tmp_path: Pat
 
     def step(run: LoraTrainer, seed: int) -> float:
         [result] = run.forward_backward([ForwardBackward(group(seed), "importance_sampling")])
-        run.optim_step(AdamParams(learning_rate=1e-2))
+        run.optim_step(AdamSettings(learning_rate=1e-2))
         return result.metrics["loss:sum"]
 
     step(run, 0)
@@ -283,11 +283,11 @@ def test_resuming_from_a_saved_state_is_bit_equal(base: BaseModel, tmp_path: Pat
 def test_loading_without_the_optimizer_resets_it(base: BaseModel, tmp_path: Path) -> None:
     run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
     run.forward_backward([ForwardBackward(group(0), "importance_sampling")])
-    run.optim_step(AdamParams(learning_rate=1e-2))
+    run.optim_step(AdamSettings(learning_rate=1e-2))
     run.save(tmp_path)
     run.load(tmp_path, optimizer=False)
     before = [p.detach().clone() for p in run.adapter.parameters()]
-    run.optim_step(AdamParams(learning_rate=1e-2))  # no gradient, and no momentum left
+    run.optim_step(AdamSettings(learning_rate=1e-2))  # no gradient, and no momentum left
     for old, new in zip(before, run.adapter.parameters(), strict=True):
         assert torch.equal(old, new)
 
@@ -359,7 +359,7 @@ def test_a_bad_datum_is_named_and_leaves_the_run_usable(base: BaseModel, case: s
         run.forward_backward([ForwardBackward(spoiled, "importance_sampling")])
     assert message in str(caught.value)
     run.forward_backward([ForwardBackward(data, "importance_sampling")])
-    run.optim_step(AdamParams())
+    run.optim_step(AdamSettings())
 
 
 @pytest.mark.parametrize(
@@ -384,9 +384,11 @@ def test_a_bad_rank_is_refused(engine: Engine, rank: int) -> None:
         engine.create_run("r", LoraSpec(rank=rank))
 
 
-@pytest.mark.parametrize("params", [AdamParams(learning_rate=float("nan")), AdamParams(beta2=1.0)])
+@pytest.mark.parametrize(
+    "params", [AdamSettings(learning_rate=float("nan")), AdamSettings(beta2=1.0)]
+)
 def test_bad_adam_settings_are_refused_before_they_touch_anything(
-    base: BaseModel, params: AdamParams
+    base: BaseModel, params: AdamSettings
 ) -> None:
     run = LoraTrainer(base, LoraSpec(rank=2), 1024)
     run.forward_backward([ForwardBackward(group(0), "importance_sampling")])

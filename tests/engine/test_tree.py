@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mint.engine.tree import pack, pack_evenly
+from mint.engine.training.tree import pack, pack_evenly
 
 token_lists = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
 

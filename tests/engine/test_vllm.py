@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mint.engine.merge import merge
+from mint.engine.adapters.merge import merge
+from mint.engine.adapters.peft_files import read_adapter
 from mint.engine.messages import Datum, ForwardBackward
-from mint.engine.model import BaseModel
-from mint.engine.peft_files import read_adapter
-from mint.engine.trainer import LoraTrainer
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.trainer import LoraTrainer
 from tests.engine.conftest import ids
 from tests.engine.test_merge import make_adapter
 from tests.tiny import build_model

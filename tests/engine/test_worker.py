@@ -16,17 +16,17 @@ import pytest
 
 from mint.engine.engine import Engine
 from mint.engine.messages import (
-    AdamParams,
+    AdamSettings,
     Call,
     Datum,
+    EngineReply,
     ForwardBackward,
     LoraSpec,
     ModelInfo,
-    Reply,
     SampleRequest,
 )
-from mint.engine.model import BaseModel
-from mint.engine.training_turns import Operation, TrainingTurns
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.turns import TrainingOperation, TrainingTurns
 from tests.engine.conftest import ids
 
 
@@ -48,11 +48,11 @@ class Client:
         body = pickle.dumps(Call(call_id, method, arguments))
         self.socket.sendall(struct.pack(">Q", len(body)) + body)
 
-    def receive(self) -> Reply:
+    def receive(self) -> EngineReply:
         """The next reply, but for those that say that a sample has started."""
         while True:
             (size,) = struct.unpack(">Q", self._stream.read(8))
-            reply: Reply = pickle.loads(self._stream.read(size))
+            reply: EngineReply = pickle.loads(self._stream.read(size))
             if reply.is_final or reply.value:
                 return reply
             self.started.append(reply.id)
@@ -75,7 +75,7 @@ def test_a_worker_trains_and_samples_and_ends_with_the_service(client: Client) -
     client.send(1, "create_run", run_id="run", lora=LoraSpec(rank=2))
     operation = ForwardBackward([datum], "cross_entropy")
     client.send(2, "forward_backward", run_id="run", operations=[operation])
-    client.send(3, "optim_step", run_id="run", params=AdamParams())
+    client.send(3, "optim_step", run_id="run", params=AdamSettings())
     client.send(4, "create_sampler", sampler_id="s", run_id="run")
     replies = [client.receive() for _ in range(4)]
     assert [(reply.id, reply.error) for reply in replies] == [(n, None) for n in (1, 2, 3, 4)]
@@ -102,7 +102,7 @@ def test_a_worker_ends_with_a_service_that_died_without_reading_its_answers(
 def test_errors_are_told_apart_and_leave_the_worker_running(client: Client) -> None:
     client.receive()
     client.send(1, "create_run", run_id="run", lora=LoraSpec(rank=0))
-    client.send(2, "optim_step", run_id="unheard of", params=AdamParams())
+    client.send(2, "optim_step", run_id="unheard of", params=AdamSettings())
     client.send(3, "sample", sampler_id="s", request=SampleRequest(np.array([1]), 1, 1))
     client.send(4, "create_sampler", sampler_id="s")
     by_id = {reply.id: reply for reply in (client.receive() for _ in range(4))}
@@ -140,9 +140,9 @@ def test_a_small_operation_does_not_wait_for_a_large_one_of_another_run(client: 
     large = [ForwardBackward(data, "cross_entropy")]
     small = [ForwardBackward(data[:1], "cross_entropy")]
     client.send(3, "forward_backward", run_id="large", operations=large)
-    client.send(4, "optim_step", run_id="large", params=AdamParams())
+    client.send(4, "optim_step", run_id="large", params=AdamSettings())
     client.send(5, "forward_backward", run_id="small", operations=small)
-    client.send(6, "optim_step", run_id="small", params=AdamParams())
+    client.send(6, "optim_step", run_id="small", params=AdamSettings())
     client.send(7, "create_sampler", sampler_id="s")
     order = [client.receive() for _ in range(5)]
     assert not any(reply.error for reply in order)
@@ -164,7 +164,9 @@ def test_training_in_turns_gives_the_same_gradients(base: BaseModel) -> None:
     turns = TrainingTurns()
     for run in ("one", "other"):
         call = Call(0, "forward_backward", {})
-        turns.add("", Operation(call, run, together.forward_backward_steps(run, operations)))
+        turns.add(
+            "", TrainingOperation(call, run, together.forward_backward_steps(run, operations))
+        )
     while turns:
         operation = turns.next()
         try:

@@ -44,7 +44,7 @@ def test_a_bad_sample_and_a_failed_allocation_harm_nobody(
     own_service: Start, faults: Faults
 ) -> None:
     """They arrive together, since the engine is stopped, and the prefill of all of them fails."""
-    faults.at("mint.engine.runner:Runner.prefill", 3, "ENOMEM")
+    faults.at("mint.engine.sampling.runner:Runner.prefill", 3, "ENOMEM")
     service = own_service()
     one, other = (RawClient(service.base_url, key) for key in ("tml-one", "tml-other"))
     mine, theirs = sampler_of(one), sampler_of(other)

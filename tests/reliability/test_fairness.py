@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from mint.engine.adapters.lora import MAX_SLOTS
 from mint.engine.engine import Engine
-from mint.engine.lora import MAX_SLOTS
 from mint.engine.messages import LoraSpec, SampleRequest, SampleResult
-from mint.engine.model import BaseModel
-from mint.engine.pool import KVPool
-from mint.engine.runner import Runner
-from mint.engine.sampler import Sampler
+from mint.engine.model.base_model import BaseModel
+from mint.engine.sampling.pool import KVPool
+from mint.engine.sampling.runner import Runner
+from mint.engine.sampling.sampler import Sampler
 from mint.service.access.auth import create_key
 from tests.reliability.local import Local, with_service
 from tests.service_fixture import MODEL

@@ -12,15 +12,15 @@ import torch
 
 from mint.engine.engine import Engine
 from mint.engine.messages import (
-    AdamParams,
+    AdamSettings,
     Datum,
     ForwardBackward,
     LoraSpec,
     SampleRequest,
     UserError,
 )
-from mint.engine.model import BaseModel
-from mint.engine.trainer import LoraTrainer
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.trainer import LoraTrainer
 
 TOKENS = np.array([5, 6, 7, 8])
 
@@ -35,7 +35,7 @@ def trainer(base: BaseModel) -> LoraTrainer:
     """A trainer after one step: it has momentum."""
     trainer = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
     trainer.forward_backward([gradient()])
-    trainer.optim_step(AdamParams(learning_rate=0.01))
+    trainer.optim_step(AdamSettings(learning_rate=0.01))
     return trainer
 
 
@@ -51,12 +51,12 @@ def state(trainer: LoraTrainer, folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-TOO_FAR = AdamParams(learning_rate=1e15, weight_decay=1e15)  # the weights times 1e30
+TOO_FAR = AdamSettings(learning_rate=1e15, weight_decay=1e15)  # the weights times 1e30
 
 
-@pytest.mark.parametrize("params", [AdamParams(learning_rate=1e300), TOO_FAR])
+@pytest.mark.parametrize("params", [AdamSettings(learning_rate=1e300), TOO_FAR])
 def test_a_step_that_overflows_changes_nothing(
-    trainer: LoraTrainer, tmp_path: Path, params: AdamParams
+    trainer: LoraTrainer, tmp_path: Path, params: AdamSettings
 ) -> None:
     with torch.no_grad():
         for parameter in trainer.adapter.parameters():
@@ -70,7 +70,7 @@ def test_a_step_that_overflows_changes_nothing(
     assert state(trainer, tmp_path / "after") == before
     for parameter, gradient_before in zip(trainer.adapter.parameters(), kept, strict=True):
         assert torch.equal(parameter.grad, gradient_before), "the step can be sent again"
-    metrics = trainer.optim_step(AdamParams(learning_rate=0.01))
+    metrics = trainer.optim_step(AdamSettings(learning_rate=0.01))
     assert np.isfinite(metrics["grad_norm"])
 
 
@@ -82,8 +82,8 @@ def test_a_step_after_a_refused_one_is_the_step_without_it(base: BaseModel, tmp_
             trainer.forward_backward([gradient()])
             if is_disturbed:
                 with pytest.raises(UserError):
-                    trainer.optim_step(AdamParams(learning_rate=1e300))
-            trainer.optim_step(AdamParams(learning_rate=0.01, grad_clip_norm=0.1))
+                    trainer.optim_step(AdamSettings(learning_rate=1e300))
+            trainer.optim_step(AdamSettings(learning_rate=0.01, grad_clip_norm=0.1))
         states.append(state(trainer, tmp_path / str(is_disturbed)))
     assert states[0] == states[1]
 
@@ -97,14 +97,14 @@ def test_a_gradient_whose_norm_is_infinite_is_refused(trainer: LoraTrainer, tmp_
     for parameter, gradient_before in zip(trainer.adapter.parameters(), kept, strict=True):
         assert torch.equal(parameter.grad, gradient_before)
     assert state(trainer, tmp_path / "after") == before
-    assert np.isfinite(trainer.optim_step(AdamParams())["grad_norm"])
+    assert np.isfinite(trainer.optim_step(AdamSettings())["grad_norm"])
 
 
 def adapter_times(engine: Engine, folder: Path, factor: float) -> str:
     """Save a trained adapter with another scale; returns its folder."""
     engine.create_run("run", LoraSpec(rank=4, seed=1))
     engine.forward_backward("run", [gradient()])
-    engine.optim_step("run", AdamParams(learning_rate=0.1))
+    engine.optim_step("run", AdamSettings(learning_rate=0.1))
     engine.save_adapter("run", str(folder))
     config = folder / "adapter_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "lora_alpha": factor * 32}))

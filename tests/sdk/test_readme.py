@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mint.engine.losses import LOSSES
+from mint.engine.training.losses import LOSSES
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"

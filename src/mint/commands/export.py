@@ -21,7 +21,7 @@ from .output import Mistake
 from .remote import UrlOption
 
 if TYPE_CHECKING:
-    from mint.engine.merge import Check
+    from mint.engine.adapters.merge import Check
 
 ADAPTER_FILES = ("adapter_model.safetensors", ADAPTER_CONFIG)
 
@@ -138,7 +138,7 @@ def _merge(
     home: Path | None,
     check: bool,
 ) -> None:
-    from mint.engine.merge import check_merged, merge
+    from mint.engine.adapters.merge import check_merged, merge
 
     folder = _base_folder(adapter, base, home)
     hide_progress_bars()
@@ -161,7 +161,7 @@ def _copy(
         for name in ADAPTER_FILES:
             shutil.copyfile(adapter / name, draft / name)
     else:
-        from mint.engine.merge import convert_adapter
+        from mint.engine.adapters.merge import convert_adapter
 
         convert_adapter(adapter, draft, dtype.value)
     if base is not None:
@@ -181,7 +181,7 @@ def _check_adapter(
 ) -> None:
     """Compare logprobs where the base model is on this machine; elsewhere say what is missing."""
     from mint.catalog import ModelNotFound
-    from mint.engine.merge import check_adapter
+    from mint.engine.adapters.merge import check_adapter
 
     try:
         folder = _base_folder(adapter, base, home, download=False)

@@ -57,7 +57,7 @@ def untie_model(
 
     `mint export --merge` does not need it.
     """
-    from mint.engine.merge import untie
+    from mint.engine.adapters.merge import untie
 
     from .export import copy_tokenizer, hide_progress_bars, new_folder
 

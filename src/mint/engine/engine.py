@@ -8,12 +8,23 @@ from pathlib import Path
 
 import torch
 
-from .digest import digest_of
-from .lora import Adapter
-from .memory import describe, device_memory, plan_memory
+from mint.engine.adapters.digest import compute_digest
+from mint.engine.adapters.lora import Adapter
+from mint.engine.adapters.peft_files import read_adapter, write_adapter
+from mint.engine.model.base_model import BaseModel
+from mint.engine.model.memory import describe, device_memory, plan_memory
+from mint.engine.model.precision import is_finite
+from mint.engine.sampling.pool import KVPool
+from mint.engine.sampling.runner import make_runner
+from mint.engine.sampling.sampler import Sampler
+from mint.engine.sampling.sequence import Job
+from mint.engine.sampling.stopping import StopRule
+from mint.engine.training.graphs import TrunkGraphs
+from mint.engine.training.trainer import LoraTrainer, Steps, finish
+
 from .messages import (
     MAX_SAMPLES,
-    AdamParams,
+    AdamSettings,
     DistillDatum,
     ForwardBackward,
     ForwardBackwardResult,
@@ -22,22 +33,12 @@ from .messages import (
     SampleRequest,
     UserError,
 )
-from .model import BaseModel
-from .peft_files import read_adapter, write_adapter
-from .pool import KVPool
-from .precision import is_finite
-from .runner import make_runner
-from .sampler import Sampler
-from .sequence import Job
-from .stopping import StopRule
-from .trainer import LoraTrainer, Steps, finish
-from .trunk_graphs import TrunkGraphs
 
 MAX_SCORES = 2**26  # numbers that one request may ask for about its tokens
 
 
 class Engine:
-    """What the service calls, by method name. ``sample`` is the one call that takes many steps."""
+    """The methods that the service calls by name. Only ``sample`` takes many steps."""
 
     def __init__(self, model: BaseModel, memory_gb: float | None = None) -> None:
         self.model = model
@@ -52,7 +53,7 @@ class Engine:
 
     @property
     def info(self) -> ModelInfo:
-        """What the service needs to know, with what this engine decided."""
+        """The description of the engine for the service, with what the engine decided."""
         return replace(self.model.info, plan=describe(self.model, self.budget))
 
     def create_run(self, run_id: str, lora: LoraSpec, tenant: str = "") -> None:
@@ -75,13 +76,13 @@ class Engine:
         """Do the same in steps, between which the caller may sample."""
         return self._runs[run_id].forward_backward_steps(operations)
 
-    def optim_step(self, run_id: str, params: AdamParams) -> dict[str, float]:
+    def optim_step(self, run_id: str, params: AdamSettings) -> dict[str, float]:
         return self._runs[run_id].optim_step(params)
 
     def save_state(self, run_id: str, folder: str) -> str:
         """Write adapter and optimizer; return the digest of the adapter."""
         self._runs[run_id].save(Path(folder))
-        return digest_of(self._runs[run_id].adapter)
+        return compute_digest(self._runs[run_id].adapter)
 
     def load_state(self, run_id: str, folder: str, optimizer: bool) -> None:
         self._runs[run_id].load(Path(folder), optimizer)
@@ -89,7 +90,7 @@ class Engine:
     def save_adapter(self, run_id: str, folder: str) -> str:
         """Write an adapter; return its digest."""
         write_adapter(self._runs[run_id].adapter, Path(folder), self.model.name)
-        return digest_of(self._runs[run_id].adapter)
+        return compute_digest(self._runs[run_id].adapter)
 
     def create_sampler(
         self, sampler_id: str, run_id: str | None = None, folder: str | None = None
@@ -103,7 +104,7 @@ class Engine:
             adapter = read_adapter(Path(folder), self.model.sites)
         if adapter is not None:
             adapter = adapter.frozen_copy(self.model.device)
-            adapter = replace(adapter, digest=digest_of(adapter))
+            adapter = replace(adapter, digest=compute_digest(adapter))
             _require_usable(adapter, self.model.precision.lora)
         self._samplers[sampler_id] = adapter
         return adapter.digest if adapter is not None else None
@@ -117,12 +118,12 @@ class Engine:
     def forward_backward_reverse_kl(
         self, run_id: str, sampler_id: str, data: list[DistillDatum], temperature: float
     ) -> tuple[list[float], dict[str, float]]:
-        """Losses per datum and metrics of :mod:`mint.engine.distill`."""
+        """Losses per datum and metrics of :mod:`mint.engine.training.distill`."""
         losses = self._runs[run_id].reverse_kl(self._samplers[sampler_id], data, temperature)
         return losses, {"loss:sum": sum(losses)}
 
     def memory(self) -> dict[str, float]:
-        """What the engine holds: for the service's metrics."""
+        """Return what the engine holds, for the service's metrics."""
         return {
             **device_memory(self.model.device),
             "cache_tokens_used": self.sampling.tokens_held,
@@ -148,7 +149,7 @@ class Engine:
         self.sampling.submit(Job(ticket, request, self._samplers[sampler_id], stop, max_tokens))
 
     def _check_sample(self, request: SampleRequest) -> int:
-        """How many tokens the request may generate. Raises UserError on any mistake."""
+        """Return how many tokens the request may generate. Raises UserError on any mistake."""
         info, length = self.model.info, len(request.prompt)
         if length == 0:
             raise UserError("The prompt is empty. Pass at least one token, such as the BOS token.")

@@ -1,4 +1,4 @@
-"""What goes over the channel between the service and an engine: plain data, no torch.
+"""Messages between the service and an engine: plain data, no torch.
 
 The service calls the methods of :class:`mint.engine.engine.Engine` by name, with these
 dataclasses as arguments and results. Arrays are numpy arrays.
@@ -33,7 +33,7 @@ PRECISIONS = ("auto", "exact", "half", "bfloat16")
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the service decides about an engine before it loads a model.
+    """The options of an engine, set by the service before it loads a model.
 
     ``memory_gb`` bounds what the engine takes of its device: of the GPU's memory on a GPU, of the
     machine's on a CPU. ``None`` leaves the engine to measure what is free.
@@ -45,7 +45,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """What an engine decided when it loaded its model: `mint serve` prints it."""
+    """The decisions of an engine when it loaded its model: `mint serve` prints them."""
 
     device: str  # "cpu", or the GPU's name
     precision: str  # "exact", "half" or "bfloat16"
@@ -58,7 +58,7 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the service needs to know of a loaded base model."""
+    """The description of a loaded base model for the service."""
 
     arch: str
     vocab_size: int
@@ -117,7 +117,7 @@ class ForwardBackwardResult:
 
 @dataclass(frozen=True)
 class DistillDatum:
-    """What a student and its reference saw before the same targets.
+    """The contexts of a student and its reference before the same targets.
 
     The last ``len(targets)`` positions of each input predict ``targets``; ``weights`` are per
     target.
@@ -130,7 +130,7 @@ class DistillDatum:
 
 
 @dataclass(frozen=True)
-class AdamParams:
+class AdamSettings:
     """The hyper-parameters of one AdamW step, as on the wire."""
 
     learning_rate: float = 1e-4
@@ -223,7 +223,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Reply:
+class EngineReply:
     """The worker's answer: a value, or an error of the user's or of the engine's making.
 
     One that is not final carries the :class:`SampledToken` list of a step, and more will follow. An

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections import deque
 
-from .messages import Call, EngineOptions, ForwardBackward, Reply, UserError
+from .messages import Call, EngineOptions, EngineReply, ForwardBackward, UserError
 
 _LENGTH = struct.Struct(">Q")
 
@@ -42,7 +42,7 @@ class Channel:
         call: Call = pickle.loads(body)
         return call
 
-    def send(self, reply: Reply) -> None:
+    def send(self, reply: EngineReply) -> None:
         body = pickle.dumps(reply, protocol=pickle.HIGHEST_PROTOCOL)
         self._sock.sendall(_LENGTH.pack(len(body)) + body)
 
@@ -50,13 +50,14 @@ class Channel:
 class Worker:
     """Runs calls; between them, all running samples advance together.
 
-    The calls of a run are run in order. Training is done pass by pass: see :mod:`.training_turns`.
+    The calls of a run are run in order. Training is done pass by pass: see :mod:`.training.turns`.
     """
 
     def __init__(self, channel: Channel, name: str, folder: str, options: EngineOptions) -> None:
+        from mint.engine.model.base_model import BaseModel
+        from mint.engine.training.turns import TrainingTurns
+
         from .engine import Engine
-        from .model import BaseModel
-        from .training_turns import TrainingTurns
 
         self._channel = channel
         self._inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
@@ -68,7 +69,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the channel closes."""
-        self._channel.send(Reply(0, self._engine.info))
+        self._channel.send(EngineReply(0, self._engine.info))
         threading.Thread(target=self._read, daemon=True).start()
         while True:
             self._take_in()
@@ -103,7 +104,7 @@ class Worker:
             next(operation.steps)
         except StopIteration as end:
             self._training.remove(operation)
-            self._channel.send(Reply(operation.call.id, end.value))
+            self._channel.send(EngineReply(operation.call.id, end.value))
         except Exception as error:
             self._training.remove(operation)
             self._channel.send(_failure(operation.call.id, error))
@@ -148,18 +149,18 @@ class Worker:
         except Exception as error:
             self._channel.send(_failure(call.id, error))
         else:
-            self._channel.send(Reply(call.id, value))
+            self._channel.send(EngineReply(call.id, value))
 
     def _begin_training(self, call: Call, run_id: str, operations: list[ForwardBackward]) -> None:
-        from .training_turns import Operation
+        from mint.engine.training.turns import TrainingOperation
 
         steps = self._engine.forward_backward_steps(run_id, operations)
-        self._training.add(self._engine.tenant_of(run_id), Operation(call, run_id, steps))
+        self._training.add(self._engine.tenant_of(run_id), TrainingOperation(call, run_id, steps))
 
     def _cancel(self, call_id: int) -> None:
         if self._engine.sampling.cancel(call_id):
             message = "This sample was cancelled before it was finished."
-            self._channel.send(Reply(call_id, error=message, is_user_error=True))
+            self._channel.send(EngineReply(call_id, error=message, is_user_error=True))
 
     def _advance(self) -> None:
         try:
@@ -169,22 +170,22 @@ class Worker:
                 self._channel.send(_failure(job.ticket, error))
         else:
             for ticket in self._engine.sampling.started:
-                self._channel.send(Reply(ticket, [], is_final=False))
+                self._channel.send(EngineReply(ticket, [], is_final=False))
             for ticket, tokens in self._engine.sampling.grown.items():
-                self._channel.send(Reply(ticket, tokens, is_final=False))
+                self._channel.send(EngineReply(ticket, tokens, is_final=False))
             for job in jobs:
                 if job.error is not None:
                     self._channel.send(_failure(job.ticket, job.error))
                 else:
-                    self._channel.send(Reply(job.ticket, job.result()))
+                    self._channel.send(EngineReply(job.ticket, job.result()))
 
 
-def _failure(call_id: int, error: Exception) -> Reply:
+def _failure(call_id: int, error: Exception) -> EngineReply:
     if isinstance(error, UserError):
-        return Reply(call_id, error=str(error), is_user_error=True)
+        return EngineReply(call_id, error=str(error), is_user_error=True)
     with contextlib.suppress(OSError):  # a log on a full disk must not end the worker
         traceback.print_exception(error)
-    return Reply(call_id, error=f"{type(error).__name__}: {error}")
+    return EngineReply(call_id, error=f"{type(error).__name__}: {error}")
 
 
 def main() -> None:

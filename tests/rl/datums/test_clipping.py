@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mint.engine.losses import LOSSES
+from mint.engine.training.losses import LOSSES
 from mint.rl import RLConfig
 from mint.rl.algorithms.clipping import BOUNDS
 from mint.rl.datums.clipped import clipped_share

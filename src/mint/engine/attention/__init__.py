@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ..context import Attention, active
-from ..pool import KVPool
-from ..tree import PrefixTree
+from mint.engine.model.context import Attention, active
+from mint.engine.sampling.pool import KVPool
+from mint.engine.training.tree import PrefixTree
+
 from .blocked import BlockedPrefill
 from .layout import Chunk, DecodeRows
 from .reference import ReferenceTree, attend

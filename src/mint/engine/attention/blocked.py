@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..pool import BLOCK_SIZE, KVPool, pool_of
-from ..precision import fill_up
+from mint.engine.model.precision import fill_up
+from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, find_pool
+
 from .layout import Chunk
 from .reference import store
 
@@ -49,7 +50,7 @@ class BlockedPrefill:
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
         softcap: float, sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        pool = pool_of(module)
+        pool = find_pool(module)
         store(pool, k, v, self._slots)
         output, at = torch.empty_like(q), 0
         heads, repeat = k.shape[1], q.shape[1] // k.shape[1]

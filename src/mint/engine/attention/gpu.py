@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from mint.engine.attention import kernels
+from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, find_pool
+from mint.engine.training.tree import PrefixTree
 
-from ..pool import BLOCK_SIZE, KVPool, pool_of
-from ..tree import PrefixTree
 from .layout import Chunk
 from .tree_kernels import tree_attention
 
@@ -74,7 +74,7 @@ class KernelPrefill:
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
         softcap: float, sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        pool = pool_of(module)
+        pool = find_pool(module)
         kernels.store(pool, k, v, self.slots)
         return kernels.paged_prefill(  # type: ignore[no-any-return]
             q, pool, self.table, self.starts, self.before, scale, window, softcap, sinks,
@@ -94,7 +94,7 @@ class KernelDecode:
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
         softcap: float, sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        pool = pool_of(module)
+        pool = find_pool(module)
         kernels.store(pool, k, v, self.slots)
         return kernels.paged_decode(  # type: ignore[no-any-return]
             q, pool, self.table, self.lengths, scale, window, softcap, sinks

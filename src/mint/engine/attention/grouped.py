@@ -14,8 +14,9 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from ..pool import BLOCK_SIZE, KVPool, pool_of
-from ..precision import fill_up
+from mint.engine.model.precision import fill_up
+from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, find_pool
+
 from .blocked import WIDTH, padded, weigh
 from .layout import DecodeRows
 from .reference import store
@@ -55,7 +56,7 @@ class GroupedDecode:
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
         softcap: float, sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        store(pool_of(module), k, v, self._slots)
+        store(find_pool(module), k, v, self._slots)
         tiers = list(self._tiers.values())
         if len(tiers) == 1:
             return tiers[0].attend(module, q, k, v, scale, window, softcap, sinks)
@@ -94,7 +95,7 @@ class _Tier:
         blocks = [rows.blocks[row][: _shared(rows, row) // BLOCK_SIZE] for row in firsts]
         table = torch.tensor([ids + [0] * (width - len(ids)) for ids in blocks], dtype=torch.long)
         self._prompts = {
-            module: pool_of(module)[:, table].transpose(2, 3).flatten(3, 4).float()
+            module: find_pool(module)[:, table].transpose(2, 3).flatten(3, 4).float()
             for module in pool.modules()
         }  # [2, P, Hkv, L, D]
         self._answers = self._gather_answers(pool, rows, numbers)
@@ -117,7 +118,7 @@ class _Tier:
         offsets = positions % BLOCK_SIZE
         answers = {}
         for module in pool.modules():
-            layer = pool_of(module)  # [2, blocks, Hkv, BLOCK_SIZE, D]
+            layer = find_pool(module)  # [2, blocks, Hkv, BLOCK_SIZE, D]
             found = layer.permute(1, 3, 0, 2, 4)[blocks, offsets]  # [P * G, S, 2, Hkv, D]
             found[~is_known] = 0.0  # whatever was there must not be multiplied by 0
             found = found.view(self._groups, self._size, *found.shape[1:]).permute(3, 0, 4, 1, 2, 5)

@@ -1,4 +1,4 @@
-"""What attention needs to know of the sequences in a pass."""
+"""The layout of the sequences in a pass, for attention."""
 
 from __future__ import annotations
 

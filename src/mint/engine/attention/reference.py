@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..pool import BLOCK_SIZE, KVPool, pool_of
-from ..tree import PrefixTree
+from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, find_pool
+from mint.engine.training.tree import PrefixTree
+
 from .layout import DecodeRows
 
 _SEGMENT = 64  # nodes of unrelated trees that are attended to together
@@ -76,7 +77,7 @@ class ReferenceDecode:
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
         softcap: float, sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        pool = pool_of(module)
+        pool = find_pool(module)
         store(pool, k, v, self._slots)
         keys, values = (part[self._table].transpose(1, 2).flatten(2, 3) for part in pool)
         distance = self._positions[:, None] - torch.arange(keys.shape[2], device=q.device)

@@ -66,28 +66,22 @@ class Dashboard:
         and only on this machine."""
         try:
             user = await self._user(request)
-        except ApiError:
+        except ApiError as error:
+            if self._service.settings.api_key is not None:  # the page then asks for the key
+                raise refused(error) from error
             return False
-        return self._is_local(request) and user == LOCAL_USER
-
-    def _is_local(self, request: Request) -> bool:
-        return self._service.settings.is_loopback and is_same_machine(request)
+        is_local = self._service.settings.is_loopback and is_same_machine(request)
+        return is_local and user == LOCAL_USER
 
     async def _user(self, request: Request) -> str:
-        """The caller. The key of an embedded service is in no browser: whoever reaches it on this
-        machine may look at it, and needs the key to use it."""
-        if self._service.settings.api_key is not None and self._is_local(request):
-            return LOCAL_USER
         return await self._service.auth.user_of(request.headers.get("x-api-key"))
 
     async def _status(self, request: Request) -> dict[str, Any]:
         """Return what the service is doing, as far as the caller may know."""
-        from mint.watch.server import Refused
-
         try:
             user = await self._user(request)
         except ApiError as error:
-            raise Refused(error.status, str(error.detail)) from error
+            raise refused(error) from error
         service = self._service
         page = service.store.page
         runs, _ = await asyncio.to_thread(page, RunRow, user, _MOST_ROWS, 0)
@@ -104,6 +98,13 @@ class Dashboard:
             "runs": [_run(row) for row in runs],
             "checkpoints": [_checkpoint(row) for row in checkpoints],
         }
+
+
+def refused(error: ApiError) -> Exception:
+    """Return the dashboard's own error for a request without a right key."""
+    from mint.watch.server import Refused
+
+    return Refused(error.status, str(error.detail))
 
 
 def _model(engine: EngineProcess, memory: dict[str, float]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mint.engine.messages import Call, EngineOptions, ModelInfo, Reply
+from mint.engine.messages import Call, EngineOptions, EngineReply, ModelInfo
 from mint.service.admin.metrics import measured
 from mint.service.errors import EngineDied, UserError
 
@@ -171,7 +171,7 @@ class EngineProcess:
                     answer.set_exception(self._obituary())
             self._waiting.clear()
 
-    def _settle(self, reply: Reply) -> None:
+    def _settle(self, reply: EngineReply) -> None:
         self._last_answer = time.monotonic()
         if not reply.is_final:
             if (listener := self._listening.get(reply.id)) is not None:

@@ -229,7 +229,7 @@ class Runs:
 
     @property
     def paused(self) -> int:
-        """How many runs wait for space on the disk."""
+        """The number of runs wait for space on the disk."""
         return sum(run.is_paused for run in self._runs.values())
 
     def status(self, run_id: str) -> dict[str, Any]:

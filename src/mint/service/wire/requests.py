@@ -176,10 +176,10 @@ class OptimStep(Request):
     adam_params: AdamParamsField = AdamParamsField()
     optimizer_params: dict[str, Any] | None = None
 
-    def to_engine(self) -> messages.AdamParams:
+    def to_engine(self) -> messages.AdamSettings:
         if self.optimizer_params is not None:
             check_optimizer(OptimizerConfig(type=str(self.optimizer_params.get("type"))))
-        return messages.AdamParams(**self.adam_params.model_dump())
+        return messages.AdamSettings(**self.adam_params.model_dump())
 
 
 # ---- weights -----------------------------------------------------------------------------------

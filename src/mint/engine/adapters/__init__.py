@@ -1,0 +1,1 @@
+"""LoRA adapters: tensors, kernels, files in PEFT format, digests, merging."""

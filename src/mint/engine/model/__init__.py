@@ -1,0 +1,1 @@
+"""The frozen base model: layers, products, experts, the unembedding, precision and memory."""

@@ -1,0 +1,93 @@
+"""The context of a forward pass: which tokens attend to which, and which adapters are active.
+
+The modules of transformers call our attention function and our linear layers without knowing of
+either, so both read the pass that is active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+class Attention(Protocol):
+    """Attention of the tokens of one pass to what each of them may see."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Attend with q [N, H, D] to k and v [N, Hkv, D]; return [N, H, D].
+
+        ``window`` and ``softcap`` are 0 for none.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class NoLora:
+    """The bare base model."""
+
+
+@dataclass(frozen=True)
+class TrainedLora:
+    """The adapter whose tensors the linear layers hold as ``pairs``, on every row."""
+
+    scale: Tensor  # a number would be compiled into the layers, anew for every rank
+
+
+@dataclass(frozen=True)
+class BankedLora:
+    """Adapters in the slots of a bank, chosen row by row.
+
+    ``mask`` [rows, slots] has a 1 where a row uses a slot; None means that all rows use slot 0.
+    ``members`` are the same on a CPU: the slots in use, each with the numbers of its rows, or None
+    for all rows.
+    """
+
+    slots: int
+    mask: Tensor | None
+    members: tuple[tuple[int, Tensor | None], ...] = ()
+
+
+Lora = NoLora | TrainedLora | BankedLora
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass."""
+
+    attention: Attention
+    lora: Lora
+    recompute: bool = False  # activations in the backward pass, in place of keeping them
+
+
+_active: Pass | None = None
+
+
+@contextmanager
+def running(attention: Attention, lora: Lora, recompute: bool = False) -> Iterator[None]:
+    """Make this the pass that attention and linear layers use."""
+    global _active
+    before, _active = _active, Pass(attention, lora, recompute)
+    try:
+        yield
+    finally:
+        _active = before
+
+
+def active() -> Pass:
+    """Return the pass that is running."""
+    assert _active is not None, "a base model runs through mint.engine.model.base_model"
+    return _active

@@ -1,0 +1,207 @@
+"""The unembedding: from hidden states to logits, and from the gradient of logits back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mint.engine.model.context import Lora, TrainedLora
+from mint.engine.model.linear import FrozenLinear, product_gradients
+from mint.engine.model.precision import f32, mm, multiply, multiply_gradient
+
+_CHUNK_BYTES = 256 * 2**20  # of logits
+_GPU_CHUNK_BYTES = 2**30
+_SPREAD = 4096.0  # times a probability: small ones are exact in float16 too
+
+
+@dataclass(frozen=True)
+class Head:
+    """The base model's unembedding with its architecture's own last touches to the logits."""
+
+    linear: FrozenLinear
+    softcap: float | None
+    multiplier: float
+
+    @property
+    def name(self) -> str:
+        return self.linear.sites[0].name
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.linear.weight.shape[0])
+
+    def logits(self, hidden: Tensor, lora: Lora) -> Tensor:
+        """Return float32 logits [rows, vocabulary] of hidden states [rows, H]."""
+        return self._finish(self.linear.product(hidden, lora))
+
+    def _finish(self, output: Tensor) -> Tensor:
+        """Add what an architecture does to its logits: a bias, a factor, a soft cap."""
+        if self.linear.bias is not None:
+            output = output + self.linear.bias
+        if self.multiplier != 1.0:
+            output = output * self.multiplier
+        if self.softcap is not None:
+            output = self.softcap * torch.tanh(output / self.softcap)
+        return output
+
+    def logsumexp(self, logits: Tensor) -> Tensor:
+        """Return the logsumexp of each row, in few passes over a large vocabulary."""
+        return _fused(_logsumexp, logits)(logits)  # type: ignore[no-any-return]
+
+    def entropy(self, logits: Tensor, sums: Tensor) -> Tensor:
+        """Return the entropy of each row, given its logsumexp."""
+        return _fused(_entropy, logits)(logits, sums)  # type: ignore[no-any-return]
+
+    def raw_logits(
+        self, hidden: Tensor, lora: Lora, known: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the logits, computed again unless known, and what B multiplies."""
+        linear, precision = self.linear, self.linear.precision
+        inner = None
+        if isinstance(lora, TrainedLora) and linear.pairs:
+            a = linear.pairs[0].to(precision.lora)
+            inner = (mm(hidden.to(precision.lora), a.T) * lora.scale).to(precision.lora)
+        if known is not None:
+            return known, inner
+        output = multiply(hidden, linear.weight, precision)
+        if inner is not None:
+            output += mm(inner, linear.pairs[1].to(precision.lora).T)
+        return self._finish(output), inner
+
+    def slope(self, logits: Tensor, sums: Tensor, total: Tensor, temperature: float) -> Tensor:
+        """Return the gradient of the product's output, but for the targets' own part of it.
+
+        ``logits`` are divided by the temperature already. ``total`` is the gradient of each row's
+        logprobs, summed. It comes in the format of gradients: it is the largest tensor of a
+        training pass.
+        """
+        settings = (self.multiplier, self._cap(temperature), self.linear.precision.lora_gradients)
+        return _fused(_slope, logits)(logits, sums, total / temperature, *settings)  # type: ignore[no-any-return]
+
+    def slope_with_entropy(
+        self, logits: Tensor, sums: Tensor, total: Tensor, entropy: Tensor, wanted: Tensor,
+        temperature: float,
+    ) -> Tensor:  # fmt: skip
+        """Return the same where each row's entropy has the gradient ``wanted``."""
+        settings = (self.multiplier, self._cap(temperature), self.linear.precision.lora_gradients)
+        return _fused(_slope_with_entropy, logits)(  # type: ignore[no-any-return]
+            logits, sums, total / temperature, entropy, wanted / temperature, *settings
+        )
+
+    def add_to_slope(
+        self, slope: Tensor, logits: Tensor, rows: Tensor, columns: Tensor, grad: Tensor,
+        temperature: float,
+    ) -> None:  # fmt: skip
+        """Add the gradient of single logits to that of the product's output."""
+        grad = grad * self.logit_slope(logits[rows, columns], temperature)
+        slope.index_put_((rows, columns), grad.to(slope.dtype), accumulate=True)
+
+    def logit_slope(self, logits: Tensor, temperature: float) -> Tensor:
+        """Return how fast logits, divided by the temperature, grow with the product's output."""
+        slope = torch.full_like(logits, self.multiplier / temperature)
+        cap = self._cap(temperature)
+        return slope if cap is None else slope * (1 - (logits / cap) ** 2)
+
+    def pull(
+        self, logits: Tensor, sums: Tensor, cells: tuple[Tensor, Tensor], weight: Tensor,
+        temperature: float,
+    ) -> Tensor:  # fmt: skip
+        """Return what the hidden states' gradient by a logprob has of all logits but some.
+
+        Those are the ``cells``, rows and columns. ``weight`` is :meth:`pulling_weight`.
+        """
+        spread = torch.full_like(sums, _SPREAD)
+        settings = (1.0, self._cap(temperature), weight.dtype)
+        slope = _fused(_slope, logits)(logits, sums, spread, *settings)
+        slope[cells] = 0.0
+        return mm(slope, weight) * (self.multiplier / temperature / _SPREAD)
+
+    def pulling_weight(self) -> Tensor:
+        """Return the frozen weight in a format of 16 bits, its own if that is one."""
+        weight = self.linear.weight
+        return weight.to(self.linear.precision.gradients) if weight.dtype == f32 else weight
+
+    def gradient_weight(self) -> Tensor:
+        """Return the frozen weight in the format of gradients."""
+        return self.linear.weight.to(self.linear.precision.gradients)
+
+    def _cap(self, temperature: float) -> float | None:
+        """Return the soft cap of logits that are divided by the temperature."""
+        return None if self.softcap is None else self.softcap / temperature
+
+    def gradients(
+        self, slope: Tensor, hidden: Tensor, inner: Tensor | None, lora: Lora, weight: Tensor
+    ) -> list[Tensor]:
+        """Return the gradients of hidden, A and B, given that of the product's output.
+
+        ``weight`` is :meth:`gradient_weight`.
+        """
+        linear, precision = self.linear, self.linear.precision
+        if inner is None or not isinstance(lora, TrainedLora):
+            return [multiply_gradient(slope, weight, precision)]
+        low = hidden.to(precision.lora)
+        return product_gradients(
+            precision, lora.scale, linear.sizes, slope, low, inner, weight, linear.pairs,
+            joins=False,
+        )  # fmt: skip
+
+    def chunk_rows(self) -> int:
+        """Return how many rows of logits to hold at a time."""
+        size = _GPU_CHUNK_BYTES if self.linear.weight.is_cuda else _CHUNK_BYTES
+        return max(16, size // (4 * self.vocabulary))
+
+
+def _logsumexp(logits: Tensor) -> Tensor:
+    peak = logits.amax(-1, keepdim=True)
+    total = (
+        (logits - peak).exp().sum(-1, keepdim=True)
+    )  # so shaped, both are one pass when compiled
+    return (total.log() + peak).squeeze(-1)
+
+
+def _slope(
+    logits: Tensor, sums: Tensor, total: Tensor, multiplier: float, softcap: float | None,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    slope = (logits - sums[:, None]).exp() * (-multiplier * total)[:, None]
+    if softcap is not None:
+        slope = slope * (1 - (logits / softcap) ** 2)
+    return slope.to(dtype)
+
+
+def _entropy(logits: Tensor, sums: Tensor) -> Tensor:
+    logprobs = logits - sums[:, None]
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def _slope_with_entropy(
+    logits: Tensor, sums: Tensor, total: Tensor, entropy: Tensor, wanted: Tensor,
+    multiplier: float, softcap: float | None, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """dH / dz_j = - p_j (log p_j + H)"""
+    logprobs = logits - sums[:, None]
+    slope = -multiplier * (total[:, None] + wanted[:, None] * (logprobs + entropy[:, None]))
+    slope = slope * logprobs.exp()
+    if softcap is not None:
+        slope = slope * (1 - (logits / softcap) ** 2)
+    return slope.to(dtype)
+
+
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def _fused(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
+    """Return a function as one kernel where tensors are on a GPU.
+
+    The number of rows becomes dynamic when it changes; that of columns stays known, so that loads
+    can be wide.
+    """
+    if not like.is_cuda:
+        return function
+    if function not in _compiled:
+        _compiled[function] = torch.compile(function)
+    return _compiled[function]

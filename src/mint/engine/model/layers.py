@@ -1,0 +1,55 @@
+"""The decoder layers of a base model: compiled on a GPU, and recomputed in long backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mint.engine.model.context import Pass, active, running
+
+_RECOMPILES = 64  # variants of a layer: training, prefill, decoding; by window, slots and size
+
+
+def wrap_layers(trunk: nn.Module, compiled: bool) -> None:
+    """Wrap every decoder layer of a model.
+
+    All layers of one class share their compiled code, so compiling takes as long as for one layer.
+    """
+    if compiled:
+        torch._dynamo.config.recompile_limit = _RECOMPILES
+        torch._dynamo.config.accumulated_recompile_limit = 16 * _RECOMPILES
+    for layer in decoder_layers(trunk):
+        forward = layer.forward
+        layer.forward = _recomputable(torch.compile(forward) if compiled else forward)
+
+
+def decoder_layers(trunk: nn.Module) -> list[nn.Module]:
+    """Return the layers of a decoder: its longest list of modules."""
+    lists = [list(child) for child in trunk.children() if isinstance(child, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def _recomputable(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        current = active()
+        if not (current.recompute and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        return checkpoint(
+            forward,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (nullcontext(), _again(current)),
+            **kwargs,
+        )
+
+    return run
+
+
+def _again(current: Pass) -> AbstractContextManager[None]:
+    return running(current.attention, current.lora)

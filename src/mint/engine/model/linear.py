@@ -1,0 +1,379 @@
+"""The linear layers of a base model, with the adapters that are active.
+
+A layer computes ``W x + (alpha / rank) B A x``. Layers that read the same input (query, key and
+value; gate and up) are one product: the first computes all, the others return their part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from mint.engine.model.context import BankedLora, Lora, TrainedLora, active
+from mint.engine.model.precision import (
+    FrozenProduct,
+    PackedWeight,
+    Precision,
+    fill_up,
+    mm,
+    multiply,
+    multiply_gradient,
+)
+
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True)
+class Site:
+    """A layer that an adapter can train: where it is and its size."""
+
+    name: str
+    kind: str  # "attn", "mlp" or "unembed"
+    inputs: int
+    outputs: int
+    experts: int = 0  # that hold a weight of this size each; 0 for a linear layer
+
+    def height(self, rank: int) -> int:
+        """Return how many rows an adapter's A has here: the rank, for each expert."""
+        return rank * max(self.experts, 1)
+
+
+class Product(nn.Module):
+    """Frozen weights that adapters add to: what :mod:`.lora` needs to know of them."""
+
+    sites: list[Site]
+    weight: Tensor
+    pairs: tuple[Tensor, ...]  # of the adapter in training: A, B of each site
+
+    def new_bank(self, slots: int, rank: int) -> None:
+        """Make room for adapters; what was there is gone."""
+        raise NotImplementedError
+
+    def write_slot(
+        self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
+    ) -> None:
+        """Put the A and B that an adapter has for these sites into a slot of the bank."""
+        raise NotImplementedError
+
+
+class FrozenLinear(Product):
+    """One or several frozen linear layers of the same input, as one product."""
+
+    def __init__(self, sites: list[Site], layers: list[nn.Module], precision: Precision) -> None:
+        super().__init__()
+        self.sites = sites
+        self.sizes = [site.outputs for site in sites]
+        self.precision = precision
+        weights = [_weight(layer).to(precision.weights) for layer in layers]
+        self.weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
+        self.bias = _joint_bias(layers, self.sizes)
+        self.packed = PackedWeight(self.weight) if PackedWeight.is_possible(self.weight) else None
+        self.pairs = ()
+        self.bank: tuple[Tensor, Tensor] | None = None  # of the adapters in sampling, on a GPU
+        self.slots: list[tuple[Tensor, Tensor] | None] = []  # the same on a CPU: A, B of each slot
+        self.extended = self.weight  # on a GPU, the weight with the bank's A below it
+        self.parts: tuple[Tensor, ...] = ()  # what the other layers of the product will return
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        y = self.product(rows, active().lora)
+        if self.bias is not None:
+            y = y + self.bias
+        y = y.view(*x.shape[:-1], y.shape[-1])
+        if len(self.sizes) == 1:
+            return y
+        first, *others = torch.split(y, self.sizes, -1)
+        self.parts = tuple(others)
+        return first
+
+    def product(self, x: Tensor, lora: Lora) -> Tensor:
+        """Multiply float32 rows [N, in] by the weight and the adapters, without a bias."""
+        if isinstance(lora, TrainedLora) and self.pairs:
+            if not torch.is_grad_enabled():
+                return lora_product(self.precision, lora.scale, x, self.weight, self.pairs)[0]
+            return LoraProduct.apply(  # type: ignore[no-any-return, no-untyped-call]
+                self.precision, lora.scale, self.sizes, x, self.weight, *self.pairs
+            )
+        if torch.is_grad_enabled():
+            return FrozenProduct.apply(x, self.weight, self.precision)  # type: ignore[no-any-return, no-untyped-call]
+        if not x.is_cuda:
+            return self._sampled(x, lora)
+        if not isinstance(lora, BankedLora) or self.bank is None:
+            return multiply(x, self.weight, self.precision)
+        if self.joins_bank:
+            return self._joint(x, self.bank[1], lora)
+        y = multiply(x, self.weight, self.precision)
+        return _add_banked(y, x, self.bank, lora, self.precision)
+
+    @property
+    def joins_bank(self) -> bool:
+        """Whether the bank's A is multiplied together with the weight."""
+        return self.weight.is_cuda and self.precision.lora == self.precision.weights
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def new_bank(self, slots: int, rank: int) -> None:
+        if not self.weight.is_cuda:
+            self.slots = [None] * slots
+            return
+        height, (outputs, inputs) = len(self.sites) * rank, self.weight.shape
+        dtype = self.precision.lora
+        b = self.weight.new_zeros(slots, height, outputs, dtype=dtype)
+        if not self.joins_bank:
+            self.bank = (self.weight.new_zeros(slots, height, inputs, dtype=dtype), b)
+            return
+        rows = self.weight.new_zeros(outputs + slots * height, inputs)
+        rows[:outputs] = self.weight
+        self.extended, self.weight = rows, rows[:outputs]
+        self.bank = (rows[outputs:].view(slots, height, inputs), b)
+
+    def write_slot(
+        self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
+    ) -> None:
+        if not self.weight.is_cuda:
+            self.slots[slot] = self._joint_pair(pairs, scale)
+            return
+        assert self.bank is not None
+        a, b = (tensor[slot].zero_() for tensor in self.bank)
+        height, column = a.shape[0] // len(self.sites), 0
+        for index, site in enumerate(self.sites):
+            if pair := pairs.get(site.name):
+                first, last = index * height, index * height + pair[0].shape[0]
+                a[first:last] = pair[0]
+                b[first:last, column : column + site.outputs] = scale * pair[1].T
+            column += site.outputs
+
+    def _joint(self, x: Tensor, b: Tensor, lora: BankedLora) -> Tensor:
+        """Multiply by the weight and every slot's A at once, then add what B makes of the latter.
+
+        A decode step on a GPU is bound by the number of its kernels: this takes two.
+        """
+        outputs = self.weight.shape[0]
+        rows = outputs + lora.slots * b.shape[1]
+        y = mm(x.to(self.weight.dtype), self.extended[:rows].T)
+        if lora.mask is not None:
+            from mint.engine.adapters.kernels import lora_expand
+
+            lora_expand(y, b[: lora.slots], lora.mask)
+            return y[:, :outputs]
+        inner = y[:, outputs:].to(b.dtype)
+        return y[:, :outputs] + mm(inner, b[: lora.slots].flatten(0, 1))
+
+    def _joint_pair(
+        self, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return an adapter's A [height, in] and B [height, out] of all sites together."""
+        present = [pairs[site.name][0] for site in self.sites if site.name in pairs]
+        if not present:
+            return None
+        a = torch.cat([part.detach() for part in present]).to(self.precision.lora)
+        b, row, column = a.new_zeros(len(a), self.weight.shape[0]), 0, 0
+        for site in self.sites:
+            if pair := pairs.get(site.name):
+                rank = pair[0].shape[0]
+                b[row : row + rank, column : column + site.outputs] = scale * pair[1].detach().T
+                row += rank
+            column += site.outputs
+        return a, b
+
+    def _sampled(self, x: Tensor, lora: Lora) -> Tensor:
+        """Multiply on a CPU so that the bits of a row do not depend on the other rows."""
+        rows = fill_up(x)
+        if self.packed is not None:
+            y = self.packed.multiply(rows)
+        else:
+            y = multiply(rows, self.weight, self.precision)
+        if isinstance(lora, BankedLora) and self.slots:
+            if lora.mask is None:
+                self._add_slot(y, rows, 0)
+            for slot, members in lora.members:
+                if members is None:
+                    self._add_slot(y, rows, slot)
+                    continue
+                part = y[members]
+                filled = fill_up(part)
+                self._add_slot(filled, fill_up(x[members]), slot)
+                y[members] = filled[: len(part)]
+        return y[: len(x)]
+
+    def _add_slot(self, y: Tensor, x: Tensor, slot: int) -> None:
+        """Add to y what the adapter in a slot makes of x."""
+        pair = self.slots[slot]
+        if pair is not None:
+            y.addmm_(mm(x.to(self.precision.lora), pair[0].T), pair[1])
+
+
+class LinearPart(nn.Module):
+    """A layer whose output the first layer of its product has computed already."""
+
+    def __init__(self, first: FrozenLinear, index: int) -> None:
+        super().__init__()
+        self._first = [first]  # in a list, so that it is not a child
+        self._index = index
+        self._is_last = index == len(first.sizes) - 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self._first[0]
+        part = first.parts[self._index - 1]
+        if self._is_last:
+            first.parts = ()
+        return part
+
+
+def lora_product(
+    precision: Precision, scale: Tensor, x: Tensor, weight: Tensor, pairs: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Multiply by a frozen weight and one adapter; return also what the backward pass needs.
+
+    That is x in the adapter's format, and the scaled product of x and A.
+    """
+    low = x.to(precision.lora)
+    a, b = _joint_pairs(pairs, precision.lora)
+    inner = (mm(low, a.T) * scale).to(precision.lora)  # [N, sites * rank]
+    if not _is_joinable(precision.lora, weight.dtype, inner):
+        return multiply(x, weight, precision) + mm(inner, b), low, inner
+    both = torch.cat([low, inner], 1)
+    y = mm(both, torch.cat([weight, b.T], 1).T)
+    return y, both[:, : low.shape[1]], both[:, low.shape[1] :]
+
+
+def _is_joinable(lora: torch.dtype, weight: torch.dtype, inner: Tensor) -> bool:
+    """Say whether ``W x + B z`` is computed as one product, of ``[W B]`` and x above z.
+
+    On a GPU it saves a float32 result of full size, which is written and read again. Compiled
+    layers write x and z side by side, so that only W and B are copied.
+    """
+    return inner.is_cuda and lora == weight and inner.shape[1] % 8 == 0  # aligned rows
+
+
+class LoraProduct(torch.autograd.Function):
+    """The same product, differentiable in x, A and B.
+
+    It is used with gradients only: without them, torch.compile leaves out ``ctx`` when the number
+    of arguments happens to equal that of ``forward``'s parameters (torch 2.11).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, precision: Precision, scale: Tensor, sizes: list[int], x: Tensor, weight: Tensor,
+        *pairs: Tensor,
+    ) -> Tensor:  # fmt: skip
+        y, low, inner = lora_product(precision, scale, x, weight, pairs)
+        ctx.precision, ctx.sizes = precision, sizes
+        ctx.save_for_backward(scale, low, inner, weight, *pairs)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        scale, low, inner, weight, *pairs = ctx.saved_tensors
+        results = product_gradients(
+            ctx.precision, scale, ctx.sizes, grads[0], low, inner, weight, pairs
+        )
+        return None, None, None, results[0], None, *results[1:]
+
+
+def product_gradients(
+    precision: Precision, scale: Tensor, sizes: list[int], grad: Tensor, low: Tensor, inner: Tensor,
+    weight: Tensor, pairs: Sequence[Tensor], joins: bool = True,
+) -> list[Tensor]:  # fmt: skip
+    """Return the gradients of x and of every A and B, given that of the product's output.
+
+    Without ``joins``, ``grad`` is not copied: that of logits is too large.
+    """
+    dtype, rank = precision.lora_gradients, pairs[0].shape[0]
+    a, b = _joint_pairs(pairs, dtype)
+    rounded = grad.to(dtype)
+    full_grad = mm(rounded, b.T) * scale  # of x A, in float32
+    inner_grad = full_grad.to(dtype)
+    if joins and _is_joinable(dtype, precision.gradients, inner):
+        operands = torch.cat([rounded, inner_grad], 1), torch.cat([weight.to(dtype), a])
+        # A wide input is that of an activation or of attention, where its gradient is rounded.
+        is_wide = weight.shape[1] > weight.shape[0]
+        x_grad = torch.mm(*operands).float() if is_wide else mm(*operands)
+    else:
+        x_grad = multiply_gradient(grad, weight, precision) + mm(inner_grad, a)
+    if low.dtype == dtype:
+        a_grad = mm(inner_grad.T, low)
+    else:  # float16: the narrow operand is scaled into its range, which the wide one has already
+        peaks = full_grad.abs().amax(0).clamp(min=1e-30)
+        a_grad = mm((full_grad / peaks).to(low.dtype).T, low) * peaks[:, None]
+    a_grads = torch.split(a_grad, rank)
+    whole = mm(rounded.T, inner.to(dtype))  # [outputs, sites * rank]: the blocks count
+    b_grads, at = [], 0
+    for index, size in enumerate(sizes):
+        b_grads.append(whole[at : at + size, index * rank : (index + 1) * rank].contiguous())
+        at += size
+    return [x_grad, *(g for pair in zip(a_grads, b_grads, strict=True) for g in pair)]
+
+
+def _joint_pairs(pairs: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return all A as one matrix [sites * rank, in], all B as one [sites * rank, out]."""
+    if len(pairs) == 2:
+        return pairs[0].to(dtype), pairs[1].to(dtype).T
+    b = torch.block_diag(*(pair.to(dtype).T for pair in pairs[1::2]))  # type: ignore[no-untyped-call]
+    return torch.cat([pair.to(dtype) for pair in pairs[::2]]), b
+
+
+def _add_banked(
+    y: Tensor, x: Tensor, bank: tuple[Tensor, Tensor], lora: BankedLora, precision: Precision
+) -> Tensor:
+    """Add what the adapters in a bank's first slots say, each to its own rows."""
+    a, b = (tensor[: lora.slots].flatten(0, 1) for tensor in bank)
+    inner = mm(x.to(precision.lora), a.T)  # [rows, slots * sites * rank]
+    if lora.mask is not None:
+        is_own = lora.mask[:, :, None] != 0  # not a product: 0 * inf would reach the other rows
+        inner = torch.where(is_own, inner.view(len(x), lora.slots, -1), 0.0).view(len(x), -1)
+    return y.addmm_(inner.to(precision.lora), b)
+
+
+def find_groups(model: nn.Module, sites: list[Site]) -> list[list[Site]]:
+    """Group the sites that read the same input, in the order of the model."""
+    by_name = {site.name: site for site in sites}
+    groups, grouped = [], set[str]()
+    for site in sites:
+        if site.name in grouped:
+            continue
+        parent, _, child = site.name.rpartition(".")
+        family = next((names for names in _SIBLINGS if child in names), (child,))
+        members = [by_name.get(f"{parent}.{name}" if parent else name) for name in family]
+        present = [member for member in members if member is not None]
+        group = present if len(present) == len(family) and present[0] is site else [site]
+        groups.append(group)
+        grouped.update(member.name for member in group)
+    return groups
+
+
+def replace_layers(
+    model: nn.Module, sites: list[Site], precision: Precision
+) -> dict[str, FrozenLinear]:
+    """Put our layers in the place of the model's; return each product by its first site's name."""
+    products = {}
+    for group in find_groups(model, sites):
+        layers = [model.get_submodule(site.name) for site in group]
+        product = FrozenLinear(group, layers, precision)
+        products[group[0].name] = product
+        for index, site in enumerate(group):
+            parent, _, child = site.name.rpartition(".")
+            part = product if index == 0 else LinearPart(product, index)
+            setattr(model.get_submodule(parent), child, part)
+    return products
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    """The weight of a linear layer as [out, in]."""
+    weight: Tensor = layer.weight.detach()  # type: ignore[operator]
+    return weight.T if isinstance(layer, Conv1D) else weight
+
+
+def _joint_bias(layers: list[nn.Module], sizes: list[int]) -> Tensor | None:
+    biases = [layer.bias for layer in layers]
+    if all(bias is None for bias in biases):
+        return None
+    zeros = [_weight(layer).new_zeros(size) for layer, size in zip(layers, sizes, strict=True)]
+    pieces = [z if b is None else b.detach() for b, z in zip(biases, zeros, strict=True)]  # type: ignore[operator]
+    return torch.cat(pieces).float()

@@ -1,0 +1,172 @@
+"""The number formats of a model's products, and the frozen linear product itself.
+
+Whatever enters a product is rounded to the format of the precision; sums, norms, residuals and
+softmax are float32 everywhere. What counts is the rounding of what enters a product: sampler and
+trainer batch differently, and each rounding is amplified by the layers above it.
+
+| precision  | on an NVIDIA GPU                             | on a CPU                             |
+|------------|----------------------------------------------|--------------------------------------|
+| `exact`    | bfloat16 weights, activations in two halves  | float32                              |
+| `half`     | float16 products, float32 sums               | float16 operands (slow: for tests)   |
+| `bfloat16` | bfloat16 products, float32 sums              | bfloat16 products, float32 otherwise |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mint.engine.messages import PRECISIONS, UserError
+
+f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+ROWS = 8  # of a CPU's products are filled up to a multiple of this
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The formats of one engine, and why they were chosen."""
+
+    name: str
+    reason: str
+    weights: torch.dtype  # of the frozen linear weights
+    gradients: torch.dtype  # of what enters a product with them in the backward pass
+    lora: torch.dtype  # of what enters an adapter's products
+    lora_gradients: torch.dtype
+    keys: torch.dtype  # of keys and values, in the pool and in attention
+    split: bool = False  # products of the upper and the lower half of the activations
+
+
+def choose(name: str, device: torch.device) -> Precision:
+    """Return the precision called ``name`` on a device; ``auto`` picks by the hardware."""
+    if name not in PRECISIONS:
+        raise UserError(f"precision is {name!r}, but it is one of: {', '.join(PRECISIONS)}.")
+    reason = "as asked"
+    if name == "auto" and device.type == "cuda":
+        name, reason = "half", "the default on a GPU"
+    elif name == "auto" and _has_bfloat16_units():
+        name, reason = "bfloat16", "this CPU has bfloat16 instructions"
+    elif name == "auto":
+        name, reason = "exact", "this CPU has no bfloat16 instructions"
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        return {
+            "exact": Precision(name, reason, bf16, bf16, f32, f32, f32, split=True),
+            "half": Precision(name, reason, f16, bf16, f16, bf16, f16),
+            "bfloat16": Precision(name, reason, bf16, bf16, bf16, bf16, bf16),
+        }[name]
+    return {
+        "exact": Precision(name, reason, f32, f32, f32, f32, f32),
+        "half": Precision(name, reason, f16, f32, f32, f32, f32),
+        "bfloat16": Precision(name, reason, bf16, bf16, f32, f32, f32),
+    }[name]
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array to a device; to a GPU without waiting for what runs there."""
+    tensor = torch.as_tensor(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _has_bfloat16_units() -> bool:
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    names = ("avx512_bf16", "amx_bf16", "bf16")
+    if capabilities:
+        return any(capabilities.get(name, False) for name in names)
+    try:
+        with open("/proc/cpuinfo") as file:
+            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return False
+    return bool({"avx512_bf16", "amx_bf16", "bf16"}.intersection(flags.split()))
+
+
+def mm(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply two matrices of one format; the result is float32."""
+    if left.dtype == f32:
+        return left @ right
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=f32)
+    if left.dtype == f16:
+        return left.float() @ right.float()
+    return (left @ right).float()
+
+
+def multiply(x: Tensor, weight: Tensor, precision: Precision) -> Tensor:
+    """Multiply float32 rows [N, in] by a frozen weight [out, in]; the result is float32."""
+    if not precision.split or weight.dtype == f32:
+        return mm(x.to(weight.dtype), weight.T)
+    upper, lower = halves(x)
+    return mm(upper, weight.T) + mm(lower, weight.T)
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two bfloat16 tensors whose sum is x, but for its last 8 bits.
+
+    It rounds the bits themselves: torch.compile leaves out a cast to 16 bits and back, and the
+    difference to x would be zero.
+    """
+    upper = ((x.view(torch.int32) + 0x8000) & -0x10000).view(f32)
+    return upper.to(bf16), (x - upper).to(bf16)
+
+
+def multiply_gradient(grad: Tensor, weight: Tensor, precision: Precision) -> Tensor:
+    """Multiply float32 rows [N, out] by a frozen weight [out, in], in the backward pass."""
+    return mm(grad.to(precision.gradients), weight.to(precision.gradients))
+
+
+class FrozenProduct(torch.autograd.Function):
+    """The product with a frozen weight, differentiable in the activations alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, precision: Precision) -> Tensor:
+        ctx.weight, ctx.precision = weight, precision
+        return multiply(x, weight, precision)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return multiply_gradient(grads[0], ctx.weight, ctx.precision), None, None
+
+
+class PackedWeight:
+    """A copy of a CPU weight in the layout that products of few rows read fastest."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 48)
+        self.dtype = weight.dtype
+
+    @staticmethod
+    def is_possible(weight: Tensor) -> bool:
+        """Say whether this build of torch can pack the weight on this CPU."""
+        return (
+            weight.device.type == "cpu"
+            and weight.dtype in (bf16, f32)
+            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+            and (weight.dtype == f32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Multiply float32 rows by the weight."""
+        packed = torch.ops.mkldnn._linear_pointwise
+        return packed(x.to(self.dtype), self.tensor, None, "none", [], "").float()  # type: ignore[no-any-return]
+
+
+def fill_up(x: Tensor) -> Tensor:
+    """Append rows of zeros, up to a multiple of ``ROWS``.
+
+    CPU libraries multiply a few rows by other kernels than many, with other rounding. With rows in
+    multiples, the product of a row does not depend on how many others there are.
+    """
+    missing = -x.shape[-2] % ROWS
+    return torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
+
+
+def is_finite(tensors: list[Tensor]) -> bool:
+    """Say whether no tensor holds NaN or infinity, with one transfer from the device."""
+    if not tensors:
+        return True
+    return bool(torch.isfinite(torch.stack(torch._foreach_norm(tensors, float("inf")))).all())

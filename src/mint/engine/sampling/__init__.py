@@ -1,0 +1,1 @@
+"""Sampling: the scheduler, blocks of keys and values, decoding, and picking tokens."""

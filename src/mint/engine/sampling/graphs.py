@@ -1,0 +1,351 @@
+"""Decoding on a GPU: a batch of fixed shape, replayed as a CUDA graph, one step ahead of the host.
+
+Tokens, positions and sampling parameters live in static buffers on the device and advance there.
+The host changes a row only when a sequence comes or goes, launches the next step before it has read
+the last one's tokens, and so finds out one step late that a sequence has ended: the token beyond
+its end is thrown away.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mint.engine.adapters.lora import Adapter
+from mint.engine.attention.gpu import KernelDecode
+from mint.engine.model.base_model import BaseModel
+from mint.engine.model.context import BankedLora, Lora, NoLora
+from mint.engine.sampling.picking import Picked, pick_plain, signed
+from mint.engine.sampling.pool import BLOCK_SIZE, KVPool
+from mint.engine.sampling.runner import Runner, Tokens
+from mint.engine.sampling.sequence import Sequence
+
+log = logging.getLogger(__name__)
+_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
+_NARROWEST = 16  # blocks of the smallest table
+_EMPTY = -1  # the position of a row without a sequence
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The rows of a step, as long as no sequence comes or goes."""
+
+    version: int
+    sequences: list[Sequence]
+    rows: Tensor  # of each sequence, on the host
+    size: int  # rows that are computed
+    slots: int  # of adapters
+    is_special: bool  # whether picking takes more than a temperature
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step that was launched: whose tokens it computes, and where they arrive."""
+
+    batch: _Batch
+    tokens: Tensor
+    logprobs: Tensor
+    ready: torch.cuda.Event
+
+
+@dataclass
+class _Row:
+    """The state of an occupied row on the device."""
+
+    blocks: int = 0  # entries of the block table that were sent
+
+
+class _Buffers:
+    """The static tensors of the batch."""
+
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        self.tokens, self.seeds, self.samples, self.steps = (zeros(rows) for _ in range(4))
+        self.positions = zeros(rows) + _EMPTY
+        self.temperatures = zeros(rows, dtype=torch.float32) + 1
+        self.table = zeros(rows, width, dtype=torch.int32)
+        self.picked = zeros(rows)
+        self.logprobs = zeros(rows, dtype=torch.float32)
+
+
+class GraphRunner(Runner):
+    """Runs decode steps as CUDA graphs; prompts and special requests run without."""
+
+    def __init__(self, model: BaseModel, pool: KVPool, max_rows: int = _BUCKETS[-1]) -> None:
+        super().__init__(model, pool)
+        self._device = model.device
+        self._max_rows = max_rows
+        width = -(-model.info.context_length // BLOCK_SIZE)
+        self._buffers = _Buffers(max_rows, min(width, pool.blocks), model.device)
+        self._mask = torch.zeros(max_rows, 1, device=model.device)
+        self._rows: list[_Row | None] = [None] * max_rows
+        self._row_of: dict[int, int] = {}  # by the sequence's uid
+        self._flight: _Flight | None = None
+        self._batch = _Batch(-1, [], torch.empty(0, dtype=torch.long), 1, 0, False)
+        self._widest = 1  # block table among the rows
+        self._pick_plain = torch.compile(pick_plain)
+        self._graphs: dict[tuple[int, int, int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._generation = 0
+        self._writes = 0  # of the bank, when the rows were last told their slots
+        self._is_capturable = True  # not so where a layer needs the host, such as some ropes do
+        self._memory: Any = None  # the pool that all graphs share
+        self.replays = 0
+
+    @property
+    def ahead(self) -> int:  # type: ignore[override]
+        """The number of tokens of each running sequence that are launched but not known yet."""
+        return 1 if self._flight is not None else 0
+
+    @property
+    def is_idle(self) -> bool:
+        return self._flight is None
+
+    def must_drain(self, sequences: list[Sequence], version: int) -> bool:
+        """A special request needs all its tokens known, and moving rows does too."""
+        if self._flight is None or version == self._batch.version:
+            return False
+        return (
+            any(s.job.is_special for s in sequences) or _bucket(len(sequences)) < self._batch.size
+        )
+
+    def decode(
+        self, sequences: list[Sequence], version: int, extended: list[Sequence]
+    ) -> Tokens | None:
+        """Launch a step for these sequences; return the tokens of the step before it."""
+        batch = self._batch
+        # A prompt of another adapter may have taken a slot since the last step: look again.
+        if version != batch.version or self._bank.writes != self._writes:
+            batch = self._batch = self._place(list(sequences), version)
+            extended = batch.sequences
+        if extended:
+            self._send_blocks(extended)
+            self._widest = max(self._widest, max(len(s.blocks) for s in extended))
+        width = min(1 << (self._widest - 1).bit_length(), self._buffers.table.shape[1])
+        logits = self._replay(batch.size, max(width, _NARROWEST), batch.slots, not batch.is_special)
+        if batch.is_special:
+            return self._pick_special(batch, logits)
+        before, self._flight = self._flight, self._send(batch)
+        return _land(before)
+
+    def drain(self) -> Tokens | None:
+        before, self._flight = self._flight, None
+        return _land(before)
+
+    def reset(self) -> None:
+        self._flight = None
+        self._rows = [None] * self._max_rows
+        self._row_of = {}
+        self._batch = replace(self._batch, version=-1)
+        self._buffers.positions.fill_(_EMPTY)
+
+    def recover(self) -> None:
+        torch.cuda.synchronize()
+        super().recover()
+
+    # ---- rows -----------------------------------------------------------------------------------
+
+    def _place(self, sequences: list[Sequence], version: int) -> _Batch:
+        """Give every sequence a row and send what changed."""
+        alive = {sequence.uid for sequence in sequences}
+        gone = [uid for uid in self._row_of if uid not in alive]
+        freed = {self._row_of.pop(uid) for uid in gone}
+        wanted = _bucket(len(sequences))
+        if self._flight is None:  # rows may move into gaps: all of their tokens are known
+            far = [s.uid for s in sequences if self._row_of.get(s.uid, 0) >= wanted]
+            freed |= {self._row_of.pop(uid) for uid in far}
+        for row in freed:
+            self._rows[row] = None
+        fresh = [s for s in sequences if s.uid not in self._row_of]
+        free = (row for row, held in enumerate(self._rows) if held is None)
+        for sequence in fresh:
+            row = next(free)
+            self._rows[row] = _Row()
+            self._row_of[sequence.uid] = row
+            freed.discard(row)
+        slots = self._send_adapters(sequences, fresh)
+        if fresh or freed:
+            self._send_rows(fresh, sorted(freed))
+        rows = [self._row_of[s.uid] for s in sequences]
+        self._widest = max(len(s.blocks) for s in sequences)
+        is_special = any(s.job.is_special for s in sequences)
+        size = _bucket(max(rows) + 1)
+        return _Batch(version, sequences, torch.tensor(rows), size, slots, is_special)
+
+    def _send_adapters(self, sequences: list[Sequence], fresh: list[Sequence]) -> int:
+        """Put adapters into slots and tell the rows which to use; return the number of slots."""
+        adapters = self._bank.use(s.job.adapter for s in sequences if s.job.adapter is not None)
+        slots = self._bank.slots if adapters else 0
+        if self._bank.writes != self._writes:
+            self._writes = self._bank.writes
+            fresh = sequences
+        if self._bank.generation != self._generation:
+            self._generation = self._bank.generation
+            torch.cuda.synchronize()  # the step in flight still replays one of these
+            self._graphs.clear()
+            self._memory = None  # the allocator forgets a pool with its last graph
+            self._mask = torch.zeros(self._max_rows, self._bank.slots, device=self._device)
+            fresh = sequences
+        if slots and fresh:
+            self._send_masks(fresh, adapters)
+        return slots
+
+    def _send_rows(self, fresh: list[Sequence], freed: list[int]) -> None:
+        buffers = self._buffers
+        rows = [self._row_of[s.uid] for s in fresh]
+        integers = np.zeros((6, len(fresh) + len(freed)), np.int64)
+        integers[0] = [*rows, *freed]
+        integers[1, len(fresh) :] = _EMPTY
+        for at, s in enumerate(fresh):
+            step = len(s.tokens)
+            integers[1:, at] = (s.length - 1, s.tokens[-1], step, signed(s.job.seed), s.index)
+        sent = torch.as_tensor(integers).pin_memory().to(self._device, non_blocking=True)
+        index = sent[0]
+        names = ("positions", "tokens", "steps", "seeds", "samples")
+        for line, name in enumerate(names, start=1):
+            getattr(buffers, name).index_copy_(0, index, sent[line])
+        temperatures = [s.job.request.temperature for s in fresh] + [1.0] * len(freed)
+        heat = torch.tensor(temperatures, dtype=torch.float32).pin_memory()
+        buffers.temperatures.index_copy_(0, index, heat.to(self._device, non_blocking=True))
+
+    def _send_masks(self, sequences: list[Sequence], adapters: dict[Adapter, int]) -> None:
+        mask = torch.zeros(len(sequences), self._mask.shape[1])
+        for at, sequence in enumerate(sequences):
+            if sequence.job.adapter is not None:
+                mask[at, adapters[sequence.job.adapter]] = 1.0
+        rows = torch.tensor([self._row_of[s.uid] for s in sequences]).pin_memory()
+        self._mask.index_copy_(
+            0,
+            rows.to(self._device, non_blocking=True),
+            mask.pin_memory().to(self._device, non_blocking=True),
+        )
+
+    def _send_blocks(self, sequences: list[Sequence]) -> None:
+        """Send the new entries of block tables."""
+        entries = []
+        for sequence in sequences:
+            row = self._row_of[sequence.uid]
+            held = self._rows[row]
+            assert held is not None
+            for index in range(held.blocks, len(sequence.blocks)):
+                entries.append((row, index, sequence.blocks[index]))
+            held.blocks = len(sequence.blocks)
+        if not entries:
+            return
+        array = np.array(entries, np.int64).T
+        array[0] = array[0] * self._buffers.table.shape[1] + array[1]
+        sent = torch.as_tensor(array[[0, 2]]).pin_memory().to(self._device, non_blocking=True)
+        self._buffers.table.view(-1).index_copy_(0, sent[0], sent[1].int())
+
+    # ---- steps ----------------------------------------------------------------------------------
+
+    def _replay(self, size: int, width: int, slots: int, picks: bool) -> Tensor:
+        """Run one step for the first ``size`` rows; return their logits."""
+        key = (size, width, slots, picks)
+        if self._is_capturable and key not in self._graphs:
+            try:
+                self._graphs[key] = self._capture(*key)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                log.warning("This model decodes without CUDA graphs, more slowly: %s", error)
+                self._is_capturable = False
+        if not self._is_capturable:
+            return self._step(*key)
+        graph, logits = self._graphs[key]
+        graph.replay()
+        self.replays += 1
+        return logits
+
+    def _capture(
+        self, size: int, width: int, slots: int, picks: bool
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Record a step as a graph. The warm-up runs on empty rows, so that nothing advances."""
+        self.pool.bind()
+        positions = self._buffers.positions
+        saved = positions.clone()
+        positions.fill_(_EMPTY)
+        try:
+            return self._record(size, width, slots, picks)
+        finally:
+            positions.copy_(saved)
+
+    def _record(
+        self, size: int, width: int, slots: int, picks: bool
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._step(size, width, slots, picks)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            logits = self._step(size, width, slots, picks)
+        self._memory = self._memory or graph.pool()
+        return graph, logits
+
+    def _step(self, size: int, width: int, slots: int, picks: bool) -> Tensor:
+        """Compute one step on the static buffers: this is what a graph records."""
+        b = self._buffers
+        positions, table = b.positions[:size], b.table[:size, :width]
+        is_running = positions >= 0
+        at = positions.clamp(min=0)
+        block = table.gather(1, (at // BLOCK_SIZE)[:, None]).squeeze(1).long()
+        target = torch.where(is_running, block * BLOCK_SIZE + at % BLOCK_SIZE, _EMPTY)
+        view = KernelDecode(target, table, (positions + 1).int())
+        lora: Lora = BankedLora(slots, self._mask[:size, :slots]) if slots else NoLora()
+        hidden = self._model.hidden(b.tokens[:size], at, view, lora)
+        logits = self.head.logits(hidden, lora)
+        if picks:
+            tokens, logprobs = self._pick_plain(
+                logits, b.temperatures[:size], b.seeds[:size], b.samples[:size], b.steps[:size]
+            )
+            b.picked[:size] = tokens
+            b.logprobs[:size] = logprobs
+            b.tokens[:size] = torch.where(is_running, tokens, b.tokens[:size])
+            b.positions[:size] += is_running
+            b.steps[:size] += is_running
+        return logits
+
+    def _send(self, batch: _Batch) -> _Flight:
+        """Begin to copy a step's tokens to the host."""
+        size = batch.size
+        tokens = torch.empty(size, dtype=torch.int64, pin_memory=True)
+        logprobs = torch.empty(size, dtype=torch.float32, pin_memory=True)
+        tokens.copy_(self._buffers.picked[:size], non_blocking=True)
+        logprobs.copy_(self._buffers.logprobs[:size], non_blocking=True)
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record()
+        return _Flight(batch, tokens, logprobs, ready)
+
+    def _pick_special(self, batch: _Batch, logits: Tensor) -> Tokens:
+        """Pick with filters, penalties or top logprobs, and tell the device what was picked."""
+        index = batch.rows.to(self._device)
+        tokens = self._pick(batch.sequences, logits[index])
+        b = self._buffers
+        b.tokens.index_copy_(0, index, tokens.picked.tokens)
+        ones = torch.ones_like(index)
+        b.positions.index_add_(0, index, ones)
+        b.steps.index_add_(0, index, ones)
+        return tokens
+
+
+def _bucket(rows: int) -> int:
+    """Return the size of the smallest batch that has so many rows."""
+    return next(size for size in _BUCKETS if size >= rows)
+
+
+def _land(flight: _Flight | None) -> Tokens | None:
+    """Wait for a step's tokens."""
+    if flight is None:
+        return None
+    flight.ready.synchronize()
+    rows = flight.batch.rows
+    return Tokens(flight.batch.sequences, Picked(flight.tokens[rows], flight.logprobs[rows]))

@@ -1,0 +1,163 @@
+"""The runner: turns what the scheduler chose into passes of the base model, and picks tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mint.engine.adapters.lora import Adapter
+from mint.engine.attention import DecodeRows, prefill_attention
+from mint.engine.attention.grouped import GroupedDecode
+from mint.engine.model.base_model import BaseModel
+from mint.engine.model.context import Lora
+from mint.engine.model.head import Head
+from mint.engine.sampling.picking import Picked, Picks, is_penalized, penalize, pick
+from mint.engine.sampling.pool import KVPool
+from mint.engine.sampling.scheduler import PrefillStep
+from mint.engine.sampling.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens that one step picked, still on the device."""
+
+    sequences: list[Sequence]
+    picked: Picked
+
+    def rows(self) -> Iterator[tuple[Sequence, int, float, tuple[list[int], list[float]] | None]]:
+        """Read them, with one transfer each of tokens and logprobs."""
+        picked = self.picked
+        tokens, logprobs = picked.tokens.tolist(), picked.logprobs.tolist()
+        ids = picked.top_ids.tolist() if picked.top_ids is not None else None
+        values = picked.top_logprobs.tolist() if picked.top_logprobs is not None else None
+        for row, sequence in enumerate(self.sequences):
+            top = None
+            if ids is not None and values is not None:
+                count = sequence.job.request.topk_sample_logprobs
+                top = (ids[row][:count], values[row][:count]) if count else None
+            yield sequence, tokens[row], logprobs[row], top
+
+
+class Runner:
+    """Runs passes one after the other. A CPU needs no more; :mod:`.graphs` adds to it on a GPU."""
+
+    ahead = 0  # tokens of each sequence that are launched but not known yet
+
+    def __init__(self, model: BaseModel, pool: KVPool) -> None:
+        self.pool = pool
+        self.head: Head = model.head
+        self._model = model
+        self._bank = model.bank
+        self._decode_attention = GroupedDecode(pool)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no tokens are on their way."""
+        return True
+
+    def lora(self, adapters: list[Adapter | None]) -> Lora:
+        """Return what a pass needs whose rows use these adapters."""
+        return self._bank.rows(adapters, self._model.device)
+
+    def forget(self, adapter: Adapter) -> None:
+        """Let go of an adapter that no sampler uses any more."""
+        self._bank.forget(adapter)
+
+    def prefill(self, steps: list[PrefillStep]) -> Tensor:
+        """Return the hidden states [N, H] of chunks, whose keys and values go to the pool."""
+        self.pool.bind()
+        chunks = [step.chunk for step in steps]
+        tokens = np.concatenate([chunk.tokens for chunk in chunks])
+        positions = np.concatenate([chunk.positions for chunk in chunks])
+        owners = [step.prefill.adapter for step in steps for _ in range(len(step.chunk.tokens))]
+        view = prefill_attention(self.pool, chunks)
+        return self._model.hidden(tokens, positions, view, self.lora(owners))
+
+    def first(self, sequences: list[Sequence]) -> Iterator[Tokens]:
+        """Pick the first token of each sequence, from the last hidden state of its prompt."""
+        rows = self.head.chunk_rows()
+        for start in range(0, len(sequences), rows):
+            part = sequences[start : start + rows]
+            prefills = [sequence.job.prefill for sequence in part]
+            distinct = list(dict.fromkeys(prefills))
+            hidden = torch.stack([p.last_hidden for p in distinct])  # type: ignore[union-attr,misc]
+            lora = self.lora([p.adapter for p in distinct])  # type: ignore[union-attr]
+            logits = self.head.logits(hidden, lora)
+            order = [distinct.index(prefill) for prefill in prefills]
+            yield self._pick(part, logits[self._model.tensor(order)])
+
+    def decode(
+        self, sequences: list[Sequence], version: int, extended: list[Sequence]
+    ) -> Tokens | None:
+        """Run one step for these sequences; return the tokens of the newest step that is done.
+
+        ``version`` changes whenever the list does; ``extended`` have a new block since last time.
+        """
+        self.pool.bind()
+        sequences = list(sequences)
+        positions = np.array([s.length - 1 for s in sequences], np.int64)
+        tokens = np.array([s.tokens[-1] for s in sequences], np.int64)
+        rows = DecodeRows(
+            [s.uid for s in sequences],
+            positions,
+            [s.blocks for s in sequences],
+            [id(s.job.prefill) for s in sequences],
+            [len(s.job.request.prompt) for s in sequences],
+        )
+        lora = self.lora([s.job.adapter for s in sequences])
+        self._decode_attention.update(rows)
+        hidden = self._model.hidden(tokens, positions, self._decode_attention, lora)
+        return self._pick(sequences, self.head.logits(hidden, lora))
+
+    def _pick(self, sequences: list[Sequence], logits: Tensor) -> Tokens:
+        requests = [sequence.job.request for sequence in sequences]
+        for row, request in enumerate(requests):
+            if is_penalized(request):
+                penalize(logits, row, request, sequences[row].tokens)
+        picks = Picks.of(
+            requests,
+            [sequence.job.seed for sequence in sequences],
+            [sequence.index for sequence in sequences],
+            logits.shape[-1],
+            logits.device,
+        )
+        steps = self._model.tensor([len(sequence.tokens) for sequence in sequences])
+        return Tokens(sequences, pick(logits, picks, steps))
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Copy blocks of the pool, source to target."""
+        if not copies:
+            return
+        sources, targets = (self._model.tensor(list(ids)) for ids in zip(*copies, strict=True))
+        for layer in self.pool.layers():
+            layer[:, targets] = layer[:, sources]
+
+    def must_drain(self, sequences: list[Sequence], version: int) -> bool:
+        """Say whether the tokens on their way must be known before these sequences can go on."""
+        return False
+
+    def drain(self) -> Tokens | None:
+        """Wait for the tokens on their way and return them."""
+        return None
+
+    def recover(self) -> None:
+        """Make ready for further passes after one failed."""
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def reset(self) -> None:
+        """Forget all that is on its way."""
+        self.drain()
+
+
+def make_runner(model: BaseModel, pool: KVPool) -> Runner:
+    """Create the runner for a model's device."""
+    if model.device.type == "cuda":
+        from mint.engine.sampling.graphs import GraphRunner
+
+        return GraphRunner(model, pool)
+    return Runner(model, pool)

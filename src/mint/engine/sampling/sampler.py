@@ -1,0 +1,214 @@
+"""Sampling: requests join a running batch, decode together, and leave when they are done.
+
+A step is: schedule, run, note what came out. Whoever asks while others run joins at the next step.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from mint.engine.messages import SampledToken
+from mint.engine.sampling.blocks import BlockManager
+from mint.engine.sampling.pool import BLOCK_SIZE
+from mint.engine.sampling.runner import Runner, Tokens
+from mint.engine.sampling.scheduler import PrefillStep, Scheduler
+from mint.engine.sampling.scoring import score_prompt
+from mint.engine.sampling.sequence import Job, Sequence
+
+
+class Sampler:
+    """The running batch of one base model."""
+
+    def __init__(self, runner: Runner, max_rows: int, chunk_tokens: int) -> None:
+        self._runner = runner
+        self._blocks = BlockManager(runner.pool.blocks)
+        self.scheduler = Scheduler(self._blocks, max_rows, chunk_tokens)
+        self._jobs: dict[int, Job] = {}  # by ticket
+        self._over: list[Job] = []  # finished or failed, for the next step to return
+        self._growing: dict[int, list[SampledToken]] = {}
+        self.grown: dict[int, list[SampledToken]] = {}  # by ticket, what the last step added
+        self.started: list[int] = []  # tickets of jobs whose first answer began in the last step
+
+    @property
+    def capacity(self) -> int:
+        """The number of tokens that the pool holds."""
+        return self._blocks.capacity * BLOCK_SIZE
+
+    @property
+    def tokens_held(self) -> int:
+        """The number of tokens are in blocks that are in use or known."""
+        return self.capacity - (self._blocks.free - self._blocks.kept) * BLOCK_SIZE
+
+    @property
+    def tokens_kept(self) -> int:
+        """The number of tokens are kept for prompts to come."""
+        return self._blocks.kept * BLOCK_SIZE
+
+    @property
+    def is_idle(self) -> bool:
+        return self.scheduler.is_idle and self._runner.is_idle
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; a later ``step`` returns it, done or failed."""
+        self._jobs[job.ticket] = job
+        self.scheduler.submit(job)
+
+    @torch.inference_mode()
+    def step(self) -> list[Job]:
+        """Advance everything by one token; return the jobs that this finished."""
+        self.started = []
+        if self.scheduler.begin_step():
+            self._drain()
+        if steps := self.scheduler.next_prefills():
+            self._prefill(steps)
+        self._start(self.scheduler.next_starts())
+        self._decode()
+        over, self._over = self._over, []
+        self.grown, self._growing = self._growing, {}
+        for job in over:
+            self._jobs.pop(job.ticket, None)
+        return over
+
+    @torch.inference_mode()
+    def cancel(self, ticket: int) -> bool:
+        """Forget a job that waits or runs; return whether there was one."""
+        job = self._jobs.pop(ticket, None)
+        if job is None:
+            return False
+        job.is_cancelled = True
+        self._drain()
+        self.scheduler.cancel(job)
+        return True
+
+    def abandon(self, error: Exception) -> list[Job]:
+        """Forget everything in flight, after a failure; return the jobs that were lost."""
+        jobs = self.scheduler.jobs()
+        for job in jobs:
+            job.error = error
+        self._runner.reset()
+        self._blocks.forget_all()
+        self._blocks = BlockManager(self._runner.pool.blocks)
+        self.scheduler = self.scheduler.emptied(self._blocks)
+        self._jobs.clear()
+        self._over, self._growing = [], {}
+        return jobs
+
+    # ---- prompts --------------------------------------------------------------------------------
+
+    def _prefill(self, steps: list[PrefillStep]) -> None:
+        """Compute chunks of prompts. When that fails, each starts again by itself: one fails."""
+        try:
+            hidden = self._runner.prefill(steps)
+        except Exception as error:
+            self._runner.recover()
+            if len(steps) > 1:
+                self.scheduler.separate(steps)
+            else:
+                self._fail_prefill(steps[0], error)
+            return
+        at = 0
+        for step in steps:
+            prefill, count = step.prefill, len(step.chunk.tokens)
+            if prefill.keeps_hidden:
+                prefill.hidden.append(hidden[at : at + count])
+            at += count
+            if step.completes:
+                prefill.last_hidden = hidden[at - 1]
+            self.scheduler.prefilled(step)
+            if step.completes and prefill.keeps_hidden:
+                self._score(prefill.jobs[0], torch.cat(prefill.hidden))
+                prefill.hidden = []
+
+    def _fail_prefill(self, step: PrefillStep, error: Exception) -> None:
+        prefill = step.prefill
+        jobs = [prefill.sequence.job] if prefill.sequence is not None else list(prefill.jobs)
+        self.scheduler.drop(prefill)
+        for job in jobs:
+            self._fail(job, error)
+
+    def _score(self, job: Job, hidden: torch.Tensor) -> None:
+        if job.scores is not None or job.is_over:
+            return
+        try:
+            lora = self._runner.lora([job.adapter])
+            job.scores = score_prompt(job.request, hidden, self._runner.head, lora, job.seed)
+        except Exception as error:
+            self._runner.recover()
+            self._fail(job, error)
+
+    # ---- answers --------------------------------------------------------------------------------
+
+    def _start(self, sequences: list[Sequence]) -> None:
+        """Pick the first tokens, each from the last hidden state of its prompt."""
+        if not sequences:
+            return
+        self.started = [s.job.ticket for s in sequences if s.index == 0]
+        for tokens in self._runner.first(sequences):
+            self._append(tokens)
+        copies = []
+        for sequence in sequences:
+            if not sequence.is_done and not sequence.job.is_over:
+                copies.append(self.scheduler.start(sequence))
+        self._runner.copy_blocks([copy for copy in copies if copy is not None])
+        self.scheduler.started(sequences)
+
+    def _decode(self) -> None:
+        scheduler = self.scheduler
+        if self._runner.must_drain(scheduler.running, scheduler.version):
+            self._drain()
+        if self._blocks.free < len(scheduler.running):
+            self._drain()  # a sequence that gives its blocks back must know all its tokens
+        rows = scheduler.next_decodes(self._runner.ahead)
+        if not rows:
+            self._drain()
+            return
+        try:
+            tokens = self._runner.decode(rows, scheduler.version, scheduler.extended)
+        except torch.OutOfMemoryError as error:
+            self._runner.recover()
+            if len(rows) == 1:
+                self._fail(rows[0].job, error)
+            else:
+                for sequence in list(rows)[-(len(rows) // 2) :]:
+                    self.scheduler.put_back(sequence)
+            return
+        if tokens is not None:
+            self._append(tokens)
+
+    def _drain(self) -> None:
+        """Take in the tokens of a step that is still being computed."""
+        tokens = self._runner.drain()
+        if tokens is not None:
+            self._append(tokens)
+
+    def _append(self, tokens: Tokens) -> None:
+        """Give each sequence its new token, and let those go that are done."""
+        done: set[Sequence] = set()
+        for sequence, token, logprob, top in tokens.rows():
+            job = sequence.job
+            if sequence.is_done or job.is_over:
+                continue
+            try:
+                if top is not None:
+                    sequence.top.append(top)
+                sequence.append(token, logprob)
+            except Exception as error:
+                self._fail(job, error)
+                continue
+            if sequence.blocks:
+                self.scheduler.grew(sequence)
+            if job.request.progress:
+                self._growing.setdefault(job.ticket, []).extend(sequence.fresh())
+            if sequence.is_done:
+                done.add(sequence)
+                job.finished += 1
+                if job.is_done:
+                    self._over.append(job)
+        self.scheduler.retire(done)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        """End one job with an error; the others continue."""
+        if not job.is_over:
+            job.error = error
+            self._over.append(job)
+            self.scheduler.cancel(job)

@@ -1,0 +1,546 @@
+"""The scheduler: which prompts are prefilled next, which answers start, which ones decode.
+
+It decides with block counts and knows no tensors. Tenants share the engine evenly: the one that has
+the least is served next, and the adapters of each take turns. A tenant that is alone may have
+everything; when another waits, its newest answers beyond its share give their rows and blocks back
+and resume later. A prompt enters in chunks, so that a long one does not stall running answers. When
+the pool is full, the newest answer of the tenant that has the most gives its blocks back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from mint.engine.adapters.lora import MAX_SLOTS, Adapter
+from mint.engine.attention.layout import Chunk
+from mint.engine.messages import IntArray
+from mint.engine.sampling.blocks import BlockManager
+from mint.engine.sampling.holdings import Holdings
+from mint.engine.sampling.pool import BLOCK_SIZE
+from mint.engine.sampling.sequence import Job, Prefill, Sequence
+from mint.engine.sampling.slots import SlotTurns
+from mint.engine.sampling.waiting import WaitingJobs
+
+_MAX_OVERTAKEN = 32
+"""Prompts of others that may go before one that waits for blocks."""
+
+
+@dataclass(frozen=True)
+class PrefillStep:
+    """A chunk of a prefill that is computed in the next pass."""
+
+    prefill: Prefill
+    chunk: Chunk
+
+    @property
+    def completes(self) -> bool:
+        return self.chunk.end == len(self.prefill.tokens)
+
+
+class Scheduler:
+    """The queues of one engine."""
+
+    def __init__(self, blocks: BlockManager, max_rows: int, chunk_tokens: int) -> None:
+        self.blocks = blocks
+        self.running: list[Sequence] = []  # in the order in which they started
+        self.version = 0  # of that list
+        self.extended: list[Sequence] = []  # that got a new block for the next step
+        self._max_rows = max_rows
+        self._chunk_tokens = chunk_tokens
+        self._waiting = WaitingJobs()
+        self._prefilling: list[Prefill] = []
+        self._ready: deque[Prefill] = deque()  # with sequences that have not started
+        self._prompts: dict[tuple[str, Adapter | None, bytes], Prefill] = {}
+        self._overtaken = 0
+        self._slot_turns = SlotTurns()
+        self._may_preempt = False
+        self._is_preemption_due = False
+        self._alone = 0  # prefills that are still to be computed one by one, after a failure
+
+    @property
+    def is_idle(self) -> bool:
+        return not any((self.running, self._prefilling, self._ready, self._waiting))
+
+    def emptied(self, blocks: BlockManager) -> Scheduler:
+        """Return a scheduler with the same settings and nothing in its queues."""
+        scheduler = Scheduler(blocks, self._max_rows, self._chunk_tokens)
+        scheduler.version = self.version + 1
+        return scheduler
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        self._waiting.add(job)
+
+    def begin_step(self) -> bool:
+        """Say whether running sequences may have to give way in this step.
+
+        All their tokens must be known then. The step before noticed that a tenant lacks its share.
+        """
+        self._may_preempt, self._is_preemption_due = self._is_preemption_due, False
+        return self._may_preempt
+
+    def _holdings(self) -> Holdings:
+        prefills = (*self._prefilling, *self._ready)
+        waiting = self._waiting.tenants()
+        return Holdings(self._max_rows, self.blocks.capacity, self.running, prefills, waiting)
+
+    # ---- prefill --------------------------------------------------------------------------------
+
+    def next_prefills(self) -> list[PrefillStep]:
+        """Choose the chunks of the next prefill pass and take the blocks for them."""
+        steps: list[PrefillStep] = []
+        if not (self._prefilling or self._waiting):
+            return steps
+        room = self._chunk_tokens
+        held = self._holdings()
+        prefilling = {prefill.tenant for prefill in self._prefilling}
+        if any(t not in prefilling and held.may_claim(t) for t in self._waiting.tenants()):
+            room -= self._chunk_tokens // 2  # a long prompt leaves room for those of others
+        for prefill in self._prefilling:
+            if room <= 0 or (steps and self._alone):
+                break
+            room -= self._add(steps, prefill, room)
+        room = self._chunk_tokens - sum(len(step.chunk.tokens) for step in steps)
+        adapters = {step.prefill.adapter for step in steps}
+        while room > 0 and not (steps and self._alone):
+            admitted = self._admit(adapters, held)
+            if admitted is None:
+                break
+            held = self._holdings() if self._may_preempt else held
+            held.add(admitted)
+            adapters.add(admitted.adapter)
+            self._prefilling.append(admitted)
+            room -= self._add(steps, admitted, room)
+        return steps
+
+    def _add(self, steps: list[PrefillStep], prefill: Prefill, room: int) -> int:
+        end = min(prefill.done + room, len(prefill.tokens))
+        tokens = prefill.tokens[prefill.done : end]
+        steps.append(PrefillStep(prefill, Chunk(tokens, prefill.done, prefill.blocks)))
+        # Known from here on: a prompt that shares these blocks is computed in the same pass or in
+        # a later one, and within a pass keys are written before anyone reads them.
+        full = end // BLOCK_SIZE
+        for index in range(prefill.known, full):
+            part = prefill.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
+            prefill.number = self.blocks.learn(prefill.blocks[index], prefill.number, part)
+        prefill.known = max(prefill.known, full)
+        return len(tokens)
+
+    def _admit(self, adapters: set[Adapter | None], held: Holdings) -> Prefill | None:
+        """Take the next prompt whose tokens must be computed, with its blocks."""
+        passed = False
+        for tenant in sorted(self._waiting.tenants(), key=held.claim):
+            if held.claimed >= self._max_rows and not held.may_claim(tenant):
+                continue
+            prefill = self._next_prefill(tenant)
+            if prefill is None:
+                self._waiting.served(tenant)
+            elif self._finds_room(prefill, adapters, held):
+                self._leave_queue(prefill)
+                self._overtaken = self._overtaken + 1 if passed else 0
+                return prefill
+            else:
+                self._forget_prompt(prefill)
+                blocks = _blocks_for(prefill)
+                if held.is_owed(tenant, blocks=blocks) or self._overtaken >= _MAX_OVERTAKEN:
+                    return None
+                passed = True
+        return None
+
+    def _next_prefill(self, tenant: str) -> Prefill | None:
+        """Return the prefill that a tenant's turn is for; it stays in its queue."""
+        if resuming := self._waiting.resuming(tenant):
+            return resuming[0]
+        while (found := self._waiting.queue(tenant)) is not None:
+            adapter, queue = found
+            if (prefill := self._prefill_of(queue, tenant, adapter)) is not None:
+                return prefill
+            self._waiting.next_queue(tenant)
+        return None
+
+    def _leave_queue(self, prefill: Prefill) -> None:
+        if prefill.sequence is not None:
+            self._waiting.resuming(prefill.tenant).popleft()
+        elif (found := self._waiting.queue(prefill.tenant)) is not None:
+            for job in prefill.jobs:
+                job.prefill = prefill
+            found[1].popleft()
+            self._waiting.next_queue(prefill.tenant)
+        self._waiting.served(prefill.tenant)
+
+    def _prefill_of(
+        self, queue: deque[Job], tenant: str, adapter: Adapter | None
+    ) -> Prefill | None:
+        """Return a new prefill for the first job of a queue; jobs that can share one join it."""
+        while queue:
+            job = queue[0]
+            key = (tenant, adapter, job.request.prompt.tobytes())
+            shared = self._prompts.get(key)
+            if job.is_over:
+                queue.popleft()
+            elif shared is not None and not job.wants_scores:
+                queue.popleft()
+                self._join(shared, job)
+            else:
+                prompt = job.request.prompt
+                prefill = Prefill(prompt, adapter, tenant=tenant, jobs=[job])
+                prefill.keeps_hidden = job.wants_scores
+                if not job.wants_scores:
+                    self._prompts[key] = prefill
+                return prefill
+        return None
+
+    def _join(self, prefill: Prefill, job: Job) -> None:
+        prefill.jobs.append(job)
+        job.prefill = prefill
+        if prefill.is_done and prefill not in self._ready:
+            self._ready.append(prefill)
+
+    def _finds_room(self, prefill: Prefill, adapters: set[Adapter | None], held: Holdings) -> bool:
+        """Take a prefill's blocks (and the row of one that resumes), from others if need be."""
+        tenant, blocks = prefill.tenant, _blocks_for(prefill)
+        if prefill.sequence is not None:
+            slots = self._slots() | {prefill.adapter}
+            if len(slots) > MAX_SLOTS and not self._preempt_adapter(tenant):
+                return False
+            while len(self.running) + self._resuming_rows() >= self._max_rows:
+                if not (held.is_owed(tenant, rows=1) and self._preempt(tenant, ())):
+                    return False
+        while not self._fits(prefill, adapters):
+            if len(adapters | {prefill.adapter}) > MAX_SLOTS:
+                return False
+            if not (held.is_owed(tenant, blocks=blocks) and self._preempt(tenant, self._ready)):
+                return False
+        return True
+
+    def _fits(self, prefill: Prefill, adapters: set[Adapter | None]) -> bool:
+        """Take a prefill's blocks if they are there, and leave one for every running sequence."""
+        if len(adapters | {prefill.adapter}) > MAX_SLOTS:
+            return False
+        known = self.blocks.find(prefill.adapter, _reusable(prefill))
+        needed = _blocks_for(prefill) - len(known)
+        is_alone = not (self.running or self._prefilling or self._ready)
+        reserve = 0 if is_alone else len(self.running) + 1
+        if needed + reserve > self.blocks.free:
+            self.blocks.release(known)
+            return False
+        prefill.blocks = known + [self._take() for _ in range(needed)]
+        prefill.done = len(known) * BLOCK_SIZE
+        prefill.known, prefill.number = 0, self.blocks.root(prefill.adapter)
+        for index in range(len(known)):
+            part = prefill.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
+            prefill.number = self.blocks.learn(known[index], prefill.number, part)
+        prefill.known = len(known)
+        return True
+
+    def _take(self) -> int:
+        block = self.blocks.take()
+        assert block is not None, "the blocks were counted"
+        return block
+
+    def prefilled(self, step: PrefillStep) -> None:
+        """Note that a chunk has been computed."""
+        prefill = step.prefill
+        prefill.done = step.chunk.end
+        if not prefill.is_done:
+            return
+        self._alone = max(self._alone - 1, 0)
+        self._prefilling.remove(prefill)
+        if prefill.sequence is not None:
+            sequence = prefill.sequence
+            sequence.blocks, sequence.known = prefill.blocks, prefill.known
+            sequence.number = prefill.number
+            if sequence.job.is_over:
+                self._release(sequence)
+            else:
+                self.running.append(sequence)
+                self.version += 1
+        else:
+            self._ready.append(prefill)
+
+    def drop(self, prefill: Prefill) -> None:
+        """Abort a prefill whose pass failed; what its blocks hold is not known."""
+        if prefill in self._prefilling:
+            self._prefilling.remove(prefill)
+        self._alone = max(self._alone - 1, 0)
+        self.blocks.forget_all()
+        self._free(prefill)
+
+    def separate(self, steps: list[PrefillStep]) -> None:
+        """Start the prefills of a failed pass again, one by one.
+
+        They begin from nothing: one may have counted on blocks that another was to compute.
+        """
+        self.blocks.forget_all()
+        self._alone = len(steps)
+        for step in reversed(steps):
+            self._prefilling.remove(step.prefill)
+            self._queue_again(step.prefill)
+
+    # ---- starting -------------------------------------------------------------------------------
+
+    def next_starts(self) -> list[Sequence]:
+        """Choose the sequences whose first token is picked next, of prompts that are in the pool.
+
+        The tenant with the fewest rows comes first, and its prompts take turns. Blocks come after
+        that, by ``start``: most short answers need none.
+        """
+        rows = Counter(sequence.job.tenant for sequence in self.running)
+        turns: dict[str, deque[Prefill]] = {}
+        for prefill in self._ready:
+            turns.setdefault(prefill.tenant, deque()).append(prefill)
+        order = [(rows[tenant], place, tenant) for place, tenant in enumerate(turns)]
+        heapq.heapify(order)
+        chosen: dict[Prefill, list[Sequence]] = {prefill: [] for prefill in self._ready}
+        taken, short = 0, self._max_rows
+        starting: set[Adapter | None] = set()
+        may_start = self._slot_turns.may_start(self._slots(), self._wanted_slots())
+        while order:
+            _, place, tenant = order[0]
+            prefill = turns[tenant].popleft()
+            job = _next_job(prefill)
+            if job is not None:
+                is_short = job.max_tokens == 1
+                has_row = short > 0 if is_short else self._has_row(tenant, rows[tenant], taken)
+                if has_row and self._has_slot(prefill, may_start, starting):
+                    starting.add(prefill.adapter)
+                    chosen[prefill].append(job.sequences[job.started])
+                    job.started += 1
+                    rows[tenant] += not is_short
+                    taken, short = taken + (not is_short), short - is_short
+                    turns[tenant].append(prefill)
+            if turns[tenant]:
+                heapq.heapreplace(order, (rows[tenant], place, tenant))
+            else:
+                heapq.heappop(order)
+        for prefill, sequences in chosen.items():
+            if _next_job(prefill) is None and not sequences:
+                self._free(prefill)
+        return [sequence for sequences in chosen.values() for sequence in sequences]
+
+    def _has_row(self, tenant: str, rows: int, taken: int) -> bool:
+        """Say whether one more answer can start, beside those taken; others may give way to it."""
+        while True:
+            used = len(self.running) + self._resuming_rows() + taken
+            if used < self._max_rows and taken < self.blocks.free:  # each takes a block to begin
+                return True
+            if not (self._holdings().is_owed_row(rows) and self._preempt(tenant, ())):
+                return False
+
+    def _has_slot(
+        self,
+        prefill: Prefill,
+        may_start: set[Adapter | None],
+        starting: set[Adapter | None],
+    ) -> bool:
+        """Say whether an adapter has a place in the decoding batch, or can get one."""
+        if prefill.adapter in may_start or prefill.adapter in self._slots():
+            return prefill.adapter in may_start
+        freed = self._preempt_adapter(prefill.tenant, but=starting)
+        if freed:
+            may_start -= freed
+            may_start.add(prefill.adapter)
+        return bool(freed)
+
+    def _wanted_slots(self) -> list[Adapter | None]:
+        """Return the adapters of all answers that could start or resume now."""
+        resuming = [queue[0].adapter for queue in self._waiting.all_resuming()]
+        return [*resuming, *(p.adapter for p in self._ready if _next_job(p) is not None)]
+
+    def _slots(self) -> set[Adapter | None]:
+        """Return the adapters of all rows."""
+        resuming = {p.adapter for p in self._prefilling if p.sequence is not None}
+        return {sequence.job.adapter for sequence in self.running} | resuming
+
+    def _resuming_rows(self) -> int:
+        return sum(prefill.sequence is not None for prefill in self._prefilling)
+
+    # ---- giving way -----------------------------------------------------------------------------
+
+    def _preempt(self, tenant: str, prompts: Iterable[Prefill]) -> bool:
+        """Let the largest tenant give a prompt or row back, if it has more than its share."""
+        victim = self._holdings().largest_above_share()
+        if victim is None or victim == tenant:
+            return False
+        self._is_preemption_due = True
+        return self._may_preempt and self._give_way(victim, prompts)
+
+    def _preempt_adapter(
+        self, tenant: str, but: Collection[Adapter | None] = ()
+    ) -> set[Adapter | None]:
+        """Put back all rows of one adapter, of the tenant that has the most; return the adapter.
+
+        Those of ``but`` are about to get another row.
+        """
+        held = self._holdings()
+        victim = held.most_slots_above_share()
+        if victim in (None, tenant) or not held.is_owed_slot(tenant):
+            return set()
+        self._is_preemption_due = True
+        rows = [s for s in self.running if s.job.tenant == victim and s.job.adapter not in but]
+        if not (rows and self._may_preempt):
+            return set()
+        adapter = min(Counter(s.job.adapter for s in rows).items(), key=lambda item: item[1])[0]
+        for sequence in [s for s in rows if s.job.adapter is adapter]:
+            self.put_back(sequence)
+        is_used = any(s.job.adapter is adapter for s in self.running)
+        return set() if is_used else {adapter}
+
+    def _give_way(self, tenant: str, prompts: Iterable[Prefill]) -> bool:
+        """Take the blocks of a tenant's newest prompt, or else the row of its newest answer."""
+        prefill = next((p for p in reversed([*prompts]) if p.tenant == tenant), None)
+        if prefill is not None:
+            if prefill in self._prefilling:
+                self._prefilling.remove(prefill)
+            self._queue_again(prefill)
+            return True
+        sequence = next((s for s in reversed(self.running) if s.job.tenant == tenant), None)
+        if sequence is not None:
+            self.put_back(sequence)
+        return sequence is not None
+
+    def start(self, sequence: Sequence) -> tuple[int, int] | None:
+        """Let a sequence decode whose first token is known.
+
+        Full blocks of the prompt are shared. Of the last one it needs a copy: returns its source
+        and target.
+        """
+        prefill = sequence.job.prefill
+        assert prefill is not None
+        full, rest = divmod(len(prefill.tokens), BLOCK_SIZE)
+        sequence.blocks = prefill.blocks[:full]
+        for block in sequence.blocks:
+            self.blocks.share(block)
+        sequence.known, sequence.number = prefill.known, prefill.number
+        self.running.append(sequence)
+        self.version += 1
+        if not rest:
+            return None
+        sequence.blocks.append(self._take())
+        return prefill.blocks[full], sequence.blocks[full]
+
+    def started(self, sequences: list[Sequence]) -> None:
+        """Free the prompts whose last sequence has started."""
+        for prefill in dict.fromkeys(sequence.job.prefill for sequence in sequences):
+            if prefill is not None and _next_job(prefill) is None:
+                self._free(prefill)
+
+    # ---- decoding -------------------------------------------------------------------------------
+
+    def next_decodes(self, ahead: int = 0) -> list[Sequence]:
+        """Return the sequences that decode next, each with a block for its new token.
+
+        ``ahead`` tokens of each are still being computed and not known here.
+        """
+        self.extended = []
+        for sequence in list(self.running):
+            if sequence.blocks:  # it has none any more when it gave way to one before it
+                self._make_room(sequence, ahead)
+        self.extended = [sequence for sequence in self.extended if sequence.blocks]
+        return self.running
+
+    def _make_room(self, sequence: Sequence, ahead: int) -> None:
+        position = sequence.length - 1 + ahead
+        while position // BLOCK_SIZE >= len(sequence.blocks):
+            block = self.blocks.take()
+            if block is not None:
+                sequence.blocks.append(block)
+                self.extended.append(sequence)
+                continue
+            self._give_way(self._holdings().largest(), (*self._prefilling, *self._ready))
+            if not sequence.blocks:
+                return
+
+    def _queue_again(self, prefill: Prefill) -> None:
+        """Take a prefill's blocks and put whoever waits for it back to the front of the queue."""
+        if prefill.sequence is not None:
+            again = Prefill(prefill.tokens, prefill.adapter, prefill.sequence, prefill.tenant)
+            self._waiting.add_resuming(again)
+        for job in reversed(prefill.jobs):
+            self._waiting.add(job, at_front=True)
+        self._free(prefill)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks; it resumes from its tokens when there is room."""
+        self.running.remove(sequence)
+        self.version += 1
+        self._release(sequence)
+        job = sequence.job
+        self._waiting.add_resuming(Prefill(sequence.cached, job.adapter, sequence, job.tenant))
+
+    def grew(self, sequence: Sequence) -> None:
+        """Note that a sequence has a new token: a block may be full now."""
+        full = (sequence.length - 1) // BLOCK_SIZE
+        while sequence.known < min(full, len(sequence.blocks)):
+            part = sequence.block(sequence.known)
+            block = sequence.blocks[sequence.known]
+            sequence.number = self.blocks.learn(block, sequence.number, part)
+            sequence.known += 1
+
+    def retire(self, done: set[Sequence]) -> None:
+        """Let finished sequences go."""
+        if not done:
+            return
+        self.running = [sequence for sequence in self.running if sequence not in done]
+        self.version += 1
+        for sequence in done:
+            self._release(sequence)
+
+    def cancel(self, job: Job) -> None:
+        """Let go of a job's running sequences; those that wait are skipped in their turn."""
+        self.retire({s for s in self.running if s.job is job})
+        self._waiting.cancel(job)
+        for prefill in [p for p in self._ready if job in p.jobs]:
+            prefill.jobs.remove(job)
+            if not prefill.jobs:
+                self._free(prefill)
+
+    def jobs(self) -> list[Job]:
+        """Return every job that waits or runs."""
+        prefills = [*self._prefilling, *self._ready]
+        queued = [job for prefill in prefills for job in prefill.jobs]
+        resuming = [p.sequence.job for p in prefills if p.sequence is not None]
+        running = [sequence.job for sequence in self.running]
+        return list(dict.fromkeys([*running, *resuming, *queued, *self._waiting.jobs()]))
+
+    def _release(self, sequence: Sequence) -> None:
+        self.blocks.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.known = 0
+
+    def _free(self, prefill: Prefill) -> None:
+        self.blocks.release(prefill.blocks)
+        prefill.blocks = []
+        prefill.hidden, prefill.last_hidden = [], None
+        if prefill in self._ready:
+            self._ready.remove(prefill)
+        self._forget_prompt(prefill)
+
+    def _forget_prompt(self, prefill: Prefill) -> None:
+        key = (prefill.tenant, prefill.adapter, prefill.tokens.tobytes())
+        if self._prompts.get(key) is prefill:
+            del self._prompts[key]
+
+
+def _next_job(prefill: Prefill) -> Job | None:
+    """Return the first job of a prompt that has sequences to start; forget those before it."""
+    while prefill.jobs:
+        job = prefill.jobs[0]
+        if not job.is_over and job.started < len(job.sequences):
+            return job
+        prefill.jobs.pop(0)
+    return None
+
+
+def _blocks_for(prefill: Prefill) -> int:
+    return -(-len(prefill.tokens) // BLOCK_SIZE)
+
+
+def _reusable(prefill: Prefill) -> IntArray:
+    """Return the tokens that may be known already: never the last, whose hidden state counts."""
+    if prefill.keeps_hidden:
+        return prefill.tokens[:0]
+    return prefill.tokens[:-1]

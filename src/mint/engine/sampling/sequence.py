@@ -1,0 +1,182 @@
+"""A sample request on its way to a result: its prompt, and the answers that grow from it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from torch import Tensor
+
+from mint.engine.adapters.lora import Adapter
+from mint.engine.messages import (
+    IntArray,
+    SampledSequence,
+    SampledToken,
+    SampleRequest,
+    SampleResult,
+    StopReason,
+    TopkLogprobs,
+    UserError,
+)
+from mint.engine.sampling.picking import is_filtered, is_penalized
+from mint.engine.sampling.pool import BLOCK_SIZE
+from mint.engine.sampling.scoring import BROKEN_WEIGHTS, PromptScores, is_wanted
+from mint.engine.sampling.stopping import StopRule
+
+
+@dataclass(eq=False)
+class Prefill:
+    """Tokens on their way into the pool: a prompt's, or those of a sequence that lost its blocks.
+
+    Jobs with the same prompt share one. It holds the blocks until its last user has started.
+    """
+
+    tokens: IntArray
+    adapter: Adapter | None
+    sequence: Sequence | None = None  # the one that resumes afterwards
+    tenant: str = ""
+    jobs: list[Job] = field(default_factory=list)  # that start from it
+    blocks: list[int] = field(default_factory=list)
+    done: int = 0  # tokens that are in the pool
+    known: int = 0  # blocks whose content the block manager knows
+    number: int = 0  # of the last of these
+    keeps_hidden: bool = False  # of all tokens, for scoring the prompt
+    hidden: list[Tensor] = field(default_factory=list)
+    last_hidden: Tensor | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.done == len(self.tokens)
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One answer while it grows."""
+
+    job: Job
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[tuple[list[int], list[float]]] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    blocks: list[int] = field(default_factory=list)
+    known: int = 0  # blocks whose content the block manager knows
+    number: int = 0  # of the last of these
+    reported: int = 0  # tokens that were sent as progress
+    uid: int = field(default_factory=itertools.count().__next__)
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, prompt included."""
+        return len(self.job.request.prompt) + len(self.tokens)
+
+    @property
+    def is_done(self) -> bool:
+        return self.stop_reason is not None
+
+    @property
+    def cached(self) -> IntArray:
+        """The tokens whose keys and values are in the pool: all but the newest."""
+        return np.concatenate([self.job.request.prompt, np.array(self.tokens[:-1], np.int64)])
+
+    def block(self, index: int) -> IntArray:
+        """Return the tokens of one full block."""
+        prompt, start = self.job.request.prompt, index * BLOCK_SIZE
+        end = start + BLOCK_SIZE
+        answer = self.tokens[max(start - len(prompt), 0) : end - len(prompt)]
+        return np.concatenate([prompt[start:end], np.array(answer, np.int64)])
+
+    def append(self, token: int, logprob: float) -> None:
+        """Add a token. Raises UserError when its logprob is NaN: the weights are broken."""
+        if math.isnan(logprob):
+            raise UserError(BROKEN_WEIGHTS)
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.job.stop.reached(self.tokens):
+            self.stop_reason = "stop"
+        elif len(self.tokens) >= self.job.max_tokens:
+            self.stop_reason = "length"
+
+    def fresh(self) -> list[SampledToken]:
+        """Return the tokens since the last call."""
+        start, self.reported = self.reported, len(self.tokens)
+        return [
+            SampledToken(
+                self.index,
+                self.tokens[at],
+                self.logprobs[at],
+                list(zip(*self.top[at], strict=True)) if self.top else [],
+            )
+            for at in range(start, self.reported)
+        ]
+
+    def result(self) -> SampledSequence:
+        assert self.stop_reason is not None, "only a finished sequence has a result"
+        top = None
+        if self.top:
+            ids, values = zip(*self.top, strict=True)
+            top = TopkLogprobs(np.array(ids, np.int64), np.array(values, np.float32))
+        tokens, logprobs = np.array(self.tokens, np.int64), np.array(self.logprobs, np.float32)
+        return SampledSequence(tokens, logprobs, self.stop_reason, top)
+
+
+@dataclass(eq=False)
+class Job:
+    """A sample request on its way to a result. ``ticket`` is the caller's own name for it."""
+
+    ticket: int
+    request: SampleRequest
+    adapter: Adapter | None
+    stop: StopRule
+    max_tokens: int
+    seed: int = field(default_factory=lambda: secrets.randbits(63))
+    scores: PromptScores | None = None
+    error: Exception | None = None
+    is_cancelled: bool = False
+    prefill: Prefill | None = None
+    sequences: list[Sequence] = field(init=False)
+    started: int = 0  # sequences that have left the queue
+    finished: int = 0
+
+    def __post_init__(self) -> None:
+        self.sequences = [Sequence(self, i) for i in range(self.request.num_samples)]
+        if self.request.seed is not None:
+            self.seed = self.request.seed
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant
+
+    @cached_property
+    def is_special(self) -> bool:
+        """Return whether picking its tokens takes more than a temperature."""
+        request = self.request
+        return is_filtered(request) or is_penalized(request) or request.topk_sample_logprobs > 0
+
+    @property
+    def wants_scores(self) -> bool:
+        return is_wanted(self.request)
+
+    @property
+    def is_done(self) -> bool:
+        return self.finished == len(self.sequences)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for its sequences any more."""
+        return self.is_cancelled or self.error is not None
+
+    def result(self) -> SampleResult:
+        scores = self.scores or PromptScores()
+        return SampleResult(
+            sequences=[sequence.result() for sequence in self.sequences],
+            prompt_logprobs=scores.logprobs,
+            topk_prompt_logprobs=scores.topk,
+            target_prompt_logprobs=scores.targets,
+            prompt_alt_tokens=scores.alternatives,
+            digest=self.adapter.digest if self.adapter is not None else None,
+        )

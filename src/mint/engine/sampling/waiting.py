@@ -1,0 +1,92 @@
+"""Queues of an engine: jobs by tenant and adapter, and answers that resume."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from mint.engine.adapters.lora import Adapter
+from mint.engine.sampling.sequence import Job, Prefill
+
+
+@dataclass
+class _Tenant:
+    queues: OrderedDict[Adapter | None, deque[Job]] = field(default_factory=OrderedDict)
+    resuming: deque[Prefill] = field(default_factory=deque)
+
+
+class WaitingJobs:
+    """The queues of all tenants. Tenants take turns, and so do the adapters of each."""
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def tenants(self) -> list[str]:
+        """Return those that wait; the one that was served longest ago comes first."""
+        return list(self._tenants)
+
+    def add(self, job: Job, at_front: bool = False) -> None:
+        """Queue a job behind the others of its tenant and adapter, or before them."""
+        queues = self._of(job.tenant).queues
+        queue = queues.setdefault(job.adapter, deque())
+        if at_front:
+            queue.appendleft(job)
+        else:
+            queue.append(job)
+
+    def add_resuming(self, prefill: Prefill) -> None:
+        """Let an answer that lost its blocks resume before its tenant's other work."""
+        self._of(prefill.tenant).resuming.appendleft(prefill)
+
+    def resuming(self, tenant: str) -> deque[Prefill]:
+        """Return the answers of a tenant that wait to resume."""
+        return self._tenants[tenant].resuming
+
+    def all_resuming(self) -> list[deque[Prefill]]:
+        """Return the answers that wait to resume, of each tenant that has any."""
+        return [tenant.resuming for tenant in self._tenants.values() if tenant.resuming]
+
+    def queue(self, tenant: str) -> tuple[Adapter | None, deque[Job]] | None:
+        """Return the queue of a tenant whose turn it is; None when it has no jobs."""
+        queues = self._tenants[tenant].queues
+        return next(iter(queues.items())) if queues else None
+
+    def next_queue(self, tenant: str) -> None:
+        """Give the turn to the next adapter of a tenant, and forget a queue that is empty."""
+        queues = self._tenants[tenant].queues
+        adapter, queue = next(iter(queues.items()))
+        if queue:
+            queues.move_to_end(adapter)
+        else:
+            del queues[adapter]
+
+    def served(self, tenant: str) -> None:
+        """Put a tenant behind the others, and forget one that has nothing left to wait for."""
+        waiting = self._tenants[tenant]
+        if waiting.queues or waiting.resuming:
+            self._tenants.move_to_end(tenant)
+        else:
+            del self._tenants[tenant]
+
+    def cancel(self, job: Job) -> None:
+        """Forget a job's answers that wait to resume; the job itself is skipped in its turn."""
+        waiting = self._tenants.get(job.tenant)
+        if waiting is not None and waiting.resuming:
+            kept = [p for p in waiting.resuming if p.sequence is None or p.sequence.job is not job]
+            waiting.resuming = deque(kept)
+            if not (waiting.queues or waiting.resuming):
+                del self._tenants[job.tenant]
+
+    def jobs(self) -> list[Job]:
+        """Return every job that waits."""
+        found: list[Job] = []
+        for tenant in self._tenants.values():
+            found += [p.sequence.job for p in tenant.resuming if p.sequence is not None]
+            found += [job for queue in tenant.queues.values() for job in queue]
+        return found
+
+    def _of(self, tenant: str) -> _Tenant:
+        return self._tenants.setdefault(tenant, _Tenant())

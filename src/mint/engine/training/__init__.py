@@ -1,0 +1,1 @@
+"""Training: datums packed as prefix trees, passes, losses, and the optimizer."""

@@ -1,0 +1,234 @@
+"""Check the datums of a request, and pack them by shared prefix into flat tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mint.engine.messages import NOT_FINITE, Datum, ForwardBackward, ModelInfo, UserError
+from mint.engine.model.precision import to_device
+from mint.engine.training.logprobs import Targets
+from mint.engine.training.losses import LOSSES, Loss
+from mint.engine.training.terms import NAMES, Terms, read_terms
+from mint.engine.training.tree import PrefixTree
+
+KEPT = "kept_tokens"
+_THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """The targets of a tree's members, flat and sorted by node, with their loss inputs.
+
+    ``targets`` serve the head; ``inputs`` and ``datum`` the loss, in the order of the members, into
+    which ``unsort`` brings what the head returns. ``shapes`` cut the flat logprobs back into one
+    array per member.
+    """
+
+    targets: Targets
+    unsort: Tensor
+    inputs: dict[str, Tensor]
+    datum: Tensor
+    shapes: list[tuple[int, ...]]
+
+
+def make_batch(
+    tree: PrefixTree, data: list[Datum], loss: Loss, device: torch.device
+) -> PackedBatch:
+    """Lay out the targets and loss inputs of a tree's members."""
+    members = [data[i] for i in tree.members]
+    targets = [datum.inputs["target_tokens"] for datum in members]
+    nodes = np.concatenate(
+        [np.repeat(path, target[0].size) for path, target in zip(tree.paths, targets, strict=True)]
+    )
+    trained = np.zeros(len(tree.tokens), bool)
+    trained[nodes[_flat([_counts(datum.inputs, loss) for datum in members])]] = True
+    order = np.argsort(np.where(trained[nodes], nodes, nodes + len(trained)), kind="stable")
+    unsort = np.empty_like(order)
+    unsort[order] = np.arange(len(order))
+    sizes = [target.size for target in targets]
+    names = [name for name in members[0].inputs if name not in ("target_tokens", KEPT)]
+    kept = _kept_tokens(members, order)
+    return PackedBatch(
+        Targets.of(
+            nodes[order], _flat(targets)[order].astype(np.int64), device, int(trained.sum()), kept
+        ),
+        unsort=to_device(unsort, device),
+        inputs={
+            name: to_device(_flat([d.inputs[name] for d in members]).astype(np.float32), device)
+            for name in names
+        },
+        datum=to_device(np.repeat(np.arange(len(members)), sizes), device),
+        shapes=[target.shape for target in targets],
+    )
+
+
+def _flat(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate([array.reshape(-1) for array in arrays])
+
+
+def _counts(inputs: Mapping[str, NDArray[Any]], loss: Loss) -> NDArray[Any]:
+    """Return which targets take part in a loss; the others have no gradient."""
+    if "weights" in inputs:
+        return np.asarray(inputs["weights"] != 0)
+    return np.asarray((inputs["advantages"] != 0) | loss.every_token)
+
+
+def _kept_tokens(members: list[Datum], order: NDArray[Any]) -> NDArray[Any] | None:
+    """Return the kept tokens of all targets, in the order of the nodes; -1 fills up."""
+    rows = [datum.inputs.get(KEPT) for datum in members]
+    width = max((len(row[0]) for row in rows if row is not None), default=0)
+    if not width:
+        return None
+    found = np.full((len(order), width), -1, np.int64)
+    at = 0
+    for datum, row in zip(members, rows, strict=True):
+        end = at + datum.inputs["target_tokens"].size
+        if row is not None:
+            found[at:end, : row.shape[1]] = row
+        at = end
+    return np.asarray(found[order])
+
+
+def check_request(request: ForwardBackward, info: ModelInfo) -> tuple[list[Datum], Loss, Terms]:
+    """The datums with just the inputs that loss and terms read. Raises UserError on a mistake."""
+    loss = LOSSES.get(request.loss_fn)
+    if loss is None:
+        raise UserError(
+            f"loss_fn {request.loss_fn!r} is not one this service runs. Use one of: "
+            f"{', '.join(LOSSES)}."
+        )
+    if not request.data:
+        raise UserError("The batch is empty: data has no datum. Pass at least one datum.")
+    settings = loss_settings(request.config, loss, request.loss_fn)
+    terms = read_terms(request.config)
+    data = [
+        _check_datum(d, i, request.loss_fn, loss, terms, info) for i, d in enumerate(request.data)
+    ]
+    _fill_optional(data, settings, loss)
+    return data, loss, terms
+
+
+def _fill_optional(data: list[Datum], settings: dict[str, float], loss: Loss) -> None:
+    """Give datums without an optional input the value that changes nothing."""
+    present = {key for datum in data for key in datum.inputs}
+    for inputs in (datum.inputs for datum in data):
+        if "weights" in present and "weights" not in inputs:
+            inputs["weights"] = _counts(inputs, loss).astype(np.float32)
+        for key in settings.keys() & present - inputs.keys():
+            inputs[key] = np.full(inputs["target_tokens"].shape, settings[key], np.float32)
+
+
+def loss_settings(config: Mapping[str, float | str], loss: Loss, name: str) -> dict[str, float]:
+    """The loss's settings with the request's values over the defaults."""
+    for key, value in config.items():
+        if key not in loss.settings and key not in NAMES:
+            known = ", ".join((*loss.settings, *NAMES))
+            raise UserError(f"loss_fn_config has {key!r}, but {name} has the settings: {known}.")
+        if isinstance(value, str) or not np.isfinite(value):
+            raise UserError(
+                f"loss_fn_config[{key!r}] is {value!r}, but it must be a finite number."
+            )
+    given = {key: float(value) for key, value in config.items() if key in loss.settings}
+    return {**loss.settings, **given}
+
+
+def _check_datum(
+    datum: Datum, index: int, name: str, loss: Loss, terms: Terms, info: ModelInfo
+) -> Datum:
+    where = f"datum {index}"
+    length = len(datum.tokens)
+    if length == 0:
+        raise UserError(f"{where}: model_input has no tokens. Leave this datum out of the batch.")
+    if length > info.context_length:
+        raise UserError(
+            f"{where}: model_input has {length} tokens, and the model's context is "
+            f"{info.context_length}. Shorten it."
+        )
+    _check_ids(datum.tokens, f"{where}: model_input", info.vocab_size)
+    targets = datum.inputs.get("target_tokens")
+    if targets is None:
+        raise UserError(f"{where}: loss_fn_inputs has no 'target_tokens', which {name} needs.")
+    if targets.ndim == 2 and name != "cross_entropy":
+        raise UserError(
+            f"{where}: target_tokens is two-dimensional, which cross_entropy takes but not {name}."
+        )
+    if targets.ndim not in (1, 2) or targets.shape[0] != length or targets.size == 0:
+        raise UserError(
+            f"{where}: target_tokens has shape {list(targets.shape)}, but model_input has {length} "
+            f"tokens, so it must be [{length}] (or [{length}, K] for cross_entropy)."
+        )
+    _check_ids(targets, f"{where}: target_tokens", info.vocab_size)
+    inputs: dict[str, NDArray[Any]] = {"target_tokens": targets}
+    optional = ("weights", *(k for k in _THRESHOLDS if k in loss.settings))
+    for key in dict.fromkeys((*loss.needs, *terms.needs, *optional)):
+        if key in datum.inputs:
+            inputs[key] = _check_numbers(datum.inputs[key], targets.shape, f"{where}: {key}")
+        elif key in loss.needs:
+            raise UserError(f"{where}: loss_fn_inputs has no {key!r}, which {name} needs.")
+        elif key in terms.needs:
+            raise UserError(
+                f"{where}: loss_fn_inputs has no {key!r}, which the terms in loss_fn_config need."
+            )
+    if name == "cross_entropy":
+        inputs.setdefault("weights", np.ones(targets.shape, np.float32))
+    if KEPT in datum.inputs:
+        inputs[KEPT] = _check_kept(datum.inputs[KEPT], targets, where, info.vocab_size)
+    return Datum(datum.tokens, inputs)
+
+
+def _check_ids(ids: NDArray[Any], where: str, vocabulary: int) -> None:
+    if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocabulary:
+        at = int(np.flatnonzero((ids.reshape(-1) < 0) | (ids.reshape(-1) >= vocabulary))[0])
+        raise UserError(
+            f"{where}[{at}] is {int(ids.reshape(-1)[at])}, but token ids of this model run from 0 "
+            f"to {vocabulary - 1}. Use the model's own tokenizer (get_tokenizer())."
+        )
+
+
+def _check_kept(
+    kept: NDArray[Any], targets: NDArray[Any], where: str, vocabulary: int
+) -> NDArray[Any]:
+    """Check the tokens that each target was chosen among."""
+    if targets.ndim != 1 or kept.ndim != 2 or len(kept) != len(targets):
+        raise UserError(
+            f"{where}: {KEPT} has shape {list(kept.shape)} and target_tokens "
+            f"{list(targets.shape)}; they must be [N, K] and [N]."
+        )
+    kept = kept.astype(np.int64)
+    _check_ids(np.where(kept == -1, 0, kept), f"{where}: {KEPT}", vocabulary)
+    some = (kept >= 0).any(1)
+    missing = np.flatnonzero(some & ~(kept == targets[:, None]).any(1))
+    ranked = np.sort(kept, 1)
+    doubled = np.flatnonzero(((ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] >= 0)).any(1))
+    for at, what in [
+        *((int(i), f"do not have its target, {int(targets[i])}") for i in missing[:1]),
+        *((int(i), "have a token twice") for i in doubled[:1]),
+    ]:
+        raise UserError(
+            f"{where}: the {KEPT} of position {at} {what}. Pass all tokens that the target was "
+            "sampled from, each once, and -1 where there are fewer than in other positions."
+        )
+    return kept
+
+
+def _check_numbers(array: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
+    if array.shape != shape:
+        raise UserError(
+            f"{where} has shape {list(array.shape)}, but target_tokens has {list(shape)}. "
+            "Every loss input needs one value per target token."
+        )
+    finite = np.isfinite(array)
+    if not finite.all():
+        at = int(np.flatnonzero(~finite.reshape(-1))[0])
+        raise UserError(
+            f"{where}[{at}] is {array.reshape(-1)[at]}, but it must be a finite number. "
+            f"Look at the reward that it came from. {NOT_FINITE}"
+        )
+    return array

@@ -1,0 +1,132 @@
+"""Reverse KL between a run's policy and a frozen reference, over the whole vocabulary.
+
+For each target position, sum over tokens v of p(v) (log p(v) - log r(v)), where p is the student's
+distribution and r the reference's, both at the given temperature; times the position's weight.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mint.engine.adapters.lora import Adapter
+from mint.engine.attention import tree_attention
+from mint.engine.messages import DistillDatum, FloatArray, IntArray, UserError
+from mint.engine.model.base_model import BaseModel
+from mint.engine.model.context import Lora, NoLora
+from mint.engine.training.tree import PrefixTree, pack
+
+
+def reverse_kl(
+    model: BaseModel,
+    student: Adapter,
+    reference: Adapter | None,
+    data: list[DistillDatum],
+    temperature: float,
+    budget: int,
+) -> list[float]:
+    """Add the gradient of the summed loss to the student's; return the loss of each datum."""
+    _check(data, temperature, model.info.vocab_size, model.info.context_length)
+    losses = np.zeros(len(data))
+    for tree in pack([datum.student for datum in data], budget):
+        members = [data[member] for member in tree.members]
+        owners = np.repeat(tree.members, [len(datum.targets) for datum in members])
+        weights = model.tensor(np.concatenate([datum.weights for datum in members]))
+        with torch.no_grad():
+            theirs, their_lora = _reference_hidden(model, reference, members, budget)
+        mine, my_lora = _hidden(model, student, tree, members, recompute=len(tree.tokens) > budget)
+        leaf = mine.detach().requires_grad_()
+        values = _backward(model, student, leaf, my_lora, theirs, reference, their_lora,
+                           weights, temperature)  # fmt: skip
+        np.add.at(losses, owners, values)
+        if leaf.grad is not None:
+            mine.backward(leaf.grad)  # type: ignore[no-untyped-call]
+    return [float(loss) for loss in losses]
+
+
+def _backward(
+    model: BaseModel,
+    student: Adapter,
+    mine: Tensor,
+    my_lora: Lora,
+    theirs: Tensor,
+    reference: Adapter | None,
+    their_lora: Lora,
+    weights: Tensor,
+    temperature: float,
+) -> FloatArray:
+    """Return the loss of each row, whose gradient goes to ``mine`` and the student's head.
+
+    It goes chunk by chunk, so that a bounded number of rows of logits exist at a time.
+    """
+    head, values = model.head, []
+    for start in range(0, len(mine), head.chunk_rows()):
+        part = slice(start, start + head.chunk_rows())
+        with torch.no_grad():
+            if reference is not None:
+                reference.train_on(model.products)
+            log_r = torch.log_softmax(head.logits(theirs[part], their_lora) / temperature, -1)
+        student.train_on(model.products)
+        log_p = torch.log_softmax(head.logits(mine[part], my_lora) / temperature, -1)
+        loss = weights[part] * (log_p.exp() * (log_p - log_r)).sum(-1)
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+        values.append(loss.detach().cpu().numpy())
+    return np.concatenate(values)
+
+
+def _reference_hidden(
+    model: BaseModel, reference: Adapter | None, data: list[DistillDatum], budget: int
+) -> tuple[Tensor, Lora]:
+    """Return the reference's hidden states before the targets of these datums, in their order."""
+    parts: list[Tensor] = [torch.empty(0)] * len(data)
+    lora: Lora = NoLora()
+    for tree in pack([datum.reference for datum in data], budget):
+        members = [data[member] for member in tree.members]
+        hidden, lora = _hidden(model, reference, tree, members)
+        pieces = torch.split(hidden, [len(datum.targets) for datum in members])
+        for member, piece in zip(tree.members, pieces, strict=True):
+            parts[member] = piece
+    return torch.cat(parts), lora
+
+
+def _hidden(
+    model: BaseModel,
+    adapter: Adapter | None,
+    tree: PrefixTree,
+    data: list[DistillDatum],
+    recompute: bool = False,
+) -> tuple[Tensor, Lora]:
+    """Return the hidden states that predict the targets of a tree's members, member by member."""
+    lora = NoLora() if adapter is None else adapter.train_on(model.products)
+    view = tree_attention(tree, model.device, model.precision.keys)
+    hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
+    rows = [path[-len(d.targets) :] for path, d in zip(tree.paths, data, strict=True)]
+    return hidden[model.tensor(np.concatenate(rows))], lora
+
+
+def _check(data: list[DistillDatum], temperature: float, vocabulary: int, context: int) -> None:
+    if not data:
+        raise UserError("The batch is empty: data has no datum. Pass at least one datum.")
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise UserError(f"temperature is {temperature}, but it must be a positive number.")
+    for index, datum in enumerate(data):
+        count = len(datum.targets)
+        for name in ("student", "reference"):
+            tokens: IntArray = getattr(datum, name)
+            if not max(count, 1) <= len(tokens) <= context:
+                raise UserError(
+                    f"datum {index}: {name}_input has {len(tokens)} tokens, but it must have at "
+                    f"least one for each of the {count} target_tokens, and at most {context}."
+                )
+            if tokens.min() < 0 or tokens.max() >= vocabulary:
+                raise UserError(
+                    f"datum {index}: {name}_input has a token id outside 0..{vocabulary - 1}."
+                )
+        if count == 0 or datum.weights.shape != (count,) or not np.isfinite(datum.weights).all():
+            raise UserError(
+                f"datum {index}: weights must be a finite number for each of the target_tokens, "
+                "of which there must be at least one."
+            )
