@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -156,7 +157,8 @@ def _from_text(field: FieldInfo, text: str, variable: str) -> Any:
     for entry in (part.strip() for part in text.split(",") if part.strip()):
         name, _, value = (part.strip() for part in entry.partition("="))
         if not name or not value:
-            raise ConfigError(f"{variable} has {entry!r}: write NAME=VALUE,NAME=VALUE")
+            form = "NAME=FOLDER" if Path in get_args(field.annotation) else "NAME=NUMBER"
+            raise ConfigError(f"{variable} has {entry!r}: write {form},{form}")
         pairs[name] = value
     return pairs
 

@@ -122,7 +122,7 @@ def test_a_mistake_in_the_file_is_named(home: Path, text: str, parts: list[str])
         ("MINT_PROT", "1", "Did you mean 'MINT_PORT'?"),
         ("MINT_MODEL", "a=b", "Did you mean 'MINT_MODELS'?"),
         ("MINT_PORT", "many", "MINT_PORT: port is 'many'"),
-        ("MINT_MODELS", "just-a-name", "write NAME=VALUE"),
+        ("MINT_MODELS", "just-a-name", "write NAME=FOLDER"),
     ],
 )
 def test_a_mistake_in_a_variable_is_named(
