@@ -139,8 +139,8 @@ def test_the_playground_of_an_embedded_service_takes_its_key(
         page.get_by_role("button", name="Send").click()
 
     page.goto(f"{url}/watch")
-    page.get_by_label("Key").fill("tml-secret")
-    page.get_by_role("button").click()
+    page.get_by_label("Key", exact=True).fill("tml-secret")
+    page.get_by_role("button", name="Open", exact=True).click()
     say_hello()
     expect(said.locator(".message.assistant .text")).not_to_be_empty()
     expect(said.locator(".problem")).to_have_count(0)
