@@ -4,8 +4,6 @@ Every name of :mod:`mint.rewards` is here. A reward function written into this f
 name: ``training.reward_function=custom_reward_function``.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import mint.rewards

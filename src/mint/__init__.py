@@ -13,8 +13,6 @@ Names are loaded when they are first used, so that the service and the engine, w
 same package, start without the SDK.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The error for a mistaken setting, and the hint for a mistyped name."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ A field's description is its line in the documentation and in ``--help``. Its va
 and its name, or the ``env`` of its ``json_schema_extra``; None means that it has none.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ tokenizer into the new folder OUT. The weights are written in float32: that is w
 quantised blocks decode to without rounding a second time, and what a CPU computes in.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

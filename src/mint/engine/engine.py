@@ -1,7 +1,5 @@
 """The engine: one base model, the runs that train on it and the samplers that answer from it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

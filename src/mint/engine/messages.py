@@ -4,8 +4,6 @@ The service calls the methods of :class:`mint.engine.engine.Engine` by name, wit
 dataclasses as arguments and results. Arrays are numpy arrays.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 It loads the model, says so, and then answers calls over a socket until the other side closes it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The files that come with mint: ``conf/``, the tasks in ``demos/``, and ``quickstart/``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -5,8 +5,6 @@ An override may be written with or without ``+``. Every setting is checked by it
 its value in :mod:`mint.training.job`, before anything is loaded.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Evaluate a checkpoint, a run or the base model on prompts that training never sees."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

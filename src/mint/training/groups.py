@@ -1,7 +1,5 @@
 """The settings of the training command: the loop's groups, and what the command adds to them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel

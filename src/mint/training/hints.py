@@ -1,7 +1,5 @@
 """Suggestions for mistyped settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any

@@ -1,7 +1,5 @@
 """A job: a composed configuration as what it stands for, settings of the loop and a task."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Print samples of every step during a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A reward function of the user's in place of a task's own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

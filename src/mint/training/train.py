@@ -1,7 +1,5 @@
 """One job, from its settings to trained weights."""
 
-from __future__ import annotations
-
 from mint.rl import Run
 from mint.training.compose import Composed
 from mint.training.job import load_adapter, make_config, run_directory, write_job

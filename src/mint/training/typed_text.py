@@ -1,7 +1,5 @@
 """Strings typed in a shell: ``\\n`` means a new line, and a text need not fit Hydra's grammar."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -2,8 +2,6 @@
 answer.
 """
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ The page is the dashboard's own; the answers of its server are in the file, pack
 larger than the file may be, rollouts of some steps are left out, and all curves stay.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

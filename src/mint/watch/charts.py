@@ -1,7 +1,5 @@
 """Small charts as inline SVG, without a plotting library."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 

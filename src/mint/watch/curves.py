@@ -1,7 +1,5 @@
 """Metrics as columns, in full or averaged to a number of points that a screen can show."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A recorded run, to look at before training anything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

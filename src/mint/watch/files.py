@@ -1,7 +1,5 @@
 """The file names of a run directory, and how single files are read and written."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

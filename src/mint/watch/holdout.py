@@ -1,7 +1,5 @@
 """The holdout of a run: its metrics, and which weights are best on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mint.watch.series import Row, series

@@ -1,7 +1,5 @@
 """The run directories under some folders. Nothing outside them is ever named, also by a link."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

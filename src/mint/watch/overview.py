@@ -1,7 +1,5 @@
 """Overviews of runs, and the tables behind their curves, kept up to date."""
 
-from __future__ import annotations
-
 import os
 from collections import OrderedDict
 from collections.abc import Mapping

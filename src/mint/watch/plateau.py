@@ -1,7 +1,5 @@
 """Find whether a rise has ended, and where: the ramp that fits a series best."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ The files are not trusted: DuckDB may open nothing but the run's own files, load
 use bounded memory, and a question that takes too long is interrupted.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Rollouts as columns: the schema of ``rollouts/*.parquet``, and rows from and to it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

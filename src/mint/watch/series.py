@@ -1,7 +1,5 @@
 """Series of a run's metrics: cleaned, averaged, and compared with their own noise."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Everything is GET. The page and its parts are under ``/``, the data under ``/api
 questions that grow with the run (metrics, events, searches) are increments.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """Tables of JSON lines that grow: only what was added is read again."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The live view of a run in a terminal: how far it is, whether it learns, and what it says."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ factors, modulo 2**64. A row with one number changed always has another product,
 different one but for a chance of about 2**-63. This guards against mistakes, not against malice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 

@@ -1,7 +1,5 @@
 """Adapters on disk, in PEFT's format: what we write loads in PEFT and vLLM unchanged."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ said by the pass that is active: a prefix tree in training, blocks of the key-va
 sampling. The CPU's implementations use torch alone; the GPU's are Triton kernels.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ are added one after the other, and rows are filled up to a multiple of ``precisi
 then gets the same bits in a prefill of any chunks, in decoding, and in any batch.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

@@ -7,8 +7,6 @@ workspace, a *tier*, so that padding stays small. A tier is gathered from the po
 change; each step appends to it. The sums are those of :mod:`.blocked`, bit for bit.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

@@ -1,7 +1,5 @@
 """The layout of the sequences in a pass, for attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

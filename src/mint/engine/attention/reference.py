@@ -1,7 +1,5 @@
 """Attention in plain torch: what a CPU runs, and what the kernels are tested against."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

@@ -4,8 +4,6 @@ The modules of transformers call our attention function and our linear layers wi
 either, so both read the pass that is active.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

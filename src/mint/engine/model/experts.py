@@ -13,8 +13,6 @@ The host must know how many rows an expert has to run `Sorted`. The other two ha
 not depend on what the router chose, as a CUDA graph needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

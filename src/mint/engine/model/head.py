@@ -1,7 +1,5 @@
 """The unembedding: from hidden states to logits, and from the gradient of logits back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

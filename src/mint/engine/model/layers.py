@@ -1,7 +1,5 @@
 """The decoder layers of a base model: compiled on a GPU, and recomputed in long backward passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

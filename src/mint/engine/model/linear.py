@@ -4,8 +4,6 @@ A layer computes ``W x + (alpha / rank) B A x``. Layers that read the same input
 value; gate and up) are one product: the first computes all, the others return their part of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Divide a device's memory between weights, keys and values, and training."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

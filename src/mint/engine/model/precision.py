@@ -11,8 +11,6 @@ trainer batch differently, and each rounding is amplified by the layers above it
 | `bfloat16` | bfloat16 products, float32 sums              | bfloat16 products, float32 otherwise |
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ like an earlier one takes over its blocks. Blocks are shared by counting referen
 nobody uses stay known until their place is needed, the least recently used first.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import OrderedDict
 from weakref import WeakKeyDictionary

@@ -6,8 +6,6 @@ the last one's tokens, and so finds out one step late that a sequence has ended:
 its end is thrown away.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ and slots for adapters. A tenant's level is the largest part that it holds of an
 share is an even part, among all tenants that hold something or wait for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The pool of keys and values: one tensor per attention layer, cut into blocks of tokens."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

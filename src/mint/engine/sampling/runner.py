@@ -1,7 +1,5 @@
 """The runner: turns what the scheduler chose into passes of the base model, and picks tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 A step is: schedule, run, note what came out. Whoever asks while others run joins at the next step.
 """
 
-from __future__ import annotations
-
 import torch
 
 from mint.engine.messages import SampledToken

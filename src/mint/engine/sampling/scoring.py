@@ -4,8 +4,6 @@ All of it comes from the hidden states of one prefill. Row i of a result speaks 
 (or i + 1 where it has one row less); the first token has nothing before it and is never scored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Slots for adapters: the decoding batch has a few, and adapters that wait for one take turns."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from mint.engine.adapters.lora import MAX_SLOTS, Adapter

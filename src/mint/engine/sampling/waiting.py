@@ -1,7 +1,5 @@
 """Queues of an engine: jobs by tenant and adapter, and answers that resume."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Check the datums of a request, and pack them by shared prefix into flat tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ For each target position, sum over tokens v of p(v) (log p(v) - log r(v)), where
 distribution and r the reference's, both at the given temperature; times the position's weight.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

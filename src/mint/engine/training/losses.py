@@ -8,8 +8,6 @@ datum a token belongs to. A token with no weight (or, without weights, no advant
 the penalty of ``dro`` does not depend on the advantage, so without weights every token has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

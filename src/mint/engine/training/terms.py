@@ -11,8 +11,6 @@ off; with ``entropy=1``, H comes back for each token. At ``temperature`` T, lp a
 the logits over T.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 

@@ -1,7 +1,5 @@
 """Training one adapter: its gradients, its optimizer, its files."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence

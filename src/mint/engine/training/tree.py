@@ -6,8 +6,6 @@ token in its context. Nodes are numbered depth first, so that the descendants of
 nodes j..ends[j]-1 and "j is an ancestor of i" is the comparison ``j <= i < ends[j]``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

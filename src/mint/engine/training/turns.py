@@ -1,7 +1,5 @@
 """Training operations in progress: one pass at a time, tenants in turn, and the runs of each."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Any

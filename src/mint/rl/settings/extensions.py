@@ -4,8 +4,6 @@ A service that knows such a setting acknowledges it in its answer, so one that i
 noticed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 """Every setting of the loop, in the groups of ``conf/``: its default, its limits, and a sentence on
 when to change it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

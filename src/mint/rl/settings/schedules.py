@@ -1,7 +1,5 @@
 """Schedules from the first step to the last: temperature, learning rate, reward weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

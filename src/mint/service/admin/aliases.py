@@ -1,7 +1,5 @@
 """The ``aliases`` in a configuration file, changed without touching the rest of the file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

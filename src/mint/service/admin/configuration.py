@@ -5,8 +5,6 @@ the fields of :class:`~.settings.Settings`; a variable is ``MINT_`` and the key,
 ``MINT_MODELS`` holds the aliases (``NAME=FOLDER,NAME=FOLDER``) and ``MINT_PRELOAD`` the models.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Neither keys nor bodies are logged. Every request has an id, which goes back in 
 and is in each log line that the request caused.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

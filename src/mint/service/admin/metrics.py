@@ -4,8 +4,6 @@
 are only read when somebody asks for them are in :mod:`mint.service.api.gauges`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping

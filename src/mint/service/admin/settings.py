@@ -1,7 +1,5 @@
 """The settings of a service."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Limits of requests while they arrive: their size, that of all together, and their time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any

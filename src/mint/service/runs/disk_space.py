@@ -1,7 +1,5 @@
 """Waiting for free space on the disk of the service, instead of failing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -5,8 +5,6 @@ Damage before that is an error, and the file stays as it is: what follows it was
 lock per run folder keeps two services apart.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -4,8 +4,6 @@ The checksum covers everything after it: both lengths, the header and the body. 
 journals have no mark, and a checksum over header and body alone; they are still read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

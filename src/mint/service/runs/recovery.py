@@ -1,7 +1,5 @@
 """A run's place in an engine: restored from snapshot and journal, and snapshot again in time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -4,8 +4,6 @@ Their files are kept with the journal until the next snapshot, so that a replay 
 their checkpoint was deleted or overwritten in between.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

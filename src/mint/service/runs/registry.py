@@ -1,7 +1,5 @@
 """The runs that are open in this service; a run that is not is opened from its journal."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

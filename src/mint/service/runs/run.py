@@ -5,8 +5,6 @@ its outcome written, its future finished. After a crash of the engine or of the 
 loaded from its snapshot and the journal is replayed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

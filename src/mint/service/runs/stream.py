@@ -1,7 +1,5 @@
 """The order of a run's operations, apart from any I/O: which numbers run next, and together."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The page of the dashboard: plain ES modules, styles, and three vendored libraries."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics in MLflow: ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` apply."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

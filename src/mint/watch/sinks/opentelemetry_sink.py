@@ -4,8 +4,6 @@ The spans go to the tracer provider that the program has set up, as ``openteleme
 ``opentelemetry.trace.set_tracer_provider`` do.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

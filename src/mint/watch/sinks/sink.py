@@ -1,7 +1,5 @@
 """Sinks that are switched on for a run, and what happens when one fails."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Metrics in TensorBoard: ``tensorboard --logdir runs``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Metrics in Trackio: ``TRACKIO_PROJECT`` names the project; ``trackio show`` opens it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics in Weights & Biases: ``WANDB_PROJECT`` and the package's own variables apply."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping, Sequence

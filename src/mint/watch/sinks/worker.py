@@ -1,7 +1,5 @@
 """A sink in a thread of its own: a slow or silent server delays no step."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
