@@ -26,9 +26,9 @@ def recipe(service: str, tmp_path: Path) -> Recipe:
     inherited = {k: v for k, v in os.environ.items() if not OUR_VARIABLES.match(k)}
     settings = {"MINT_BASE_URL": service, "MINT_BASE_MODEL": MODEL, "MINT_LORA_RANK": "4"}
 
-    def run(name: str, **more: str) -> str:
+    def run(name: str, *arguments: str, **more: str) -> str:
         result = subprocess.run(
-            [sys.executable, str(DEMOS / name)],
+            [sys.executable, str(DEMOS / name), *arguments],
             env={**inherited, **settings, **more},
             cwd=tmp_path,
             capture_output=True,

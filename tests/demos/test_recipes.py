@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.service_fixture import LiveService
+from mint.watch.recorder import METRICS, read_rows
+from tests.service_fixture import MODEL, LiveService
 
 from .conftest import DEMOS, SAVED, Recipe, numbers
 
@@ -33,6 +38,39 @@ def test_sft_teaches_the_demonstrations_and_rl_starts_from_them(recipe: Recipe) 
     assert numbers(r"RL step (\d): form=", printed) == [1, 2]
     assert "Saved: tinker://" in printed.split("After SFT")[0]
     assert SAVED.search(printed)
+
+
+def test_a_cold_start_teaches_solutions_and_mint_train_starts_from_it(
+    recipe: Recipe, service: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("reasoning_gym")
+    overrides = ["+experiment=countdown", f"model.base_model={MODEL}", "model.rank=4"]
+    printed = recipe(
+        "cold_start.py",
+        *overrides,
+        MINT_SFT_EXAMPLES="24",
+        MINT_SFT_EPOCHS="10",
+        MINT_SFT_BATCH="24",
+        MINT_SFT_LR="1e-2",
+    )
+    losses = numbers(r"loss per token=([\d.]+)", printed)
+    assert losses[-1] < losses[0] / 2
+    saved = SAVED.search(printed)
+    assert saved
+    folder = tmp_path / "run"
+    short = ["training.steps=1", "training.batch_size=2", "evaluation.eval_every=0"]
+    short += [f"model.start_from={saved[1]}", f"logging.run_dir={folder}"]
+    trained = subprocess.run(
+        [sys.executable, "-m", "mint.cli", "train", *overrides, *short],
+        env={**os.environ, "MINT_BASE_URL": service},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    (row,) = read_rows(folder / METRICS)
+    assert row["step"] == 1
 
 
 def test_dpo_makes_chosen_answers_likelier_than_rejected_ones(recipe: Recipe) -> None:

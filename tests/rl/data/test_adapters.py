@@ -15,6 +15,7 @@ import pytest
 from mint import types
 from mint.rewards import Task
 from tests.service_fixture import MODEL
+from tests.tiny import build_tokenizer
 
 FOLDER = Path(__file__).parents[3] / "demos" / "rl" / "adapters"
 
@@ -85,6 +86,54 @@ def test_the_examples_of_a_gym_task_are_chosen_by_their_seed() -> None:
     answers = [task.metadata["answer"] for task in varied.shown]
     assert answers == ["13 + 8", "14*18", "8 + 13 - 1", "9*(16 + 10)", "10*17 - 6", "17 - 4"]
     assert varied.shown[0].prompt not in make("gym:countdown", 6, options).examples
+
+
+COUNTDOWN = {"min_numbers": 2, "max_numbers": 3, "max_value": 20, "min_target": 10}
+
+
+def test_countdown_asks_in_one_line_and_shows_its_examples_alike() -> None:
+    pytest.importorskip("reasoning_gym")
+    tokenizer = build_tokenizer()
+    adapter = load("countdown").CountdownAdapter(2, COUNTDOWN, examples_seed=2444000)
+    task: Task = adapter.build_dataset()[0]
+    *examples, asked = tokenizer.decode(adapter.make_prompt(task, tokenizer)).split("\n")
+    assert examples == [
+        "Numbers: 13, 8. Target: 21. Expression: 13 + 8",
+        "Numbers: 14, 18. Target: 252. Expression: 14*18",
+    ]
+    given = task.metadata["entry"]["metadata"]
+    assert asked.endswith(f"Target: {given['target']}. Expression:")
+
+
+def test_countdown_pays_for_coming_near_only_when_asked_and_never_in_the_holdout() -> None:
+    pytest.importorskip("reasoning_gym")
+    make = load("countdown").CountdownAdapter
+    strict, lenient = make(0, COUNTDOWN), make(0, COUNTDOWN, partial_credit=True)
+    task: Task = make(4, COUNTDOWN, examples_seed=2444000).shown[3]
+    assert task.metadata["answer"] == "9*(16 + 10)"
+    paid = {
+        text: lenient.compute_reward(text, task)
+        for text in ("9*(16 + 10)", "9*16 + 10", "9 + 16 + 10", "9 + 16", "9*(16 + 10", "ten")
+    }
+    assert paid["9*(16 + 10)"] == 1.0
+    assert 0.5 > paid["9*16 + 10"] > paid["9 + 16 + 10"] > 0.1 > paid["9 + 16"]
+    for text, reward in paid.items():
+        gym = task.score(text).total
+        assert strict.compute_reward(text, task) == gym
+        assert lenient.holdout_reward(text, task).total == gym
+        assert reward >= gym
+
+
+def test_countdown_holds_out_a_problem_in_every_order_and_wording() -> None:
+    pytest.importorskip("reasoning_gym")
+    adapter = load("countdown").CountdownAdapter(0, COUNTDOWN)
+    random.seed(0)
+    tasks = [task for _ in range(20) for task in adapter.build_dataset()]
+    by_identity: dict[str, set[str]] = {}
+    for task in tasks:
+        by_identity.setdefault(adapter.identity(task), set()).add(task.prompt)
+    assert max(map(len, by_identity.values())) > 1
+    assert len(by_identity) > len(tasks) / 3
 
 
 def test_the_hackable_reward_pays_for_what_the_holdout_does_not() -> None:
