@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mint.rl import Chat, RLConfig, Run, grpo, run_loop
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.tiny import build_model
 
 MODEL = {"max_position_embeddings": 512}

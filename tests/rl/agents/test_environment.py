@@ -13,7 +13,7 @@ import mint
 from mint.rewards import Score, TooManyFailures
 from mint.rl import Chat, RLConfig, run_grpo
 from mint.rl.datums.datum import values
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 from tests.rl.stepping import stepping
 
 Settings = Callable[..., RLConfig]

@@ -14,7 +14,7 @@ import mint
 from mint import types
 from mint.rl import RLConfig, run_grpo
 from mint.rl.datums.datum import replaced, tensor, values
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.rl.conftest import Letters
 from tests.rl.stepping import stepping
 from tests.service_fixture import MODEL
