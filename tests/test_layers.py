@@ -39,7 +39,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "mint.cli": ANYTHING,
     "mint.commands": ANYTHING,
     "mint.engine": (),
-    "mint.service": ("mint.engine.messages", "mint.catalog", "mint.home", *SETTINGS),
+    "mint.service": (
+        "mint.engine.messages",
+        "mint.engine.channel",
+        "mint.catalog",
+        "mint.home",
+        *SETTINGS,
+    ),
     "mint.rewards": (),
     "mint.rl": ("mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
     "mint.training": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
@@ -223,6 +229,7 @@ def test_the_engine_needs_only_torch_transformers_and_safetensors() -> None:
         ("mint.commands.training.train", {"torch", "transformers", "tinker", "fastapi"}),
         ("mint.engine.worker", {"tinker", "fastapi", "sqlalchemy"}),
         ("mint.engine.messages", {"torch", "transformers"}),
+        ("mint.engine.channel", {"torch", "transformers"}),
         ("mint.catalog", {"torch", "transformers", "tinker"}),
     ],
 )
