@@ -27,7 +27,7 @@ from .agents.tools import (
 from .algorithms.advantage import advantages as advantages
 from .data.curriculum import Curriculum as Curriculum
 from .data.dataset import DatasetTask as DatasetTask
-from .data.rows import DataError as DataError
+from .data.file_formats import DataError as DataError
 from .data.split import Split as Split
 from .datums.datum import build_datums as build_datums
 from .evaluation.comparison import Comparison as Comparison, compare as compare
