@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mint.engine.model.context import BankedLora, TrainedLora, active
 from mint.engine.model.linear import Product, Site, product_gradients
-from mint.engine.model.precision import Precision, f16, f32, halves, multiply, multiply_gradient
+from mint.engine.model.precision import Precision, f16, f32, multiply, multiply_gradient, split
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
 _GRAPH_ROWS = 512  # the most tokens that a decode step of fixed shape has
@@ -360,8 +360,8 @@ def _multiply_each(x: Tensor, weights: Tensor, precision: Precision) -> Tensor:
     """Multiply float32 rows [G, N, in] by weights [G, out, in], each group by its own."""
     if not precision.split or weights.dtype == f32:
         return _bmm(x.to(weights.dtype), weights.mT)
-    upper, lower = halves(x)
-    return _bmm(upper, weights.mT) + _bmm(lower, weights.mT)
+    low, middle, high = (_bmm(part, weights.mT) for part in split(x))
+    return low + middle + high
 
 
 def _bmm(left: Tensor, right: Tensor) -> Tensor:

@@ -161,6 +161,9 @@ class GraphRunner(Runner):
         for row in freed:
             self._rows[row] = None
         fresh = [s for s in sequences if s.uid not in self._row_of]
+        # Rows of one adapter are neighbours: a tile of them then meets few adapters.
+        order = {a: n for n, a in enumerate(dict.fromkeys(s.job.adapter for s in sequences))}
+        fresh.sort(key=lambda s: order[s.job.adapter])
         free = (row for row, held in enumerate(self._rows) if held is None)
         for sequence in fresh:
             row = next(free)
