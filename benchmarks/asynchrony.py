@@ -21,7 +21,7 @@ from pathlib import Path
 
 import mint
 from mint.rl import Chat, RLConfig, Run
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.tiny import build_model
 
 MODEL = {"max_position_embeddings": 512}

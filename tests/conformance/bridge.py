@@ -21,7 +21,7 @@ from datasets import Dataset
 from mint import types
 from mint.rl import RLConfig, Rollout, Run
 from mint.rl.datums.datum import values
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 
 
 class Echo(vf.MultiTurnEnv):

@@ -21,7 +21,7 @@ from mint.rl.datums.datum import values
 from mint.rl.loop.update import loss_config
 from mint.training.compose import compose_jobs
 from mint.training.job import make_config
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.service_fixture import MODEL
 
 from .conftest import CONF, ROOT, TASK, Command, run_directory

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mint.training.job import JOB
-from mint.watch.recorder import CONFIG
+from mint.watch.directory.recorder import CONFIG
 
 from .conftest import ROOT, TASK, Command
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mint.watch.demo import demo_folder
-from mint.watch.files import read_rows
-from mint.watch.verdict import NEEDED, VERDICTS, VerdictHistory, judge
+from mint.watch.dashboard.demo import demo_folder
+from mint.watch.directory.files import read_rows
+from mint.watch.verdict.judge import NEEDED, VERDICTS, VerdictHistory, judge
 
 Rows = list[dict[str, Any]]
 

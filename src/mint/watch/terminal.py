@@ -15,8 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mint.watch.series import Series, series
-from mint.watch.verdict import (
+from mint.watch.verdict.judge import (
     DIVERGING,
     FLAT,
     HACKING,
@@ -26,6 +25,7 @@ from mint.watch.verdict import (
     VerdictHistory,
     judge,
 )
+from mint.watch.verdict.series import Series, series
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 32

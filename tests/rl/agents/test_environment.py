@@ -13,7 +13,7 @@ import mint
 from mint.rewards import Score, TooManyFailures
 from mint.rl import Chat, RLConfig, Run, run_grpo
 from mint.rl.datums.datum import values
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 
 Settings = Callable[..., RLConfig]
 Rows = Callable[[], list[dict[str, Any]]]

@@ -14,7 +14,7 @@ import mint
 from mint import types
 from mint.rl import MissingLogprobs, RLConfig, Run, Segment, run_grpo
 from mint.rl.datums.reference import score
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
 from tests.service_fixture import MODEL
 

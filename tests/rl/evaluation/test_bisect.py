@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mint
-from mint.commands.bisect import bisect
+from mint.commands.training.bisect import bisect
 from mint.rl import ConfigError, Evaluation, RLConfig, evaluate, run_grpo
 from mint.rl.evaluation.bisect import Bisection, narrowed
 from mint.rl.evaluation.past_run import Point
-from mint.watch.recorder import EVENTS, read_rows
+from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.evaluation.test_evaluator import HELD, Fooled
 
 Settings = Callable[..., RLConfig]

@@ -19,7 +19,7 @@ from mint.rl import Chat, ConfigError, RLConfig, Run, run_grpo
 from mint.rl.datums.datum import values
 from mint.rl.datums.reference import score_by_version
 from mint.rl.groups.collect import Batch
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
 from tests.rl.loop.test_resume import FULL, Crashed
 

@@ -13,7 +13,7 @@ import pytest
 import mint
 from mint.rl import ConfigError, RLConfig, Run, run_grpo
 from mint.rl.rollouts.filters import Filters
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
 
 Settings = Callable[..., RLConfig]

@@ -13,8 +13,8 @@ import pytest
 import mint
 from mint.rl import CheckpointGone, ConfigError, Interrupted, RLConfig, Run, run_grpo
 from mint.rl.recording.directory import open_directory
-from mint.watch.reader import open_run
-from mint.watch.recorder import METRICS, RunDirectory, read_rows
+from mint.watch.directory.reader import open_run
+from mint.watch.directory.recorder import METRICS, RunDirectory, read_rows
 from tests.rl.conftest import Letters
 from tests.service_fixture import LiveService
 

@@ -17,9 +17,9 @@ import pytest
 
 import mint
 from mint.rl import Interrupted, RLConfig, run_grpo
-from mint.watch.files import ROLLOUTS
-from mint.watch.reader import open_run
-from mint.watch.recorder import EVENTS, read_rows
+from mint.watch.directory.files import ROLLOUTS
+from mint.watch.directory.reader import open_run
+from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.conftest import Letters
 from tests.rl.loop.test_resume import comparable
 from tests.service_fixture import LiveService

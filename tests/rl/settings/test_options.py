@@ -18,8 +18,8 @@ from mint.rewards import Score, TooManyFailures
 from mint.rl import Chat, RLConfig, Run, RunStopped, run_grpo
 from mint.rl.datums.datum import replaced, values
 from mint.rl.settings.groups import Advantage, Aggregation, Loss
-from mint.watch.reader import open_run
-from mint.watch.recorder import EVENTS, read_rows
+from mint.watch.directory.reader import open_run
+from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.conftest import Letters
 
 Settings = Callable[..., RLConfig]

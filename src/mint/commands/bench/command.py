@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ..output import JsonOption, Mistake, print_fields, print_json, print_table
+from mint.commands.shared.output import JsonOption, Mistake, print_fields, print_json, print_table
+
 from .measure import MOST_ANSWERS, Workload, measure
 from .recommend import BenchReport, recommend
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..options import load_settings
-from ..output import Mistake
+from mint.commands.shared.options import load_settings
+from mint.commands.shared.output import Mistake
+
 from .recommend import GROUP, GROWTH, BenchReport, SamplingSpeed, TrainingSpeed
 from .timed_run import TimedRun, write_questions
 

@@ -61,7 +61,7 @@ from mint.rl.runtime.threads import Threads, to_thread
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.schedules import learning_rate_at
 from mint.rl.task import report
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 
 
 class Run:

@@ -13,7 +13,7 @@ from mint.rl.runtime.connection import NoAnswer, ServiceMonitor
 from mint.rl.runtime.endings import RewardsFailed, lost
 from mint.rl.runtime.event_loop import Loop
 from mint.rl.runtime.interruption import Interruption
-from mint.watch.recorder import RunDirectory
+from mint.watch.directory.recorder import RunDirectory
 
 Result = TypeVar("Result")
 

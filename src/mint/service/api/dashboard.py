@@ -47,8 +47,8 @@ class Dashboard:
         await self._app(scope, receive, send)
 
     def _create(self) -> ASGIApp:
-        from mint.watch.library import Library
-        from mint.watch.server import Watch, create_app
+        from mint.watch.dashboard.library import Library
+        from mint.watch.dashboard.server import Watch, create_app
 
         folders = [Path(self._service.settings.runs).expanduser().absolute()]
         library = Library(folders, more=self._trained_here)
@@ -102,7 +102,7 @@ class Dashboard:
 
 def refused(error: ApiError) -> Exception:
     """Return the dashboard's own error for a request without a right key."""
-    from mint.watch.server import Refused
+    from mint.watch.dashboard.server import Refused
 
     return Refused(error.status, str(error.detail))
 
