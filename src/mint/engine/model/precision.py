@@ -84,21 +84,24 @@ def _has_bfloat16_units() -> bool:
 
 
 def mm(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply two matrices of one format; the result is float32."""
+    """Multiply two matrices of one format, or pairs of them; the result is float32."""
     if left.dtype == f32:
         return left @ right
     if left.is_cuda:
-        return torch.mm(left, right, out_dtype=f32)
+        return (torch.bmm if left.dim() == 3 else torch.mm)(left, right, out_dtype=f32)
     if left.dtype == f16:
         return left.float() @ right.float()
     return (left @ right).float()
 
 
 def multiply(x: Tensor, weight: Tensor, precision: Precision) -> Tensor:
-    """Multiply float32 rows [N, in] by a frozen weight [out, in]; the result is float32."""
+    """Multiply float32 rows [N, in] by a frozen weight [out, in]; the result is float32.
+
+    Groups of rows [G, N, in] are multiplied by a weight each, of [G, out, in].
+    """
     if not precision.split or weight.dtype == f32:
-        return mm(x.to(weight.dtype), weight.T)
-    low, middle, high = (mm(part, weight.T) for part in split(x))
+        return mm(x.to(weight.dtype), weight.mT)
+    low, middle, high = (mm(part, weight.mT) for part in split(x))
     return low + middle + high
 
 
