@@ -65,7 +65,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         *("data", "groups", "evaluation", "recording", "guards", "loop"),
     ),
     "mint.rewards": (
-        *("score", "signature", "catalog", "registry", "reward", "answers", "shaping"),
+        *("score", "signature", "registry", "reward", "answers", "shaping"),
         *("code", "judges"),
     ),
     "mint.watch": ("verdict", "sinks", "terminal", "directory", "dashboard"),

@@ -15,12 +15,12 @@ from mint.commands.service.usage import usage
 from mint.commands.shared.output import Mistake
 from mint.commands.training.init import init
 from mint.commands.training.report import report
+from mint.commands.training.rewards import app as rewards
 from mint.commands.training.watch import watch
 from mint.commands.weights import checkpoints, models
 from mint.commands.weights.export import export
 from mint.commands.weights.sample import sample
 from mint.engine.messages import UserError
-from mint.rewards.cli import app as rewards
 
 app = typer.Typer(
     name="mint",
@@ -48,7 +48,7 @@ _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 @app.command("train", context_settings=_PASSED_ON, add_help_option=False)
 def train_command(context: typer.Context) -> None:
-    """Train a model by reinforcement learning, as conf/ and the command line say."""
+    """Train a model by reinforcement learning, with settings from conf/ and the command line."""
     from mint.commands.training import train
 
     raise typer.Exit(train.main(context.args))
@@ -56,7 +56,7 @@ def train_command(context: typer.Context) -> None:
 
 @app.command("eval", context_settings=_PASSED_ON, add_help_option=False)
 def eval_command(context: typer.Context) -> None:
-    """Evaluate a checkpoint or a base model on the prompts that training never sees."""
+    """Evaluate a checkpoint or a base model on held-out prompts."""
     from mint.commands.training import evaluate
 
     raise typer.Exit(evaluate.main(context.args))

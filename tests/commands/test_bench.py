@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from mint.commands.bench.ceilings import cache_bytes_per_token, find_products, flops_per_token
+from benchmarks.ceilings import cache_bytes_per_token
+from mint.commands.bench.ceilings import find_products, flops_per_token
 from mint.commands.bench.recommend import BenchReport, SamplingSpeed, TrainingSpeed, recommend
 from mint.commands.bench.timed_run import StepTimes
 from tests.service_fixture import MODEL

@@ -116,7 +116,7 @@ def test_old_checkpoints_are_pruned_by_rule(command: Command, served: str) -> No
     assert command(*rule, "--keep", "best*", "--yes").out.startswith("deleted 2, ")
     left = command("checkpoints", "list", "--run", client.model_id, "--json").json
     assert [checkpoint["tinker_path"] for checkpoint in left] == [paths[3], paths[1]]
-    assert "Look with --dry-run" in command("checkpoints", "prune").err
+    assert "Try it with --dry-run" in command("checkpoints", "prune").err
 
 
 def test_states_of_runs_and_the_load_are_shown(command: Command, saved: Saved) -> None:
@@ -331,7 +331,7 @@ def test_keys_are_made_listed_and_revoked(command: Command) -> None:
     assert command("keys", "list", "--json").json == []
     key = command("keys", "create", "laptop", "--user", "ada", "--prefix", "sk-").out
     assert key.startswith("sk-")
-    again = command("keys", "create", "--name", "laptop")
+    again = command("keys", "create", "laptop")
     assert (again.code, "laptop" in again.err) == (2, True)
     (listed,) = command("keys", "list", "--json").json
     assert (listed["name"], listed["user"], listed["revoked_at"]) == ("laptop", "ada", None)

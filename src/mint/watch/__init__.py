@@ -5,7 +5,7 @@ run = mint.watch.open_run("runs/x")      # metrics, events, summary, rollouts
 mint.watch.judge(run.metrics(), run.events())
 """
 
-from mint.watch.directory.reader import NotARun, RunReader, find_runs, is_run, open_run
+from mint.watch.directory.reader import NotARun, RunReader, is_run, open_run
 from mint.watch.directory.record import Record, record
 from mint.watch.directory.recorder import RunDirectory, RunDirectoryBusy
 from mint.watch.verdict.judge import Verdict, judge
@@ -17,7 +17,6 @@ __all__ = [
     "RunDirectoryBusy",
     "RunReader",
     "Verdict",
-    "find_runs",
     "is_run",
     "judge",
     "open_run",

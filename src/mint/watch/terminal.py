@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mint.watch.sinks.sink import Sink
 from mint.watch.verdict.judge import (
     DIVERGING,
     FLAT,
@@ -173,7 +174,7 @@ def _hide_terminal() -> None:
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
 
 
-class LiveView:
+class LiveView(Sink):
     """Draws the view again after every step. It takes metrics as a sink does."""
 
     def __init__(

@@ -195,5 +195,5 @@ def test_the_command_finds_where_a_run_broke(
     assert bisect(asked) == 0
     printed = capsys.readouterr().out
     assert "Good at step 0, bad at step 4" in printed
-    assert "no longer there" in printed
+    assert "no longer exists" in printed
     assert "keep_every=1" in printed

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 import mint.watch
 from benchmarks.watch.generate import append, generate
 from mint.watch.dashboard.bundle import write_bundle
-from mint.watch.dashboard.demo import demo_folder
+from mint.watch.dashboard.library import DEMO
 from tests.needs import need_browser
 from tests.watch.dashboard.browser_checks import problems_of
 
@@ -48,7 +48,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     extra = [{"response": HOSTILE, "prompt": HOSTILE, "identity": HOSTILE}]
     extra += [{"response": BIDI, "reasons": {"<i>why</i>": HOSTILE}}, {"response": LONG}]
     generate(folder / "hostile", steps=2, groups=2, answers=2, extra=extra)
-    shutil.copytree(demo_folder() / RECORDED, folder / RECORDED)
+    shutil.copytree(DEMO / RECORDED, folder / RECORDED)
     record_hostile_names(folder / "names")
     process = subprocess.Popen(
         [sys.executable, "-m", "mint.cli", "watch", str(folder), "--port", "0"],

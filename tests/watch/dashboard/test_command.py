@@ -11,8 +11,7 @@ from benchmarks.watch.generate import generate
 from mint.commands.shared.output import Mistake
 from mint.commands.training.watch import watch
 from mint.watch.dashboard.bundle import NoRuns, spread
-from mint.watch.dashboard.demo import demo_folder
-from mint.watch.dashboard.library import Library
+from mint.watch.dashboard.library import DEMO, Library
 from mint.watch.dashboard.overview import Tables
 from mint.watch.dashboard.query import Rollouts
 from mint.watch.dashboard.server import list_runs
@@ -54,7 +53,7 @@ def test_a_bundle_is_a_folder_where_one_is_named(tmp_path: Path) -> None:
         watch(["bundle", str(run)], output=output, size=1.0)
         assert (output / "index.html").read_text().startswith("<!doctype html>")
     (tmp_path / "taken").touch()
-    with pytest.raises(Mistake, match=r"cannot make the folder .*taken.*--output NAME\.html"):
+    with pytest.raises(Mistake, match=r"cannot create the folder .*taken.*--output NAME\.html"):
         watch(["bundle", str(run)], output=tmp_path / "taken", size=1.0)
 
 
@@ -71,9 +70,9 @@ def test_steps_of_a_bundle_are_spread_evenly() -> None:
 
 
 def test_the_demo_is_a_real_run_of_few_bytes() -> None:
-    files = [path for path in demo_folder().rglob("*") if path.is_file()]
+    files = [path for path in DEMO.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 500_000
-    library = Library([demo_folder()])
+    library = Library([DEMO])
     [run] = list_runs(library, Tables())
     assert run["verdict"]["evidence"]
     rollouts = Rollouts(library.runs()[0])

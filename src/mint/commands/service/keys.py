@@ -1,4 +1,4 @@
-"""``mint keys``: who may use a service."""
+"""``mint keys``: the API keys of a service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import typer
 
 from mint.commands.shared.durations import parse_duration
 from mint.commands.shared.options import HomeOption, load_settings
-from mint.commands.shared.output import JsonOption, Mistake, print_json, print_table, when
+from mint.commands.shared.output import (
+    JsonOption,
+    Mistake,
+    print_json,
+    print_rows,
+    print_table,
+    when,
+)
 
 if TYPE_CHECKING:
     from mint.service.store.database import Store
@@ -41,7 +48,6 @@ def create_key(
             metavar="LIMITS", help="Limits such as runs=4,bytes=10GB; see `mint keys quota --help`."
         ),
     ] = None,
-    named: Annotated[str | None, typer.Option("--name", hidden=True)] = None,
     home: HomeOption = None,
 ) -> None:
     """Create a key and print it. It cannot be shown again.
@@ -52,7 +58,6 @@ def create_key(
     from mint.service.access.quotas import change
     from mint.service.access.scopes import Scope
 
-    name = named or name
     limits = change({}, _typed(quota) if quota else {})
     expires_at = None if expires == "never" else _from_now(parse_duration(expires))
     store = _store(home)
@@ -82,31 +87,21 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the keys by name. The keys themselves are not stored."""
     rows: list[dict[str, Any]] = [
         {
-            "name": key.name,
-            "user": key.user,
-            "scope": key.scope,
-            "quota": key.quota,
-            "created_at": _iso(key.created_at),
-            "expires_at": _iso(key.expires_at),
-            "last_used_at": _iso(key.last_used_at),
-            "revoked_at": _iso(key.revoked_at),
+            **{field: getattr(key, field) for field in ("name", "user", "scope", "quota")},
+            **{f"{time}_at": _iso(getattr(key, f"{time}_at")) for time in _TIMES},
         }
         for key in _store(home).all_keys()
     ]
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(
-            ["NAME", "USER", "SCOPE", "CREATED", "EXPIRES", "LAST USED", "REVOKED"],
-            (
-                [
-                    *(str(row[field]) for field in ("name", "user", "scope")),
-                    *(when(row[f"{field}_at"]) for field in _TIMES),
-                ]
-                for row in rows
-            ),
-            "There are no keys. The service accepts every client on this machine, and no others.",
-        )
+    print_rows(
+        rows,
+        as_json,
+        ["NAME", "USER", "SCOPE", *(time.replace("_", " ").upper() for time in _TIMES)],
+        lambda row: [
+            *(str(row[field]) for field in ("name", "user", "scope")),
+            *(when(row[f"{time}_at"]) for time in _TIMES),
+        ],
+        "There are no keys. The service accepts every client on this machine, and no others.",
+    )
 
 
 @app.command("revoke")

@@ -11,6 +11,7 @@ from mint.commands.shared.output import (
     JsonOption,
     print_fields,
     print_json,
+    print_rows,
     print_table,
     size,
     when,
@@ -33,15 +34,14 @@ def list_runs(
         "/api/v1/training_runs", limit=limit, offset=offset
     )
     runs, total = answer["training_runs"], answer["cursor"]["total_count"]
-    if as_json:
-        print_json(runs)
-        return
-    print_table(
+    print_rows(
+        runs,
+        as_json,
         ["RUN", "TASK", "REWARD", "MODEL", "STATE", "AGE", "RUN DIRECTORY", "LAST CHECKPOINT"],
-        (_row(run) for run in runs),
+        _row,
         "There are no runs yet. `mint train` or a script creates one.",
     )
-    if offset + len(runs) < total:
+    if offset + len(runs) < total and not as_json:
         typer.echo(f"{total} in total. To see more: mint runs list --offset {offset + len(runs)}")
 
 
@@ -62,7 +62,7 @@ def _row(run: dict[str, Any]) -> list[str]:
 
 
 def _state(status: dict[str, Any] | None) -> str:
-    """The state of a run, with the number of operations that wait."""
+    """Return the state of a run, with the number of waiting operations."""
     if status is None:
         return "-"
     return f"{status['state']} ({status['waiting']})" if status["waiting"] else status["state"]
@@ -84,7 +84,7 @@ def show_load(url: UrlOption = None, as_json: JsonOption = False) -> None:
     )
     print_table(
         ["ENGINE", "CALLS", "KV TOKENS", "RUNS", "SAMPLERS", "MEMORY"],
-        (_engine(engine) for engine in load["engines"]),
+        map(_engine, load["engines"]),
         "No model is loaded.",
     )
 
@@ -98,7 +98,7 @@ def _engine(engine: dict[str, Any]) -> list[str]:
 
 
 def _reward(folder: Path) -> str:
-    """The mean reward of the last step, where the run directory is on this machine."""
+    """Return the mean reward of the last step, if the run directory is on this machine."""
     from mint.watch.directory.recorder import METRICS, read_rows
 
     rows = [row for row in read_rows(folder / METRICS) if row.get("reward/mean") is not None]
@@ -106,7 +106,7 @@ def _reward(folder: Path) -> str:
 
 
 def _nearby(folder: Path) -> str:
-    """A run directory as it can be typed here."""
+    """Return a run directory relative to the current folder, if it is inside."""
     here = Path.cwd()
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
 
@@ -117,7 +117,7 @@ def unload_run(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     url: UrlOption = None,
 ) -> None:
-    """End a run: its memory is freed and it takes no more operations. Its checkpoints stay."""
+    """End a run: its memory is freed and it takes no more operations. Its checkpoints are kept."""
     remote = Remote.running_or_embedded(url)
     run = run_id(remote, run)
     if not yes:

@@ -1,11 +1,11 @@
-"""``mint usage``: what keys and runs used."""
+"""``mint usage``: tokens and checkpoints by key or by run."""
 
 from typing import Annotated, Any, Literal
 
 import typer
 
 from mint.commands.shared.durations import parse_duration
-from mint.commands.shared.output import JsonOption, print_json, print_table, size, when
+from mint.commands.shared.output import JsonOption, print_rows, size, when
 from mint.commands.shared.remote import Remote, UrlOption
 
 _NUMBERS = ("prompt_tokens", "tokens_sampled", "tokens_trained", "checkpoints")
@@ -16,24 +16,20 @@ def usage(
         Literal["key", "run"], typer.Option(help="Show one line per key or per run.")
     ] = "key",
     since: Annotated[
-        str | None, typer.Option(help="Count only this period, in hours: 7d, 12h")
+        str | None, typer.Option(help="Count only the last period, in full hours: 7d, 12h")
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show tokens sampled and trained, and checkpoints now: of your key, or with an admin key of
-    all keys."""
+    """Show tokens sampled and trained, and the current checkpoints, of your key.
+
+    An admin key shows all keys.
+    """
     query = {"by": by} | ({"since_s": parse_duration(since)} if since else {})
     rows = Remote.running_or_embedded(url).get("/api/v1/mint/usage", **query)["usage"]
-    if as_json:
-        print_json(rows)
-        return
     names = ["KEY", *(["RUN"] if by == "run" else [])]
-    print_table(
-        [*names, "PROMPT", "SAMPLED", "TRAINED", "CHECKPOINTS", "SIZE", "LAST USE"],
-        (_row(row, by) for row in rows),
-        "There is no usage.",
-    )
+    columns = [*names, "PROMPT", "SAMPLED", "TRAINED", "CHECKPOINTS", "SIZE", "LAST USE"]
+    print_rows(rows, as_json, columns, lambda row: _row(row, by), "There is no usage.")
 
 
 def _row(row: dict[str, Any], by: str) -> list[str]:

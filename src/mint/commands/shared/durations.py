@@ -1,4 +1,4 @@
-"""Lengths of time, as people type and read them."""
+"""Durations, as users type and read them."""
 
 import re
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ def parse_duration(text: str) -> int:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its two largest units.
+    """Format a duration in its two largest units.
 
     >>> duration(45), duration(3700), duration(604_800), duration(93_600)
     ('45 s', '1 h 1 min', '7 d', '1 d 2 h')

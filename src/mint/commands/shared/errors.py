@@ -1,4 +1,4 @@
-"""The end of a training command: a message, an exit code, and a traceback for defects only."""
+"""Errors of the training commands: a message and an exit code; a traceback only for defects."""
 
 import re
 import sys
@@ -10,18 +10,18 @@ from mint.config_error import ConfigError
 INTERRUPTED, MISTAKE, FAILED = 130, 2, 1
 
 
-def told(work: Callable[[], int]) -> int:
-    """The exit code of some work. What users can put right is one message."""
+def exit_code(work: Callable[[], int]) -> int:
+    """Run a command and return its exit code. A user's mistake gives one message."""
     try:
         return work()
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        return tell(error)
+        return report_error(error)
 
 
-def tell(error: Exception) -> int:
-    """Print what went wrong, and return the exit code for it."""
+def report_error(error: Exception) -> int:
+    """Print an error, and return the exit code for it."""
     code = MISTAKE if isinstance(error, ConfigError) else _exit_code(error)
     if code is None:
         traceback.print_exception(error)
@@ -31,7 +31,7 @@ def tell(error: Exception) -> int:
 
 
 def describe_error(error: Exception) -> str:
-    """Return an error's message; for a refusal, the service's own words without the client's."""
+    """Return an error's message, without what the client adds to the service's."""
     body = getattr(error, "body", None)
     if isinstance(body, Mapping) and isinstance(body.get("detail"), str):
         return str(body["detail"])
@@ -40,7 +40,7 @@ def describe_error(error: Exception) -> str:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """2 for what was asked for wrongly, 1 for what went wrong, None for a defect of a program."""
+    """Return 2 for a user's mistake, 1 for a failure, None for a defect."""
     import mint
     from mint.catalog import ModelNotFound
     from mint.embedded import EmbeddedServiceError

@@ -32,7 +32,7 @@ class Named:
 
 
 def find(text: str, url: str | None) -> Named:
-    """Find what a name stands for, and a service that has it, started now where none runs."""
+    """Find what a name stands for, and a service that has it; start one if none is running."""
     folder = Path(text)
     if text.startswith(SCHEMES):
         return Named(text, Remote.running_or_embedded(url))
@@ -78,7 +78,7 @@ def _service_of(folder: Path, url: str | None) -> Remote:
 
 
 def run_id(remote: Remote, text: str) -> str:
-    """The id of the run that begins with these letters; other texts as they are."""
+    """Return the id of the run with this prefix; any other text unchanged."""
     found = _runs(remote, text)
     if len(found) > 1:
         raise _ambiguous(text, "runs", [run["training_run_id"] for run in found])
@@ -86,7 +86,7 @@ def run_id(remote: Remote, text: str) -> str:
 
 
 def short_path(remote: Remote, text: str) -> str | None:
-    """The path of the checkpoint that a short name stands for; None when it stands for none."""
+    """Return the path of the checkpoint with a short name, or None."""
     run, _, name = text.rpartition("/")
     paths = _named_checkpoints(remote, run.partition("/")[0], name) if name else []
     if not paths and not run:
@@ -98,7 +98,7 @@ def short_path(remote: Remote, text: str) -> str | None:
 
 
 def checkpoint_path(remote: Remote, text: str) -> str:
-    """The path of a checkpoint, however it is named. Raises Mistake where there is none."""
+    """Return the path of a checkpoint by any of its names. Raises Mistake if there is none."""
     if text.startswith(SCHEMES):
         return text
     if is_run_directory(Path(text)):

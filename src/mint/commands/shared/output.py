@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -19,19 +19,33 @@ from rich.progress import (
 from rich.table import Table
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-_WIDE = 1000  # where nobody looks, nothing is cut
+_WIDE = 1000  # output to a file or pipe is not wrapped
 
 
 class Mistake(Exception):
-    """Something that the user can put right. Its text is printed, and the exit code is 2."""
+    """An error that the user can correct. Its text is printed, and the exit code is 2."""
 
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def print_rows(
+    rows: Sequence[dict[str, Any]],
+    as_json: bool,
+    columns: Sequence[str],
+    cells: Callable[[dict[str, Any]], Sequence[str]],
+    nothing: str,
+) -> None:
+    """Print rows as JSON, or as a table whose cells are made from each row."""
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(columns, map(cells, rows), nothing)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: str) -> None:
-    """A table, or the text ``nothing`` when there are no rows."""
+    """Print a table, or the text ``nothing`` when there are no rows."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -44,7 +58,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: 
 
 
 def print_fields(fields: dict[str, str]) -> None:
-    """One object, a line for each of its fields."""
+    """Print the fields of one object, a line each."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -55,12 +69,12 @@ def print_fields(fields: dict[str, str]) -> None:
 
 def _console() -> Console:
     width = None if sys.stdout.isatty() else _WIDE
-    # ":train:" in the id of a run is a locomotive to rich, unless it is told
+    # Without emoji=False, rich replaces ":train:" in the id of a run by a picture.
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
 def transfer() -> Progress:
-    """A progress bar for bytes, on standard error."""
+    """Return a progress bar for bytes, on standard error."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -72,7 +86,7 @@ def transfer() -> Progress:
 
 
 def size(count: float | None) -> str:
-    """Bytes for people.
+    """Format a number of bytes.
 
     >>> size(1536), size(None)
     ('1.5 kB', '-')
@@ -87,7 +101,7 @@ def size(count: float | None) -> str:
 
 
 def when(time: str | None) -> str:
-    """An ISO time as the local time.
+    """Format an ISO time as local time.
 
     >>> when(None)
     '-'

@@ -26,7 +26,7 @@ TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=None)
 
 
 class Remote:
-    """A running service. Whatever it refuses becomes a :class:`Mistake` in its own words."""
+    """A running service. Its error responses are raised as :class:`Mistake`."""
 
     def __init__(self, url: str | None, key: str | None = None) -> None:
         self.url = (named_url(url) or _default_url()).rstrip("/")
@@ -39,7 +39,7 @@ class Remote:
 
     @classmethod
     def embedded(cls, home: Path | None = None) -> Remote:
-        """Start the service of a home folder for this command, which ends with it."""
+        """Start the service of a home folder for the duration of this command."""
         from mint.embedded import EmbeddedServiceError, embedded_service
 
         try:
@@ -66,7 +66,7 @@ class Remote:
         return self.request("GET", path, params=query)
 
     def request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        """The JSON of an answer."""
+        """Send a request, and return the JSON of the response."""
         with self.failures():
             answer = self.http.request(method, path, **options)
             self.check(answer)
@@ -74,23 +74,21 @@ class Remote:
             return value
 
     def redirect(self, path: str) -> httpx.URL:
-        """Return where an answer sends us. The key stays here: the link is all that the other
-        needs.
-        """
+        """Return where a response redirects to. The link works without the key."""
         with self.failures():
             answer = self.http.get(path)
             self.check(answer)
             return httpx.URL(self.url).join(answer.headers["location"])
 
     def check(self, answer: httpx.Response) -> None:
-        """Raise a Mistake for an answer that is an error."""
+        """Raise a Mistake for an error response."""
         if answer.status_code >= 400:
             answer.read()
             raise Mistake(_reason(answer))
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """Turns trouble with the connection into what to type."""
+        """Turn connection errors into messages that say what to type."""
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout):
@@ -108,7 +106,7 @@ class Remote:
 
 
 def named_url(url: str | None) -> str | None:
-    """The URL that was typed, or that the environment has."""
+    """Return the URL that was passed, or that is set in the environment."""
     return url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints on their way from a service to this machine."""
+"""Download checkpoints from a service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST_ARCHIVE = 1 << 40
 
 
 def fetch(remote: Remote, path: str, folder: Path) -> None:
-    """Put the files of a checkpoint into an existing folder."""
+    """Download the files of a checkpoint into an existing folder."""
     from mint.service.checkpoints.archives import unpack
 
     with tempfile.TemporaryDirectory(prefix="mint-fetch-") as scratch:
@@ -44,7 +44,7 @@ def fetch_archive(remote: Remote, path: str, target: Path) -> None:
 
 
 def listed(remote: Remote, where: CheckpointPath) -> dict[str, Any]:
-    """Return what the run's list says; nothing when the run belongs to another user."""
+    """Return a checkpoint's entry in its run's list; empty if the run is another user's."""
     try:
         answer = remote.get(f"/api/v1/training_runs/{where.run_id}/checkpoints")
     except Mistake:
@@ -54,7 +54,7 @@ def listed(remote: Remote, where: CheckpointPath) -> dict[str, Any]:
 
 
 def resource(where: CheckpointPath) -> str:
-    """The address of a checkpoint at a service."""
+    """Return the URL path of a checkpoint."""
     return f"/api/v1/training_runs/{where.run_id}/checkpoints/{where.checkpoint_id}"
 
 

@@ -1,4 +1,4 @@
-"""``mint train bisect``: which steps of a run broke it."""
+"""``mint train bisect``: find the steps at which a run got worse."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def bisect(arguments: Sequence[str]) -> int:
         points = [point.unevaluated() for point in points]
     bisection = Bisection(points, asked.metric, _measure(run, asked.task, asked.url))
     verdict = bisection.search(good, asked.bad, asked.drop)
-    _print_looked_at(bisection)
-    print(_told(verdict, run, _NAMES[asked.metric], asked.drop))
+    _print_evaluated(bisection)
+    print(_describe(verdict, run, _NAMES[asked.metric], asked.drop))
     return 0
 
 
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _best_known(points: Sequence[Point], metric: str, bad: int | None) -> int | None:
-    """The step that the run itself found best of those that can be evaluated again."""
+    """Return the best step by the run's own evaluations, of those whose weights still exist."""
     last = max(point.step for point in points) if bad is None else bad
     known = {
         point.step: point.evaluation.estimate(metric).value
@@ -82,7 +82,7 @@ def _best_known(points: Sequence[Point], metric: str, bad: int | None) -> int | 
 
 
 def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
-    """Evaluates points, on a service that is started with the first of them."""
+    """Return a function that evaluates points; the service is started for the first."""
     import mint
     from mint.rl.evaluation.evaluator import Evaluator
 
@@ -98,7 +98,7 @@ def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
         except (mint.NotFoundError, mint.BadRequestError) as error:
             if point.path is None:
                 raise
-            print(f"  no longer there: {error.message}", flush=True)
+            print(f"  no longer exists: {error.message}", flush=True)
             return None
 
     return measure
@@ -121,7 +121,7 @@ def _task(run: PastRun, reference: str | None) -> Any:
     return load_adapter(yaml.safe_load(job.read_text()))
 
 
-def _print_looked_at(bisection: Bisection) -> None:
+def _print_evaluated(bisection: Bisection) -> None:
     rows = []
     for step in sorted(bisection.looked_at):
         point = bisection.points[step]
@@ -135,7 +135,7 @@ def _shown(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
 
 
-def _told(verdict: BisectionResult, run: PastRun, metric: str, drop: float | None) -> str:
+def _describe(verdict: BisectionResult, run: PastRun, metric: str, drop: float | None) -> str:
     good, bad, fall = verdict.good, verdict.bad, verdict.fall
     between = f"from step {good.step} to step {bad.step}"
     if verdict.kind == "held":
@@ -146,7 +146,7 @@ def _told(verdict: BisectionResult, run: PastRun, metric: str, drop: float | Non
         )
     if verdict.kind == "unsure":
         return (
-            f"{metric} fell {between}, but no more than chance explains: {_signed(fall)}. Ask more "
+            f"{metric} fell {between}, but no more than chance explains: {_signed(fall)}. Use more "
             f"prompts: --prompts {4 * (bad.evaluation.prompts if bad.evaluation else 64)}, or say "
             "what counts as broken: --drop 0.05"
         )
@@ -161,7 +161,7 @@ def _told(verdict: BisectionResult, run: PastRun, metric: str, drop: float | Non
         lines.append("The two may differ by chance: the step is uncertain. See --prompts.")
     if bad.step - good.step > 1:
         lines.append(
-            f"No weights between them are kept. keep_every={_finer(good.step, bad.step)}"
+            f"No weights between them were kept. keep_every={_finer(good.step, bad.step)}"
             " in the next run narrows it further."
         )
     return "\n".join(lines)

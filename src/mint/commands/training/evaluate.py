@@ -1,11 +1,11 @@
-"""``mint eval``: how good a checkpoint or a base model is on a task's holdout."""
+"""``mint eval``: evaluate a checkpoint or a base model on a task's holdout."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mint.commands.shared.errors import told
+from mint.commands.shared.errors import exit_code
 from mint.commands.training.job_arguments import Arguments, read_arguments
 from mint.commands.training.results import print_comparison, print_result
 from mint.config_error import ConfigError, closest
@@ -39,7 +39,9 @@ key in OPENAI_API_KEY.
 
 def main(arguments: Sequence[str], program: str = "mint eval") -> int:
     """Run the command, and return its exit code."""
-    return told(lambda: _evaluate(read_arguments(arguments, program, USAGE, None, sweeps=False)))
+    return exit_code(
+        lambda: _evaluate(read_arguments(arguments, program, USAGE, None, sweeps=False))
+    )
 
 
 def _evaluate(asked: Arguments) -> int:
@@ -80,13 +82,13 @@ def _evaluate(asked: Arguments) -> int:
 
 
 def _past_job(checkpoint: str, path: str) -> dict[str, Any] | None:
-    """The settings of the run that a checkpoint is named by; None when it is named by its path."""
+    """Return the settings of a run directory; None if the checkpoint was given by its path."""
     if checkpoint == path:
         return None
     if not (Path(checkpoint) / JOB).is_file():
         raise ConfigError(
-            f"{checkpoint} has no {JOB}, so a script made the run. Name the task and the settings "
-            f"of the evaluation: mint eval checkpoint={path} task=custom task.adapter=..."
+            f"{checkpoint} has no {JOB}, so it was written by a script. Name the task and the "
+            f"settings of the evaluation: mint eval checkpoint={path} task=custom task.adapter=..."
         )
     return read_job(Path(checkpoint))
 

@@ -43,7 +43,7 @@ def project_files(source: Path, model: str) -> dict[Path, str]:
 
 
 def write_new(folder: Path, files: dict[Path, str]) -> None:
-    """Write files, unless one of them is there already."""
+    """Write files, unless one of them exists."""
     there = [path for path in files if (folder / path).exists()]
     if there:
         raise Mistake(

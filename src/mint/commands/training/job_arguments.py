@@ -24,7 +24,7 @@ class Arguments:
     conf: Path | None
 
     def jobs(self, past: Mapping[str, Any] | None = None) -> list[Composed] | None:
-        """The jobs, checked without loading anything. None: there was only something to show."""
+        """Return the jobs, checked without loading; None after printing help or settings."""
         if self.help is not None:
             print(self.help + _settings_text(self.conf))
             return None
@@ -42,7 +42,7 @@ class Arguments:
 def read_arguments(
     arguments: Sequence[str], program: str, usage: str, conf: Path | None, sweeps: bool
 ) -> Arguments:
-    """The command line, read. A mistake in it ends with exit code 2, as argparse does."""
+    """Parse the command line. A mistake ends with exit code 2, as argparse does."""
     text = usage.format(program=program)
     parser = argparse.ArgumentParser(program, text.partition("\n")[0][7:], add_help=False)
     parser.add_argument("overrides", nargs="*")
@@ -62,7 +62,7 @@ def read_arguments(
 
 
 def _settings_text(conf: Path | None) -> str:
-    """The groups with their files, and every setting with its default."""
+    """Return help on the groups, their files, and every setting with its default."""
     lines = ["\nGROUP=FILE:\n"]
     try:
         files = list_choices(find_conf(conf))

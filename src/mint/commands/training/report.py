@@ -1,4 +1,4 @@
-"""``mint report``: what a run rewarded, made from its run directory at any time."""
+"""``mint report``: a report on the rewards in a run directory."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ from mint.commands.shared.output import Mistake
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="a run directory, as in runs/math-1a2b3c4d")],
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, such as runs/math-1a2b3c4d.")],
 ) -> None:
     """Write the report on a run's rewards: Markdown, HTML with plots, JSON and text."""
     from mint.rl.recording.report import write_report

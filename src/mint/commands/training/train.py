@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mint.commands.shared.errors import describe_error, tell, told
+from mint.commands.shared.errors import describe_error, exit_code, report_error
 from mint.commands.shared.output import print_table
 from mint.commands.training.job_arguments import Arguments, read_arguments
 from mint.training.compose import Composed
@@ -36,8 +36,8 @@ def main(arguments: Sequence[str], program: str = "mint train", conf: Path | Non
     if arguments[:1] == ["bisect"]:
         from mint.commands.training.bisect import bisect
 
-        return told(lambda: bisect(list(arguments[1:])))
-    return told(lambda: _train(read_arguments(arguments, program, USAGE, conf, sweeps=True)))
+        return exit_code(lambda: bisect(list(arguments[1:])))
+    return exit_code(lambda: _train(read_arguments(arguments, program, USAGE, conf, sweeps=True)))
 
 
 def _train(asked: Arguments) -> int:
@@ -54,7 +54,7 @@ def _train(asked: Arguments) -> int:
 
 
 def _sweep(jobs: Sequence[Composed]) -> int:
-    """Run every job, whatever becomes of the others, and print one table."""
+    """Run every job, even if others fail, and print one table."""
     sweep, complete = Sweep(jobs), False
     check_tasks(composed.job for composed in jobs)
     from mint.training.train import train
@@ -69,7 +69,7 @@ def _sweep(jobs: Sequence[Composed]) -> int:
                 sweep.add(job, since, "interrupted")
                 raise
             except Exception as error:
-                tell(error)
+                report_error(error)
                 sweep.add(job, since, describe_error(error))
             else:
                 sweep.add(job, since)

@@ -69,7 +69,7 @@ def watch(
 
 
 def _folders(names: list[str], demo: bool) -> list[Path]:
-    from mint.watch.dashboard.demo import demo_folder
+    from mint.watch.dashboard.library import DEMO
 
     folders = [Path(name) for name in names or ([] if demo else ["runs"])]
     for folder in folders:
@@ -78,7 +78,7 @@ def _folders(names: list[str], demo: bool) -> list[Path]:
                 f"There is no folder {folder}. Name a run directory, or type `mint watch --demo` "
                 "to see a recorded run."
             )
-    return [*folders, *([demo_folder()] if demo else [])]
+    return [*folders, *([DEMO] if demo else [])]
 
 
 def _serve(folders: list[Path], host: str, port: int | None, key: str | None, demo: bool) -> None:
@@ -103,25 +103,17 @@ def _serve(folders: list[Path], host: str, port: int | None, key: str | None, de
 
 
 def _bind(host: str, port: int | None) -> socket.socket:
-    """Listen at once, so that the printed address answers. Without a wish, any port will do."""
+    """Listen before the address is printed. Without a port, the default or any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    wishes = [DEFAULT_PORT, 0] if port is None else [port]
-    for wish in wishes:
-        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for number in [DEFAULT_PORT, 0] if port is None else [port]:
         try:
-            sock.bind((host, wish))
-            sock.listen(128)
+            return socket.create_server((host, number), family=family, backlog=128)
         except OSError as error:
-            sock.close()
-            if wish != wishes[-1]:
-                continue
-            raise Mistake(
-                f"cannot listen on {host}:{wish}: {os.strerror(error.errno or 0)}. Choose another "
-                "with --port, or --port 0 for any free one."
-            ) from None
-        return sock
-    raise AssertionError("unreachable")
+            refused = error
+    raise Mistake(
+        f"cannot listen on {host}:{number}: {os.strerror(refused.errno or 0)}. Choose another "
+        "with --port, or --port 0 for any free one."
+    ) from None
 
 
 def _bundle(names: list[str], output: Path | None, size: float) -> None:
@@ -136,14 +128,14 @@ def _bundle(names: list[str], output: Path | None, size: float) -> None:
 
 
 def _page(output: Path) -> Path:
-    """The HTML file to write: a name that is not one of an HTML file is that of a folder."""
+    """Return the HTML file to write. Any other name is that of a folder for index.html."""
     is_page = output.suffix.lower() in (".html", ".htm") and not output.is_dir()
     folder = output.parent if is_page else output
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Mistake(
-            f"cannot make the folder {folder}: {os.strerror(error.errno or 0)}. Name another file "
-            "or folder: --output NAME.html"
+            f"cannot create the folder {folder}: {os.strerror(error.errno or 0)}. Name another "
+            "file or folder: --output NAME.html"
         ) from None
     return output if is_page else folder / "index.html"

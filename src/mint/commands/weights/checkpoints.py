@@ -1,4 +1,4 @@
-"""``mint checkpoints``: named copies of adapters, on a service and as files."""
+"""``mint checkpoints``: list, download, upload and delete the checkpoints of a service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mint.commands.shared.output import (
     Mistake,
     print_fields,
     print_json,
-    print_table,
+    print_rows,
     size,
     transfer,
     when,
@@ -54,26 +54,23 @@ def list_checkpoints(
         answer = remote.get(f"/api/v1/training_runs/{run_id(remote, run)}/checkpoints")
     else:
         answer = remote.get("/api/v1/checkpoints", limit=limit, offset=offset)
-    if as_json:
-        print_json(answer["checkpoints"])
-    else:
-        print_checkpoints(answer["checkpoints"])
+    print_checkpoints(answer["checkpoints"], as_json)
 
 
-def print_checkpoints(checkpoints: list[dict[str, Any]]) -> None:
-    print_table(
+def print_checkpoints(checkpoints: list[dict[str, Any]], as_json: bool = False) -> None:
+    """Print checkpoints as a table, or as JSON."""
+    print_rows(
+        checkpoints,
+        as_json,
         ["PATH", "TYPE", "SIZE", "SAVED", "EXPIRES", "PUBLIC"],
-        (
-            [
-                c["tinker_path"],
-                c["checkpoint_type"],
-                size(c["size_bytes"]),
-                when(c["time"]),
-                when(c["expires_at"]),
-                "yes" if c["public"] else "no",
-            ]
-            for c in checkpoints
-        ),
+        lambda c: [
+            c["tinker_path"],
+            c["checkpoint_type"],
+            size(c["size_bytes"]),
+            when(c["time"]),
+            when(c["expires_at"]),
+            "yes" if c["public"] else "no",
+        ],
         "There are no checkpoints.",
     )
 
@@ -81,8 +78,7 @@ def print_checkpoints(checkpoints: list[dict[str, Any]]) -> None:
 @app.command("show")
 def show_checkpoint(path: PathArgument, url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show one checkpoint: contents, size, expiry."""
-    remote = Remote.running_or_embedded(url)
-    where = _parse(remote, path)
+    remote, where = _find(path, url)
     found = remote.request("POST", "/api/v1/weights_info", json={"tinker_path": where.uri})
     found = {"tinker_path": where.uri, **found, **listed(remote, where)}
     if as_json:
@@ -121,8 +117,7 @@ def download(
     url: UrlOption = None,
 ) -> None:
     """Download a checkpoint as an archive or a folder. `upload` accepts both."""
-    remote = Remote.running_or_embedded(url)
-    where = _parse(remote, path)
+    remote, where = _find(path, url)
     target = output or Path(f"{where.run_id}_{where.kind}_{where.name}.tar.gz".replace(":", "-"))
     if target.name.endswith(_ARCHIVES):
         if target.exists() and not force:
@@ -185,7 +180,7 @@ def upload(
 
 @contextmanager
 def _packed(file: Path) -> Iterator[Path]:
-    """An archive as it is, or one of a folder's files for as long as it is needed."""
+    """Yield an archive: the file itself, or a temporary one of a folder."""
     if not file.is_dir():
         yield file
         return
@@ -234,13 +229,13 @@ def prune(
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete old checkpoints of yours for good. Public ones and those in use are kept."""
+    """Delete your old checkpoints permanently. Public ones and those in use are kept."""
     if older_than is None and keep_last is None:
-        raise Mistake("Give --older-than 30d, --keep-last 3, or both. Look with --dry-run.")
+        raise Mistake("Give --older-than 30d, --keep-last 3, or both. Try it with --dry-run.")
     remote = Remote(url)
     rule: dict[str, Any] = {
         "older_than_s": parse_duration(older_than) if older_than else 0,
@@ -258,7 +253,7 @@ def prune(
     if found and not dry_run:
         if not yes:
             print_checkpoints(found)
-            typer.confirm(f"Delete these {len(found)} for good?", abort=True)
+            typer.confirm(f"Delete these {len(found)} permanently?", abort=True)
         found = ask(dry_run=False)
     if as_json:
         print_json(found)
@@ -276,8 +271,7 @@ def publish(
     url: UrlOption = None,
 ) -> None:
     """Make a checkpoint readable for every API key of the service."""
-    remote = Remote.running_or_embedded(url)
-    where = _parse(remote, path)
+    remote, where = _find(path, url)
     remote.request("DELETE" if undo else "POST", f"{resource(where)}/publish")
     typer.echo(f"{where.uri} is {'private' if undo else 'public'}")
 
@@ -292,12 +286,17 @@ def set_ttl(
 ) -> None:
     """Set when a checkpoint expires and is deleted."""
     limit = None if time == "never" else parse_duration(time)
-    remote = Remote.running_or_embedded(url)
-    where = _parse(remote, path)
+    remote, where = _find(path, url)
     remote.request("PUT", f"{resource(where)}/ttl", json={"ttl_seconds": limit})
     typer.echo(
         f"{where.uri} {'never expires' if limit is None else f'expires in {duration(limit)}'}"
     )
+
+
+def _find(path: str, url: str | None) -> tuple[Remote, CheckpointPath]:
+    """Return a service and the path of the checkpoint that a name stands for."""
+    remote = Remote.running_or_embedded(url)
+    return remote, _parse(remote, path)
 
 
 def _parse(remote: Remote, text: str) -> CheckpointPath:

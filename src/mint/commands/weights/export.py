@@ -8,14 +8,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mint.commands.shared.names import ADAPTER_CONFIG, find
-from mint.commands.shared.options import HomeOption, load_settings
+from mint.commands.shared.options import HomeOption, load_catalog
 from mint.commands.shared.output import Mistake
 from mint.commands.shared.remote import UrlOption
 from mint.commands.shared.transfers import fetch
@@ -24,14 +23,8 @@ if TYPE_CHECKING:
     from mint.engine.adapters.merge import Check
 
 ADAPTER_FILES = ("adapter_model.safetensors", ADAPTER_CONFIG)
-
-
-class Dtype(StrEnum):
-    """The formats of weights that are written."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
+_BASE = "base_model_name_or_path"
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 def export(
@@ -72,18 +65,24 @@ def export(
     PEFT or transformers loads the result; its logprobs on a few texts are compared with those of
     the adapter in mint's engine, and the largest difference is printed.
     """
-    target = to.expanduser()
-    with new_folder(target) as draft, _adapter_of(checkpoint, url) as adapter:
-        if merge:
-            _merge(adapter, draft, base, dtype, home, check)
+    with new_folder(to.expanduser()) as draft, _adapter_of(checkpoint, url) as adapter:
+        if base is None:
+            model = str(json.loads((adapter / ADAPTER_CONFIG).read_text())[_BASE])
         else:
-            _copy(adapter, draft, base, dtype, home, check)
+            model = base
+        if merge:
+            _merge(load_catalog(home).locate(model), adapter, draft, dtype, check)
+        else:
+            _copy(adapter, draft, base, dtype)
+            if check:
+                _check_adapter(adapter, draft, model, dtype, home)
+            _warn_about_output_layer(adapter)
     typer.echo(str(to))
 
 
 @contextmanager
 def _adapter_of(checkpoint: str, url: str | None) -> Iterator[Path]:
-    """A folder with the adapter's files, for as long as it is needed."""
+    """Yield a folder with the adapter's files."""
     if (Path(checkpoint) / ADAPTER_CONFIG).is_file():
         yield _complete(Path(checkpoint))
         return
@@ -107,13 +106,13 @@ def _complete(folder: Path) -> Path:
     if missing:
         raise Mistake(f"{folder} has no {missing[0]}, so it is not a PEFT adapter.")
     if not json.loads((folder / ADAPTER_CONFIG).read_text()).get("target_parameters"):
-        AdapterFiles.read(folder)  # refuses what is no plain LoRA
+        AdapterFiles.read(folder)  # rejects anything but plain LoRA
     return folder
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder beside the target that takes its place when all went well."""
+    """Yield a temporary folder that replaces the target on success."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise Mistake(f"{target} already exists and is not empty. Choose another: --to FOLDER")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +121,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         yield draft
         draft.chmod(0o755)
         for file in draft.iterdir():
-            file.chmod(0o644)  # transformers keeps weights from other users
+            file.chmod(0o644)  # transformers writes weights that only their owner can read
         if target.exists():
             target.rmdir()
         draft.rename(target)
@@ -130,45 +129,54 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _merge(
-    adapter: Path,
-    draft: Path,
-    base: str | None,
-    dtype: Dtype | None,
-    home: Path | None,
-    check: bool,
-) -> None:
+def _merge(folder: Path, adapter: Path, draft: Path, dtype: Dtype | None, check: bool) -> None:
     from mint.engine.adapters.merge import check_merged, merge
 
-    folder = _base_folder(adapter, base, home)
     hide_progress_bars()
     _say(f"merging into {folder}")
-    written = merge(folder, adapter, draft, dtype.value if dtype else None)
+    written = merge(folder, adapter, draft, dtype)
     copy_tokenizer(folder, draft)
     if check:
         _report(check_merged(folder, adapter, draft), written)
 
 
-def _copy(
-    adapter: Path,
-    draft: Path,
-    base: str | None,
-    dtype: Dtype | None,
-    home: Path | None,
-    check: bool,
-) -> None:
+def _copy(adapter: Path, draft: Path, base: str | None, dtype: Dtype | None) -> None:
+    """Copy an adapter, with other numbers or another base model where asked for."""
     if dtype is None:
         for name in ADAPTER_FILES:
             shutil.copyfile(adapter / name, draft / name)
     else:
         from mint.engine.adapters.merge import convert_adapter
 
-        convert_adapter(adapter, draft, dtype.value)
+        convert_adapter(adapter, draft, dtype)
     if base is not None:
-        _set_base(draft / ADAPTER_CONFIG, base)
-    if check:
-        _check_adapter(adapter, draft, base, dtype, home)
-    if ".lm_head." in _tensor_names(adapter):
+        config = draft / ADAPTER_CONFIG
+        config.write_text(json.dumps({**json.loads(config.read_text()), _BASE: base}, indent=2))
+
+
+def _check_adapter(
+    adapter: Path, draft: Path, model: str, dtype: Dtype | None, home: Path | None
+) -> None:
+    """Compare logprobs if the base model is on this machine; otherwise print what is missing."""
+    from mint.catalog import ModelNotFound
+    from mint.engine.adapters.merge import check_adapter
+
+    try:
+        folder = load_catalog(home).locate(model, download=False)
+    except ModelNotFound:
+        _say(
+            f"not checked: {model} is not on this machine. To check the adapter, run "
+            f"`mint models get {model}` (or pass --base FOLDER) and export again"
+        )
+        return
+    hide_progress_bars()
+    _report(check_adapter(folder, adapter, draft), dtype or "float32")
+
+
+def _warn_about_output_layer(adapter: Path) -> None:
+    from mint.service.checkpoints.tensors import Tensors
+
+    if any(".lm_head." in name for name in Tensors.open(adapter / ADAPTER_FILES[0]).entries):
         _say(
             "this adapter trains the output layer. If the model's embeddings are tied, run the "
             "adapter on top of its base model (vLLM, PEFT), or use --merge; other programs cannot "
@@ -176,44 +184,8 @@ def _copy(
         )
 
 
-def _check_adapter(
-    adapter: Path, draft: Path, base: str | None, dtype: Dtype | None, home: Path | None
-) -> None:
-    """Compare logprobs where the base model is on this machine; elsewhere say what is missing."""
-    from mint.catalog import ModelNotFound
-    from mint.engine.adapters.merge import check_adapter
-
-    try:
-        folder = _base_folder(adapter, base, home, download=False)
-    except ModelNotFound:
-        name = _base_name(adapter, base)
-        _say(
-            f"not checked: {name} is not on this machine. To check the adapter, run "
-            f"`mint models get {name}` (or pass --base FOLDER) and export again"
-        )
-        return
-    hide_progress_bars()
-    _report(check_adapter(folder, adapter, draft), dtype.value if dtype else "float32")
-
-
-def _base_folder(
-    adapter: Path, base: str | None, home: Path | None, *, download: bool = True
-) -> Path:
-    from mint.catalog import Catalog
-
-    settings = load_settings(home)
-    catalog = Catalog(aliases=settings.aliases, cache=settings.cache)
-    return catalog.locate(_base_name(adapter, base), download=download)
-
-
-def _base_name(adapter: Path, base: str | None) -> str:
-    return base or str(
-        json.loads((adapter / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
-    )
-
-
 def copy_tokenizer(folder: Path, draft: Path) -> None:
-    """Copy what a model's tokenizer is made from."""
+    """Copy the files of a model's tokenizer."""
     from mint.catalog import TOKENIZER_FILES
 
     for name in TOKENIZER_FILES:
@@ -222,21 +194,10 @@ def copy_tokenizer(folder: Path, draft: Path) -> None:
 
 
 def hide_progress_bars() -> None:
-    """Keep transformers from drawing bars for files that are read and written in seconds."""
+    """Turn off the progress bars of transformers."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _set_base(config: Path, base: str) -> None:
-    found = json.loads(config.read_text())
-    config.write_text(json.dumps({**found, "base_model_name_or_path": base}, indent=2))
-
-
-def _tensor_names(adapter: Path) -> str:
-    from mint.service.checkpoints.tensors import Tensors
-
-    return " ".join(Tensors.open(adapter / ADAPTER_FILES[0]).entries)
 
 
 def _report(check: Check, dtype: str) -> None:

@@ -1,19 +1,14 @@
 """``mint models``: the base models of this machine, and names for folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from mint.catalog import Catalog, missing_from
-from mint.commands.shared.options import HomeOption, load_settings
-from mint.commands.shared.output import JsonOption, Mistake, print_json, print_table
+from mint.catalog import missing_from
+from mint.commands.shared.options import HomeOption, load_catalog, load_settings
+from mint.commands.shared.output import JsonOption, Mistake, print_rows
 from mint.home import CONFIG_FILE
-
-if TYPE_CHECKING:
-    from mint.service.admin.settings import Settings
 
 app = typer.Typer(help="Manage the base models on this machine.", no_args_is_help=True)
 NameArgument = Annotated[str, typer.Argument(help="The model's name, as in base_model=NAME.")]
@@ -22,28 +17,28 @@ NameArgument = Annotated[str, typer.Argument(help="The model's name, as in base_
 @app.command("list")
 def list_models(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the base models that are available offline."""
-    settings = load_settings(home)
-    rows = [_describe(name, settings) for name in _catalog(settings).names()]
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(
-            ["MODEL", "FROM"],
-            ([row["name"], row["folder"] or "installed weights package"] for row in rows),
-            "There are no models. Add one: mint models add NAME FOLDER",
-        )
-
-
-def _describe(name: str, settings: Settings) -> dict[str, Any]:
-    folder = settings.aliases.get(name)
-    source = "alias" if folder is not None else "package"
-    return {"name": name, "source": source, "folder": str(folder) if folder else None}
+    aliases = load_settings(home).aliases
+    rows = [
+        {
+            "name": name,
+            "source": "alias" if name in aliases else "package",
+            "folder": str(aliases[name]) if name in aliases else None,
+        }
+        for name in load_catalog(home).names()
+    ]
+    print_rows(
+        rows,
+        as_json,
+        ["MODEL", "FROM"],
+        lambda row: [row["name"], row["folder"] or "installed weights package"],
+        "There are no models. Add one: mint models add NAME FOLDER",
+    )
 
 
 @app.command("get")
 def get_model(name: NameArgument, home: HomeOption = None) -> None:
     """Find a base model, downloading or converting it if needed, and print its folder."""
-    typer.echo(_catalog(load_settings(home)).locate(name))
+    typer.echo(load_catalog(home).locate(name))
 
 
 @app.command("untie")
@@ -59,7 +54,7 @@ def untie_model(
     from mint.commands.weights.export import copy_tokenizer, hide_progress_bars, new_folder
     from mint.engine.adapters.merge import untie
 
-    source = _catalog(load_settings(home)).locate(name)
+    source = load_catalog(home).locate(name)
     hide_progress_bars()
     with new_folder(to.expanduser()) as draft:
         if not untie(source, draft):
@@ -100,12 +95,8 @@ def remove_model(name: NameArgument, home: HomeOption = None) -> None:
 
 
 def _aliases(home: Path | None) -> tuple[dict[str, Path], Path]:
-    """The names in the configuration of a home folder, and its file."""
+    """Return the names in the configuration of a home folder, and its file."""
     from mint.service.admin.aliases import read_aliases
 
     file = load_settings(home).home / CONFIG_FILE
     return read_aliases(file), file
-
-
-def _catalog(settings: Settings) -> Catalog:
-    return Catalog(aliases=settings.aliases, cache=settings.cache)

@@ -23,7 +23,7 @@ _MARK = re.compile(r"<\|[^|<>]+\|>|<(?:start|end)_of_turn>|\[/?INST\]|<｜[^｜]
 
 @dataclass(frozen=True)
 class TrainedPrompt:
-    """The text around the prompts of a run. None: the run directory does not say."""
+    """How a run prompts its model. None where the run directory does not say."""
 
     system: str | None = None
     template: str | None = None
@@ -65,7 +65,7 @@ class TrainedPrompt:
         return "".join(before + (text if name is not None else "") for before, name, _, _ in parts)
 
     def describe(self) -> str:
-        """Say what is repeated, in a few words; empty when nothing is."""
+        """Describe what is reused from training; empty if nothing is."""
         parts = ["plain text, no chat template"] if self.raw else []
         parts += [f"system prompt {self.system!r}"] if self.system else []
         parts += [f"template {self.template!r}"] if self.fill("x") != "x" else []
@@ -92,7 +92,7 @@ def _prompts(folder: Path) -> list[str]:
 
 
 def _common_start(prompts: list[str], template: str) -> str:
-    """Return what all prompts have before the last place at which the template may begin.
+    """Return the text that all prompts share before the last start of the template.
 
     >>> _common_start(["Q: a? A: b Q: c? A:", "Q: a? A: b Q: cd? A:"], "Q: {question} A:")
     'Q: a? A: b '
@@ -107,7 +107,7 @@ def _common_start(prompts: list[str], template: str) -> str:
 
 
 def _is_plain(prompt: str) -> bool:
-    """Return whether a prompt has no mark of a chat template, but for one where a text begins.
+    """Return whether a prompt has no token of a chat template, except at its beginning.
 
     >>> _is_plain("<|begin_of_text|>2 + 2 ="), _is_plain("<|im_start|>user\\n2 + 2?<|im_end|>")
     (True, False)

@@ -118,7 +118,7 @@ def _messages(system: str | None, text: str) -> list[dict[str, str]]:
 
 
 def _first_model(remote: Remote) -> Named:
-    """The model that the service has in use, or would use first."""
+    """Return the first model that the service lists."""
     models = remote.get("/v1/models")["data"]
     if not models:
         raise Mistake("Name a model: --model NAME. The service has none that is available offline.")

@@ -21,6 +21,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "x-frame-options": "DENY",
+    "cache-control": "no-cache",
 }
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 _FOREIGN = ("cross-site", "same-site")

@@ -14,11 +14,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mint.watch.dashboard.assets import Asset, load_assets
 from mint.watch.dashboard.library import Library, RunPlace
 from mint.watch.dashboard.overview import Tables
 from mint.watch.dashboard.query import Rollouts
-from mint.watch.dashboard.server import PlainJson, describe, events_since, list_runs, metrics_since
+from mint.watch.dashboard.server import (
+    ASSETS,
+    PlainJson,
+    describe,
+    events_since,
+    list_runs,
+    metrics_since,
+)
 
 _MOST_PROMPTS = 100
 _IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*)(["'])(\.{1,2}/[^"']+)\2""")
@@ -126,10 +132,9 @@ def spread(steps: Sequence[int]) -> Iterator[int]:
 
 def page(answers: dict[str, Any]) -> str:
     """Return the HTML of the dashboard with its modules, styles and answers in it."""
-    assets = load_assets()
-    scripts = {name: asset for name, asset in assets.items() if name.endswith(".js")}
-    imports = {f"{_PREFIX}{name}": _data_url(name, asset) for name, asset in scripts.items()}
-    styles = "".join(assets[name].content.decode() for name in ("vendor/uplot.css", "style.css"))
+    scripts = [path.relative_to(ASSETS) for path in sorted(ASSETS.rglob("*.js"))]
+    imports = {f"{_PREFIX}{script.as_posix()}": _data_url(script) for script in scripts}
+    styles = "".join((ASSETS / name).read_text() for name in ("vendor/uplot.css", "style.css"))
     import_map = json.dumps({"imports": imports})
     start = f'import "{_PREFIX}app.js";'
     packed = base64.b64encode(gzip.compress(PlainJson(answers).body, mtime=0)).decode()
@@ -159,15 +164,14 @@ def page(answers: dict[str, Any]) -> str:
 """
 
 
-def _data_url(name: str, asset: Asset) -> str:
-    """A module as an address of its own; its imports are names of the import map."""
-    folder = Path(name).parent
+def _data_url(script: Path) -> str:
+    """Return a module as a data URL; its imports become names of the import map."""
 
     def renamed(match: re.Match[str]) -> str:
-        target = os.path.normpath(folder / match[3])
+        target = os.path.normpath(script.parent / match[3])
         return f"{match[1]}{match[2]}{_PREFIX}{target}{match[2]}"
 
-    source = _IMPORT.sub(renamed, asset.content.decode())
+    source = _IMPORT.sub(renamed, (ASSETS / script).read_text())
     return f"data:text/javascript;base64,{base64.b64encode(source.encode()).decode()}"
 
 

@@ -9,6 +9,22 @@ from typing import Any
 
 _LONGEST = 1_000
 STOPS = ("stop", "length")
+_COMPONENT = "list_extract(map_extract(components, ?), 1)"
+_CONDITIONS = {
+    "text": "(contains(response, ?) OR contains(prompt, ?))",
+    "regex": "regexp_matches(response, ?)",
+    "reward_min": "reward >= ?",
+    "reward_max": "reward <= ?",
+    "component": f"{_COMPONENT} IS NOT NULL",
+    "component_min": f"{_COMPONENT} >= ?",
+    "component_max": f"{_COMPONENT} <= ?",
+    "stop": "stop = ?",
+    "error": "contains(error, ?)",
+    "identity": "identity = ?",
+    "step_min": "step >= ?",
+    "step_max": "step <= ?",
+}
+_ERRORS = {"any": "error IS NOT NULL", "none": "error IS NULL"}
 
 
 class BadFilter(ValueError):
@@ -43,8 +59,8 @@ class Filter:
     def read(cls, given: Mapping[str, str]) -> Filter:
         """Read a filter from the parameters of an address; empty ones are left out.
 
-        >>> Filter.read({"reward_min": "0.5", "text": ""})
-        Filter(reward_min=0.5)
+        >>> Filter.read({"reward_min": "0.5", "text": ""}) == Filter(reward_min=0.5)
+        True
         """
         found: dict[str, Any] = {}
         for field in fields(cls):
@@ -64,47 +80,19 @@ class Filter:
             raise BadFilter("component_min and component_max require component=NAME.")
         return chosen
 
-    def __repr__(self) -> str:
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        shown = ", ".join(f"{name}={x!r}" for name, x in given.items() if x is not None)
-        return f"Filter({shown})"
-
     def sql(self) -> tuple[str, list[Any]]:
         """Return the condition and its values. Regular expressions are RE2's: linear in time."""
         parts: list[str] = []
         values: list[Any] = []
-
-        def add(condition: str, *given: Any) -> None:
+        for name, condition in _CONDITIONS.items():
+            if (value := getattr(self, name)) is None:
+                continue
+            if name == "error" and value in _ERRORS:
+                parts.append(_ERRORS[value])
+                continue
             parts.append(condition)
-            values.extend(given)
-
-        if self.text is not None:
-            add("(contains(response, ?) OR contains(prompt, ?))", self.text, self.text)
-        if self.regex is not None:
-            add("regexp_matches(response, ?)", self.regex)
-        if self.reward_min is not None:
-            add("reward >= ?", self.reward_min)
-        if self.reward_max is not None:
-            add("reward <= ?", self.reward_max)
-        if self.component is not None:
-            value = "list_extract(map_extract(components, ?), 1)"
-            add(f"{value} IS NOT NULL", self.component)
-            if self.component_min is not None:
-                add(f"{value} >= ?", self.component, self.component_min)
-            if self.component_max is not None:
-                add(f"{value} <= ?", self.component, self.component_max)
-        if self.stop is not None:
-            add("stop = ?", self.stop)
-        if self.error in ("any", "none"):
-            add("error IS NOT NULL" if self.error == "any" else "error IS NULL")
-        elif self.error is not None:
-            add("contains(error, ?)", self.error)
-        if self.identity is not None:
-            add("identity = ?", self.identity)
-        if self.step_min is not None:
-            add("step >= ?", self.step_min)
-        if self.step_max is not None:
-            add("step <= ?", self.step_max)
+            of_component = [self.component] if name.startswith("component_") else []
+            values += [*of_component, *[value] * (condition.count("?") - len(of_component))]
         return " AND ".join(parts) or "true", values
 
     def may_be_in(self, first: int, last: int) -> bool:

@@ -1,4 +1,4 @@
-"""The run directories under some folders. Nothing outside them is ever named, also by a link."""
+"""Find the run directories under some folders. Links that lead out of them are not followed."""
 
 import hashlib
 import os
@@ -13,6 +13,8 @@ from mint.watch.directory.files import METRICS, ROLLOUTS, SUMMARY, RolloutFile, 
 
 SIGNS = (SUMMARY, METRICS)
 """A folder with one of these files has something to show."""
+DEMO = Path(__file__).parent / "recorded"
+"""The recorded run of ``mint watch --demo``, written by ``scripts/record_demo.py``."""
 _DEPTH = 4
 _MOST_RUNS = 2_000
 _MOST_FOLDERS = 20_000

@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-from mint.watch.dashboard.curves import Rows, columns, read_step, spark
+from mint.watch.dashboard.curves import columns, read_step, spark
 from mint.watch.dashboard.library import RunPlace
 from mint.watch.dashboard.query import Rollouts
 from mint.watch.dashboard.tail import Tail, number
 from mint.watch.directory.files import CONFIG, EVENTS, METRICS, SUMMARY
-from mint.watch.directory.reader import RunReader
-from mint.watch.verdict.judge import NEEDED, judge
+from mint.watch.directory.reader import RunReader, summarise
+from mint.watch.verdict.judge import NEEDED
 
 _MOST_BYTES = 1024 * 1024
 _MOST_ROWS_KEPT = 100_000
@@ -23,12 +23,6 @@ _MOST_STOPS = 16
 _SPARKS = ("reward/success", "reward/mean", "holdout/pass@1")
 _TEXT = 2_000
 _NAME = 200
-_ENDS = {
-    "finished": "finished",
-    "stopped": "failed",
-    "lost": "failed",
-    "interrupted": "interrupted",
-}
 
 
 class RunTables:
@@ -45,7 +39,7 @@ class RunTables:
         return len(self.metrics.rows) + len(self.events.rows)
 
     def curves(self, points: int) -> dict[str, Any]:
-        """Return all metrics as columns; computed anew only when there are more."""
+        """Return all metrics as columns; computed again only when there are more."""
         key = (self.metrics.generation, len(self.metrics.rows), points)
         if self._curves is None or self._curves[0] != key:
             self._curves = key, columns(self.metrics.rows, points)
@@ -60,12 +54,14 @@ class RunTables:
             self._components = files[-1].path, rollouts.component_names()
         return self._components[1]
 
-    def judged(self, place: RunPlace, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Make up the summary of a run that wrote none; anew only when it has grown."""
+    def judged(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a summary of a run that wrote none; computed again only when it has grown."""
         rows, events = self.metrics.rows, self.events.rows
         length = (len(rows), len(events))
         if self._judged is None or self._judged[0] != length:
-            self._judged = length, _summarise(place, rows, events, config)
+            measured = [{n: number(row[n]) for n in NEEDED if n in row} for row in rows]
+            steps = int(number(config.get("steps")) or 0)
+            self._judged = length, summarise(measured, events, steps, "unknown")
         return self._judged[1]
 
 
@@ -89,7 +85,7 @@ class Tables:
         return found
 
     def overview(self, place: RunPlace) -> dict[str, Any]:
-        """Describe a run; a run that does not go on is read again only when a file changed."""
+        """Describe a run; one that is not running is read again only when a file changed."""
         now = _signature(place.path)
         before, found = self._overviews.get(place.id, (None, {}))
         if before != now or found.get("status") == "running":
@@ -113,26 +109,11 @@ def _signature(folder: Path) -> object:
     return found
 
 
-def _summarise(place: RunPlace, rows: Rows, events: Rows, config: Mapping[str, Any]) -> Any:
-    end = str(events[-1].get("event")) if events else ""
-    status = _ENDS.get(end, "unknown")
-    steps = number(config.get("steps"))
-    times = [at for row in [*events[:1], *events[-1:]] if (at := number(row.get("time")))]
-    measured = [{name: number(row[name]) for name in NEEDED if name in row} for row in rows]
-    verdict = judge(measured, events, "running" if status == "unknown" else status, int(steps or 0))
-    return {
-        "status": status,
-        "started": times[0] if times else None,
-        "updated": times[-1] if times else None,
-        "verdict": verdict.as_dict(),
-    }
-
-
 def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
     """Describe a run: where it stands, whether it learns, and its main curve in a few points."""
     rows = tables.metrics.rows
     config = read_config(place)[0]
-    summary = read_summary(place) or tables.judged(place, config)
+    summary = read_summary(place) or tables.judged(config)
     last = rows[-1] if rows else {}
     status = _text(summary.get("status")) or "unknown"
     return {

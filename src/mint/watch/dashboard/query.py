@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,6 @@ class Hits:
     rows: list[dict[str, Any]]
     next: Place | None
     searched: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Rollouts:

@@ -7,31 +7,36 @@ questions that grow with the run (metrics, events, searches) are increments.
 import asyncio
 import io
 import json
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from mint.watch.dashboard.access import Access
-from mint.watch.dashboard.assets import load_assets
 from mint.watch.dashboard.curves import MOST_POINTS, between, columns, read_step
 from mint.watch.dashboard.filters import BadFilter, Filter
 from mint.watch.dashboard.library import Library, RunPlace, UnknownRun
 from mint.watch.dashboard.overview import Tables, flat, overview, read_config, stop_strings
 from mint.watch.dashboard.query import Place, QueryFailed, Rollouts
-from mint.watch.dashboard.tail import number
+from mint.watch.dashboard.tail import Tail, number
+from mint.watch.directory.files import plain
 
 Status = Callable[[Request], Awaitable[dict[str, Any]]]
 Permission = Callable[[Request], Awaitable[bool]]
+Answer = Callable[[RunPlace, Tables, Request], Any]
+ASSETS = Path(__file__).parent / "assets"
+"""The page: plain ES modules, styles, and three vendored libraries."""
 _AT_ONCE = 4
 _MOST_EVENTS = 5_000
 
@@ -47,16 +52,38 @@ class Watch:
     tables: Tables = field(default_factory=Tables)
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
 
-    async def place(self, request: Request) -> RunPlace:
-        """Return the run that an address names."""
-        if self.may_read is not None and not await self.may_read(request):
-            raise UnknownRun("Run directories are shown on the service's own machine only.")
-        return await asyncio.to_thread(self.library.get, request.path_params["run"])
-
     async def work(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a reading function in a thread, a few at a time."""
         async with self.turns:
             return await asyncio.to_thread(function, *arguments)
+
+    async def about(self, _: Request) -> Response:
+        """Describe this dashboard."""
+        return PlainJson({"service": self.service is not None, "demo": self.demo, "bundle": False})
+
+    async def status(self, request: Request) -> Response:
+        """Describe the service that this dashboard is attached to."""
+        if self.service is None:
+            raise HTTPException(404, "This dashboard is not attached to a service.")
+        return PlainJson(await self.service(request))
+
+    async def runs(self, request: Request) -> Response:
+        """List the runs."""
+        if self.may_read is not None and not await self.may_read(request):
+            return PlainJson({"runs": [], "hidden": True})
+        return PlainJson({"runs": await self.work(list_runs, self.library, self.tables)})
+
+    def of_run(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of a question about one run, which is answered in a thread."""
+
+        async def endpoint(request: Request) -> Response:
+            if self.may_read is not None and not await self.may_read(request):
+                raise UnknownRun("Run directories are shown on the service's own machine only.")
+            place = await asyncio.to_thread(self.library.get, request.path_params["run"])
+            found = await self.work(answer, place, self.tables, request)
+            return found if isinstance(found, Response) else PlainJson(found)
+
+        return endpoint
 
 
 class PlainJson(JSONResponse):
@@ -66,116 +93,61 @@ class PlainJson(JSONResponse):
         try:
             text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except ValueError:
-            text = json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":"))
+            text = json.dumps(plain(content), ensure_ascii=False, separators=(",", ":"))
         return text.encode(errors="replace")
 
 
-class Refused(Exception):
-    """A request that the service behind the dashboard refuses."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-
-
 def create_app(watch: Watch, key: str | None = None, hosts: Iterable[str] | None = ()) -> Starlette:
-    """Put the dashboard together. ``key`` and ``hosts`` are those of :class:`Access`."""
-    app = Starlette(
+    """Create the dashboard's application. ``key`` and ``hosts`` are those of :class:`Access`."""
+    questions: dict[str, Answer] = {
+        "": lambda place, tables, _: describe(place, tables),
+        "/metrics": lambda place, tables, asked: metrics_since(place, tables, asked.query_params),
+        "/events": lambda place, tables, asked: events_since(place, tables, asked.query_params),
+        "/steps/{step:int}": _step,
+        "/samples/{step:int}/{group:int}/{index:int}": _sample,
+        "/prompts": lambda place, *_: {"prompts": Rollouts(place).prompts()},
+        "/prompt": _prompt,
+        "/search": _search,
+        "/export": _export,
+    }
+    return Starlette(
         routes=[
-            Route("/", _page),
-            Route("/assets/{name:path}", _asset),
-            Route("/api/about", _about),
-            Route("/api/service", _service),
-            Route("/api/runs", _runs),
-            Route("/api/runs/{run}", _run),
-            Route("/api/runs/{run}/metrics", _metrics),
-            Route("/api/runs/{run}/events", _events),
-            Route("/api/runs/{run}/steps/{step:int}", _step),
-            Route("/api/runs/{run}/samples/{step:int}/{group:int}/{index:int}", _sample),
-            Route("/api/runs/{run}/prompts", _prompts),
-            Route("/api/runs/{run}/prompt", _prompt),
-            Route("/api/runs/{run}/search", _search),
-            Route("/api/runs/{run}/export", _export),
+            Route("/", lambda _: FileResponse(ASSETS / "index.html")),
+            Mount("/assets", StaticFiles(directory=ASSETS)),
+            Route("/api/about", watch.about),
+            Route("/api/service", watch.status),
+            Route("/api/runs", watch.runs),
+            *(Route(f"/api/runs/{{run}}{path}", watch.of_run(q)) for path, q in questions.items()),
         ],
         middleware=[Middleware(Access, key=key, hosts=hosts)],
         exception_handlers={
             UnknownRun: _error(404),
             BadFilter: _error(400),
             QueryFailed: _error(422),
-            Refused: _error(403),
+            HTTPException: _http_error,
         },
     )
-    app.state.watch = watch
-    app.state.assets = load_assets()
-    return app
 
 
 def _error(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def answer(_: Request, error: Exception) -> Response:
-        text = str(error.args[0]) if error.args else "The request could not be answered."
-        return JSONResponse({"detail": text}, getattr(error, "status", status))
+        return JSONResponse({"detail": str(error.args[0])}, status)
 
     return answer
 
 
-def _watch(request: Request) -> Watch:
-    watch: Watch = request.app.state.watch
-    return watch
-
-
-# ---- the page ----
-
-
-async def _page(request: Request) -> Response:
-    return _asset_named(request, "index.html")
-
-
-async def _asset(request: Request) -> Response:
-    return _asset_named(request, request.path_params["name"])
-
-
-def _asset_named(request: Request, name: str) -> Response:
-    asset = request.app.state.assets.get(name)
-    if asset is None:
-        return JSONResponse({"detail": "There is no such file."}, 404)
-    headers = {"cache-control": "no-cache", "etag": asset.tag}
-    if request.headers.get("if-none-match") == asset.tag:
-        return Response(status_code=304, headers=headers)
-    return Response(asset.content, media_type=asset.kind, headers=headers)
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"detail": error.detail}, error.status_code)
 
 
 # ---- runs ----
-
-
-async def _about(request: Request) -> Response:
-    watch = _watch(request)
-    return PlainJson({"service": watch.service is not None, "demo": watch.demo, "bundle": False})
-
-
-async def _service(request: Request) -> Response:
-    watch = _watch(request)
-    if watch.service is None:
-        return JSONResponse({"detail": "This dashboard is not attached to a service."}, 404)
-    return PlainJson(await watch.service(request))
-
-
-async def _runs(request: Request) -> Response:
-    watch = _watch(request)
-    if watch.may_read is not None and not await watch.may_read(request):
-        return PlainJson({"runs": [], "hidden": True})
-    return PlainJson({"runs": await watch.work(list_runs, watch.library, watch.tables)})
 
 
 def list_runs(library: Library, tables: Tables) -> list[dict[str, Any]]:
     """Describe all runs, the one that was written to last first."""
     found = [tables.overview(place) for place in library.runs()]
     return sorted(found, key=lambda run: (-(run["updated"] or 0.0), run["name"]))
-
-
-async def _run(request: Request) -> Response:
-    watch = _watch(request)
-    place = await watch.place(request)
-    return PlainJson(await watch.work(describe, place, watch.tables))
 
 
 def describe(place: RunPlace, tables: Tables) -> dict[str, Any]:
@@ -192,51 +164,28 @@ def describe(place: RunPlace, tables: Tables) -> dict[str, Any]:
     }
 
 
-async def _metrics(request: Request) -> Response:
-    watch = _watch(request)
-    place = await watch.place(request)
-    given = request.query_params
-    answer = await watch.work(metrics_since, place, watch.tables, dict(given))
-    return PlainJson(answer)
-
-
 def metrics_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> dict[str, Any]:
     """Return the metrics of a range of steps, or those that came after the ``cursor``.
 
-    A cursor is ``generation:rows``; when the table was cut since (a resumed run), the answer is
+    A cursor is ``generation:rows``; if the table was truncated since (a resumed run), the answer is
     the whole table with ``reset``.
     """
     known_tables = tables.of(place)
     table = known_tables.metrics
-    generation, _, count = given.get("cursor", "").partition(":")
+    known, position = _since(table, given)
     first, last = _integer(given, "from"), _integer(given, "to")
     points = max(10, min(_integer(given, "points") or MOST_POINTS, MOST_POINTS))
-    known = int(count) if count.isdigit() and len(count) < 12 else 0
-    is_increment = generation == str(table.generation) and known <= len(table.rows)
-    if first is None and last is None and (not is_increment or known == 0):
+    if first is None and last is None and known == 0:
         found = known_tables.curves(points)
     else:
-        rows = table.rows[known:] if is_increment else table.rows
-        found = columns(between(rows, first, last), points)
-    cursor = f"{table.generation}:{len(table.rows)}"
-    return {**found, "cursor": cursor, "reset": not is_increment, "total": len(table.rows)}
-
-
-async def _events(request: Request) -> Response:
-    watch = _watch(request)
-    place = await watch.place(request)
-    return PlainJson(
-        await watch.work(events_since, place, watch.tables, dict(request.query_params))
-    )
+        found = columns(between(table.rows[known:], first, last), points)
+    return {**found, **position, "total": len(table.rows)}
 
 
 def events_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> dict[str, Any]:
     """Return the events after a cursor, as :func:`metrics_since` does; the last ones if many."""
     table = tables.of(place).events
-    generation, _, count = given.get("cursor", "").partition(":")
-    known = int(count) if count.isdigit() and len(count) < 12 else 0
-    is_increment = generation == str(table.generation) and known <= len(table.rows)
-    rows = table.rows[known:] if is_increment else table.rows
+    known, position = _since(table, given)
     events = [
         {
             "event": str(row.get("event", ""))[:100],
@@ -246,10 +195,18 @@ def events_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> d
             "step": read_step(row) if number(row.get("step")) is not None else None,
             "time": number(row.get("time")),
         }
-        for row in rows[-_MOST_EVENTS:]
+        for row in table.rows[known:][-_MOST_EVENTS:]
     ]
+    return {"events": events, **position}
+
+
+def _since(table: Tail, given: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
+    """Return how many rows the caller has, and the new cursor."""
+    generation, _, count = given.get("cursor", "").partition(":")
+    known = int(count) if count.isdigit() and len(count) < 12 else 0
+    is_increment = generation == str(table.generation) and known <= len(table.rows)
     cursor = f"{table.generation}:{len(table.rows)}"
-    return {"events": events, "cursor": cursor, "reset": not is_increment}
+    return known if is_increment else 0, {"cursor": cursor, "reset": not is_increment}
 
 
 def _integer(given: Mapping[str, str], name: str) -> int | None:
@@ -265,43 +222,27 @@ def _integer(given: Mapping[str, str], name: str) -> int | None:
 # ---- rollouts ----
 
 
-async def _step(request: Request) -> Response:
-    watch = _watch(request)
-    rollouts = Rollouts(await watch.place(request))
-    rows = await watch.work(rollouts.of_step, request.path_params["step"])
-    return PlainJson({"step": request.path_params["step"], "rollouts": rows})
+def _step(place: RunPlace, _: Tables, request: Request) -> dict[str, Any]:
+    step = request.path_params["step"]
+    return {"step": step, "rollouts": Rollouts(place).of_step(step)}
 
 
-async def _sample(request: Request) -> Response:
-    watch = _watch(request)
-    rollouts = Rollouts(await watch.place(request))
-    where = [request.path_params[name] for name in ("step", "group", "index")]
-    row = await watch.work(rollouts.sample, *where)
+def _sample(place: RunPlace, _: Tables, request: Request) -> dict[str, Any]:
+    where = (request.path_params[name] for name in ("step", "group", "index"))
+    row = Rollouts(place).sample(*where)
     if row is None:
-        return JSONResponse({"detail": "There is no such sample in this run."}, 404)
-    return PlainJson(row)
+        raise HTTPException(404, "There is no such sample in this run.")
+    return row
 
 
-async def _prompts(request: Request) -> Response:
-    watch = _watch(request)
-    rollouts = Rollouts(await watch.place(request))
-    return PlainJson({"prompts": await watch.work(rollouts.prompts)})
-
-
-async def _prompt(request: Request) -> Response:
-    watch = _watch(request)
-    rollouts = Rollouts(await watch.place(request))
+def _prompt(place: RunPlace, _: Tables, request: Request) -> Any:
     identity = request.query_params.get("identity", "")
-    found = await watch.work(rollouts.of_prompts, [identity])
-    return PlainJson(found[identity])
+    return Rollouts(place).of_prompts([identity])[identity]
 
 
-async def _search(request: Request) -> Response:
-    watch = _watch(request)
-    rollouts = Rollouts(await watch.place(request))
-    wanted = Filter.read(request.query_params)
-    hits = await watch.work(rollouts.search, wanted, _place(request.query_params.get("after", "")))
-    return PlainJson(hits.as_dict())
+def _search(place: RunPlace, _: Tables, request: Request) -> dict[str, Any]:
+    after = _place(request.query_params.get("after", ""))
+    return asdict(Rollouts(place).search(Filter.read(request.query_params), after))
 
 
 def _place(text: str) -> Place | None:
@@ -315,23 +256,18 @@ def _place(text: str) -> Place | None:
     return step, group, index
 
 
-async def _export(request: Request) -> Response:
-    watch = _watch(request)
-    place = await watch.place(request)
-    wanted = Filter.read(request.query_params)
+def _export(place: RunPlace, _: Tables, request: Request) -> Response:
     form = request.query_params.get("format", "jsonl")
     if form not in _FORMS:
         raise BadFilter(f"format is one of {', '.join(_FORMS)}, not {form[:20]!r}.")
-    table = await watch.work(Rollouts(place).export, wanted)
-    content = await watch.work(_FORMS[form], table)
-    name = f"{place.id}.{form}"
-    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    content = _FORMS[form](Rollouts(place).export(Filter.read(request.query_params)))
+    headers = {"content-disposition": f'attachment; filename="{place.id}.{form}"'}
     return Response(content, media_type="application/octet-stream", headers=headers)
 
 
 def _as_jsonl(table: pa.Table) -> bytes:
     rows = table.to_pylist(maps_as_pydicts="lossy")
-    lines = [json.dumps(_finite(row), ensure_ascii=False, default=str) for row in rows]
+    lines = [json.dumps(plain(row), ensure_ascii=False, default=str) for row in rows]
     return "".join(f"{line}\n" for line in lines).encode(errors="replace")
 
 
@@ -353,7 +289,7 @@ def _as_csv(table: pa.Table) -> bytes:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, dict | list):
-        return json.dumps(_finite(value), ensure_ascii=False, default=str)
+        return json.dumps(plain(value), ensure_ascii=False, default=str)
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
     return value
@@ -364,13 +300,3 @@ _FORMS: dict[str, Callable[[pa.Table], bytes]] = {
     "parquet": _as_parquet,
     "csv": _as_csv,
 }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

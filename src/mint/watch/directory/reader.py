@@ -33,6 +33,12 @@ from mint.watch.directory.files import (
 from mint.watch.verdict.judge import judge
 
 Row = dict[str, Any]
+_ENDS = {
+    "finished": "finished",
+    "stopped": "failed",
+    "lost": "failed",
+    "interrupted": "interrupted",
+}
 _TRIES = 5
 """How often a file is looked for again that the run has merged meanwhile."""
 
@@ -45,21 +51,6 @@ def is_run(path: str | Path) -> bool:
     """Tell whether a folder holds a run."""
     names = (CONFIG, METRICS, SUMMARY, ROLLOUTS_1)
     return any((Path(path) / name).is_file() for name in names)
-
-
-def find_runs(path: str | Path, depth: int = 3) -> list[Path]:
-    """List the run directories at or under a folder."""
-    folder = Path(path)
-    if is_run(folder):
-        return [folder]
-    if depth == 0 or not folder.is_dir():
-        return []
-    children = sorted(
-        child
-        for child in folder.iterdir()
-        if child.is_dir() and not child.is_symlink() and not child.name.startswith(".")
-    )
-    return [run for child in children for run in find_runs(child, depth - 1)]
 
 
 def open_run(path: str | Path) -> RunReader:
@@ -118,22 +109,15 @@ class RunReader:
 
     def _computed(self) -> Row:
         rows, events, config = self.metrics(), self.events(), self.config()
-        last_event = events[-1].get("event") if events else None
-        ends = {"stopped": "failed", "lost": "failed", "interrupted": "interrupted"}
-        finished = bool(self.state().get("finished"))
-        status = "finished" if finished else ends.get(str(last_event), "running")
+        unended = "finished" if self.state().get("finished") else "running"
         last: Row = rows[-1] if rows else {}
-        times = [event["time"] for event in events if isinstance(event.get("time"), int | float)]
         return {
             "format": self.format,
             "task": config.get("task"),
             "name": self.path.resolve().name,
-            "status": status,
+            **summarise(rows, events, config.get("steps"), unended),
             "step": last.get("step", 0),
             "steps": config.get("steps"),
-            "started": times[0] if times else None,
-            "updated": times[-1] if times else None,
-            "verdict": judge(rows, events, status, config.get("steps")).as_dict(),
             "last": last,
         }
 
@@ -236,6 +220,22 @@ class RunReader:
 
     def _is_inside(self, file: Path) -> bool:
         return file.resolve().is_relative_to(self.path.resolve())
+
+
+def summarise(rows: Sequence[Row], events: Sequence[Row], steps: int | None, unended: str) -> Row:
+    """Return status, times and verdict of a run that wrote no summary.
+
+    ``unended`` is the status of a run whose last event is not its end.
+    """
+    status = _ENDS.get(str(events[-1].get("event")) if events else "", unended)
+    times = [event["time"] for event in events if isinstance(event.get("time"), int | float)]
+    judged_as = status if status in _ENDS.values() else "running"
+    return {
+        "status": status,
+        "started": times[0] if times else None,
+        "updated": times[-1] if times else None,
+        "verdict": judge(rows, events, judged_as, steps).as_dict(),
+    }
 
 
 def _parquet(path: Path) -> Any:

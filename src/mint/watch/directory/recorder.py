@@ -55,7 +55,7 @@ from mint.watch.directory.files import (
     sync_folder,
 )
 from mint.watch.sinks import Sinks
-from mint.watch.sinks.opentelemetry_sink import is_configured
+from mint.watch.sinks.opentelemetry import is_configured
 from mint.watch.verdict.judge import VerdictHistory, judge
 
 __all__ = ["CONFIG", "EVENTS", "METRICS", "STATE", "RunDirectory", "RunDirectoryBusy", "read_rows"]

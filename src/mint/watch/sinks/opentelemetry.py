@@ -1,4 +1,4 @@
-"""Agent traces as OpenTelemetry spans, for whoever has a collector.
+"""Agent traces as OpenTelemetry spans.
 
 The spans go to the tracer provider that the program has set up, as ``opentelemetry-instrument`` or
 ``opentelemetry.trace.set_tracer_provider`` do.
@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mint.watch.sinks.sink import Sink
+
 _NONE = ("ProxyTracerProvider", "NoOpTracerProvider", "DefaultTracerProvider")
 _NANO = 1_000_000_000
 
 
 def is_configured() -> bool:
-    """Tell whether the program has set up a tracer provider."""
+    """Return whether the program has set up a tracer provider."""
     try:
         from opentelemetry import trace
     except ImportError:
@@ -23,18 +25,15 @@ def is_configured() -> bool:
     return type(trace.get_tracer_provider()).__name__ not in _NONE
 
 
-class Spans:
+class Spans(Sink):
     """One span for a rollout that has a trace, with one for each of its messages inside."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: dict[str, Any]) -> None:
         from opentelemetry import trace
 
         self._trace = trace
         self._tracer = trace.get_tracer("mint.watch")
         self._run = path.resolve().name
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics stay in the run directory."""
 
     def rollouts(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the spans of a step."""
@@ -75,11 +74,3 @@ class Spans:
             name, context=inside, attributes=attributes, start_time=when
         )
         child.end(end_time=when)
-
-    def close(self) -> None:
-        """The provider is the program's, which ends it."""
-
-
-def open_sink(path: Path, config: dict[str, Any]) -> Spans:
-    """Open the sink."""
-    return Spans(path)

@@ -94,6 +94,17 @@ def bar_chart(bins: Sequence[tuple[float, float, int]]) -> str:
     return _svg(scale.axes("reward") + "".join(shapes), "histogram of rewards")
 
 
+def standalone(chart: str, title: str) -> str:
+    """Return a chart as an SVG document of its own, with colours and a title.
+
+    >>> standalone(bar_chart([(0.0, 1.0, 3)]), "3 rewards").startswith("<svg")
+    True
+    """
+    head, end, body = chart.partition(">")
+    style = f"<style>:root{{--a:#3a7ca5;--soft:#444;--line:#999}}{STYLE}</style>"
+    return f"{head}{end}{style}{_text(_LEFT, 12, title, 'start')}{body}\n"
+
+
 def _svg(inner: str, title: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from mint.engine.adapters.lora import Adapter
 from mint.engine.messages import IntArray
-from mint.engine.sampling.pool import BLOCK_SIZE
+from mint.engine.sampling.kv_pool import BLOCK_SIZE
 
 _BASE_MODEL = 0
 _Key = tuple[int, bytes]  # the number of the block before (or of the adapter), and its tokens

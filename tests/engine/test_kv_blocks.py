@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from mint.engine.adapters.lora import Adapter
 from mint.engine.messages import LoraSpec
-from mint.engine.sampling.blocks import BlockManager
-from mint.engine.sampling.pool import BLOCK_SIZE
+from mint.engine.sampling.kv_blocks import BlockManager
+from mint.engine.sampling.kv_pool import BLOCK_SIZE
 
 ADAPTERS = [None, Adapter(LoraSpec(), {}), Adapter(LoraSpec(), {})]
 

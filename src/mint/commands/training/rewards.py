@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from mint.commands.shared.output import print_json, print_table
 from mint.rewards.analysis import analyse
 from mint.rewards.audit import Probed, audit_reward
 from mint.rewards.registry import RewardNotFound, find_reward, list_rewards
@@ -31,10 +30,8 @@ _SHOWN_ROWS = 20
 @app.command("list")
 def list_command() -> None:
     """List the built-in rewards with their ranges."""
-    table = Table("name", "range", "what it does", box=None, header_style="bold")
-    for listed in list_rewards():
-        table.add_row(listed.name, listed.range, listed.summary)
-    _console().print(table)
+    rows = ((listed.name, listed.range, listed.summary) for listed in list_rewards())
+    print_table(["NAME", "RANGE", "WHAT IT DOES"], rows, "There are no rewards.")
 
 
 @app.command("test")
@@ -52,9 +49,9 @@ def try_command(
     if plot is not None:
         analysis.plot(plot)
     if as_json:
-        typer.echo(json.dumps(analysis.as_data(), indent=2))
+        print_json(analysis.as_data())
         return
-    _console().print(_table(scored[:rows]))
+    _print_scored(scored[:rows])
     if len(scored) > rows:
         typer.echo(f"... and {len(scored) - rows} more; --rows shows more of them")
     typer.echo(analysis.as_text())
@@ -66,16 +63,11 @@ def try_command(
 def audit_command(samples: _Samples, reward: _RewardName) -> None:
     """Probe a reward with degenerate answers and report what can be hacked."""
     findings = audit_reward(_found(reward), _read(samples))
-    table = Table("probe", "finding", "paid", "honest", "example", box=None, header_style="bold")
-    for probed in findings:
-        table.add_row(
-            probed.probe,
-            probed.finding,
-            _figure(probed.highest),
-            _figure(probed.honest),
-            probed.error or repr(probed.example[:50]),
-        )
-    _console().print(table)
+    rows = (
+        (p.probe, p.finding, _figure(p.highest), _figure(p.honest), p.error or repr(p.example[:50]))
+        for p in findings
+    )
+    print_table(["PROBE", "FINDING", "PAID", "HONEST", "EXAMPLE"], rows, "Nothing was probed.")
     bad = [probed for probed in findings if probed.finding in ("hackable", "raises")]
     typer.echo(_verdict(bad))
     if bad:
@@ -117,21 +109,18 @@ def _lines(path: Path) -> Iterator[Sample]:
         yield Sample(response, str(metadata.pop("prompt", "")), metadata)
 
 
-def _table(scored: list[Scored]) -> Table:
+def _print_scored(scored: list[Scored]) -> None:
     names = sorted({name for one in scored if one.score for name in one.score.components})
-    table = Table("reward", *names, "response", "answer", box=None, header_style="bold")
+    rows = []
     for one in scored:
         components = one.score.components if one.score else {}
         total = f"{one.score.total:.3f}" if one.score else (one.error or "does not apply")[:60]
-        answer = one.sample.metadata.get("answer", one.sample.metadata.get("ground_truth", ""))
         values = [_figure(components.get(name)) for name in names]
-        table.add_row(total, *values, repr(one.sample.response[-60:]), str(answer)[:20])
-    return table
+        gold = str("" if one.sample.gold is None else one.sample.gold)[:20]
+        rows.append([total, *values, repr(one.sample.response[-60:]), gold])
+    columns = ["REWARD", *(name.upper() for name in names), "RESPONSE", "ANSWER"]
+    print_table(columns, rows, "The file has no samples.")
 
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
-
-
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mint.rl import DataError
-from mint.rl.data.rows import read_rows
+from mint.rl.data.file_formats import read_rows
 
 ROWS: list[dict[str, Any]] = [
     {"question": "What is 2 + 2?", "answer": "4"},
