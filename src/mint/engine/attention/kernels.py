@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+cdiv = triton.cdiv  # division that rounds up
 LOG2E = tl.constexpr(1.4426950408889634)
 MASKED = tl.constexpr(-1e30)  # finite, so that a row that sees nothing yet does not become NaN
 

@@ -6,10 +6,9 @@
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from .kernels import FLOAT32_TILE, Tile, choose_tile, pad, unit_stride
+from .kernels import FLOAT32_TILE, Tile, cdiv, choose_tile, pad, unit_stride
 from .tree_kernels import forward_kernel, key_kernel, plan_kernel, query_kernel
 
 # By padded head size; the fastest of those tried on an H200, on groups and on distinct rows.
@@ -63,7 +62,7 @@ def _outputs(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return empty tensors for what the forward pass computes."""
     (nodes, heads, dim), group = q.shape, q.shape[1] // k.shape[1]
     tile = choose_tile(FORWARD_TILES, FLOAT32_TILE, q.dtype, dim, group)
-    plan = (triton.cdiv(nodes, tile.rows // group), triton.cdiv(nodes, tile.keys) + 2)
+    plan = (cdiv(nodes, tile.rows // group), cdiv(nodes, tile.keys) + 2)
     return (
         torch.empty((nodes, heads, dim), dtype=q.dtype, device=q.device),
         torch.empty((nodes, heads), dtype=torch.float32, device=q.device),
@@ -92,7 +91,7 @@ def _backward(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     tile = choose_tile(KEY_TILES, FLOAT32_TILE, q.dtype, dim, group)
-    key_kernel[(kv_heads, triton.cdiv(nodes, tile.keys))](
+    key_kernel[(kv_heads, cdiv(nodes, tile.keys))](
         q, k, v, grad, sums, delta, ends, positions, d_key, d_value, scale,
         nodes, *_strides(q, k, v),
         group, dim, window, softcap, tile.rows, tile.keys, pad(dim),
