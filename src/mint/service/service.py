@@ -25,7 +25,7 @@ from mint.service.text.tokenizer import Tokenizers
 from mint.service.wire.decoding import Decoder
 
 from .errors import ApiError, not_found
-from .files import delete_leftovers, free_bytes, shorten_logs
+from .files import delete_leftovers, free_bytes, require_writable, shorten_logs
 from .futures import Future, Futures
 from .idleness import Idleness
 from .parts import Parts
@@ -41,6 +41,7 @@ class Service:
     """Everything behind the HTTP routes."""
 
     def __init__(self, settings: Settings) -> None:
+        require_writable(settings.home)
         self.settings = settings
         self.store = Store(settings.store_url, settings.home)
         self.auth = Auth(settings, self.store)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mint.engine.messages import IntArray
-from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, find_pool
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
 from mint.engine.training.tree import PrefixTree
 
 from .layout import DecodeRows

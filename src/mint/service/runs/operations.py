@@ -97,7 +97,7 @@ class Operations:
         encoded = await asyncio.to_thread(
             lambda: [codec.encode_forward_backward(result) for result in results]
         )
-        tokens = sum(len(datum.tokens) for operation in operations for datum in operation.data)
+        tokens = sum(operation.tokens for operation in operations)
         return Done([Response.protobuf(body) for body in encoded], tokens=tokens)
 
     async def _reverse_kl(self, engine: EngineProcess, seq_id: int, body: bytes) -> Done:
