@@ -37,13 +37,15 @@ class ReferenceTree:
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
         softcap: float, sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        heads = k.shape[1]
+        count, heads, dim = k.shape
         if sinks is not None:
             sinks = sinks.view(heads, -1)
         outputs = []
         for rows, keys, values, mask in zip(
-            q.unflatten(1, (heads, -1)).split(self._sizes),  # [n, Hkv, queries of a key head, D]
-            *(part.index_select(0, self._keys).split(self._counts) for part in (k, v)),
+            torch.split(
+                q.view(count, heads, -1, dim), self._sizes
+            ),  # a key head's queries together
+            *(torch.split(part.index_select(0, self._keys), self._counts) for part in (k, v)),
             self._piece_masks(window),
             strict=True,
         ):
@@ -59,7 +61,9 @@ class ReferenceTree:
             everything = torch.arange(len(self._ends), device=self._ends.device)[:, None]
             masks = []
             for nodes, keys in zip(
-                everything.split(self._sizes), self._keys.split(self._counts), strict=True
+                torch.split(everything, self._sizes),
+                torch.split(self._keys, self._counts),
+                strict=True,
             ):
                 mask = (keys <= nodes) & (nodes < self._ends[keys])
                 if window:
