@@ -12,7 +12,7 @@ from mint.engine.adapters.peft_files import read_adapter, write_adapter
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.memory import describe, device_memory, plan_memory
 from mint.engine.model.precision import is_finite
-from mint.engine.sampling.pool import KVPool
+from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.sampling.runner import make_runner
 from mint.engine.sampling.sampler import Sampler
 from mint.engine.sampling.sequence import Job

@@ -19,7 +19,7 @@ from mint.service.store.database import now
 from mint.service.text.tokenizer import Tokenizers
 
 from .errors import ApiError, not_found
-from .files import delete_leftovers, free_bytes, shorten_logs
+from .files import delete_leftovers, free_bytes, require_writable, shorten_logs
 from .futures import Future
 from .idleness import Idleness
 from .parts import Parts
@@ -35,6 +35,7 @@ class Service(Parts):
     """Everything behind the HTTP routes."""
 
     def __init__(self, settings: Settings) -> None:
+        require_writable(settings.home)
         super().__init__(settings, before_unload=self._save_what_is_in)
         self.samplers = Samplers(self, lambda run_id, user: self.runs.restore(run_id, user))
         self.idleness = Idleness(settings.home / "idle.json")

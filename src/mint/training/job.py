@@ -24,7 +24,7 @@ from mint.training.reward import (
     with_reward,
 )
 from mint.training.task import TaskReference
-from mint.watch.recorder import RunDirectory, RunDirectoryBusy
+from mint.watch.directory.recorder import RunDirectory, RunDirectoryBusy
 
 JOB = "job.yaml"
 _MISSING = "???"

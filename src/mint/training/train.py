@@ -1,6 +1,6 @@
 """One job, from its settings to trained weights."""
 
-from mint.rl import Run
+from mint.rl import Run, grpo, run_loop
 from mint.training.compose import Composed
 from mint.training.job import load_adapter, make_config, run_directory, write_job
 from mint.training.monitor import make_monitors
@@ -14,16 +14,13 @@ def train(composed: Composed) -> str:
     job = composed.job
     adapter, cfg = load_adapter(job), make_config(job)
     cfg.run_dir = run_directory(job, adapter)
-    with Run(adapter, cfg) as run:
-        folder = run.directory.path
-        write_job(folder, job)
-        monitors = make_monitors(job)
-        for step in run:
-            batch, datums = run.learn(step)
-            try:
-                run.record(batch, datums)
-            finally:  # also of a step at which a guard rail ends the run
-                for monitor in monitors:
-                    monitor(batch)
-        run.finish()
-    return str(folder)
+    folders = []
+
+    async def loop(run: Run) -> None:
+        folders.append(run.directory.path)
+        write_job(run.directory.path, job)
+        run.monitors += make_monitors(job)
+        await grpo(run)
+
+    run_loop(loop, adapter, cfg)
+    return str(folders[0])

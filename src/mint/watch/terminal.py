@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mint.watch.series import Series, series
-from mint.watch.verdict import (
+from mint.watch.sinks.sink import Sink
+from mint.watch.verdict.judge import (
     DIVERGING,
     FLAT,
     HACKING,
@@ -26,6 +26,7 @@ from mint.watch.verdict import (
     VerdictHistory,
     judge,
 )
+from mint.watch.verdict.series import Series, series
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 32
@@ -173,7 +174,7 @@ def _hide_terminal() -> None:
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
 
 
-class LiveView:
+class LiveView(Sink):
     """Draws the view again after every step. It takes metrics as a sink does."""
 
     def __init__(

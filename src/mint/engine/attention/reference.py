@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, find_pool
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
 from mint.engine.training.tree import PrefixTree
 
 from .layout import DecodeRows

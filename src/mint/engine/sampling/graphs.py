@@ -18,8 +18,8 @@ from mint.engine.adapters.lora import Adapter
 from mint.engine.attention.gpu import KernelDecode
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import BankedLora, Lora, NoLora
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 from mint.engine.sampling.picking import Picked, pick_plain, signed
-from mint.engine.sampling.pool import BLOCK_SIZE, KVPool
 from mint.engine.sampling.runner import Runner, Tokens
 from mint.engine.sampling.sequence import Sequence
 

@@ -122,21 +122,23 @@ def last_tag(text: str) -> str | None:
     return None if opening is None else text[opening.end() : closing.start()]
 
 
+def marked_answer(text: str) -> str | None:
+    """Return the content of the last answer tag, or else of the last box.
+
+    >>> marked_answer(r"\\boxed{1} <answer>2</answer>"), marked_answer("3") is None
+    ('2', True)
+    """
+    content = last_tag(text)
+    return last_boxed(text) if content is None else content
+
+
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last complete ``\boxed{…}``, its braces balanced.
 
     >>> last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}, or \boxed{3")
     '\\frac{1}{2}'
     """
-    position = len(text)
-    for _ in range(_BOXED_TRIES):
-        position = text.rfind("\\boxed", 0, position)
-        if position < 0:
-            return None
-        content = _balanced(text, position + len("\\boxed"))
-        if content is not None:
-            return content
-    return None
+    return next(iter(boxed_contents(text, 1)), None)
 
 
 def boxed_contents(text: str, count: int) -> list[str]:

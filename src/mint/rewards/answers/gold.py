@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from mint.rewards.answers.extraction import last_boxed, last_tag
+from mint.rewards.answers.extraction import marked_answer
 from mint.rewards.answers.number import Number, parse_number
 from mint.rewards.answers.plaintext import without_latex_dress
 
@@ -72,11 +72,8 @@ def _read_text(text: str) -> ReadGold:
 def _final_part(text: str) -> str:
     if "####" in text:
         return text.rpartition("####")[2]
-    if (content := last_tag(text)) is not None:
-        return content
-    if (content := last_boxed(text)) is not None:
-        return content
-    return text
+    content = marked_answer(text)
+    return text if content is None else content
 
 
 def normalised(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
@@ -17,7 +18,6 @@ from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 from mint.rl.rollouts.scoring import Ledger
 from mint.rl.runtime.connection import connect, monitor_service
-from mint.rl.runtime.event_loop import Loop
 from mint.rl.runtime.threads import Threads, to_thread
 from mint.rl.settings.config import RLConfig
 from mint.rl.task import overrides
@@ -46,8 +46,7 @@ class Evaluator:
 
     def of(self, path: str | None) -> Evaluation:
         """Evaluate a checkpoint, of training or of sampling; None is the base model."""
-        with Loop() as loop:
-            return loop.run(self.of_async(path))
+        return asyncio.run(self.of_async(path))
 
     async def of_async(self, path: str | None) -> Evaluation:
         """Async version of :meth:`of`."""
@@ -70,15 +69,12 @@ async def sample_from(
     work: Callable[[mint.SamplingClient], Awaitable[Result]],
 ) -> Result:
     """Do some work with a checkpoint of a service, or with the base model, while it is watched."""
-
-    async def begin() -> Result:
+    monitor = monitor_service(service, cfg)
+    await monitor.reach()
+    async with monitor.watching():
         await connect(service)
         where = {"base_model": cfg.base_model} if path is None else {"model_path": path}
         return await work(await service.create_sampling_client_async(**where))
-
-    monitor = monitor_service(service, cfg)
-    await monitor.reach()
-    return await monitor.during(begin())
 
 
 class HoldoutEvaluator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,6 @@ from mint.rl.evaluation.results import SetResult, collect_results
 from mint.rl.groups.collect import Collector
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.scoring import Ledger
-from mint.rl.runtime.event_loop import Loop
 from mint.rl.runtime.threads import Threads, to_thread
 from mint.rl.settings.config import RLConfig
 
@@ -41,8 +41,7 @@ class Examiner:
         async def work(client: mint.SamplingClient) -> dict[str, SetResult]:
             return await self._of(client, await to_thread(client.get_tokenizer))
 
-        with Loop() as loop:
-            return loop.run(sample_from(service, self.cfg, path, work))
+        return asyncio.run(sample_from(service, self.cfg, path, work))
 
     def of_endpoint(self, url: str, model: str) -> dict[str, SetResult]:
         """Return the results of a model behind an OpenAI-compatible endpoint."""
@@ -51,8 +50,7 @@ class Examiner:
             client = EndpointClient(url, model)
             return await self._of(client, client.get_tokenizer())
 
-        with Loop() as loop:
-            return loop.run(work())
+        return asyncio.run(work())
 
     async def _of(self, client: Any, tokenizer: Any) -> dict[str, SetResult]:
         sets = self._sets(Data(self.adapter, tokenizer, self.cfg))

@@ -10,8 +10,8 @@ from typing import Any
 from mint.rewards import Analysis, Sample, Score, Scored, analyse
 from mint.rl.recording.kinds import count_kinds, response_kind
 from mint.rl.recording.report_page import as_html, as_markdown
-from mint.watch.files import read_rows
-from mint.watch.reader import RunReader
+from mint.watch.directory.files import read_rows
+from mint.watch.directory.reader import RunReader
 
 Row = Mapping[str, Any]
 RIGHT_ANSWERS, ANALYSIS = "answers.jsonl", "reward_analysis"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from mint.watch.charts import STYLE, bar_chart, line_chart
+from mint.rewards.charts import STYLE, bar_chart, line_chart
 
 Data = Mapping[str, Any]
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

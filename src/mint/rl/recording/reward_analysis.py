@@ -7,7 +7,7 @@ from mint.rl.groups.collect import Batch
 from mint.rl.recording.kinds import count_kinds
 from mint.rl.recording.report import ANALYSIS, RIGHT_ANSWERS, write_report
 from mint.rl.rollouts.metadata import ANSWERS, as_sample
-from mint.watch.files import read_rows
+from mint.watch.directory.files import read_rows
 
 __all__ = ["ANALYSIS", "RIGHT_ANSWERS", "Analyst", "count_kinds"]
 

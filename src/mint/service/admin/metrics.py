@@ -66,4 +66,4 @@ def _count_tokens(arguments: Mapping[str, Any], value: Any) -> None:
         TOKENS_SAMPLED.inc(sum(len(sequence.tokens) for sequence in value.sequences))
     for operation in arguments.get("operations", ()):
         if not operation.forward_only:
-            TOKENS_TRAINED.inc(sum(len(datum.tokens) for datum in operation.data))
+            TOKENS_TRAINED.inc(operation.tokens)

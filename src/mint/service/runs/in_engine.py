@@ -227,7 +227,7 @@ class RunInEngine:
         encoded = await asyncio.to_thread(
             lambda: [codec.encode_forward_backward(result) for result in results]
         )
-        tokens = sum(len(datum.tokens) for operation in operations for datum in operation.data)
+        tokens = sum(operation.tokens for operation in operations)
         return Done([Response.protobuf(body) for body in encoded], tokens=tokens)
 
     async def _reverse_kl(

@@ -140,14 +140,15 @@ class Journal:
                 self._note(header, 0, 0)
 
     def _append(self, header: dict[str, Any], body: bytes, durable: bool) -> None:
-        record = encode(header, body)
+        head = encode(header, body)
         start = self._size + sum(map(len, self._unwritten))
         if not self._is_name_synced:
             self._sync_name()
         if self._is_torn:
             self._cut_failed_write()
         try:
-            _write(self._file, b"".join([*self._unwritten, record]))
+            _write(self._file, b"".join([*self._unwritten, head]))
+            _write(self._file, body)
             if durable:
                 os.fdatasync(self._file)
         except OSError:
@@ -158,7 +159,7 @@ class Journal:
                 log.error("%s has a torn end, which the next write cuts off: %s", self._path, error)
             raise
         self._unwritten.clear()
-        self._size = start + len(record)
+        self._size = start + len(head) + len(body)
         self._note(header, start, len(body))
 
     def _write_rest(self) -> None:
@@ -334,10 +335,11 @@ class Journal:
         size = 0
         try:
             for header, body in records:
-                record = encode(header, body)
-                _write(file, record)
+                head = encode(header, body)
+                _write(file, head)
+                _write(file, body)
                 written.append((header, size, len(body)))
-                size += len(record)
+                size += len(head) + len(body)
             os.fsync(file)
             os.replace(draft, self._path)
         except BaseException:
