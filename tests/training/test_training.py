@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mint.rl.recording.reward_analysis import ANALYSIS, count_kinds
+from mint.rl.recording.report import ANALYSIS, count_kinds
 from mint.training.job import JOB, load_adapter, make_config, read_job
 from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import METRICS, read_rows

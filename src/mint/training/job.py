@@ -101,13 +101,6 @@ def _check_reward(job: Job) -> None:
         )
 
 
-def _check_group(group: str, values: Mapping[str, Any]) -> None:
-    _check_set(group, values)
-    model = GROUPS[group]
-    with reporting(model.model_fields, lambda _: f"{group}.", partial(_hint, group)):
-        model(**values)
-
-
 def _check_set(key: str, value: Any) -> None:
     if value == _MISSING:
         raise ConfigError(f"{key} is not set. Type: {key}=...")

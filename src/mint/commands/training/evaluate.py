@@ -63,7 +63,7 @@ def _evaluate(asked: Arguments) -> int:
     other = None if against in (None, BASE) else find_checkpoint(str(against))
     check_rewards(composed.job for composed in jobs)
     import mint
-    from mint.rl.evaluation.examiner import Examiner
+    from mint.rl.evaluation.evaluator import Examiner
 
     cfg, adapter = make_config(jobs[0].job), load_adapter(jobs[0].job)
     examiner = Examiner(adapter, cfg, [own[SET]] if SET in own else [])

@@ -115,7 +115,7 @@ class Head:
         spread = torch.full_like(sums, _SPREAD)
         settings = (1.0, self._cap(temperature), weight.dtype)
         slope = _fused(_slope, logits)(logits, sums, spread, *settings)
-        slope[cells] = 0.0
+        slope.index_put_(cells, slope.new_zeros(()))  # 0.0 would be copied, and waited for
         return mm(slope, weight) * (self.multiplier / temperature / _SPREAD)
 
     def pulling_weight(self) -> Tensor:

@@ -344,7 +344,7 @@ class LoraTrainer:
 
 
 def _token_losses(loss: Loss, lp: Tensor, batch: PackedBatch, settings: dict[str, float]) -> Tensor:
-    config = {key: lp.new_tensor(value) for key, value in settings.items()}
+    config = {key: lp.new_full((), value) for key, value in settings.items()}
     config |= {key: batch.inputs[key] for key in settings if key in batch.inputs}
     return loss.function(lp, batch.inputs, config, batch.datum)
 

@@ -32,7 +32,7 @@ from mint.rl.loop.measures import Tally, measure, staleness
 from mint.rl.loop.progress import Progress, sampling_line, step_line
 from mint.rl.loop.update import Loss, Update, service_loss, train, trained_tokens
 from mint.rl.recording.directory import describe_run, open_directory
-from mint.rl.recording.reward_analysis import Analyst
+from mint.rl.recording.report import Analyst
 from mint.rl.recording.reward_log import RewardLog
 from mint.rl.recording.run_service import write_service
 from mint.rl.recording.step import Recording

@@ -120,7 +120,8 @@ async def train(
         if cfg.truncated_importance is None:
             found |= mismatch(parts[0], read_logprobs(losses[0]))
         if len(losses) > 1:
-            found |= _drift(parts[-1], read_logprobs(losses[-1]))
+            moved = mismatch(parts[-1], read_logprobs(losses[-1]))  # by the updates before it
+            found["train/drift"] = moved.get("mismatch/k3", 0.0)
         norms = [(step.metrics or {}).get("grad_norm") for step in steps]
         known = [float(norm) for norm in norms if norm is not None]
         found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
@@ -143,11 +144,6 @@ def _correction(cfg: RLConfig) -> Correction:
 def _share(cfg: RLConfig, parts: int) -> float:
     """Means over the batch become means over its parts; sums stay sums."""
     return float(parts) if cfg.token_weights != "sum" else 1.0
-
-
-def _drift(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
-    """Return how far the updates of this batch have moved the policy that sampled it."""
-    return {"train/drift": mismatch(datums, trainer_D_T).get("mismatch/k3", 0.0)}
 
 
 async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
