@@ -56,9 +56,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # The folders of a package, from the bottom up: each may import those before it.
 ORDER: dict[str, tuple[str, ...]] = {
     "mint.service": (
-        *("errors", "files", "idleness", "wire", "admin", "store", "access", "results", "futures"),
-        *("engines", "checkpoints", "parts", "checkpoints.transfers", "sampling", "runs", "text"),
-        *("service", "api", "server"),
+        *("background", "errors", "files", "idleness", "wire", "admin", "store", "access"),
+        *("results", "futures", "engines", "checkpoints", "parts", "checkpoints.transfers"),
+        *("sampling", "runs", "text", "service", "api", "server"),
     ),
     "mint.rl": (
         *("algorithms", "settings", "task", "messages", "runtime", "rollouts", "agents", "datums"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 
@@ -77,9 +76,9 @@ def test_a_killed_run_ends_as_the_one_that_was_left_alone(recipe: Recipe) -> Non
 
 
 def test_uploaded_weights_are_the_same_to_the_last_bit_and_train_on(
-    recipe: Recipe, own_service: Callable[..., LiveService]
+    recipe: Recipe, other_service: LiveService
 ) -> None:
-    printed = recipe("upload_weights.py", MINT_UPLOAD_URL=own_service().base_url)
+    printed = recipe("upload_weights.py", MINT_UPLOAD_URL=other_service.base_url)
     assert "Logprobs from the archive: bit-equal" in printed
     assert "Logprobs from the folder: bit-equal" in printed
     assert "The run that moved is the same." in printed

@@ -219,7 +219,7 @@ def test_a_link_ends_when_the_checkpoint_is_private_again(tmp_path: Path, is_pub
     async def work(local: Local) -> int:
         headers = fill(local)
         path = CheckpointPath.parse(PATH)
-        row = local.service.checkpoints.owned(path, "ada")
+        row = local.service.checkpoints.find(path, "ada")
         assert row is not None
         local.service.checkpoints.share(row, is_public=True)
         archive = await local.http.get(f"{CHECKPOINT}/archive", headers=headers)

@@ -215,8 +215,8 @@ def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
     for token, bias in request.logit_bias.items():
         if not 0 <= token < vocabulary or not math.isfinite(bias):
             raise UserError(
-                f"logit_bias has {token}: {bias}, but token ids run from 0 to {vocabulary - 1} and "
-                "a bias is a finite number."
+                f"logit_bias has {token}: {bias}, but this model's token ids are 0 to "
+                f"{vocabulary - 1} and a bias is a finite number. Use the model's own tokenizer."
             )
     for stop in request.stop or []:
         if isinstance(stop, str) and not _is_encodable(stop):

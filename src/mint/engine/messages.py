@@ -260,4 +260,5 @@ class EngineReply:
     value: Any = None
     error: str | None = None
     is_user_error: bool = False
+    errno: int | None = None  # of an OSError
     is_final: bool = True

@@ -159,7 +159,8 @@ def _failure(call_id: int, error: Exception) -> EngineReply:
         return EngineReply(call_id, error=str(error), is_user_error=True)
     with contextlib.suppress(OSError):  # a log on a full disk must not end the worker
         traceback.print_exception(error)
-    return EngineReply(call_id, error=f"{type(error).__name__}: {error}")
+    code = error.errno if isinstance(error, OSError) else None
+    return EngineReply(call_id, error=f"{type(error).__name__}: {error}", errno=code)
 
 
 def main() -> None:

@@ -93,7 +93,7 @@ class Analysis:
 
 
 def analyse(scored: Sequence[Scored], examples: int = 3) -> Analysis:
-    """The distribution of rewards, what goes with them, and the samples at both ends.
+    """Describe the distribution of rewards, their correlations, and the samples at both ends.
 
     Samples of a group share ``metadata["group"]``, or else their prompt. Failure patterns need the
     gold in ``metadata["answer"]`` or ``metadata["ground_truth"]``.

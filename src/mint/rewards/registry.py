@@ -57,7 +57,7 @@ RANGES = {
 
 
 class RewardNotFound(LookupError):
-    """No reward of this name; the text says where it was looked for and what is near."""
+    """No reward of this name; the text suggests similar ones."""
 
 
 @dataclass(frozen=True)

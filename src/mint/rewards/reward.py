@@ -1,4 +1,4 @@
-"""One reward, whatever it was written as: a name, a function of any signature, a composition."""
+"""The interface of a reward, and functions of any known signature as rewards."""
 
 from __future__ import annotations
 

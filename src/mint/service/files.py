@@ -113,6 +113,6 @@ def delete_leftovers(home: Path, age_s: float = 24 * 3600.0) -> None:
     cutoff = time.time() - age_s
     drafts = home.glob("checkpoints/*/*/.draft-*")
     for leftover in (*drafts, *home.glob("uploads/*"), *home.glob("results/*")):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             if leftover.stat().st_mtime < cutoff:
                 shutil.rmtree(leftover, ignore_errors=True)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from mint.rewards.answers.number import Number, find_numbers, last_number, parse_number
-from mint.rewards.answers.plaintext import plain, without_latex_dress
+from mint.rewards.answers.plaintext import plain, strip_latex
 from mint.rewards.answers.words import last_spelt_number, spelt_number
 
 Source = Literal["tag", "boxed", "marker", "equals", "called", "last number", "text", "none"]
@@ -185,7 +185,7 @@ def _contained(content: str, source: Source) -> FoundAnswer:
 def _is_list_or_expression(content: str) -> bool:
     if len(content) > _SPAN or "=" in content:
         return False
-    text = without_latex_dress(plain(content))
+    text = strip_latex(plain(content))
     numbers = list(find_numbers(text))
     if not numbers:
         return False
@@ -272,7 +272,7 @@ def _last_equals(text: str, start: int, end: int) -> int:
 
 def _after_marker(text: str, start: int, source: Source) -> FoundAnswer:
     line = _first_line(text, start)
-    window = without_latex_dress(plain(line))
+    window = strip_latex(plain(line))
     numbers = list(find_numbers(window))
     if numbers:
         first = numbers[0]

@@ -124,7 +124,7 @@ class Sandbox:
             process.wait()
 
     def _limited(self) -> list[str]:
-        """A shell that sets hard limits, which nothing inside can raise, and becomes bubblewrap."""
+        """A shell that sets hard limits, which nothing inside can raise, and runs bubblewrap."""
         limits = self.limits
         script = (
             f"ulimit -t {limits.cpu_seconds}; ulimit -v {limits.memory_mb * 1024}; "

@@ -1,4 +1,4 @@
-"""A language model that prefers: the answers of a group are compared with each other."""
+"""A language model as a preference judge: the answers of a group are compared in pairs."""
 
 import asyncio
 import math
@@ -40,9 +40,9 @@ _SCHEMA: dict[str, Any] = {
 class PairwiseJudge(Reward):
     """Bradley-Terry scores inside each group, squashed to 0..1; 0.5 is the group's middle.
 
-    Each pair is asked in both orders, and a judge that changes its mind has said "tie". Samples of
+    Each pair is judged in both orders; two verdicts that differ count as a tie. Samples of
     one group share ``metadata["group"]``, or else their prompt. ``mode`` is "round robin" (every
-    pair) or "tournament" (about n·log2(n) pairs, neighbours in the standing).
+    pair) or "tournament" (about n·log2(n) pairs, neighbours in the ranking).
     """
 
     name = "pairwise"
@@ -136,7 +136,7 @@ class PairwiseJudge(Reward):
 
 
 def _neighbours(standing: list[int], met: set[frozenset[int]]) -> list[Pair]:
-    """Pair each player with the nearest in the standing whom it has not met."""
+    """Pair each player with the nearest in the ranking that it has not met."""
     waiting, pairs = list(standing), []
     while len(waiting) > 1:
         player = waiting.pop(0)

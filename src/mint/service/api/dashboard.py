@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,13 +19,7 @@ from mint.service.errors import ApiError
 from mint.service.service import Service
 from mint.service.store.database import CheckpointRow, RunRow
 
-PATH = "/watch"
 _MOST_ROWS = 200
-
-
-def mount_dashboard(app: FastAPI, service: Service, gauges: Gauges) -> None:
-    """Add the dashboard to the service's application."""
-    app.mount(PATH, Dashboard(service, gauges), name="watch")
 
 
 class Dashboard:
@@ -83,8 +77,7 @@ class Dashboard:
             user = await self._user(request)
         except ApiError as error:
             raise HTTPException(error.status, str(error.detail)) from error
-        service = self._service
-        page = service.store.page
+        service, page = self._service, self._service.store.page
         runs, _ = await asyncio.to_thread(page, RunRow, user, _MOST_ROWS, 0)
         checkpoints, _ = await asyncio.to_thread(
             page, CheckpointRow, user, _MOST_ROWS, 0, unexpired()

@@ -88,8 +88,8 @@ class EngineProcess:
         """Run ``Engine.<method>(**arguments)`` in the worker.
 
         ``on_progress`` is called with what the engine reports before the answer. Raises UserError
-        for the user's mistakes, RuntimeError for the engine's own failures and EngineDied when the
-        worker ended before it answered.
+        for the user's mistakes, OSError or RuntimeError for the engine's own failures, and
+        EngineDied when the worker ended before it answered.
         """
         if not self.is_alive:
             raise self._death()
@@ -172,6 +172,8 @@ class EngineProcess:
             answer.set_result(reply.value)
         elif reply.is_user_error:
             answer.set_exception(UserError(reply.error))
+        elif reply.errno is not None:
+            answer.set_exception(OSError(reply.errno, reply.error))
         else:
             answer.set_exception(RuntimeError(reply.error))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mint.service.files import checksums, sync, sync_folder, verify
+from mint.service.futures import Category, Response
 from mint.service.runs.records import encode, read_record, records_after
 
 log = logging.getLogger(__name__)
@@ -57,17 +58,15 @@ class Outcome:
     kind: str
     seq_ids: list[int]
     error: str | None = None
-    category: str | None = None
+    category: Category | None = None
     result: dict[str, Any] | None = None
 
-
-@dataclass(frozen=True)
-class KeptAnswer:
-    """The answer of an operation from before the snapshot, for a client that has not got it."""
-
-    body: bytes
-    content_type: str
-    is_failure: bool
+    @property
+    def answer(self) -> Response | None:
+        """The answer to each of the operations; None when it is too large for a journal."""
+        if self.error is not None:
+            return Response.failure(self.error, self.category or "server")
+        return None if self.result is None else Response.json(self.result)
 
 
 @dataclass
@@ -196,13 +195,11 @@ class Journal:
         """The numbers of the answers that were kept from before the snapshot."""
         return list(self._answers)
 
-    def answers(self) -> Mapping[int, KeptAnswer]:
+    def answers(self) -> dict[int, Response]:
         """Return the answers that were kept from before the snapshot, by number."""
         with self._lock:
             return {
-                number: KeptAnswer(
-                    self._body(entry), entry.content_type, is_failure=entry.kind == "failure"
-                )
+                number: Response(self._body(entry), entry.content_type, entry.kind == "failure")
                 for number, entry in self._answers.items()
             }
 
@@ -294,7 +291,7 @@ class Journal:
             verify(self.snapshot_folder, self._checksums, "The snapshot of this run")
 
     def cut(
-        self, snapshot: Path, first: int, answers: Mapping[int, KeptAnswer] | None = None
+        self, snapshot: Path, first: int, answers: Mapping[int, Response] | None = None
     ) -> None:
         """Continue from ``snapshot``: forget the operations before ``first``, atomically.
 
@@ -317,7 +314,7 @@ class Journal:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _kept_records(
-        self, entries: Iterable[JournalEntry], answers: Mapping[int, KeptAnswer]
+        self, entries: Iterable[JournalEntry], answers: Mapping[int, Response]
     ) -> Iterable[Content]:
         for entry in entries:
             header = {"op": entry.kind, "seq": entry.seq_id, "type": entry.content_type}

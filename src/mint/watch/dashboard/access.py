@@ -1,6 +1,4 @@
-"""Access to the dashboard: this machine, or those who have the key; and the headers of every
-answer.
-"""
+"""Access control of the dashboard, and the headers of every response."""
 
 import hmac
 import ipaddress
@@ -53,11 +51,11 @@ def parse_host(header: str) -> str:
 
 
 class Access:
-    """Refuses requests by other names for this machine, from other sites, and without the key.
+    """Rejects requests with foreign host names, from other sites, or without the key.
 
-    Without a key, only Host headers that name this machine are answered: a page on the web that
-    makes its own name point here gets nothing. With a key, or with ``hosts=None`` for an
-    application that asks for keys itself, every name will do.
+    Without a key, only Host headers that name this machine are accepted, which prevents DNS
+    rebinding. With a key, or with ``hosts=None`` for an
+    application that checks keys itself, every host name is accepted.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A run as one HTML file that opens without a server.
 
-The page is the dashboard's own; the answers of its server are in the file, packed. When a run is
-larger than the file may be, rollouts of some steps are left out, and all curves stay.
+The page is the dashboard's own; the responses of its server are in the file, compressed. If a run
+is larger than the file may be, the rollouts of some steps are left out, and all curves stay.
 """
 
 import base64
@@ -38,7 +38,7 @@ class NoRuns(ValueError):
 def write_bundle(folders: Sequence[Path], target: Path, limit: int) -> str:
     """Write the runs of some folders to an HTML file, and say what is in it.
 
-    ``limit`` is how many bytes of rollouts are taken in, before they are packed.
+    ``limit`` bounds the bytes of rollouts before compression.
     """
     library, tables = Library(folders), Tables()
     places = library.runs()

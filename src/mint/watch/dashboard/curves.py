@@ -59,7 +59,7 @@ def read_step(row: dict[str, Any]) -> int:
 
 
 def spark(rows: Rows, name: str, points: int = 60) -> list[float]:
-    """Return a metric in few points, for a line the size of a word."""
+    """Return a metric in few points, for a sparkline."""
     values = [x for row in rows if (x := number(row.get(name))) is not None]
     size = max(1, -(-len(values) // points))
     parts = [values[i : i + size] for i in range(0, len(values), size)]

@@ -66,7 +66,7 @@ class RunTables:
 
 
 class Tables:
-    """The tables of the runs that were looked at last."""
+    """The tables of the runs that were requested last."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, RunTables] = OrderedDict()
@@ -110,7 +110,7 @@ def _signature(folder: Path) -> object:
 
 
 def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
-    """Describe a run: where it stands, whether it learns, and its main curve in a few points."""
+    """Describe a run: its progress, its verdict, and its main curves in a few points."""
     rows = tables.metrics.rows
     config = read_config(place)[0]
     summary = read_summary(place) or tables.judged(config)
@@ -118,10 +118,10 @@ def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
     status = _text(summary.get("status")) or "unknown"
     return {
         "id": place.id,
-        "name": _name(summary.get("name")) or place.path.name,
+        "name": _text(summary.get("name"), _NAME) or place.path.name,
         "path": str(place.path),
-        "task": _name(summary.get("task")) or _name(config.get("task")) or "",
-        "model": _name(config.get("base_model")) or "",
+        "task": _text(summary.get("task"), _NAME) or _text(config.get("task"), _NAME),
+        "model": _text(config.get("base_model"), _NAME),
         "status": status,
         "step": int(number(summary.get("step")) or (read_step(last) if last else 0)),
         "steps": int(number(summary.get("steps")) or number(config.get("steps")) or 0),
@@ -137,7 +137,7 @@ def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
 def _verdict(found: Any) -> dict[str, Any] | None:
     if not isinstance(found, Mapping):
         return None
-    words = {name: _text(found.get(name)) or "" for name in ("verdict", "evidence", "advice")}
+    words = {name: _text(found.get(name)) for name in ("verdict", "evidence", "advice")}
     return {**words, "since": number(found.get("since"))}
 
 
@@ -202,12 +202,8 @@ def read_text(place: RunPlace, name: str) -> str | None:
     return content.decode(errors="replace") if len(content) <= _MOST_BYTES else None
 
 
-def _name(value: Any) -> str | None:
-    return value[:_NAME] if isinstance(value, str) else None
-
-
-def _text(value: Any) -> str | None:
-    return value[:_TEXT] if isinstance(value, str) else None
+def _text(value: Any, most: int = _TEXT) -> str:
+    return value[:most] if isinstance(value, str) else ""
 
 
 class _PlainLoader(yaml.SafeLoader):

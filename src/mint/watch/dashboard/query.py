@@ -1,7 +1,7 @@
-"""Questions about the rollouts of a run, answered by DuckDB over its Parquet files.
+"""Queries over the rollouts of a run, by DuckDB on its Parquet files.
 
 The files are not trusted: DuckDB may open nothing but the run's own files, load no extension and
-use bounded memory, and a question that takes too long is interrupted.
+use bounded memory, and a query that takes too long is interrupted.
 """
 
 import json
@@ -25,7 +25,7 @@ MOST_ROLLOUTS = 4_096
 MOST_HITS = 200
 MOST_EXPORTED = 100_000
 LONGEST_TEXT = 2 * 1024 * 1024
-"""Characters of one text that are sent; the rest is cut off and said so."""
+"""Characters of one text that are sent; longer texts are truncated and marked."""
 _EXCERPT = 280
 _MEMORY = "1GB"
 _PATIENCE_S = 20.0
@@ -71,7 +71,7 @@ Choice = Callable[[list[RolloutFile]], list[RolloutFile]]
 
 
 class QueryFailed(RuntimeError):
-    """A file could not be read, or the question took too long; the text says which."""
+    """A file could not be read, or the query took too long; the text says which."""
 
 
 class FilesMerged(QueryFailed):
@@ -163,10 +163,10 @@ class Rollouts:
         return self._ask(lambda files: files[-64:], sql, [limit])
 
     def search(self, wanted: Filter, after: Place | None = None, limit: int = MOST_HITS) -> Hits:
-        """Search file after file until there are enough hits or the turn is over.
+        """Search file after file until there are enough hits or the time is up.
 
-        ``next`` is where to go on, or None at the end: an answer is never late, however large the
-        run is.
+        ``next`` is where to continue, or None at the end, so that a response is quick however
+        large the run is.
         """
         _check_regex(wanted.regex)
         condition, values = wanted.sql()
@@ -223,7 +223,7 @@ class Rollouts:
     # ---- DuckDB ----
 
     def _ask(self, choose: Choice, sql: str, values: list[Any]) -> list[dict[str, Any]]:
-        """Ask some of the files there are; again when the run has merged them meanwhile."""
+        """Query some of the files; again if the run has merged them meanwhile."""
         for _ in range(_TRIES):
             try:
                 return self._ask_files(choose(self.files()), sql, values)
@@ -275,7 +275,7 @@ class Rollouts:
 
 
 def _confine(connection: Any, paths: Sequence[Path]) -> None:
-    """Leave a connection nothing but some files and a bounded amount of memory."""
+    """Restrict a connection to some files and a bounded amount of memory."""
     allowed = ", ".join(_quoted(str(path)) for path in paths)
     connection.execute(f"SET memory_limit = '{_MEMORY}'")
     connection.execute("SET temp_directory = ''")
@@ -326,7 +326,7 @@ def _brief(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(row: dict[str, Any]) -> dict[str, Any]:
-    """A rollout with its JSON columns read, and texts of bounded length."""
+    """Return a rollout with its JSON columns parsed and its texts truncated."""
     for name in ("components", "reasons", "digests"):
         row[name] = dict(row.get(name) or {})
     for name in ("messages", "trace"):
@@ -341,7 +341,7 @@ def _whole(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_json(text: Any) -> Any:
-    """The value of a JSON text; a text that is none stays as it is."""
+    """Return the value of a JSON text; any other text unchanged."""
     if not isinstance(text, str):
         return text
     try:

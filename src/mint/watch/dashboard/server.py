@@ -1,7 +1,7 @@
 """The dashboard's server: a stateless reader of run directories.
 
-Everything is GET. The page and its parts are under ``/``, the data under ``/api/``. Answers to
-questions that grow with the run (metrics, events, searches) are increments.
+Everything is GET. The page and its parts are under ``/``, the data under ``/api/``. Responses
+that grow with the run (metrics, events, searches) are incremental.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Tables of JSON lines that grow: only what was added is read again."""
+"""Read JSON Lines files that grow: only what was added is read."""
 
 import json
 import math
@@ -74,7 +74,7 @@ class Tail:
             return
         try:
             if len(line) > _LONGEST_LINE or len(self.rows) >= _MOST_ROWS:
-                raise ValueError("too much")
+                raise ValueError("too large")
             row = json.loads(line, parse_constant=lambda _: None)
         except (ValueError, RecursionError):
             self.bad += 1
@@ -86,12 +86,12 @@ class Tail:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else.
+    """Return a finite number, or None for anything else.
 
     >>> number(True), number("3"), number(2), number(1e400)
     (1.0, None, 2.0, None)
     """
-    if type(value) is float:  # the quick way for nearly all
+    if type(value) is float:  # the common case
         return value if math.isfinite(value) else None
     if not isinstance(value, int | float):
         return None

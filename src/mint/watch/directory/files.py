@@ -139,7 +139,7 @@ def plain(value: Any) -> Any:
 
 
 def replace_file(file: Path, content: bytes, durable: bool = True) -> None:
-    """Write a file whole or not at all. ``durable`` also survives a loss of power."""
+    """Write a file atomically. With ``durable``, it also survives a power failure."""
     new = file.with_name(f".{file.name}.new")
     with open(new, "wb") as opened:
         opened.write(content)
@@ -150,7 +150,7 @@ def replace_file(file: Path, content: bytes, durable: bool = True) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renamed files of a folder survive a loss of power."""
+    """Make renamed files of a folder survive a power failure."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -1,10 +1,10 @@
-"""Reading a run directory: stateless, never writing, while the run goes on or long after.
+"""Read a run directory, during the run or after it. Nothing is cached or written.
 
     run = open_run("runs/math")
     run.summary()["verdict"], run.metrics()[-1], run.rollouts(12)[0]["response"]
 
-Both formats open: ``rollouts/*.parquet``, and the ``rollouts.jsonl`` of older runs. What a kill
-left damaged is left out and named in ``damaged()``.
+Both formats open: ``rollouts/*.parquet``, and the ``rollouts.jsonl`` of older runs. Damaged
+rows and files are left out and named in ``damaged()``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENDS = {
     "interrupted": "interrupted",
 }
 _TRIES = 5
-"""How often a file is looked for again that the run has merged meanwhile."""
+"""How often to look again for files that the run has merged meanwhile."""
 
 
 class NotARun(ValueError):
@@ -48,7 +48,7 @@ class NotARun(ValueError):
 
 
 def is_run(path: str | Path) -> bool:
-    """Tell whether a folder holds a run."""
+    """Return whether a folder holds a run."""
     names = (CONFIG, METRICS, SUMMARY, ROLLOUTS_1)
     return any((Path(path) / name).is_file() for name in names)
 
@@ -65,7 +65,7 @@ def open_run(path: str | Path) -> RunReader:
 
 
 class RunReader:
-    """A run directory, read afresh by every call."""
+    """A run directory. Every call reads its files again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,11 +88,11 @@ class RunReader:
         return self._table(METRICS)
 
     def events(self) -> list[Row]:
-        """Return what happened, in order."""
+        """Return the events, in order."""
         return self._table(EVENTS)
 
     def state(self) -> Row:
-        """Return where the run stands; empty when it has saved no state."""
+        """Return the saved state; empty if there is none."""
         return self._json(STATE)
 
     def summary(self) -> Row:
@@ -122,7 +122,7 @@ class RunReader:
         }
 
     def damaged(self) -> list[str]:
-        """Name the files that cannot be read whole."""
+        """Return the names of damaged files."""
         found = [
             name
             for name in (METRICS, EVENTS, ROLLOUTS_1)
@@ -163,12 +163,11 @@ class RunReader:
         self, step: int | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[Row]:
         """Yield the rollouts of a step, or of all, holding those of one file at a time."""
-        from mint.watch.directory.schema import full_row, read_table
+        from mint.watch.directory.schema import current_rows, read_table
 
-        for row in self._table(ROLLOUTS_1):
-            if step is None or row.get("step") == step:
-                full = full_row(row)
-                yield full if columns is None else {name: full[name] for name in columns}
+        old = self._table(ROLLOUTS_1)
+        for row in current_rows(row for row in old if step in (None, row.get("step"))):
+            yield row if columns is None else {name: row[name] for name in columns}
         names = None if columns is None else [*columns]
         done = -1
         for _ in range(_TRIES):
@@ -258,7 +257,7 @@ def _reads(step: int | None, columns: list[str] | None) -> Callable[[Path], Any]
 
 
 def _is_gone(summary: Row) -> bool:
-    """Return whether the process that wrote a summary was on this machine, and is no more."""
+    """Return whether the process that wrote a summary ran on this machine and has ended."""
     process = summary.get("pid")
     if summary.get("host") != socket.gethostname() or not isinstance(process, int) or process < 1:
         return False

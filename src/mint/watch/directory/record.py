@@ -1,4 +1,4 @@
-"""Recording from any script, in three lines.
+"""Record a run from any script, in three lines.
 
 record = mint.watch.record("runs/sorting", config={"steps": 100})
 record.step({"reward": 0.5}, rollouts=[{"prompt": "3 1 2", "response": "1 2 3", "reward": 1.0}])
@@ -50,7 +50,7 @@ class Record:
 
         Without ``step`` it is the one after the last. A rollout is a mapping with what is known of
         it: prompt, response, reward, components, reasons, group, segments and more; docs/watch.md
-        lists the columns. Of rollouts, usual metrics are computed that ``metrics`` does not have.
+        lists the columns. The usual metrics of rollouts are computed unless ``metrics`` has them.
         """
         number = self.last_step + 1 if step is None else int(step)
         if number < self.last_step:
@@ -67,7 +67,7 @@ class Record:
         self.last_step = number
 
     def event(self, kind: str, **details: Any) -> None:
-        """Write something that happened: ``record.event("checkpoint", path=...)``."""
+        """Write an event: ``record.event("checkpoint", path=...)``."""
         self.directory.event(kind, **{"step": self.last_step, **details})
 
     def close(self, status: str = "finished") -> None:
@@ -133,7 +133,7 @@ def _free(path: Path) -> RunDirectory:
 
 
 def _placed(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dict[str, Any]]:
-    """Give rollouts their step, group and index: a group is what shares a prompt."""
+    """Add step, group and index to rollouts; those with the same prompt are a group."""
     groups: dict[Any, int] = {}
     sizes: dict[int, int] = defaultdict(int)
     rows = []
@@ -150,7 +150,7 @@ def _placed(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dict[str, 
 
 
 def measured(rows: Rows) -> dict[str, float]:
-    """Compute the metrics that rollouts alone tell.
+    """Compute metrics from rollouts.
 
     >>> found = measured([{"group": 0, "reward": 1.0}, {"group": 0, "reward": 0.0}])
     >>> found["reward/mean"], found["groups/signal"]

@@ -1,17 +1,17 @@
-"""A run directory: plain files that say everything about a run, written as training goes.
+"""Write a run directory: plain files that describe a run, written during training.
 
     config.yaml            settings, and the task's name
     metrics.jsonl          one row for every step
     rollouts/              one Parquet file a step: prompts, answers, tokens, rewards, traces
-    events.jsonl           what happened: findings, evaluations, checkpoints, interruptions
+    events.jsonl           findings, evaluations, checkpoints, interruptions
     summary.json           status, last metrics and verdict
-    state.json             where a run stands, to resume it
+    state.json             the saved state of a run, to resume it
 
-What a call wrote is there when it returns, and a kill at any byte leaves a directory that opens.
-``write_step`` alone returns at once: the next call waits for it. A file of rollouts gets its name
-when it is complete. ``state.json`` also keeps how long the tables were when it was written: a
-resumed run cuts them there, so that its files have no gap and no repeat. Files of rollouts that the
-state covers are merged by the hundred.
+A call returns when its data is written, and a process killed at any point leaves a readable
+directory. ``write_step`` alone returns at once: the next call waits for it. A file of rollouts gets
+its name when it is complete. ``state.json`` also has the lengths of the tables when it was written:
+a resumed run truncates them, so that its files have no gap and no repeat. Files of rollouts that
+the state covers are merged by the hundred.
 
 Format 1 had one table of rollouts, ``rollouts.jsonl``. A run that began in it resumes: its old
 rows stay where they are.
@@ -114,7 +114,7 @@ class RunDirectory:
         self.close()
 
     def close(self) -> None:
-        """End writing, and let others in."""
+        """Finish writing, and release the lock."""
         try:
             self._settle()
         finally:
@@ -126,15 +126,15 @@ class RunDirectory:
             self._lock.close()
 
     def _settle(self) -> None:
-        """Wait for the step that is being written, and raise what went wrong with it."""
+        """Wait for the step that is being written, and raise its error."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
-    # ---- what a run writes ----
+    # ---- data ----
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Keep the settings, and note that the run is running."""
+        """Write the settings, and set the status to running."""
         self._settle()
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         replace_file(self.path / CONFIG, text.encode())
@@ -142,11 +142,11 @@ class RunDirectory:
         self.set_status("running")
 
     def config(self) -> dict[str, Any]:
-        """Return the settings that were kept; empty when there are none."""
+        """Return the written settings; empty if there are none."""
         return read_yaml(self.path / CONFIG)
 
     def write_step(self, rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, Any]) -> None:
-        """Write a step's rollouts and then its numbers, while the caller goes on."""
+        """Write a step's rollouts and then its metrics, in the background."""
         self._settle()
         stamped = {"time": round(time.time(), 3), **metrics}
         self._pending = self._writer.submit(self._write_step, rows, stamped)
@@ -156,7 +156,7 @@ class RunDirectory:
         self._metrics(metrics)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
-        """Add a step's numbers, and bring the summary up to date."""
+        """Add a step's metrics, and update the summary."""
         self._settle()
         self._metrics(row)
 
@@ -205,7 +205,7 @@ class RunDirectory:
         self._sinks.add(wanted, self.path, self._config or self.config())
 
     def show_live(self) -> None:
-        """Draw the run in the terminal after every step."""
+        """Show the run in the terminal after every step."""
         from mint.watch.terminal import LiveView
 
         self._settle()
@@ -215,7 +215,7 @@ class RunDirectory:
         self._sinks.attach("terminal", LiveView(task, config.get("steps"), rows))
 
     def event(self, kind: str, **details: Any) -> None:
-        """Add something that happened."""
+        """Add an event."""
         self._settle()
         self._event(kind, **details)
 
@@ -225,17 +225,19 @@ class RunDirectory:
         self._append(EVENTS, [event])
         history.add_event(plain(event))
 
-    # ---- where it stands ----
+    # ---- the state ----
 
     def state(self) -> dict[str, Any] | None:
-        """Return where the run stands, or None when it has not got anywhere yet."""
+        """Return the saved state, or None if there is none."""
         self._settle()
         file = self.path / STATE
         return dict(json.loads(file.read_text())) if file.exists() else None
 
     def save_state(self, state: Mapping[str, Any]) -> None:
-        """Keep where the run stands, together with the length of every table and the last step
-        that has rollouts, all of which are on disk before the state that names them."""
+        """Save the state with the length of every table and the last step that has rollouts.
+
+        The tables are on disk before the state that describes them.
+        """
         self._settle()
         sizes = {}
         for name in self._tables():
@@ -248,7 +250,7 @@ class RunDirectory:
         self.merge(last)
 
     def rewind(self) -> None:
-        """Cut the tables to where they were when the state was kept, or to nothing without one."""
+        """Truncate the tables to their lengths in the saved state, or to nothing without one."""
         self._settle()
         state = self.state() or {}
         sizes = state.get("sizes", {})
@@ -260,14 +262,14 @@ class RunDirectory:
         self._history = None
 
     def cut_tables(self) -> None:
-        """Remove an unfinished last line of every table, which a kill may have left."""
+        """Remove an unfinished last line of every table."""
         for name in self._tables():
             if (self.path / name).exists():
                 content = (self.path / name).read_bytes()
                 self._open(name).truncate(content.rfind(b"\n") + 1)
 
     def cut_rollouts(self, last: int) -> None:
-        """Remove the rollouts of all steps after ``last``, and what a kill left half written."""
+        """Remove the rollouts of all steps after ``last``, and unfinished files."""
         import pyarrow.parquet as pq
 
         folder = self.path / ROLLOUTS
@@ -290,7 +292,7 @@ class RunDirectory:
     # ---- the summary ----
 
     def set_status(self, status: str) -> None:
-        """Note that the run is running, finished, interrupted or failed."""
+        """Set the status: running, finished, interrupted or failed."""
         self._settle()
         self._status = status
         self._write_summary()
@@ -325,7 +327,7 @@ class RunDirectory:
         }
 
     def _remembered(self) -> VerdictHistory:
-        """Return what the verdict needs of earlier steps, read from the tables once."""
+        """Return the history for the verdict, read from the tables once."""
         if self._history is None:
             self._history = VerdictHistory.of(
                 read_rows(self.path / METRICS), read_rows(self.path / EVENTS)
@@ -358,7 +360,7 @@ class RunDirectory:
         return self._files[name]
 
     def _write_tables(self, file: Path, tables: Iterable[Any]) -> None:
-        """Write a Parquet file whole or not at all, each table as a part that is read alone."""
+        """Write a Parquet file atomically, each table as a row group of its own."""
         import pyarrow.parquet as pq
 
         from mint.watch.directory.schema import current, repeated_columns, schema
@@ -380,7 +382,7 @@ class RunDirectory:
         sync_folder(file.parent)
 
     def merge(self, last: int) -> None:
-        """Merge the files of every block of steps that lies before ``last`` whole."""
+        """Merge the files of every block of steps that ends before ``last``."""
         import pyarrow.parquet as pq
 
         singles: dict[int, list[Path]] = defaultdict(list)

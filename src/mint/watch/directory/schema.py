@@ -121,20 +121,15 @@ def current(table: pa.Table) -> pa.Table:
     return table if table.schema.equals(schema()) else build_table(read_table(table))
 
 
-def full_row(row: Row) -> dict[str, Any]:
-    """Fill in what a row of format 1 does not have.
+def current_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return rows of format 1 with the columns of today.
 
-    >>> full_row({"step": 1, "response": "8", "reward": 1.0, "truncated": False})["stop"]
+    >>> current_rows([{"step": 1, "response": "8", "reward": 1.0, "truncated": False}])[0]["stop"]
     'stop'
     """
-    empty: dict[str, Any] = {"step": 0, "group": 0, "index": 0, "identity": "", "prompt": ""}
-    empty |= {"messages": None, "response": "", "reward": None, "components": {}, "reasons": {}}
-    empty |= {"penalty": 0.0, "advantage": None, "length": 0, "truncated": False, "masked": False}
-    empty |= {"error": None, "traceback": None, "trace": [], "version": 0, "replaced": False}
-    empty |= {"digests": {}}
-    found = {**empty, "sampled_at": None, "segments": [], **row}
-    found.setdefault("stop", "length" if found["truncated"] else "stop")
-    return found
+    stops = {True: "length", False: "stop"}
+    given = ({"stop": stops[bool(row.get("truncated"))], **row} for row in rows)
+    return read_table(build_table(given))
 
 
 # ---- values ----

@@ -2,9 +2,9 @@
 
 learning               reward or success rises by more than its noise
 flat                   it was learning, and has not risen since
-stalled                no group has anything to prefer, or nothing has moved for long
+stalled                the answers of groups have equal rewards, or no metric has moved for long
 diverging              numbers are not finite, or what was learned is being lost
-hacking the reward     what is paid rises while what is wanted falls
+hacking the reward     the reward rises while success or the holdout falls
 finished               all steps are done, and neither of the two above holds
 too early to say       not enough steps for any of these
 """
@@ -47,17 +47,17 @@ NEEDED = (
 """The metrics that a verdict reads."""
 
 _FEW, _MANY = 5, 20
-"""Steps before anything is said at all, and before nothing moving is worth saying."""
+"""Steps before the first verdict, and before a run without movement counts as stalled."""
 _WINDOW = 5
 _CONSTANT = 0.8
-"""Share of groups without a difference from which a run is stalled."""
+"""Share of groups with equal rewards from which a run is stalled."""
 _SOLVED = 0.9
 _EXPLODED = 20.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict, what it rests on, the step since which it holds, and what to change."""
+    """A verdict with its evidence, the step since which it holds, and advice."""
 
     verdict: str
     evidence: str
@@ -91,12 +91,12 @@ class VerdictHistory:
         return found
 
     def add(self, row: Row) -> None:
-        """Take a step's metrics into account."""
+        """Add the metrics of a step."""
         self.rows.append({name: row[name] for name in NEEDED if name in row})
         self.last = dict(row)
 
     def add_event(self, event: Row) -> None:
-        """Take an event into account; only findings and ends matter."""
+        """Add an event, if it is a finding or an end."""
         if event.get("event") in ("finding", "stopped"):
             kept = ("event", "step", "name", "text")
             self.events.append({name: event[name] for name in kept if name in event})
@@ -150,7 +150,7 @@ def _finished(found: Verdict, rows: Sequence[Row], count: int) -> Verdict:
 
 
 def _not_finite(trained: Sequence[Row], events: Sequence[Row]) -> Verdict | None:
-    """Numbers that are not finite at the end of the run: NaN is written as null."""
+    """Detect numbers that are not finite at the end of the run; NaN is written as null."""
     bad = []
     for row in reversed(trained):
         wrong = [name for name in _FINITE if name in row and row[name] is None]
@@ -253,7 +253,7 @@ def _hacking(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict | None:
 
 
 def _constant(trained: Sequence[Row]) -> Verdict | None:
-    """Nothing to prefer: the answers of nearly every group earn the same."""
+    """Detect that the answers of nearly every group have equal rewards."""
     shares = constant_share(trained)
     if len(shares) < 3:
         return None
@@ -316,7 +316,7 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
 
 
 def _learning(name: str, values: Series) -> Verdict:
-    """A rise, which goes on or has ended."""
+    """Return the verdict on a rise that continues or has ended."""
     move = shift(values, _WINDOW)
     levels = f"from {_shown(name, move.first)} to {_shown(name, move.last)}"
     moved = f"{_said(name)} {'fell' if name in LOSS else 'rose'} {levels}"
@@ -339,7 +339,7 @@ def _learning(name: str, values: Series) -> Verdict:
 
 
 def _goal(trained: Sequence[Row]) -> tuple[str, Series]:
-    """The series that should rise: reward, or success, or a loss turned around."""
+    """Return the series that should rise: reward, or success, or the negative loss."""
     for names in (REWARD, SUCCESS):
         name, values = first_named(trained, names)
         if values:

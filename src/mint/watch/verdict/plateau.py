@@ -20,8 +20,8 @@ def plateau_start(values: Series, fewest: int = 0) -> int | None:
 
     A ramp (flat, rising, flat) is fitted to averages of the series. The rise has ended if a ramp
     that ends early fits clearly better than every ramp that lasts to the end, and if the values
-    after it show no rise worth a tenth of it; if they do, their own end is looked for. At least 20
-    steps and a sixth of the series must be flat.
+    after it show no rise worth a tenth of it; if they do, the end of that rise is searched. At
+    least 20 steps and a sixth of the series must be flat.
 
     >>> plateau_start([(n, min(n, 40) / 40) for n in range(1, 101)])
     40
@@ -55,7 +55,7 @@ def plateau_start(values: Series, fewest: int = 0) -> int | None:
 
 
 def rises_after(values: Series, step: int) -> bool:
-    """Tell whether a series rises by more than noise after a step.
+    """Return whether a series rises by more than noise after a step.
 
     >>> rises_after([(n, n / 100) for n in range(100)], step=50)
     True
@@ -79,7 +79,7 @@ def _ramps(count: int) -> tuple[Any, Any]:
 
 
 def _rises(numbers: Any, sigma: float, whole: float) -> bool:
-    """Tell whether a line through the numbers rises by more than its error and a tenth of
+    """Return whether a line through the numbers rises by more than its error and a tenth of
     ``whole``."""
     import numpy as np
 

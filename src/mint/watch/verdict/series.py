@@ -19,7 +19,7 @@ _LEAST = 0.01
 
 
 def series(rows: Sequence[Row], name: str) -> Series:
-    """Take the finite values of a metric, with their steps.
+    """Return the finite values of a metric, with their steps.
 
     >>> series([{"step": 1, "x": 0.5}, {"step": 2, "x": None}, {"step": 3, "x": 1}], "x")
     [(1, 0.5), (3, 1.0)]
@@ -37,7 +37,7 @@ def series(rows: Sequence[Row], name: str) -> Series:
 
 
 def first_named(rows: Sequence[Row], names: Sequence[str]) -> tuple[str, Series]:
-    """Take the first of several metrics that has values; the first name when none has."""
+    """Return the first of several metrics that has values; the first name if none has."""
     for name in names:
         if values := series(rows, name):
             return name, values
@@ -55,7 +55,7 @@ def median(values: Series) -> float:
 
 
 def thinned(rows: Sequence[Row], keep: str, most: int = 1500) -> Sequence[Row]:
-    """Leave out rows from the middle of a long run, but none that has the metric ``keep``.
+    """Thin out the middle of a long run, keeping every row that has the metric ``keep``.
 
     >>> len(thinned([{"step": n} for n in range(10_000)], "x"))
     1469
@@ -74,7 +74,7 @@ def thinned(rows: Sequence[Row], keep: str, most: int = 1500) -> Sequence[Row]:
 
 
 def constant_share(rows: Sequence[Row]) -> Series:
-    """Return the share of groups without a difference, step by step.
+    """Return the share of groups whose answers have equal rewards, step by step.
 
     >>> constant_share([{"step": 1, "groups": 8, "groups/signal": 2}])
     [(1, 0.75)]
@@ -108,7 +108,7 @@ def shift(values: Series, window: int) -> Shift:
     numbers = [value for _, value in values]
     window = min(window, len(numbers))
     wide = max(window, min(_WIDEST, len(numbers) // 10))  # wider in long runs
-    head = min(wide, _HEAD)  # what a run began with is soon over
+    head = min(wide, _HEAD)  # the level of the start lasts only briefly
     sums = [0.0]
     for number in numbers:
         sums.append(sums[-1] + number)
