@@ -38,7 +38,7 @@ FAST := src tests/test_layers.py tests/test_english.py $(addprefix tests/engine/
   algorithms/test_advantages.py algorithms/test_importance.py rollouts/test_scoring.py rollouts/test_policy.py) \
   $(addprefix tests/service/,wire sampling runs/test_journal.py runs/test_stream.py api/test_json_clients.py \
   checkpoints/test_archives.py checkpoints/test_checkpoints.py checkpoints/test_peft.py) \
-  tests/watch/test_verdict.py tests/watch/test_query.py
+  tests/watch/test_verdict.py tests/watch/dashboard/test_query.py
 
 .PHONY: install demo packages test test-fast test-slow fuzz chaos soak test-wheel test-first-hour test-gpu test-sinks conformance \
   conformance-envs trl-env bench bench-envs recordings snapshots check lint format clean
@@ -151,10 +151,10 @@ test-gpu:
 	  -p no:cacheprovider -W ignore tests/engine/test_cuda.py tests/engine/test_kernels.py
 
 test-sinks: $(INSTALLED) .venvs/sinks/.installed
-	@$(PYTEST) tests/watch/test_sink_packages.py
+	@$(PYTEST) tests/watch/sinks/test_sink_packages.py
 
 # It lies over .venv, whose packages it sees behind its own.
-.venvs/sinks/.installed: tests/watch/sinks.txt
+.venvs/sinks/.installed: tests/watch/sinks/sinks.txt
 	@echo "Making the environment .venvs/sinks for the sinks' packages."
 	@$(PYTHON) -m venv --clear .venvs/sinks
 	@.venvs/sinks/bin/python $(PIP) --no-compile --requirement $<

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from mint.commands.train import main
+from mint.commands.training.train import main
 
 if __name__ == "__main__":
     conf = Path(__file__).resolve().parent / "conf"

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import mint
-from mint.rl import Chat, RLConfig, Run
-from mint.watch.recorder import METRICS, read_rows
+from mint.rl import Chat, RLConfig, Run, grpo, run_loop
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.tiny import build_model
 
 MODEL = {"max_position_embeddings": 512}
@@ -98,12 +97,13 @@ def measure(model: Path, max_staleness: int, args: argparse.Namespace) -> Measur
             checkpoint_every=10_000,
             truncation_limit=1.0,
         )
-        ended = []
-        with Run(Uneven(), cfg, mint.ServiceClient()) as run:
-            for step in run:
-                batch, datums = run.learn(step)
-                run.record(batch, datums)
-                ended.append(time.perf_counter())
+        ended: list[float] = []
+
+        async def timed(run: Run) -> None:
+            run.monitors.append(lambda batch: ended.append(time.perf_counter()))
+            await grpo(run)
+
+        run_loop(timed, Uneven(), cfg)
         first, *rows = read_rows(Path(folder, "run", METRICS))
     return Measured(
         max_staleness,

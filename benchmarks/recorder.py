@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mint.watch.reader import open_run
-from mint.watch.recorder import RunDirectory
+from mint.watch.directory.reader import open_run
+from mint.watch.directory.recorder import RunDirectory
 
 SPEEDS = (500, 5_000, 50_000)  # tokens a second: a CPU, a small GPU, a large one
 

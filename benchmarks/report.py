@@ -69,7 +69,7 @@ def replace_between(text: str, kind: str, table: str) -> str:
 def read_results(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the results of a folder by kind, in the order of their files."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.stem):
         if path.name != REASONS:
             result = json.loads(path.read_text())
             found.setdefault(result["kind"], []).append(result)

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mint.watch.recorder import EVENTS, METRICS, read_rows
+from mint.watch.directory.recorder import EVENTS, METRICS, read_rows
 
 SUCCESS = "holdout/pass@1"
 KEPT = ("reward/mean", SUCCESS, "holdout/reward", "time/total")

@@ -28,8 +28,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mint.watch.reader import open_run
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.reader import open_run
+from mint.watch.directory.recorder import METRICS, read_rows
 
 SCRIPT = Path(__file__).parent / "rl" / "adapters" / "verifiable_math.py"
 DEFAULTS = {"MINT_RL_STEPS": "6", "MINT_RL_CHECKPOINT_EVERY": "2"}

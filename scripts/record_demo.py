@@ -2,8 +2,8 @@
 
     python scripts/record_demo.py          # some minutes on two cores
 
-The run directory goes to src/mint/watch/recorded, without what only resuming needs and without the
-name of this machine.
+The run directory goes to src/mint/watch/dashboard/recorded, without what only resuming needs and
+without the name of this machine.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "src/mint/watch/recorded/learning-to-add"
+TARGET = ROOT / "src/mint/watch/dashboard/recorded/learning-to-add"
 SETTINGS = {
     "MINT_BASE_MODEL": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "MINT_RL_STEPS": "30",

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetch the dashboard's three libraries from npm into src/mint/watch/assets/vendor, with their
+# Fetch the dashboard's three libraries from npm into src/mint/watch/dashboard/assets/vendor, with their
 # licences. Run it to change a version; users never need it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,7 +8,7 @@ UPLOT=1.6.32
 PREACT=11.2.0
 HTM=3.1.1
 
-target=$PWD/src/mint/watch/assets/vendor
+target=$PWD/src/mint/watch/dashboard/assets/vendor
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"

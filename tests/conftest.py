@@ -16,7 +16,9 @@ from mint.embedded import stop_embedded_service
 from tests.service_fixture import (
     database,
     database_server,
+    keyed_service,
     live_service,
+    other_service,
     own_service,
     raw,
     service,
@@ -26,7 +28,9 @@ from tests.tiny import build_model
 __all__ = [
     "database",
     "database_server",
+    "keyed_service",
     "live_service",
+    "other_service",
     "own_service",
     "raw",
     "service",

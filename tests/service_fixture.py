@@ -13,9 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
+from mint.service.access.auth import create_key
+from mint.service.store.database import Store
 from tests.postgres import Postgres, postgres
 
 MODEL = "tiny/llama"
+USERS = ("ada", "eve", "bob", "mallory", "carol", "oscar")
+"""Of the service with keys. A test that counts a user's objects has one of its own."""
 _RUN_WITH_SETTINGS = """
 import sys
 from pathlib import Path
@@ -105,6 +109,48 @@ def live_service(
 def service(live_service: LiveService) -> str:
     """The base URL of a live service that serves ``tiny/llama``."""
     return live_service.base_url
+
+
+@pytest.fixture(scope="session")
+def other_service(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveService]:
+    """A second service, with short polls and low limits for what is sent to it."""
+    service = start_service(
+        tmp_path_factory.mktemp("other"),
+        tiny_model,
+        long_poll_s=0.05,
+        max_body_bytes=1_000_000,
+        max_upload_bytes=5_000_000,
+    )
+    yield service
+    service.stop()
+
+
+@dataclass
+class KeyedService:
+    """A service that takes only keys, and the key of each of its users."""
+
+    live: LiveService
+    keys: dict[str, str]
+
+    def client(self, user: str) -> RawClient:
+        return RawClient(self.live.base_url, self.keys[user])
+
+
+@pytest.fixture(scope="session")
+def keyed_service(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KeyedService]:
+    """A service that other tests' users share. It releases sessions and checkpoints soon."""
+    home = tmp_path_factory.mktemp("keyed")
+    store = Store(f"sqlite:///{home / 'mint.db'}", home)
+    store.migrate()
+    keys = {user: create_key(store, user, user) for user in USERS}
+    store.close()
+    service = start_service(home, tiny_model, session_idle_s=1.0, expired_kept_s=0.0)
+    yield KeyedService(service, keys)
+    service.stop()
 
 
 DATABASES = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)

@@ -39,7 +39,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "mint.cli": ANYTHING,
     "mint.commands": ANYTHING,
     "mint.engine": (),
-    "mint.service": ("mint.engine.messages", "mint.catalog", "mint.home", *SETTINGS),
+    "mint.service": (
+        "mint.engine.messages",
+        "mint.engine.channel",
+        "mint.catalog",
+        "mint.home",
+        *SETTINGS,
+    ),
     "mint.rewards": (),
     "mint.rl": ("mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
     "mint.training": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
@@ -50,15 +56,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # The folders of a package, from the bottom up: each may import those before it.
 ORDER: dict[str, tuple[str, ...]] = {
     "mint.service": (
-        *("errors", "files", "idleness", "wire", "admin", "store", "access", "results", "futures"),
-        *("engines", "checkpoints", "parts", "checkpoints.transfers", "sampling", "runs", "text"),
-        *("service", "api", "server"),
+        *("background", "errors", "files", "idleness", "wire", "admin", "store", "access"),
+        *("results", "futures", "engines", "checkpoints", "parts", "checkpoints.transfers"),
+        *("sampling", "runs", "text", "service", "api", "server"),
     ),
     "mint.rl": (
         *("algorithms", "settings", "task", "messages", "runtime", "rollouts", "agents", "datums"),
         *("data", "groups", "evaluation", "recording", "guards", "loop"),
     ),
-    "mint.rewards": ("score", "signature", "catalog", "registry", "reward", "answers", "shaping"),
+    "mint.rewards": (
+        *("score", "signature", "registry", "reward", "answers", "shaping"),
+        *("code", "judges"),
+    ),
+    "mint.watch": ("verdict", "sinks", "terminal", "directory", "dashboard"),
+    "mint.commands": ("shared", "weights", "service", "training", "bench"),
 }
 ALSO = {
     "mint.service.api": ("mint.watch",),  # the dashboard
@@ -164,7 +175,7 @@ def test_folders_import_only_those_below_them(package: str) -> None:
 
 def test_every_folder_has_a_place_and_says_what_it_is_for() -> None:
     folders = [m for m, path in modules().items() if path.name == "__init__.py"]
-    top = [m for m in folders if m.rpartition(".")[0] in ("mint.service", "mint.rl")]
+    top = [m for m in folders if m.rpartition(".")[0] in ORDER]
     assert [m for m in top if place_of(m, m.rpartition(".")[0]) is None] == []
     assert [m for m in folders if not ast.get_docstring(ast.parse(modules()[m].read_text()))] == []
 
@@ -215,9 +226,10 @@ def test_the_engine_needs_only_torch_transformers_and_safetensors() -> None:
     [
         ("mint.service.server", {"torch", "transformers", "tinker"}),
         ("mint.cli", {"torch", "transformers", "tinker", "fastapi", "hydra", "pydantic"}),
-        ("mint.commands.train", {"torch", "transformers", "tinker", "fastapi"}),
+        ("mint.commands.training.train", {"torch", "transformers", "tinker", "fastapi"}),
         ("mint.engine.worker", {"tinker", "fastapi", "sqlalchemy"}),
         ("mint.engine.messages", {"torch", "transformers"}),
+        ("mint.engine.channel", {"torch", "transformers"}),
         ("mint.catalog", {"torch", "transformers", "tinker"}),
     ],
 )

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ceilings import measure
 from benchmarks.cpu.answering import Handler, serve, versions
 from benchmarks.cpu.workload import Workload
-from mint.commands.bench.ceilings import measure
 
 
 def main() -> None:

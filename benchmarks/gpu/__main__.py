@@ -28,12 +28,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.ceilings import measure as measure_ceilings
 from benchmarks.gpu import peers, service
 from benchmarks.gpu.driver import RANK, Driver
 from benchmarks.gpu.sections import SECTIONS, Bench, gap
 from benchmarks.gpu.shapes import SHAPES, build
 from benchmarks.report import render_text
-from mint.commands.bench.ceilings import measure as measure_ceilings
 from mint.engine.engine import Engine
 from mint.engine.model.base_model import BaseModel
 

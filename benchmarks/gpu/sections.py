@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.ceilings import cache_bytes_per_token
 from benchmarks.gpu.driver import ASSUMED_LOGPROB, RUN, SAMPLER, Driver, Tokens
 from benchmarks.gpu.driver import answer_datum as make_answer
 from benchmarks.gpu.driver import weighted_datum as make_weighted
 from benchmarks.gpu.shapes import Shape
-from mint.commands.bench.ceilings import cache_bytes_per_token, find_products, flops_per_token
+from mint.commands.bench.ceilings import find_products, flops_per_token
 from mint.engine.messages import Datum, SampleResult
 
 GIB = 2**30

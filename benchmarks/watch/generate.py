@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from mint.watch.files import block_file, step_file
-from mint.watch.reader import open_run
-from mint.watch.schema import build_table
-from mint.watch.verdict import judge
+from mint.watch.directory.files import block_file, step_file
+from mint.watch.directory.reader import open_run
+from mint.watch.directory.schema import build_table
+from mint.watch.verdict.judge import judge
 
 MERGED = 100
 """Steps of one merged file."""

@@ -39,7 +39,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mint.rl import Group, RLAdapter, RLConfig, Run, advantages, build_datums
+import mint.rl
+from mint.rl import Group, RLAdapter, RLConfig, Run, advantages, build_datums, with_signal
 
 __all__ = ["RLAdapter", "RLConfig", "run_grpo"]
 
@@ -49,30 +50,37 @@ def run_grpo(adapter: Any, cfg: RLConfig | None = None) -> str:
 
     After Ctrl-C, a crash or a lost service, the same call resumes the run.
     """
-    with Run(adapter, cfg) as run:
-        cfg = run.cfg
-        for step in run:
-            # 1. Sample. Every prompt of the step is in flight at once, and each group is scored as
-            #    soon as it arrives. An answer whose reward failed is counted, and left out.
-            batch = run.sample(step)
+    return mint.rl.run_loop(grpo, adapter, cfg)
 
-            # 2. Compare. Where all answers are equally good there is nothing to prefer. With
-            #    kl_penalty_coef, an answer pays for being unlikely under the reference.
-            run.penalise(batch)
-            groups_P = run.useful(batch)
-            rewards_P_G = [[rollout.total for rollout in group.counted] for group in groups_P]
-            set_advantages(groups_P, advantages(rewards_P_G, cfg.advantage))
 
-            # 3. Train. A datum is the tokens of a prompt and an answer, how likely each token of
-            #    the answer was when it was sampled, and how good the answer was. Tokens of the
-            #    prompt have no weight.
-            datums_D = build_datums(groups_P, cfg.token_weights, cfg.max_tokens, cfg.loss_fn)
-            datums_D = run.train(batch, datums_D)
+async def grpo(run: Run) -> None:
+    """The loop. It runs in an event loop, so that all groups can be in flight at once."""
+    cfg = run.cfg
+    for step in run.steps():
+        # 1. Sample, with the newest weights. Every prompt of the step is in flight at once, and
+        #    each group is scored as soon as it arrives. An answer whose reward failed is counted,
+        #    and left out.
+        run.queue.publish(await run.policy_before(step))
+        run.queue.fill(batches=min(max(1, cfg.max_staleness), cfg.steps - step + 1))
+        batch = await run.sample(step)
 
-            # 4. Write down: metrics, every rollout, what looks wrong, and a checkpoint now and
-            #    then. The adapter's evaluate() says how the step went.
-            run.record(batch, datums_D)
-        return run.finish()
+        # 2. Compare. Where all answers are equally good there is nothing to prefer. With
+        #    kl_penalty_coef, an answer pays for being unlikely under the reference.
+        await run.penalise(batch)
+        groups_P = with_signal(batch.groups, cfg)
+        rewards_P_G = [[rollout.total for rollout in group.counted] for group in groups_P]
+        set_advantages(groups_P, advantages(rewards_P_G, cfg.advantage))
+
+        # 3. Train. A datum is the tokens of a prompt and an answer, how likely each token of the
+        #    answer was when it was sampled, and how good the answer was. Tokens of the prompt have
+        #    no weight.
+        datums_D = build_datums(groups_P, cfg.token_weights, cfg.max_tokens, cfg.loss_fn)
+        run.queue.fill(batches=min(cfg.max_staleness, cfg.steps - step))  # sampled meanwhile
+        datums_D = await run.train(batch, datums_D)
+
+        # 4. Write down: metrics, every rollout, what looks wrong, and a checkpoint now and then.
+        #    The adapter's evaluate() says how the step went.
+        await run.record(batch, datums_D)
 
 
 def set_advantages(groups_P: list[Group], advantages_P_G: list[list[float]]) -> None:

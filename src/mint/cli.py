@@ -7,19 +7,20 @@ import typer
 
 from mint import __version__
 from mint.catalog import ModelNotFound
-from mint.commands import checkpoints, keys, models, runs
 from mint.commands.bench.command import bench
-from mint.commands.doctor import doctor
-from mint.commands.export import export
-from mint.commands.init import init
-from mint.commands.output import Mistake
-from mint.commands.report import report
-from mint.commands.sample import sample
-from mint.commands.serve import serve
-from mint.commands.usage import usage
-from mint.commands.watch import watch
+from mint.commands.service import keys, runs
+from mint.commands.service.doctor import doctor
+from mint.commands.service.serve import serve
+from mint.commands.service.usage import usage
+from mint.commands.shared.output import Mistake
+from mint.commands.training.init import init
+from mint.commands.training.report import report
+from mint.commands.training.rewards import app as rewards
+from mint.commands.training.watch import watch
+from mint.commands.weights import checkpoints, models
+from mint.commands.weights.export import export
+from mint.commands.weights.sample import sample
 from mint.engine.messages import UserError
-from mint.rewards.cli import app as rewards
 
 app = typer.Typer(
     name="mint",
@@ -47,16 +48,16 @@ _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 @app.command("train", context_settings=_PASSED_ON, add_help_option=False)
 def train_command(context: typer.Context) -> None:
-    """Train a model by reinforcement learning, as conf/ and the command line say."""
-    from mint.commands import train
+    """Train a model by reinforcement learning, with settings from conf/ and the command line."""
+    from mint.commands.training import train
 
     raise typer.Exit(train.main(context.args))
 
 
 @app.command("eval", context_settings=_PASSED_ON, add_help_option=False)
 def eval_command(context: typer.Context) -> None:
-    """Evaluate a checkpoint or a base model on the prompts that training never sees."""
-    from mint.commands import evaluate
+    """Evaluate a checkpoint or a base model on held-out prompts."""
+    from mint.commands.training import evaluate
 
     raise typer.Exit(evaluate.main(context.args))
 

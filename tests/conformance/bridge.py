@@ -6,6 +6,7 @@ are the variables of ``RLConfig.from_env``.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -19,9 +20,9 @@ import verifiers_bridge
 from datasets import Dataset
 
 from mint import types
-from mint.rl import RLConfig, Rollout, Run
+from mint.rl import RLConfig, Rollout, compare_answers, open_run
 from mint.rl.datums.datum import values
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 
 
 class Echo(vf.MultiTurnEnv):
@@ -70,23 +71,29 @@ def one_batch(environment: vf.Environment, name: str, turns: int = 3) -> list[di
     environment.add_rubric(vf.Rubric(funcs=[number], weights=[0.0]))
     bridge = verifiers_bridge.VerifiersEnvironment(environment)
     own = {"MINT_RL_RUN_DIR": name, "MINT_RL_MAX_TURNS": str(turns)}
-    with Run(bridge, RLConfig.from_env({**os.environ, **own})) as run:
-        batch = run.sample(1)
-        datums = iter(run.build_datums(batch))
-        rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-        return [
-            {
-                "error": rollout.error,
-                "reward": rollout.reward,
-                "components": rollout.components,
-                "verifiers": None if rollout.error else said(states, rollout),
-                "datums": [
-                    trained(next(datums), run.tokenizer.decode)
-                    for _ in range(len(rollout.segments) if rollout.advantage else 0)
-                ],
-            }
-            for rollout in rollouts
-        ]
+
+    async def sampled() -> list[dict[str, Any]]:
+        async with open_run(bridge, RLConfig.from_env({**os.environ, **own})) as run:
+            run.queue.publish(await run.policy_before(1))
+            run.queue.fill(1)
+            batch = await run.sample(1)
+            datums = iter(compare_answers(batch.groups, run.cfg))
+            return [
+                {
+                    "error": rollout.error,
+                    "reward": rollout.reward,
+                    "components": rollout.components,
+                    "verifiers": None if rollout.error else said(states, rollout),
+                    "datums": [
+                        trained(next(datums), run.tokenizer.decode)
+                        for _ in range(len(rollout.segments) if rollout.advantage else 0)
+                    ],
+                }
+                for group in batch.groups
+                for rollout in group.rollouts
+            ]
+
+    return asyncio.run(sampled())
 
 
 def said(states: list[vf.State], rollout: Rollout) -> dict[str, Any]:

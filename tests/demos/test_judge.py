@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.service_fixture import LiveService, start_service
 from tests.tiny import build_model
 
 from .conftest import SAVED, Recipe, numbers
@@ -16,22 +15,18 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def live_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
-    """A service with a tiny model that has room for a question and two answers, byte by byte."""
+def roomy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that has room for a question and two answers, byte by byte."""
     folder = tmp_path_factory.mktemp("judge")
-    model = build_model(folder / "tiny" / "llama", max_position_embeddings=1024)
-    service = start_service(folder / "home", model)
-    yield service
-    service.stop()
+    return build_model(folder / "tiny" / "llama", max_position_embeddings=1024)
 
 
-@pytest.fixture(scope="module")
-def service(live_service: LiveService) -> str:
-    return live_service.base_url
-
-
-def test_a_judge_learns_from_comparisons_and_a_policy_from_the_judge(recipe: Recipe) -> None:
-    told = recipe("train_judge.py", MINT_JUDGE_STEPS="6", MINT_JUDGE_LR="1e-2", MINT_JUDGE_EVAL="8")
+def test_a_judge_learns_from_comparisons_and_a_policy_from_the_judge(
+    recipe: Recipe, roomy_model: Path
+) -> None:
+    model = {"MINT_BASE_MODEL": str(roomy_model)}
+    steps = {"MINT_JUDGE_STEPS": "6", "MINT_JUDGE_LR": "1e-2", "MINT_JUDGE_EVAL": "8"}
+    told = recipe("train_judge.py", **model, **steps)
     losses = numbers(r"step \d+: loss per verdict=([\d.]+)", told)
     assert len(losses) == 6
     assert losses[-1] < losses[0]
@@ -44,6 +39,7 @@ def test_a_judge_learns_from_comparisons_and_a_policy_from_the_judge(recipe: Rec
 
     told = recipe(
         "rl/adapters/preference_chat.py",
+        **model,
         MINT_JUDGE_MODEL=path,
         MINT_RL_STEPS="2",
         MINT_RL_BATCH="2",

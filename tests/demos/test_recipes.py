@@ -6,12 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from mint.watch.recorder import METRICS, read_rows
+
 from tests.service_fixture import MODEL, LiveService
 
 from .conftest import DEMOS, SAVED, Recipe, numbers
@@ -115,9 +114,9 @@ def test_a_killed_run_ends_as_the_one_that_was_left_alone(recipe: Recipe) -> Non
 
 
 def test_uploaded_weights_are_the_same_to_the_last_bit_and_train_on(
-    recipe: Recipe, own_service: Callable[..., LiveService]
+    recipe: Recipe, other_service: LiveService
 ) -> None:
-    printed = recipe("upload_weights.py", MINT_UPLOAD_URL=own_service().base_url)
+    printed = recipe("upload_weights.py", MINT_UPLOAD_URL=other_service.base_url)
     assert "Logprobs from the archive: bit-equal" in printed
     assert "Logprobs from the folder: bit-equal" in printed
     assert "The run that moved is the same." in printed

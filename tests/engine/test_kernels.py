@@ -22,7 +22,7 @@ if not (CUDA or INTERPRETED):
     pytest.skip("needs an NVIDIA GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
 from mint.engine.adapters.kernels import lora_expand  # noqa: E402
-from mint.engine.attention import kernels, tree_kernels  # noqa: E402
+from mint.engine.attention import kernels, tree  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -328,7 +328,7 @@ def check_tree(case: Case, parents: list[int], grad_scale: float = 1.0) -> None:
     shapes = [(nodes, case.heads, case.dim)] + [(nodes, case.kv_heads, case.dim)] * 2
     inputs = [random(*shape, dtype=case.dtype).float().requires_grad_() for shape in shapes]
     sinks = random_sinks(case)
-    out = tree_kernels.tree_attention(*inputs, *forest.arrays, case.dtype, *case.settings(sinks))
+    out = tree.tree_attention(*inputs, *forest.arrays, case.dtype, *case.settings(sinks))
     assert out.dtype == torch.float32
     grad = random(*out.shape) * grad_scale
     gradients = torch.autograd.grad(out, inputs, grad)
@@ -356,7 +356,7 @@ def test_gradients_are_the_same_bits_every_time() -> None:
 
     def gradients() -> list[Tensor]:
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = tree_kernels.tree_attention(*leaves, *forest.arrays, torch.float16, 0.3, 0, 0.0, None)
+        out = tree.tree_attention(*leaves, *forest.arrays, torch.float16, 0.3, 0, 0.0, None)
         return list(torch.autograd.grad(out, leaves, grad))
 
     for first, second in zip(gradients(), gradients(), strict=True):
@@ -371,7 +371,7 @@ def test_strided_inputs_give_what_dense_ones_do() -> None:
     results = []
     for tensors in (views, [view.contiguous() for view in views]):
         leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-        out = tree_kernels.tree_attention(*leaves, *forest.arrays, *settings)
+        out = tree.tree_attention(*leaves, *forest.arrays, *settings)
         results.append([out, *torch.autograd.grad(out.sum(), leaves)])
     for first, second in zip(*results, strict=True):
         assert torch.equal(first, second)
@@ -387,7 +387,7 @@ def test_nothing_in_gives_nothing_out() -> None:
     out = kernels.paged_prefill(empty, pool, table, starts, none, *settings, 0)
     assert out.shape == (0, 2, 8)
     leaves = [random(0, heads, 8).requires_grad_() for heads in (2, 1, 1)]
-    out = tree_kernels.tree_attention(*leaves, none, none, none, torch.float32, *settings)
+    out = tree.tree_attention(*leaves, none, none, none, torch.float32, *settings)
     assert [g.shape[0] for g in torch.autograd.grad(out.sum(), leaves)] == [0, 0, 0]
 
 
@@ -408,9 +408,9 @@ def test_operators_meet_the_rules_of_torch_library() -> None:
     torch.library.opcheck(kernels.paged_prefill, prefill, test_utils=checks)
     arrays = Forest([-1, 0]).arrays
     leaves = [x.requires_grad_() for x in (q, k, random(2, 2, 16))]
-    tree = (*leaves, *arrays, torch.float16, *settings)
+    arguments = (*leaves, *arrays, *settings)
     checks = (*checks, "test_autograd_registration")
-    torch.library.opcheck(tree_kernels._forward, tree, test_utils=checks)
+    torch.library.opcheck(tree._forward, arguments, test_utils=checks)
 
 
 def test_compiled_decoding_writes_the_pool_and_reads_it_back() -> None:
@@ -436,7 +436,7 @@ def test_compiled_decoding_writes_the_pool_and_reads_it_back() -> None:
 def test_compiled_code_traces_through_the_operators_with_dynamic_shapes() -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor, arrays: tuple[Tensor, ...]) -> Tensor:
         settings = (torch.float16, 0.3, 0, 0.0, None)
-        return tree_kernels.tree_attention(q * 2, k, v, *arrays, *settings) + 1
+        return tree.tree_attention(q * 2, k, v, *arrays, *settings) + 1
 
     backend = "inductor" if CUDA else "aot_eager"
     compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=backend)
@@ -455,6 +455,7 @@ def test_compiled_code_traces_through_the_operators_with_dynamic_shapes() -> Non
 
 @pytest.mark.parametrize(("rows", "slots", "rank", "columns"), [(5, 1, 4, 70), (70, 3, 24, 64),
                                                                 (40, 16, 16, 130),
+                                                                (40, 2, 300, 2100),
                                                                 (40, 16, 48, 64)])  # fmt: skip
 def test_every_row_gets_what_its_own_adapter_adds(
     rows: int, slots: int, rank: int, columns: int

@@ -22,7 +22,7 @@ from mint.engine.messages import (
     UserError,
 )
 from mint.engine.model.base_model import BaseModel
-from mint.engine.sampling.pool import KVPool
+from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.sampling.runner import Runner
 from mint.engine.sampling.sampler import Sampler
 from tests.engine.conftest import ids, sample

@@ -14,7 +14,7 @@ from mint.engine.attention.reference import ReferenceDecode
 from mint.engine.engine import Engine
 from mint.engine.messages import SampleRequest, SampleResult, UserError
 from mint.engine.model.base_model import BaseModel
-from mint.engine.sampling.pool import BLOCK_SIZE, KVPool
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 from mint.engine.sampling.runner import Runner
 from mint.engine.sampling.sampler import Sampler
 from tests.engine.conftest import ids, sample

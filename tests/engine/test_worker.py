@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mint.engine.channel import Channel
 from mint.engine.engine import Engine
 from mint.engine.messages import (
     AdamSettings,
@@ -23,6 +22,7 @@ from mint.engine.messages import (
     ForwardBackward,
     LoraSpec,
     ModelInfo,
+    PackedOperation,
     SampleRequest,
 )
 from mint.engine.model.base_model import BaseModel
@@ -41,18 +41,16 @@ class Client:
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         self.socket = ours
-        self._stream = ours.makefile("rb")
+        self._channel = Channel(ours)
         self.started: list[int] = []
 
     def send(self, call_id: int, method: str, **arguments: Any) -> None:
-        body = pickle.dumps(Call(call_id, method, arguments))
-        self.socket.sendall(struct.pack(">Q", len(body)) + body)
+        self._channel.send(Call(call_id, method, arguments))
 
     def receive(self) -> EngineReply:
         """The next reply, but for those that say that a sample has started."""
         while True:
-            (size,) = struct.unpack(">Q", self._stream.read(8))
-            reply: EngineReply = pickle.loads(self._stream.read(size))
+            reply: EngineReply = self._channel.receive()
             if reply.is_final or reply.value:
                 return reply
             self.started.append(reply.id)
@@ -74,7 +72,7 @@ def test_a_worker_trains_and_samples_and_ends_with_the_service(client: Client) -
     datum = Datum(tokens[:-1], {"target_tokens": tokens[1:]})
     client.send(1, "create_run", run_id="run", lora=LoraSpec(rank=2))
     operation = ForwardBackward([datum], "cross_entropy")
-    client.send(2, "forward_backward", run_id="run", operations=[operation])
+    client.send(2, "forward_backward", run_id="run", operations=[PackedOperation.pack(operation)])
     client.send(3, "optim_step", run_id="run", params=AdamSettings())
     client.send(4, "create_sampler", sampler_id="s", run_id="run")
     replies = [client.receive() for _ in range(4)]
@@ -94,7 +92,6 @@ def test_a_worker_ends_with_a_service_that_died_without_reading_its_answers(
     for number in range(20):
         client.send(number + 1, "create_sampler", sampler_id=f"s{number}")
     client.socket.recv(1)  # the worker answers, and its answers are never read
-    client._stream.close()
     client.socket.close()
     client.process.wait(timeout=60)
 
@@ -120,7 +117,7 @@ def test_samples_go_on_while_an_operation_trains_in_several_passes(client: Clien
     client.send(1, "create_run", run_id="run", lora=LoraSpec(rank=2))
     client.send(2, "create_sampler", sampler_id="s")
     assert [client.receive().id for _ in range(2)] == [1, 2]
-    operations = [ForwardBackward(data, "cross_entropy")]
+    operations = [PackedOperation.pack(ForwardBackward(data, "cross_entropy"))]
     client.send(3, "forward_backward", run_id="run", operations=operations)
     request = SampleRequest(ids("hello"), 1, 5, stop=[], progress=True)
     client.send(4, "sample", sampler_id="s", request=request)
@@ -137,8 +134,8 @@ def test_a_small_operation_does_not_wait_for_a_large_one_of_another_run(client: 
     for number, (run, tenant) in enumerate({"large": "crowd", "small": "ada"}.items()):
         client.send(number, "create_run", run_id=run, lora=LoraSpec(rank=2), tenant=tenant)
         client.receive()
-    large = [ForwardBackward(data, "cross_entropy")]
-    small = [ForwardBackward(data[:1], "cross_entropy")]
+    large = [PackedOperation.pack(ForwardBackward(data, "cross_entropy"))]
+    small = [PackedOperation.pack(ForwardBackward(data[:1], "cross_entropy"))]
     client.send(3, "forward_backward", run_id="large", operations=large)
     client.send(4, "optim_step", run_id="large", params=AdamSettings())
     client.send(5, "forward_backward", run_id="small", operations=small)

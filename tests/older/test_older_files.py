@@ -14,7 +14,7 @@ import pytest
 import mint
 from mint.rl import run_grpo
 from mint.watch import open_run
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.older.write import Vowels, greedy, settings, step
 from tests.service_fixture import LiveService, RawClient, start_service
 

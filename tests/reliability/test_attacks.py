@@ -115,7 +115,7 @@ def test_a_clock_that_jumps_hides_a_checkpoint_and_deletes_nothing(tmp_path: Pat
     async def work(local: Local) -> None:
         fill(local)
         checkpoints, path = local.service.checkpoints, CheckpointPath.parse(PATH)
-        row = checkpoints.owned(path, "ada")
+        row = checkpoints.find(path, "ada")
         assert row is not None
         checkpoints._store.change_checkpoint(row, expires_at=now() - timedelta(days=8))
         for _ in range(3):
@@ -123,6 +123,6 @@ def test_a_clock_that_jumps_hides_a_checkpoint_and_deletes_nothing(tmp_path: Pat
         assert await asyncio.to_thread(checkpoints.owned, path, "ada") is None
         assert checkpoints.folder(path).exists()
         checkpoints._store.change_checkpoint(row, expires_at=now() + timedelta(days=1))
-        assert checkpoints.owned(path, "ada") is not None
+        assert checkpoints.find(path, "ada") is not None
 
     with_service(tmp_path, work)

@@ -18,7 +18,8 @@ from mint.service.checkpoints.storage import (
     CheckpointStore,
     NewCheckpoint,
 )
-from mint.service.runs.journal import Journal, KeptAnswer, Outcome
+from mint.service.futures import Response
+from mint.service.runs.journal import Journal, Outcome
 from mint.service.store.database import RunRow, Store
 from tests.reliability.disk import Disk, Killed
 
@@ -70,7 +71,7 @@ def work(journal: Journal, done: Acknowledged) -> None:
         journal.append_outcome(Outcome("optim_step", [number], result={"n": number}))
         if number in (3, 6):
             folder: Path | None = None
-            answers = {number: KeptAnswer(b"answer", "application/json", is_failure=False)}
+            answers = {number: Response(b"answer", "application/json", is_failure=False)}
             try:
                 folder = journal.new_snapshot_folder(number + 1)
                 (folder / "weights").write_bytes(b"weights after %d" % number)

@@ -17,7 +17,7 @@ from mint.engine.adapters.lora import MAX_SLOTS
 from mint.engine.engine import Engine
 from mint.engine.messages import LoraSpec, SampleRequest, SampleResult
 from mint.engine.model.base_model import BaseModel
-from mint.engine.sampling.pool import KVPool
+from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.sampling.runner import Runner
 from mint.engine.sampling.sampler import Sampler
 from mint.service.access.auth import create_key

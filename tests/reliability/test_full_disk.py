@@ -15,8 +15,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 from tinker import types
 
-from mint.commands.doctor import check_service
-from mint.commands.remote import Remote
+from mint.commands.service.doctor import check_service
+from mint.commands.shared.remote import Remote
 from mint.service.errors import is_disk_full
 from tests.needs import need_sandbox
 from tests.reliability.conftest import Faults

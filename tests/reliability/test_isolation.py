@@ -16,9 +16,9 @@ from starlette.routing import Route
 from mint.service.access.auth import create_key
 from mint.service.checkpoints.storage import CheckpointPath, NewCheckpoint
 from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store
-from mint.watch.library import Library
-from mint.watch.recorder import RunDirectory
-from mint.watch.server import Watch, create_app
+from mint.watch.dashboard.library import Library
+from mint.watch.dashboard.server import Watch, create_app
+from mint.watch.directory.recorder import RunDirectory
 from tests.reliability.local import Local, with_service
 
 SESSION = "5e551011-0000-0000-0000-000000000000"
@@ -219,7 +219,7 @@ def test_a_link_ends_when_the_checkpoint_is_private_again(tmp_path: Path, is_pub
     async def work(local: Local) -> int:
         headers = fill(local)
         path = CheckpointPath.parse(PATH)
-        row = local.service.checkpoints.owned(path, "ada")
+        row = local.service.checkpoints.find(path, "ada")
         assert row is not None
         local.service.checkpoints.share(row, is_public=True)
         archive = await local.http.get(f"{CHECKPOINT}/archive", headers=headers)

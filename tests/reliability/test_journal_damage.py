@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mint.service.files import FilesDamaged, checksums, verify
-from mint.service.runs.journal import TORN, Journal, JournalDamaged, KeptAnswer, Outcome
+from mint.service.futures import Response
+from mint.service.runs.journal import TORN, Journal, JournalDamaged, Outcome
 
 RUN = "b4b7c1c6-0000-0000-0000-000000000000:train:0"
 
@@ -163,7 +164,7 @@ def test_what_ran_without_a_number_and_its_answer_outlive_a_snapshot(tmp_path: P
     journal = Journal(tmp_path / "run")
     journal.append_operation(-7, "optim_step", "application/json", b"{}")
     journal.append_outcome(Outcome("optim_step", [-7]))
-    answer = KeptAnswer(b'{"metrics": {}}', "application/json", is_failure=False)
+    answer = Response(b'{"metrics": {}}', "application/json", is_failure=False)
     journal.cut(journal.new_snapshot_folder(1), 1, {-7: answer})
     journal.close()
     for _ in range(2):

@@ -92,8 +92,8 @@ def test_large_json_is_parsed_in_another_process_and_means_the_same() -> None:
             address = await decoder.address(body, is_protobuf=False)
             assert address is not None
             assert (address.run_id, address.seq_id) == ("a:train:0", 3)
-            [decoded] = await decoder.forward_backward([body], [False], forward_only=False)
-            assert len(decoded.data) == len(datums)
+            [packed] = await decoder.forward_backward([body], [False], forward_only=False)
+            assert len(packed.unpack().data) == len(datums)
             with pytest.raises(UserError, match="not valid JSON"):
                 await decoder.forward_backward([body[:-1]], [False], forward_only=False)
         finally:

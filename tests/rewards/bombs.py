@@ -14,7 +14,7 @@ from typing import Any
 
 import mint.rewards as rewards
 from mint.rewards.answers.symbolic import shared_pool
-from mint.rewards.catalog import RANGES
+from mint.rewards.registry import RANGES
 
 SIZE = 1_000_000
 

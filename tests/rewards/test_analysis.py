@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from mint.commands.training.rewards import app
 from mint.rewards import (
     Sample,
     Scorer,
@@ -29,7 +30,6 @@ from mint.rewards import (
     reasoning_gym,
     weighted,
 )
-from mint.rewards.cli import app
 from mint.rewards.gym import GymUnavailable
 
 FORMAT = "The answer is [NUM]."

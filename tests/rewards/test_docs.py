@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mint.rewards
-from mint.rewards.catalog import RANGES
+from mint.rewards.registry import RANGES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
 

@@ -13,7 +13,7 @@ import pytest
 
 import mint
 from mint.rl import RLAdapter, RLConfig
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.service_fixture import MODEL, LiveService, start_service
 from tests.tiny import build_model
 

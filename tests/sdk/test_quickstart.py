@@ -15,7 +15,7 @@ import numpy
 import pytest
 
 from mint.training.evaluate import saved_checkpoint
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 
 from .conftest import REPOSITORY
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mint.commands import evaluate
+from mint.commands.training import evaluate
 from tests.service_fixture import MODEL, LiveService, start_service
 from tests.tiny import build_model
 

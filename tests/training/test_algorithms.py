@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 import mint
-from mint.rl import RLAdapter, RLConfig, Run
+from mint.rl import RLAdapter, RLConfig
 from mint.rl.datums.datum import values
 from mint.rl.loop.update import loss_config
 from mint.training.compose import compose_jobs
 from mint.training.job import make_config
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
+from tests.rl.stepping import stepping
 from tests.service_fixture import MODEL
 
 from .conftest import CONF, ROOT, TASK, Command, run_directory
@@ -120,7 +121,7 @@ def test_a_preset_trains_on_what_its_formula_says(name: str, service: str, tmp_p
     assert (cfg.loss_fn, loss_config(cfg)) == (loss_fn, config)
     assert cfg.temperature == (0.8 if name == "default" else 1.0)
     assert (cfg.max_refills > 0) == (name == "dapo")
-    with Run(Letters(), cfg, mint.ServiceClient(base_url=service, api_key="tml-a")) as run:
+    with stepping(Letters(), cfg, mint.ServiceClient(base_url=service, api_key="tml-a")) as run:
         batch = run.sample(1)
         datums = run.build_datums(batch)
         compared = batch.groups if cfg.compares_batch else run.useful(batch)

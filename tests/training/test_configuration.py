@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mint.commands.train import main
+from mint.commands.training.train import main
 from mint.rl import ConfigError, RLConfig
 from mint.training.compose import Composed, compose_jobs
 from mint.training.groups import GROUPS, defaults

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mint.commands import evaluate
-from mint.commands import train as training
+from mint.commands.training import evaluate
+from mint.commands.training import train as training
 from mint.rl import DatasetTask
 
 from .conftest import CONF, ROOT

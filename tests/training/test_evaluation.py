@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mint.training.job import JOB
-from mint.watch.recorder import CONFIG
+from mint.watch.directory.recorder import CONFIG
 
 from .conftest import ROOT, TASK, Command
 
@@ -83,7 +83,7 @@ def test_a_run_that_a_script_made_does_not_say_what_to_evaluate(
     (folder / "run" / JOB).unlink()
     ended = evaluated("checkpoint=run")
     assert ended.code == 2
-    assert "run has no job.yaml, so a script made the run." in ended.err
+    assert "run has no job.yaml, so it was written by a script." in ended.err
     assert "mint eval checkpoint=tinker://" in ended.err
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mint.commands import train
-from mint.commands.init import DEFAULT_MODEL, init
-from mint.commands.output import Mistake
-from mint.watch.recorder import METRICS, read_rows
+from mint.commands.shared.output import Mistake
+from mint.commands.training import train
+from mint.commands.training.init import DEFAULT_MODEL, init
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.service_fixture import MODEL
 
 from .conftest import ROOT

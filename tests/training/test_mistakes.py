@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mint.commands.train import main
+from mint.commands.training.train import main
 
 from .conftest import ROOT
 
@@ -86,7 +86,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
 }
 RUN_ALL = """
 import contextlib, io, json, sys
-from mint.commands.train import main
+from mint.commands.training.train import main
 
 heavy = {"torch", "tinker", "transformers"}
 for name, arguments in json.loads(sys.argv[1]).items():

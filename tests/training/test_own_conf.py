@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mint.commands.train import main
+from mint.commands.training.train import main
 
 EXPERIMENT = """# @package _global_
 defaults:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mint.commands import train as training
-from mint.watch.reader import open_run
+from mint.commands.training import train as training
+from mint.watch.directory.reader import open_run
 from tests.service_fixture import MODEL
 
 from .conftest import CONF, ROOT, Command, run_directory

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mint.commands import evaluate
-from mint.commands import train as training
+from mint.commands.training import evaluate
+from mint.commands.training import train as training
 
 from .conftest import CONF, LETTERS, ROOT, Command
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from mint.cli import app
 from mint.rl.recording.report import RIGHT_ANSWERS, write_report
-from mint.watch.files import METRICS, ROLLOUTS_1, lines
-from mint.watch.recorder import RunDirectory
+from mint.watch.directory.files import METRICS, ROLLOUTS_1, lines
+from mint.watch.directory.recorder import RunDirectory
 
 HOSTILE = "<script>alert(1)</script> | <img src=x onerror=alert(1)> \u202e"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mint.commands.train import main
+from mint.commands.training.train import main
 from mint.rewards import Sandbox, SandboxUnavailable
 from mint.rl import ConfigError
 from mint.training.job import check_rewards

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mint.rl.recording.reward_analysis import ANALYSIS, count_kinds
+from mint.rl.recording.report import ANALYSIS, count_kinds
 from mint.training.job import JOB, load_adapter, make_config, read_job
-from mint.watch.reader import open_run
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.reader import open_run
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.needs import need_sandbox
 
 from .conftest import LETTERS, ROOT, SMALL, SMOLLM2, TASK, Command, run_directory

@@ -9,8 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from benchmarks.watch.generate import generate
-from mint.watch.library import Library, RunPlace
-from mint.watch.server import Watch, create_app
+from mint.watch.dashboard.library import Library, RunPlace
+from mint.watch.dashboard.server import Watch, create_app
 
 
 @pytest.fixture(scope="session")

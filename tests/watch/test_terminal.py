@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mint.watch.recorder import RunDirectory
+from mint.watch.directory.recorder import RunDirectory
 from mint.watch.terminal import LiveView
 
 METRICS = {

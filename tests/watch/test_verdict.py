@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mint.watch.demo import demo_folder
-from mint.watch.files import read_rows
-from mint.watch.verdict import NEEDED, VERDICTS, VerdictHistory, judge
+from mint.watch.dashboard.library import DEMO
+from mint.watch.directory.files import read_rows
+from mint.watch.verdict.judge import NEEDED, VERDICTS, VerdictHistory, judge
 
 Rows = list[dict[str, Any]]
 
@@ -99,7 +99,7 @@ def test_a_flat_run_that_is_nearly_solved_is_told_to_stop() -> None:
 
 def test_the_recorded_run_learns_and_is_flat_once_its_last_steps_repeat() -> None:
     """The noise is that of a real run: after its rise, steps are drawn from its last ones."""
-    [path] = demo_folder().glob("*/metrics.jsonl")
+    [path] = DEMO.glob("*/metrics.jsonl")
     names = ("step", "reward/mean", "reward/success")
     rows = [{name: row[name] for name in names} for row in read_rows(path) if row["step"] > 0]
     assert judge(rows).verdict == "learning"
@@ -265,7 +265,7 @@ def test_a_finished_run_that_did_not_learn_names_its_best_weights_too(steps: int
 
 
 def test_the_recorded_run_has_the_verdict_of_this_code() -> None:
-    [path] = demo_folder().glob("*/summary.json")
+    [path] = DEMO.glob("*/summary.json")
     rows, events = (read_rows(path.with_name(name)) for name in ("metrics.jsonl", "events.jsonl"))
     found = judge(list(rows), list(events), "finished", 30)
     assert json.loads(path.read_text())["verdict"] == found.as_dict()

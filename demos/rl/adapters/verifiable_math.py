@@ -17,7 +17,7 @@ from typing import Any
 
 from mint.rewards import Task, arithmetic_tasks, as_reward, check_answer, reasoning_gym
 from mint.rl import ConfigError, DataError
-from mint.rl.data.rows import READERS, Row, read_rows
+from mint.rl.data.file_formats import READERS, Row, read_rows
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rl_core import RLAdapter, RLConfig, run_grpo

@@ -1,1 +1,4 @@
-"""The commands of ``mint``, one module per noun. Nothing heavy is imported before it is needed."""
+"""The ``mint`` command line, in folders by concern.
+
+A command imports heavy packages when it runs, so that ``mint --help`` is quick.
+"""

@@ -12,7 +12,7 @@ from mint.engine.adapters.peft_files import read_adapter, write_adapter
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.memory import describe, device_memory, plan_memory
 from mint.engine.model.precision import is_finite
-from mint.engine.sampling.pool import KVPool
+from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.sampling.runner import make_runner
 from mint.engine.sampling.sampler import Sampler
 from mint.engine.sampling.sequence import Job
@@ -215,8 +215,8 @@ def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
     for token, bias in request.logit_bias.items():
         if not 0 <= token < vocabulary or not math.isfinite(bias):
             raise UserError(
-                f"logit_bias has {token}: {bias}, but token ids run from 0 to {vocabulary - 1} and "
-                "a bias is a finite number."
+                f"logit_bias has {token}: {bias}, but this model's token ids are 0 to "
+                f"{vocabulary - 1} and a bias is a finite number. Use the model's own tokenizer."
             )
     for stop in request.stop or []:
         if isinstance(stop, str) and not _is_encodable(stop):

@@ -4,8 +4,9 @@ The service calls the methods of :class:`mint.engine.engine.Engine` by name, wit
 dataclasses as arguments and results. Arrays are numpy arrays.
 """
 
+import pickle
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,33 @@ class ForwardBackward:
     loss_fn: str
     config: dict[str, float | str] = field(default_factory=dict)
     forward_only: bool = False
+
+
+@dataclass(frozen=True)
+class PackedOperation:
+    """A :class:`ForwardBackward`, pickled where it was decoded.
+
+    The service passes it on as it is: taking a large batch apart would stop its event loop.
+    """
+
+    payload: bytes | bytearray
+    tokens: int
+    forward_only: bool
+
+    @classmethod
+    def pack(cls, operation: ForwardBackward) -> "PackedOperation":
+        tokens = sum(len(datum.tokens) for datum in operation.data)
+        payload = pickle.dumps(operation, pickle.HIGHEST_PROTOCOL)
+        return cls(payload, tokens, operation.forward_only)
+
+    def unpack(self) -> ForwardBackward:
+        operation: ForwardBackward = pickle.loads(self.payload)
+        return operation
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        is_apart = int(protocol) >= 5  # then the payload need not be copied into the pickle
+        payload = pickle.PickleBuffer(self.payload) if is_apart else self.payload
+        return PackedOperation, (payload, self.tokens, self.forward_only)
 
 
 @dataclass(frozen=True)
@@ -232,4 +260,5 @@ class EngineReply:
     value: Any = None
     error: str | None = None
     is_user_error: bool = False
+    errno: int | None = None  # of an OSError
     is_final: bool = True

@@ -6,43 +6,16 @@ It loads the model, says so, and then answers calls over a socket until the othe
 import argparse
 import contextlib
 import os
-import pickle
 import queue
 import socket
-import struct
 import sys
 import threading
 import time
 import traceback
 from collections import deque
 
-from .messages import Call, EngineOptions, EngineReply, ForwardBackward, UserError
-
-_LENGTH = struct.Struct(">Q")
-
-
-class Channel:
-    """Pickled messages over a socket, each after its length."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._stream = sock.makefile("rb")
-
-    def receive(self) -> Call | None:
-        """The next call, or None when the other side is gone."""
-        header = self._stream.read(_LENGTH.size)
-        if len(header) < _LENGTH.size:
-            return None
-        (size,) = _LENGTH.unpack(header)
-        body = self._stream.read(size)
-        if len(body) < size:
-            return None
-        call: Call = pickle.loads(body)
-        return call
-
-    def send(self, reply: EngineReply) -> None:
-        body = pickle.dumps(reply, protocol=pickle.HIGHEST_PROTOCOL)
-        self._sock.sendall(_LENGTH.pack(len(body)) + body)
+from .channel import Channel
+from .messages import Call, EngineOptions, EngineReply, PackedOperation, UserError
 
 
 class Worker:
@@ -110,8 +83,10 @@ class Worker:
 
     def _read(self) -> None:
         try:
-            while (call := self._channel.receive()) is not None:
-                self._inbox.put(call)
+            while True:
+                self._inbox.put(self._channel.receive())
+        except EOFError:
+            pass
         finally:
             os._exit(0)  # the service is gone: nobody is left to answer
 
@@ -149,10 +124,11 @@ class Worker:
         else:
             self._channel.send(EngineReply(call.id, value))
 
-    def _begin_training(self, call: Call, run_id: str, operations: list[ForwardBackward]) -> None:
+    def _begin_training(self, call: Call, run_id: str, operations: list[PackedOperation]) -> None:
         from mint.engine.training.turns import TrainingOperation
 
-        steps = self._engine.forward_backward_steps(run_id, operations)
+        unpacked = [operation.unpack() for operation in operations]
+        steps = self._engine.forward_backward_steps(run_id, unpacked)
         self._training.add(self._engine.tenant_of(run_id), TrainingOperation(call, run_id, steps))
 
     def _cancel(self, call_id: int) -> None:
@@ -183,7 +159,8 @@ def _failure(call_id: int, error: Exception) -> EngineReply:
         return EngineReply(call_id, error=str(error), is_user_error=True)
     with contextlib.suppress(OSError):  # a log on a full disk must not end the worker
         traceback.print_exception(error)
-    return EngineReply(call_id, error=f"{type(error).__name__}: {error}")
+    code = error.errno if isinstance(error, OSError) else None
+    return EngineReply(call_id, error=f"{type(error).__name__}: {error}", errno=code)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Rewards that are right about numbers, and everything a reward is built from.
+"""Reward functions that compare answers exactly, and the parts to build rewards from.
 
-Runs on the client, imports no torch, and is useful without the service. Names are loaded when they
+Runs on the client, imports no torch, and works without a service. Names are loaded when they
 are first used, so that ``from mint.rewards import check_answer`` is quick.
 
 >>> from mint.rewards import check_answer

@@ -27,13 +27,12 @@ from .code.tests import AssertTest as AssertTest, CallTest as CallTest, StdioTes
 from .gym import reasoning_gym as reasoning_gym
 from .judges.endpoint import Budget as Budget, ChatEndpoint as ChatEndpoint
 from .judges.judge import Criterion as Criterion, JudgeReward as JudgeReward
-from .judges.pairwise import PairwiseJudge as PairwiseJudge
+from .judges.pairwise import PairwiseJudge as PairwiseJudge, bradley_terry as bradley_terry
 from .judges.reward_model import (
     Preference as Preference,
     RewardModel as RewardModel,
     train_reward_model as train_reward_model,
 )
-from .judges.strengths import bradley_terry as bradley_terry
 from .registry import find_reward as find_reward, list_rewards as list_rewards, register as register
 from .reward import Reward as Reward, RewardFailed as RewardFailed, as_reward as as_reward
 from .score import Failure as Failure, Sample as Sample, Score as Score

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mint.rewards.charts import bar_chart, standalone
 from mint.rewards.scoring import Scored
 from mint.rewards.shaping.failure_patterns import failure_pattern
 
@@ -81,16 +82,18 @@ class Analysis:
 
     def plot(self, path: str | Path) -> Path:
         """Write the histogram as SVG."""
-        from mint.rewards.plot import histogram_svg
-
+        title = (
+            f"{self.count} rewards, mean {self.mean:.3f}, std {self.std:.3f}, "
+            f"skewness {self.skewness:+.2f}"
+        )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(histogram_svg(self), encoding="utf-8")
+        path.write_text(standalone(bar_chart(self.histogram), title), encoding="utf-8")
         return path
 
 
 def analyse(scored: Sequence[Scored], examples: int = 3) -> Analysis:
-    """The distribution of rewards, what goes with them, and the samples at both ends.
+    """Describe the distribution of rewards, their correlations, and the samples at both ends.
 
     Samples of a group share ``metadata["group"]``, or else their prompt. Failure patterns need the
     gold in ``metadata["answer"]`` or ``metadata["ground_truth"]``.
@@ -138,8 +141,6 @@ def correlation(a: Sequence[float], b: Sequence[float]) -> float:
     >>> correlation([1, 2, 3], [2, 4, 6])
     1.0
     """
-    if len(a) != len(b):
-        raise ValueError(f"correlation() needs equal lengths, not {len(a)} and {len(b)}.")
     mean_a, mean_b = _mean(a), _mean(b)
     together = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
     spread = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
@@ -189,10 +190,10 @@ def _totals_with(name: str, kept: Sequence[Scored]) -> list[float]:
 def _patterns(kept: Sequence[Scored]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for one in kept:
-        metadata = one.sample.metadata
-        gold = metadata.get("answer", metadata.get("ground_truth"))
-        if gold is not None:
-            counts[failure_pattern(one.sample.response, gold, metadata.get("format"))] += 1
+        sample = one.sample
+        if sample.gold is not None:
+            form = sample.metadata.get("format")
+            counts[failure_pattern(sample.response, sample.gold, form)] += 1
     return dict(counts.most_common())
 
 

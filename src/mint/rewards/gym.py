@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from mint.rewards.answers.extraction import last_boxed, last_tag
+from mint.rewards.answers.extraction import marked_answer
 from mint.rewards.reward import FunctionReward
 from mint.rewards.score import Score
 from mint.rewards.tasks import Task
@@ -37,7 +37,9 @@ def reasoning_gym(name: str, count: int = 100, seed: int = 0, **options: Any) ->
         ) from None
 
     def score(response: str, entry: Any) -> Score:
-        return Score(float(dataset.score_answer(answer=_answer(response), entry=entry)))
+        content = marked_answer(response)
+        answer = (response if content is None else content).strip()
+        return Score(float(dataset.score_answer(answer=answer, entry=entry)))
 
     reward = FunctionReward(score, name=f"reasoning_gym:{name}")
     return [
@@ -48,10 +50,3 @@ def reasoning_gym(name: str, count: int = 100, seed: int = 0, **options: Any) ->
         )
         for entry in dataset
     ]
-
-
-def _answer(response: str) -> str:
-    content = last_tag(response)
-    if content is None:
-        content = last_boxed(response)
-    return (response if content is None else content).strip()

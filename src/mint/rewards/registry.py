@@ -18,10 +18,46 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Where a bare name is looked for. A function added to agent_tunix/rewards.py is found by its name.
 _MODULES = ("mint.rewards", "agent_tunix.rewards")
 _REGISTERED: dict[str, Callable[..., Any] | Reward] = {}
+RANGES = {
+    "binary_reward": "0 or 1",
+    "check_answer": "0, 0.5 or 1",
+    "check_case": "0 or 1",
+    "check_instructions": "0 to 1",
+    "check_json": "0, 0.5 or 1",
+    "check_keywords": "0 to 1",
+    "check_length": "0 or 1",
+    "check_numbers": "0 to 1",
+    "check_structure": "0 to 1",
+    "check_tool_use": "0 or 1",
+    "combined_reward": "0 to 1",
+    "composite_reward": "0 to 1",
+    "compute_reward_breakdown": "0 to 1",
+    "continuous_reward": "0 to 1",
+    "evaluate_clarity": "0 to 1",
+    "evaluate_completeness": "0, 0.5 or 1",
+    "evaluate_conciseness": "0 to 1",
+    "evaluate_correctness": "0, 0.5 or 1",
+    "evaluate_format": "0, 0.5 or 1",
+    "evaluate_relevance": "0 to 1",
+    "graduated_reward": "0, 0.5 or 1",
+    "length_penalty": "-0.5 to 0",
+    "match_format_approximately": "0 to 1",
+    "match_format_exactly": "0, 0.5 or 1",
+    "overlong_penalty": "-1 to 0",
+    "repetition_penalty": "-0.5 to 0",
+    "robust_reward": "0, 0.5 or 1",
+    "shaped_reward": "-0.3 to 1.3",
+    "stable_reward": "0.1 to 1",
+    "step_count_penalty": "-0.5 to 0",
+    "tool_cost_penalty": "-0.5 to 0",
+    "tool_spam_penalty": "-0.5 to 0",
+    "unsafe_penalty": "-1 to 0",
+    "verbosity_penalty": "-0.5 to 0",
+}
 
 
 class RewardNotFound(LookupError):
-    """No reward of this name; the text says where it was looked for and what is near."""
+    """No reward of this name; the text suggests similar ones."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +116,6 @@ def list_rewards() -> list[Listed]:
     >>> "check_answer" in [listed.name for listed in list_rewards()]
     True
     """
-    from mint.rewards.catalog import RANGES
-
     rewards = importlib.import_module("mint.rewards")
     listed = [Listed(name, RANGES[name], _summary(getattr(rewards, name))) for name in RANGES]
     listed += [
@@ -109,12 +143,10 @@ def _module_from_file(path: Path) -> Any:
             f"There is no file {path}. Write the reward as path/to/file.py:function."
         )
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
-    module_name = f"mint_rewards_file_{digest}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    spec = importlib.util.spec_from_file_location(f"mint_rewards_file_{digest}", path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -129,8 +161,6 @@ def _attribute(module: Any, attribute: str, name: str) -> Any:
 
 
 def _not_found(name: str) -> RewardNotFound:
-    from mint.rewards.catalog import RANGES
-
     near = get_close_matches(name, [*RANGES, *_REGISTERED], n=3)
     hint = f" Did you mean {', '.join(near)}?" if near else ""
     return RewardNotFound(

@@ -1,4 +1,4 @@
-"""One reward, whatever it was written as: a name, a function of any signature, a composition."""
+"""The interface of a reward, and functions of any known signature as rewards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar, Union
 
 from mint.rewards.score import Failure, Outcome, Sample, Score, read_score
@@ -45,7 +44,29 @@ class Reward(ABC):
         return self
 
 
-class FunctionReward(Reward):
+class SingleReward(Reward):
+    """A reward that scores each sample on its own, ``parallel`` of them at a time."""
+
+    parallel: int = 10_000
+
+    @abstractmethod
+    async def score_one(self, sample: Sample) -> Score | None:
+        """Score one sample. What it raises becomes the sample's failure."""
+
+    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
+        slots = asyncio.Semaphore(self.parallel)
+
+        async def one(sample: Sample) -> Outcome:
+            async with slots:
+                try:
+                    return await self.score_one(sample)
+                except Exception as error:
+                    return Failure(self.name, error)
+
+        return list(await asyncio.gather(*(one(sample) for sample in samples)))
+
+
+class FunctionReward(SingleReward):
     """A function as a reward.
 
     >>> reward = FunctionReward(lambda response, ground_truth: response == ground_truth)
@@ -60,28 +81,17 @@ class FunctionReward(Reward):
 
     async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
         if self.signature.kind == "batched":
-            return await self._batched(samples)
-        if self.signature.is_async:
-            return list(await asyncio.gather(*(self._one_async(sample) for sample in samples)))
-        return [self._one(sample) for sample in samples]
+            return await self._batched(samples) if samples else []
+        return await super().outcomes(samples)
 
-    def _one(self, sample: Sample) -> Outcome:
-        return _outcome(self.name, lambda: read_score(self._called(sample)))
-
-    async def _one_async(self, sample: Sample) -> Outcome:
-        try:
-            return read_score(await self._called(sample))
-        except Exception as error:
-            return Failure(self.name, error)
-
-    def _called(self, sample: Sample) -> Any:
+    async def score_one(self, sample: Sample) -> Score | None:
         if self.signature.kind == "positional":
-            return self.function(sample.response, sample.prompt, dict(sample.metadata))
-        return self.function(sample.response, **self.signature.arguments(sample))
+            value = self.function(sample.response, sample.prompt, dict(sample.metadata))
+        else:
+            value = self.function(sample.response, **self.signature.arguments(sample))
+        return read_score(await value if self.signature.is_async else value)
 
     async def _batched(self, samples: Sequence[Sample]) -> list[Outcome]:
-        if not samples:
-            return []
         try:
             values = self.function(**self.signature.columns(samples))
             if inspect.isawaitable(values):
@@ -92,7 +102,13 @@ class FunctionReward(Reward):
                 )
         except Exception as error:
             return [Failure(self.name, error) for _ in samples]
-        return [_outcome(self.name, partial(read_score, value)) for value in values]
+        return [self._read(value) for value in values]
+
+    def _read(self, value: Any) -> Outcome:
+        try:
+            return read_score(value)
+        except Exception as error:
+            return Failure(self.name, error)
 
 
 def as_reward(reward: RewardLike, name: str | None = None) -> Reward:
@@ -131,13 +147,6 @@ def in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _outcome(name: str, compute: Callable[[], Outcome]) -> Outcome:
-    try:
-        return compute()
-    except Exception as error:
-        return Failure(name, error)
 
 
 def _or_raise(outcome: Outcome) -> Score | None:

@@ -14,6 +14,11 @@ class Sample:
     prompt: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def gold(self) -> Any:
+        """The right answer in the metadata, None when there is none."""
+        return self.metadata.get("answer", self.metadata.get("ground_truth"))
+
 
 @dataclass(frozen=True)
 class Score:

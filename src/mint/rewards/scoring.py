@@ -32,7 +32,7 @@ class Scored:
 
 
 class Scorer:
-    """A reward watched over a run.
+    """A reward with counts of its failures over a run.
 
     >>> scorer = Scorer(lambda response: 1.0 / len(response), max_failure_share=0.5)
     >>> [scored.counts for scored in scorer.score([Sample("four"), Sample(""), Sample("x")])]

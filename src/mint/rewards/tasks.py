@@ -1,6 +1,7 @@
 """Tasks that need no download: arithmetic, countdown and small programs."""
 
 import ast
+import json
 import operator
 import random
 import re
@@ -8,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
-from mint.rewards.answers.extraction import last_boxed, last_tag
+from mint.rewards.answers.extraction import marked_answer
 from mint.rewards.reward import Reward, as_reward
 from mint.rewards.score import Sample, Score
 
@@ -26,6 +29,7 @@ _TREE: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Div: operator.truediv,
 }
 _LONGEST_EXPRESSION = 500
+_CLASSICS = Path(__file__).parent / "code/classics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,7 @@ def countdown_reward(response: str, numbers: Sequence[int], target: int) -> floa
     >>> countdown_reward("<answer>42</answer>", [3, 4, 6, 9], 42)
     0.0
     """
-    content = last_tag(response or "")
-    expression = content if content is not None else last_boxed(response or "") or ""
+    expression = marked_answer(response or "") or ""
     expression = expression.rpartition("=")[0] or expression
     try:
         value, used = _value(expression.strip().replace("×", "*").replace("÷", "/"))
@@ -141,80 +144,6 @@ def _reachable(given: Sequence[int], draw: random.Random) -> int | None:
     return value if 0 < value <= 1000 and value not in given else None
 
 
-_PROGRAMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    (
-        "Write a Python function add(a, b) that returns the sum of two numbers.",
-        "def add(a, b):\n    return a + b\n",
-        ("assert add(2, 3) == 5", "assert add(-4, 4) == 0", "assert add(1.5, 2) == 3.5"),
-    ),
-    (
-        "Write a Python function is_palindrome(text) that tells whether a text reads the same "
-        "backwards, ignoring case and everything but letters and digits.",
-        "def is_palindrome(text):\n"
-        "    letters = [c.lower() for c in text if c.isalnum()]\n"
-        "    return letters == letters[::-1]\n",
-        (
-            "assert is_palindrome('A man, a plan, a canal: Panama') is True",
-            "assert is_palindrome('mint') is False",
-            "assert is_palindrome('') is True",
-        ),
-    ),
-    (
-        "Write a Python function fibonacci(n) that returns the n-th Fibonacci number, "
-        "with fibonacci(0) == 0 and fibonacci(1) == 1.",
-        "def fibonacci(n):\n"
-        "    a, b = 0, 1\n"
-        "    for _ in range(n):\n"
-        "        a, b = b, a + b\n"
-        "    return a\n",
-        (
-            "assert fibonacci(0) == 0",
-            "assert fibonacci(10) == 55",
-            "assert fibonacci(50) == 12586269025",
-        ),
-    ),
-    (
-        "Write a Python function word_counts(text) that returns a dictionary from each lower-case "
-        "word to how often it occurs. Words are separated by white space.",
-        "def word_counts(text):\n"
-        "    counts = {}\n"
-        "    for word in text.lower().split():\n"
-        "        counts[word] = counts.get(word, 0) + 1\n"
-        "    return counts\n",
-        (
-            "assert word_counts('a b A') == {'a': 2, 'b': 1}",
-            "assert word_counts('') == {}",
-            "assert word_counts('x  x\\nx') == {'x': 3}",
-        ),
-    ),
-    (
-        "Write a Python function flatten(items) that flattens nested lists of any depth.",
-        "def flatten(items):\n"
-        "    flat = []\n"
-        "    for item in items:\n"
-        "        flat.extend(flatten(item) if isinstance(item, list) else [item])\n"
-        "    return flat\n",
-        (
-            "assert flatten([1, [2, [3, []]], 4]) == [1, 2, 3, 4]",
-            "assert flatten([]) == []",
-            "assert flatten([[['a']], 'bc']) == ['a', 'bc']",
-        ),
-    ),
-    (
-        "Write a Python function primes(n) that returns the list of all primes up to and "
-        "including n.",
-        "def primes(n):\n"
-        "    return [p for p in range(2, n + 1) if all(p % d for d in range(2, p))]\n",
-        (
-            "assert primes(10) == [2, 3, 5, 7]",
-            "assert primes(1) == []",
-            "assert primes(2) == [2]",
-            "assert len(primes(1000)) == 168",
-        ),
-    ),
-)
-
-
 def code_tasks(count: int | None = None, seed: int = 0) -> list[Task]:
     """Small programs with tests; the reward runs them in the sandbox.
 
@@ -225,10 +154,7 @@ def code_tasks(count: int | None = None, seed: int = 0) -> list[Task]:
     from mint.rewards.code.reward import CodeReward
 
     reward, draw = CodeReward(), random.Random(seed)
-    programs = list(_PROGRAMS)
+    programs = [json.loads(line) for line in _CLASSICS.read_text().splitlines()]
     draw.shuffle(programs)
-    chosen = [programs[i % len(programs)] for i in range(len(programs) if count is None else count)]
-    return [
-        Task(prompt, reward, {"tests": list(tests), "solution": solution, "task": "code"})
-        for prompt, solution, tests in chosen
-    ]
+    chosen = islice(cycle(programs), len(programs) if count is None else count)
+    return [Task(each["prompt"], reward, {"task": "code", **each["metadata"]}) for each in chosen]

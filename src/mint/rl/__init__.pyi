@@ -27,17 +27,17 @@ from .agents.tools import (
 from .algorithms.advantage import advantages as advantages
 from .data.curriculum import Curriculum as Curriculum
 from .data.dataset import DatasetTask as DatasetTask
-from .data.rows import DataError as DataError
+from .data.file_formats import DataError as DataError
 from .data.split import Split as Split
 from .datums.datum import build_datums as build_datums
 from .evaluation.comparison import Comparison as Comparison, compare as compare
-from .evaluation.evaluator import Evaluator as Evaluator
-from .evaluation.examiner import Examiner as Examiner
+from .evaluation.evaluator import Evaluator as Evaluator, Examiner as Examiner
 from .evaluation.results import SetResult as SetResult
 from .evaluation.scores import Evaluation as Evaluation, evaluate as evaluate
 from .guards import Guards as Guards
-from .loop.grpo import run_grpo as run_grpo
-from .loop.run import Run as Run
+from .loop.compare import compare_answers as compare_answers, with_signal as with_signal
+from .loop.grpo import grpo as grpo, run_grpo as run_grpo, run_loop as run_loop
+from .loop.run import Run as Run, open_run as open_run
 from .messages.tool_calls import parse_tool_calls as parse_tool_calls
 from .rollouts.credit import (
     TurnScore as TurnScore,

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +19,19 @@ class FilesDamaged(UserError):
 def free_bytes(folder: Path) -> int:
     """Return how much may be written on the disk of a folder."""
     return shutil.disk_usage(folder).free
+
+
+def require_writable(folder: Path) -> None:
+    """Create a folder and try to write in it. Raises UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"The home folder {folder} cannot be written: {error.strerror}. Everything in it is "
+            "intact. Make it writable, or choose another folder with --home or MINT_HOME."
+        ) from error
 
 
 def sync(path: Path) -> None:
@@ -99,6 +113,6 @@ def delete_leftovers(home: Path, age_s: float = 24 * 3600.0) -> None:
     cutoff = time.time() - age_s
     drafts = home.glob("checkpoints/*/*/.draft-*")
     for leftover in (*drafts, *home.glob("uploads/*"), *home.glob("results/*")):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             if leftover.stat().st_mtime < cutoff:
                 shutil.rmtree(leftover, ignore_errors=True)

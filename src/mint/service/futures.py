@@ -10,13 +10,15 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from mint.service.errors import EngineDied, UserError
 from mint.service.wire.codec import PROTOBUF
 
+from .background import in_background
 from .results import MAX_RESULTS, Queue, Share, Spool
 
 log = logging.getLogger(__name__)
@@ -143,6 +145,31 @@ class Futures:
             future = self._futures[request_id] = Future(request_id, user, reason)
             self._of_owner.setdefault(find_owner(request_id), {})[request_id] = future
         return future
+
+    def compute(
+        self,
+        request_id: str,
+        user: str,
+        what: str,
+        work: Coroutine[Any, Any, Response],
+        reason: Reason = lambda: None,
+    ) -> asyncio.Task[None]:
+        """Open a future, and answer it with what some work returns or why it failed."""
+
+        async def answer() -> None:
+            try:
+                found = await work
+            except UserError as error:
+                found = Response.failure(str(error), "user")
+            except EngineDied as error:
+                found = Response.failure(str(error), "server")
+            except Exception as error:
+                log.exception("%s failed: %s", what, request_id)
+                found = Response.failure(f"{what} failed in the service: {error}", "server")
+            self.finish(request_id, found)
+
+        self.open(request_id, user, reason)
+        return in_background(answer())
 
     def find(self, request_id: str, user: str) -> Future | None:
         future = self._futures.get(request_id)

@@ -7,7 +7,7 @@ wall clock that jumps, or a machine that was off for a month, therefore deletes 
 import json
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _SAVE_EVERY_S = 60.0
@@ -51,11 +51,15 @@ class Idleness:
             known = self._since[key] = (mark, self.now)
         return self.now - known[1]
 
-    def forget_others(self, kind: str, kept: Collection[str]) -> None:
-        """Drop the notes of a kind but ``kept``: a thing that is noted again begins anew."""
-        others = [key for key in self._since if key.startswith(f"{kind} ") and key not in kept]
-        for key in others:
+    def due(self, kind: str, marks: Mapping[str, str], after_s: float) -> list[str]:
+        """Return which things of a kind have been listed for so long, each with the same mark.
+
+        Notes of those that are not listed are dropped: a thing that is listed again begins anew.
+        """
+        listed = {f"{kind} {name}": name for name in marks}
+        for key in [key for key in self._since if key.startswith(f"{kind} ") and key not in listed]:
             del self._since[key]
+        return [name for key, name in listed.items() if self.seconds(key, marks[name]) >= after_s]
 
     def save(self, kept: Callable[[str], bool], at_once: bool = False) -> None:
         """Write the notes of what is still there, at most once a minute."""

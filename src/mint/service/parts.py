@@ -1,13 +1,13 @@
 """Objects that runs and samplers share."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
-from mint.service.access.quotas import Quota
+from mint.service.access.auth import Auth
 from mint.service.access.usage import Usage
 from mint.service.admin.settings import Settings
 from mint.service.checkpoints.storage import CheckpointStore
 from mint.service.engines.pool import Engines
+from mint.service.engines.process import EngineProcess
 from mint.service.store.database import Store
 from mint.service.store.sessions import Sessions
 from mint.service.wire.decoding import Decoder
@@ -15,16 +15,24 @@ from mint.service.wire.decoding import Decoder
 from .futures import Futures
 
 
-@dataclass(frozen=True)
 class Parts:
-    """Made once by the service; runs and samplers are built on it."""
+    """The parts of a service that know neither runs nor samplers, which are built on them."""
 
-    settings: Settings
-    store: Store
-    sessions: Sessions
-    futures: Futures
-    engines: Engines
-    checkpoints: CheckpointStore
-    decoder: Decoder
-    usage: Usage
-    quota_of: Callable[[str], Quota]
+    def __init__(
+        self, settings: Settings, before_unload: Callable[[EngineProcess], Awaitable[None]]
+    ) -> None:
+        self.settings = settings
+        self.store = Store(settings.store_url, settings.home)
+        self.auth = Auth(settings, self.store)
+        self.quota_of = self.auth.quota_of
+        self.usage = Usage(self.store)
+        self.sessions = Sessions(self.store)
+        self.futures = Futures(
+            settings.result_kept_s,
+            settings.max_result_bytes,
+            settings.max_stored_result_bytes,
+            settings.home / "results",
+        )
+        self.engines = Engines(settings, before_unload)
+        self.checkpoints = CheckpointStore(settings.home, self.store, self.quota_of)
+        self.decoder = Decoder(settings.max_body_bytes)

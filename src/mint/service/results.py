@@ -11,8 +11,6 @@ import uuid
 from collections import Counter, OrderedDict
 from pathlib import Path
 
-from mint.service.access.outstanding import most_outstanding
-
 log = logging.getLogger(__name__)
 MAX_RESULTS = 100_000
 """Results that are kept, however small they are."""
@@ -28,6 +26,14 @@ class Share:
     @property
     def total(self) -> int:
         return self._of.total()
+
+    def of(self, user: str) -> int:
+        return self._of[user]
+
+    def has_room(self, user: str) -> bool:
+        """Return whether a user may have one more."""
+        mine = self._of[user]
+        return mine < most_of(self._limit, self.total - mine)
 
     def add(self, user: str, amount: int) -> None:
         """Count what a user has more, or with a negative amount less."""
@@ -48,7 +54,19 @@ class Share:
         if not self._of:
             return None
         user, amount = max(self._of.items(), key=lambda item: item[1])
-        return user if amount > most_outstanding(self._limit, self.total - amount) else None
+        return user if amount > most_of(self._limit, self.total - amount) else None
+
+
+def most_of(limit: int, others: int) -> int:
+    """Return how much of a limit one user may have beside what others have.
+
+    It is four times as much as stays free for whoever comes next, so that no number of users ever
+    takes all.
+
+    >>> most_of(20_000, others=0), most_of(20_000, others=16_000), most_of(1, others=0)
+    (16000, 3200, 1)
+    """
+    return -(-4 * max(limit - others, 0) // 5)
 
 
 class Queue:

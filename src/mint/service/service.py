@@ -1,32 +1,26 @@
 """The service as a whole: its parts put together, started, kept tidy and stopped."""
 
 import asyncio
-import contextlib
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from datetime import timedelta
 
-from mint.service.access.auth import Auth
-from mint.service.access.usage import SAVE_EVERY_S, Usage
+from mint.service.access.usage import SAVE_EVERY_S
 from mint.service.admin.settings import Settings
 from mint.service.checkpoints.links import Links
 from mint.service.checkpoints.retention import Retention, Rule
-from mint.service.checkpoints.storage import CheckpointStore
 from mint.service.checkpoints.transfers import INTERPOLATION, Transfers
-from mint.service.engines.pool import Engines
 from mint.service.engines.process import EngineProcess
 from mint.service.runs.disk_space import why_paused
 from mint.service.runs.registry import Runs
 from mint.service.sampling.samplers import Samplers
-from mint.service.store.database import Store, now
-from mint.service.store.sessions import Sessions
+from mint.service.store.database import now
 from mint.service.text.tokenizer import Tokenizers
-from mint.service.wire.decoding import Decoder
 
 from .errors import ApiError, not_found
-from .files import delete_leftovers, free_bytes, shorten_logs
-from .futures import Future, Futures
+from .files import delete_leftovers, free_bytes, require_writable, shorten_logs
+from .futures import Future
 from .idleness import Idleness
 from .parts import Parts
 
@@ -37,40 +31,17 @@ _RUN_REQUEST = re.compile(r"(?P<id>[^:]+:train:\d+):(?P<number>-?\d{1,18})")
 _SAMPLE_REQUEST = re.compile(r"(?P<id>[^:]+:sample:\d+):(?P<number>[0-9a-f-]+)")
 
 
-class Service:
+class Service(Parts):
     """Everything behind the HTTP routes."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.store = Store(settings.store_url, settings.home)
-        self.auth = Auth(settings, self.store)
-        self.usage = Usage(self.store)
-        self.sessions = Sessions(self.store)
-        self.futures = Futures(
-            settings.result_kept_s,
-            settings.max_result_bytes,
-            settings.max_stored_result_bytes,
-            settings.home / "results",
-        )
-        self.engines = Engines(settings, before_unload=self._save_what_is_in)
-        self.checkpoints = CheckpointStore(settings.home, self.store, self.auth.quota_of)
-        self.decoder = Decoder(settings.max_body_bytes)
-        parts = Parts(
-            settings,
-            self.store,
-            self.sessions,
-            self.futures,
-            self.engines,
-            self.checkpoints,
-            self.decoder,
-            self.usage,
-            self.auth.quota_of,
-        )
-        self.samplers = Samplers(parts, self._restore_run)
+        require_writable(settings.home)
+        super().__init__(settings, before_unload=self._save_what_is_in)
+        self.samplers = Samplers(self, lambda run_id, user: self.runs.restore(run_id, user))
         self.idleness = Idleness(settings.home / "idle.json")
-        self.runs = Runs(parts, self.samplers, self.idleness)
+        self.runs = Runs(self, self.samplers, self.idleness)
         self.retention = Retention(self.store, settings.session_idle_s, self._in_use)
-        self.transfers = Transfers(parts)
+        self.transfers = Transfers(self)
         self.links = Links(self.auth.secret, settings.link_kept_s)
         self.tokenizers = Tokenizers()
         self.is_ready = False
@@ -78,10 +49,18 @@ class Service:
 
     def start(self) -> None:
         """Begin housekeeping. Requests can be answered from now on."""
+        limits = (
+            self.settings.session_idle_s,
+            self.settings.model_idle_s,
+            self.settings.stuck_after_s,
+        )
+        round_s = max(min(HOUSEKEEPING_S, *(limit / 2 for limit in limits)), 0.05)
         self._tasks = [
-            asyncio.create_task(self._keep_house()),
-            asyncio.create_task(self._watch_engines()),
-            asyncio.create_task(self._save_usage()),
+            asyncio.create_task(asyncio.to_thread(delete_leftovers, self.settings.home)),
+            asyncio.create_task(_every(round_s, self.tidy)),
+            # apart from all other housekeeping, which may wait for an engine that is stuck
+            asyncio.create_task(_every(round_s, self.engines.end_stuck)),
+            asyncio.create_task(_every(SAVE_EVERY_S, self.usage.save)),
         ]
 
     async def preload(self) -> None:
@@ -139,25 +118,6 @@ class Service:
 
     # ---- housekeeping ---------------------------------------------------------------------------
 
-    @property
-    def _round_s(self) -> float:
-        limits = (
-            self.settings.session_idle_s,
-            self.settings.model_idle_s,
-            self.settings.stuck_after_s,
-        )
-        return max(min(HOUSEKEEPING_S, *(limit / 2 for limit in limits)), 0.05)
-
-    async def _keep_house(self) -> None:
-        with contextlib.suppress(OSError):
-            await asyncio.to_thread(delete_leftovers, self.settings.home)
-        while True:
-            await asyncio.sleep(self._round_s)
-            try:
-                await self.tidy()
-            except Exception:
-                log.exception("housekeeping failed and will be retried")
-
     def _delete_due(self) -> None:
         """Delete the checkpoints that have expired, or that the configured rule lets go.
 
@@ -166,15 +126,14 @@ class Service:
         """
         rule = Rule.of(self.settings)
         due = {
-            "expired": list(self.store.expired_checkpoints()),
+            "expired": self.store.expired_checkpoints(),
             "old": self.retention.find(rule) if rule is not None else [],
         }
         for kind, rows in due.items():
-            self.idleness.forget_others(kind, {f"{kind} {row.id}" for row in rows})
-            for row in rows:
-                mark = f"{row.created_at} {row.expires_at}"
-                if self.idleness.seconds(f"{kind} {row.id}", mark) >= self.settings.expired_kept_s:
-                    self.checkpoints.delete(row)
+            listed = {str(row.id): row for row in rows}
+            marks = {name: f"{row.created_at} {row.expires_at}" for name, row in listed.items()}
+            for name in self.idleness.due(kind, marks, self.settings.expired_kept_s):
+                self.checkpoints.delete(listed[name])
 
     def _delete_silent_sessions(self) -> None:
         """Delete sessions without a run that were silent for as long as unused runs are kept.
@@ -182,11 +141,9 @@ class Service:
         As for checkpoints, a clock that jumps and is put right deletes none.
         """
         silent = self.store.forgotten_sessions(now() - timedelta(seconds=self.settings.run_kept_s))
-        self.idleness.forget_others("session", {f"session {row.id}" for row in silent})
-        for row in silent:
-            due_s = self.idleness.seconds(f"session {row.id}", str(row.last_seen))
-            if due_s >= self.settings.expired_kept_s:
-                self.store.delete_session(row)
+        marks = {row.id: str(row.last_seen) for row in silent}
+        for session_id in self.idleness.due("session", marks, self.settings.expired_kept_s):
+            self.store.delete_session(session_id)
 
     def _in_use(self) -> tuple[Collection[str], Collection[str]]:
         return self.runs.open_runs(), self.samplers.open_paths()
@@ -195,23 +152,6 @@ class Service:
         kind, _, name = key.partition(" ")
         folder = {"run": "runs", "sampler": "samplers"}.get(kind)
         return folder is None or (self.settings.home / folder / name).exists()
-
-    async def _watch_engines(self) -> None:
-        """End stuck engines. Apart from all other housekeeping, which may wait for one of them."""
-        while True:
-            await asyncio.sleep(self._round_s)
-            self.engines.end_stuck()
-
-    async def _save_usage(self) -> None:
-        while True:
-            await asyncio.sleep(SAVE_EVERY_S)
-            try:
-                await self.usage.save()
-            except Exception:
-                log.exception("the usage was not saved and will be tried again")
-
-    async def _restore_run(self, run_id: str, user: str) -> None:
-        await self.runs.restore(run_id, user)
 
     async def _save_what_is_in(self, engine: EngineProcess) -> None:
         """An engine is about to be unloaded: what it holds must come back as it is."""
@@ -241,6 +181,16 @@ class Service:
         await asyncio.to_thread(shorten_logs, self.settings.logs)
         await asyncio.to_thread(self.samplers.delete_unused, self.idleness)
         await asyncio.to_thread(self.idleness.save, self._is_there)
+
+
+async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do something again and again; when it fails, it is tried again the next time."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await work()
+        except Exception:
+            log.exception("housekeeping failed and will be retried")
 
 
 def gone(request_id: str) -> ApiError:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mint.config_error import ConfigError
 from mint.rl.loop.checkpoints import RunCheckpoints
-from mint.watch.recorder import EVENTS, STATE, read_rows
+from mint.watch.directory.recorder import EVENTS, STATE, read_rows
 
 SCHEMES = ("tinker://", "mint://")
 

@@ -24,7 +24,7 @@ from mint.training.reward import (
     with_reward,
 )
 from mint.training.task import TaskReference
-from mint.watch.recorder import RunDirectory, RunDirectoryBusy
+from mint.watch.directory.recorder import RunDirectory, RunDirectoryBusy
 
 JOB = "job.yaml"
 _MISSING = "???"
@@ -99,13 +99,6 @@ def _check_reward(job: Job) -> None:
             "`mint rewards list` shows some, and training.reward_function=null selects the task's "
             "own."
         )
-
-
-def _check_group(group: str, values: Mapping[str, Any]) -> None:
-    _check_set(group, values)
-    model = GROUPS[group]
-    with reporting(model.model_fields, lambda _: f"{group}.", partial(_hint, group)):
-        model(**values)
 
 
 def _check_set(key: str, value: Any) -> None:

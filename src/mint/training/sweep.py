@@ -15,7 +15,7 @@ from mint.config_error import ConfigError
 from mint.rl.recording.directory import RUNS
 from mint.training.compose import Composed
 from mint.training.job import fingerprint, make_folder
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 
 RESULTS = "sweep.json"
 COLUMNS = ("OVERRIDES", "FIRST REWARD", "LAST REWARD", "PASS@1", "SECONDS", "RUN DIRECTORY")

@@ -1,9 +1,13 @@
 """One job, from its settings to trained weights."""
 
-from mint.rl import Run
+import math
+
+from mint.rl import Run, grpo, run_loop
+from mint.rl.groups.collect import Batch
 from mint.training.compose import Composed
 from mint.training.job import load_adapter, make_config, run_directory, write_job
-from mint.training.monitor import make_monitors
+
+_SHOWN = 400
 
 
 def train(composed: Composed) -> str:
@@ -14,16 +18,31 @@ def train(composed: Composed) -> str:
     job = composed.job
     adapter, cfg = load_adapter(job), make_config(job)
     cfg.run_dir = run_directory(job, adapter)
-    with Run(adapter, cfg) as run:
-        folder = run.directory.path
-        write_job(folder, job)
-        monitors = make_monitors(job)
-        for step in run:
-            batch, datums = run.learn(step)
-            try:
-                run.record(batch, datums)
-            finally:  # also of a step at which a guard rail ends the run
-                for monitor in monitors:
-                    monitor(batch)
-        run.finish()
-    return str(folder)
+    folders = []
+
+    async def loop(run: Run) -> None:
+        folders.append(run.directory.path)
+        write_job(run.directory.path, job)
+        if count := job["logging"]["samples"]:
+            run.monitors.append(lambda batch: print_samples(batch, count))
+        await grpo(run)
+
+    run_loop(loop, adapter, cfg)
+    return str(folders[0])
+
+
+def print_samples(batch: Batch, count: int) -> None:
+    """Print some answers of a step, from the best down."""
+    pairs = [(group, rollout) for group in batch.everything for rollout in group.rollouts]
+    pairs.sort(key=lambda pair: -math.inf if pair[1].reward is None else pair[1].reward)
+    apart = max(1, len(pairs) // count)
+    for group, rollout in pairs[::-1][::apart][:count]:
+        reward = rollout.error if rollout.reward is None else f"{rollout.reward:.3f}"
+        print(f"  prompt: {_short(group.prompt)}")
+        print(f"  answer: {_short(rollout.text)}")
+        print(f"  reward: {reward}, length: {rollout.length} tokens", flush=True)
+
+
+def _short(text: str) -> str:
+    """A text on one line; of a long one the end, where prompts ask and answers answer."""
+    return repr(text if len(text) <= _SHOWN else f"...{text[-_SHOWN:]}")

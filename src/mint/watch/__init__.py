@@ -5,10 +5,10 @@ run = mint.watch.open_run("runs/x")      # metrics, events, summary, rollouts
 mint.watch.judge(run.metrics(), run.events())
 """
 
-from mint.watch.reader import NotARun, RunReader, find_runs, is_run, open_run
-from mint.watch.recorder import RunDirectory, RunDirectoryBusy
-from mint.watch.script import Record, record
-from mint.watch.verdict import Verdict, judge
+from mint.watch.directory.reader import NotARun, RunReader, is_run, open_run
+from mint.watch.directory.record import Record, record
+from mint.watch.directory.recorder import RunDirectory, RunDirectoryBusy
+from mint.watch.verdict.judge import Verdict, judge
 
 __all__ = [
     "NotARun",
@@ -17,7 +17,6 @@ __all__ = [
     "RunDirectoryBusy",
     "RunReader",
     "Verdict",
-    "find_runs",
     "is_run",
     "judge",
     "open_run",

@@ -1,4 +1,4 @@
-"""The live view of a run in a terminal: how far it is, whether it learns, and what it says."""
+"""The live view of a run in a terminal: progress, curves, verdict and samples."""
 
 import sys
 import time
@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mint.watch.series import Series, series
-from mint.watch.verdict import (
+from mint.watch.sinks.sink import Sink
+from mint.watch.verdict.judge import (
     DIVERGING,
     FLAT,
     HACKING,
@@ -26,6 +26,7 @@ from mint.watch.verdict import (
     VerdictHistory,
     judge,
 )
+from mint.watch.verdict.series import Series, series
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 32
@@ -61,7 +62,7 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Say how long something takes.
+    """Format a duration.
 
     >>> duration(42), duration(125), duration(7260)
     ('42 s', '2 min 5 s', '2 h 1 min')
@@ -89,7 +90,7 @@ class View:
     seconds_a_step: float | None = None
 
     def render(self) -> RenderableType:
-        """Draw it. What a model wrote is shown as plain text."""
+        """Render the view. Model output is shown as plain text."""
         parts: list[RenderableType] = [self._progress(), self._figures()]
         for title, row in (("best", self.best), ("worst", self.worst)):
             if row is not None:
@@ -142,7 +143,7 @@ class View:
 
 
 def tokens_a_second(metrics: Mapping[str, float]) -> float | None:
-    """Return the tokens that were sampled in a second.
+    """Return the number of tokens sampled per second.
 
     >>> tokens_a_second({"rollouts": 32, "length/mean": 100, "time/sample": 4.0})
     800.0
@@ -161,20 +162,22 @@ def _sample(title: str, row: Mapping[str, Any]) -> RenderableType:
 
 
 def _line(text: str) -> str:
-    """A text on one line, without control characters that a terminal would obey."""
+    """Return a text on one line, without control characters."""
     shown = "".join(each if each.isprintable() else " " for each in text)
     return " ".join(shown.split())
 
 
 def _hide_terminal() -> None:
-    """While the view is drawn, what is printed goes above it, line by line: others must not
-    think that they could move the cursor."""
+    """Make stdout say that it is not a terminal while rich prints above the view.
+
+    Progress bars of other programs would move the cursor.
+    """
     if isinstance(sys.stdout, FileProxy):
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
 
 
-class LiveView:
-    """Draws the view again after every step. It takes metrics as a sink does."""
+class LiveView(Sink):
+    """A sink that redraws the view after every step."""
 
     def __init__(
         self, task: str, steps: int | None, rows: Sequence[Mapping[str, Any]] = (),
@@ -187,7 +190,7 @@ class LiveView:
         self._live = Live(console=console or Console(file=sys.stdout), auto_refresh=False)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show the numbers of a step."""
+        """Show the metrics of a step."""
         self._history.add({"step": step, **metrics})
         self._all = [*self._all, {"step": step, **metrics}][-_KEPT:]
         self._times = [*self._times, time.monotonic()][-11:]
@@ -203,13 +206,13 @@ class LiveView:
         self._live.update(view.render(), refresh=True)
 
     def rollouts(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keep the best and the worst sample of a step, for the next drawing."""
+        """Keep the best and the worst sample of a step, to show with its metrics."""
         scored = [row for row in rows if row.get("reward") is not None]
         if scored:
             self.view.best = max(scored, key=lambda row: float(row["reward"]))
             self.view.worst = min(scored, key=lambda row: float(row["reward"]))
 
     def close(self) -> None:
-        """Leave the last drawing on the screen."""
+        """Stop updating; the last view stays on the screen."""
         if self._live.is_started:
             self._live.stop()

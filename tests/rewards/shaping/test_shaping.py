@@ -19,7 +19,7 @@ from mint.rewards import (
     staged_weights,
     z_scores,
 )
-from mint.rewards.catalog import RANGES
+from mint.rewards.registry import RANGES
 from tests.rewards.bombs import ARGUMENTS, FORMAT, GOLD
 
 BOUNDS = {

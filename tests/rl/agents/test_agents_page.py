@@ -9,7 +9,7 @@ import pytest
 
 import mint
 from mint.rl import parse_tool_calls, rehearse
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.rl.messages.templates import FAMILIES
 from tests.service_fixture import MODEL
 

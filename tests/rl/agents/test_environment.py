@@ -11,9 +11,10 @@ import pytest
 
 import mint
 from mint.rewards import Score, TooManyFailures
-from mint.rl import Chat, RLConfig, Run, run_grpo
+from mint.rl import Chat, RLConfig, run_grpo
 from mint.rl.datums.datum import values
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
+from tests.rl.stepping import stepping
 
 Settings = Callable[..., RLConfig]
 Rows = Callable[[], list[dict[str, Any]]]
@@ -88,7 +89,7 @@ def test_an_environment_trains_like_an_adapter(
 
 
 def one_batch(environment: Any, cfg: RLConfig, client: mint.ServiceClient) -> tuple[Any, Any]:
-    with Run(environment, cfg, client) as run:
+    with stepping(environment, cfg, client) as run:
         batch = run.sample(1)
         return batch, run.build_datums(batch)
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import mint
-from mint.rl import RLConfig, Run, Segment, run_grpo
+from mint.rl import RLConfig, Segment, run_grpo
 from mint.rl.algorithms.importance import Correction
 from mint.rl.datums.correction import corrected, masked_share
 from mint.rl.datums.datum import make_datum, values
 from tests.rl.conftest import Letters
+from tests.rl.stepping import stepping
 
 TRAINER = [math.log(p) for p in (0.5, 0.9, 0.06, 0.2)]
 SAMPLER = [math.log(p) for p in (0.4, 0.3, 0.12, 0.25)]
@@ -97,7 +98,7 @@ def test_kl_in_the_loss_is_that_to_the_reference(
     cfg = settings(
         steps=2, temperature=1.0, kl_loss_coef=0.7, kl_loss="k2", learning_rate=0.05, batch_size=1
     )
-    with Run(Letters(), cfg, client) as run:
+    with stepping(Letters(), cfg, client) as run:
         batch = run.sample(1)
         run.record(batch, run.train(batch, run.build_datums(batch)))  # away from the reference
         batch = run.sample(2)

@@ -12,10 +12,11 @@ import pytest
 
 import mint
 from mint import types
-from mint.rl import MissingLogprobs, RLConfig, Run, Segment, run_grpo
+from mint.rl import MissingLogprobs, RLConfig, Segment, run_grpo
 from mint.rl.datums.reference import score
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
+from tests.rl.stepping import stepping
 from tests.service_fixture import MODEL
 
 Settings = Callable[..., RLConfig]
@@ -56,7 +57,7 @@ def test_every_answer_pays_for_its_tokens_at_temperature_1(
 
     theirs = client.create_sampling_client(model_path=trained)
     mine = client.create_sampling_client(base_model=MODEL)  # what an untrained adapter is
-    with Run(Letters(), cfg, client) as run:
+    with stepping(Letters(), cfg, client) as run:
         batch = run.sample(1)
         run.build_datums(batch)
         for rollout in (r for group in run.useful(batch) for r in group.rollouts):

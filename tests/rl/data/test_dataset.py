@@ -14,7 +14,7 @@ import mint
 from mint.rl import ConfigError, DataError, DatasetTask, RLConfig, run_grpo
 from mint.rl.rollouts.scoring import score_responses
 from mint.rl.runtime.threads import Threads
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 from tests.tiny import build_tokenizer
 
 TOKENIZER = build_tokenizer()

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mint
-from mint.commands.bisect import bisect
+from mint.commands.training.bisect import bisect
 from mint.rl import ConfigError, Evaluation, RLConfig, evaluate, run_grpo
 from mint.rl.evaluation.bisect import Bisection, narrowed
 from mint.rl.evaluation.past_run import Point
-from mint.watch.recorder import EVENTS, read_rows
+from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.evaluation.test_evaluator import HELD, Fooled
 
 Settings = Callable[..., RLConfig]
@@ -195,5 +195,5 @@ def test_the_command_finds_where_a_run_broke(
     assert bisect(asked) == 0
     printed = capsys.readouterr().out
     assert "Good at step 0, bad at step 4" in printed
-    assert "no longer there" in printed
+    assert "no longer exists" in printed
     assert "keep_every=1" in printed

@@ -11,7 +11,7 @@ import pytest
 import mint
 from mint.rl import Evaluation, RLConfig, evaluate, run_grpo
 from mint.rl.evaluation.outcome import advice, verdict
-from mint.watch.recorder import EVENTS, read_rows
+from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.loop.test_guard_runs import Hackable
 
 Settings = Callable[..., RLConfig]

@@ -21,7 +21,7 @@ from mint.rl.evaluation.endpoint import (
     EndpointTokenizer,
     read_request,
 )
-from mint.rl.evaluation.examiner import Examiner
+from mint.rl.evaluation.evaluator import Examiner
 from mint.rl.evaluation.results import PromptResult, SetResult
 from mint.rl.messages.rendering import Renderer
 from tests.service_fixture import MODEL

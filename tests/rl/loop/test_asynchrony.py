@@ -15,13 +15,14 @@ import pytest
 
 import mint
 from mint import types
-from mint.rl import Chat, ConfigError, RLConfig, Run, run_grpo
+from mint.rl import Chat, ConfigError, RLConfig, run_grpo
 from mint.rl.datums.datum import values
 from mint.rl.datums.reference import score_by_version
 from mint.rl.groups.collect import Batch
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
 from tests.rl.loop.test_resume import FULL, Crashed
+from tests.rl.stepping import stepping
 
 Settings = Callable[..., RLConfig]
 Rows = Callable[[], list[dict[str, Any]]]
@@ -60,7 +61,7 @@ class Talks:
 def steps(task: Any, cfg: RLConfig, client: mint.ServiceClient) -> list[Batch]:
     """Run a task, and return the batches of its steps."""
     batches = []
-    with Run(task, cfg, client) as run:
+    with stepping(task, cfg, client) as run:
         for step in run:
             batch = run.sample(step)
             run.record(batch, run.train(batch, run.build_datums(batch)))
@@ -166,7 +167,7 @@ def test_old_answers_are_weighed_by_the_trainers_probability_over_the_samplers(
     rule = {"staleness_rule": "correct", "truncated_importance": 1.5, "aggregation": "token"}
     cfg = settings(**wanted, **rule)
     checked, cut = 0, 0
-    with Run(Letters(), cfg, client) as run:
+    with stepping(Letters(), cfg, client) as run:
         sent: list[types.Datum] = []
         real = run.client.forward_backward
 

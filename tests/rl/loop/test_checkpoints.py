@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import mint
-from mint.rl import ConfigError, RLConfig, Run, run_grpo
+from mint.rl import ConfigError, RLConfig, run_grpo
 from tests.rl.conftest import Letters
+from tests.rl.stepping import stepping
 from tests.service_fixture import MODEL
 
 Settings = Callable[..., RLConfig]
@@ -30,7 +31,7 @@ def test_the_holdout_is_evaluated_and_the_best_checkpoint_kept(
         eval_temperature=0.8,
         success_threshold=0.75,
     )
-    with Run(Letters(), cfg, client) as run:
+    with stepping(Letters(), cfg, client) as run:
         for step in run:
             batch = run.sample(step)
             run.record(batch, run.train(batch, run.build_datums(batch)))
@@ -73,7 +74,7 @@ def test_every_so_many_steps_a_checkpoint_is_kept_to_bisect(
     client: mint.ServiceClient, settings: Settings
 ) -> None:
     cfg = settings(steps=5, checkpoint_every=3, keep_every=2)
-    with Run(Letters(), cfg, client) as run:
+    with stepping(Letters(), cfg, client) as run:
         for step in run:
             batch = run.sample(step)
             run.record(batch, run.train(batch, run.build_datums(batch)))
@@ -85,7 +86,7 @@ def test_every_so_many_steps_a_checkpoint_is_kept_to_bisect(
 def test_a_run_can_begin_from_a_checkpoint(
     client: mint.ServiceClient, settings: Settings, tmp_path: Path, metrics: Rows
 ) -> None:
-    with Run(Letters(), settings(run_dir=str(tmp_path / "first")), client) as run:
+    with stepping(Letters(), settings(run_dir=str(tmp_path / "first")), client) as run:
         for step in run:
             batch = run.sample(step)
             run.record(batch, run.train(batch, run.build_datums(batch)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mint.watch.recorder import METRICS, read_rows
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.needs import need_sandbox
 from tests.service_fixture import MODEL
 

@@ -15,7 +15,7 @@ import pytest
 import mint
 from mint import types
 from mint.rl import RLConfig, run_grpo
-from mint.rl.recording.reward_analysis import ANALYSIS
+from mint.rl.recording.report import ANALYSIS
 from tests.rl.conftest import Letters
 
 Settings = Callable[..., RLConfig]

@@ -13,7 +13,7 @@ from mint import types
 from mint.rewards import Score
 from mint.rl import Chat, RLConfig, RunStopped, run_grpo
 from mint.rl.datums.datum import replaced, values
-from mint.watch.recorder import EVENTS, read_rows
+from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.conftest import Letters
 from tests.rl.evaluation.test_evaluator import Fooled
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 
 import mint
 from mint import types
-from mint.rl import RLConfig, Run
+from mint.rl import RLConfig, run_grpo
 from mint.rl.datums.datum import replaced, tensor, values
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.rl.conftest import Letters
+from tests.rl.stepping import stepping
 from tests.service_fixture import MODEL
 
 Settings = Callable[..., RLConfig]
@@ -69,7 +72,7 @@ def test_every_loss_reaches_the_service_with_its_thresholds(
     cfg = settings(
         loss_fn=loss_fn, temperature=1.0, learning_rate=0.0, max_tokens=6, **THRESHOLDS[loss_fn]
     )
-    with Run(Shaken(), cfg, client) as run:
+    with stepping(Shaken(), cfg, client) as run:
         batch = run.sample(1)
         datums = run.train(batch, run.build_datums(batch))
         run.record(batch, datums)
@@ -82,6 +85,28 @@ def test_every_loss_reaches_the_service_with_its_thresholds(
         wanted += formula(loss_fn, cfg, *inputs)
     assert metrics()[0]["train/loss"] == pytest.approx(wanted, rel=1e-4, abs=1e-4)
     assert metrics()[0]["mismatch/mean"] > 0.1  # the ratios are not all 1, so thresholds matter
+
+
+def test_a_loss_is_an_argument_of_the_loop(
+    client: mint.ServiceClient, settings: Settings, tmp_path: Path
+) -> None:
+    """One that asks for ppo trains as loss_fn=ppo does, whatever loss_fn is."""
+    asked = []
+
+    def own(
+        trainer: mint.TrainingClient, datums: list[types.Datum], cfg: RLConfig, temperature: float
+    ) -> Awaitable[types.ForwardBackwardOutput]:
+        asked.append((cfg.loss_fn, temperature))
+        return trainer.forward_backward(datums, "ppo", {**CLIPS})
+
+    wanted = {"temperature": 1.0, "substeps": 2, "learning_rate": 0.05}
+    named, passed = (str(tmp_path / name) for name in ("named", "passed"))
+    run_grpo(Letters(), settings(**wanted, loss_fn="ppo", **CLIPS, run_dir=named), service=client)
+    run_grpo(Letters(), settings(**wanted, run_dir=passed), service=client, loss=own)
+    assert asked == [("importance_sampling", 1.0)] * 4
+    for one, other in zip(*(read_rows(Path(f, METRICS)) for f in (named, passed)), strict=True):
+        for name in ("train/loss", "train/grad_norm", "train/drift"):
+            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-4)
 
 
 class Shy(Shaken):
@@ -106,7 +131,7 @@ def test_answers_without_an_advantage_keep_the_penalty_of_dro_and_nothing_else(
         max_tokens=6,
         **({"dro_beta": beta} if loss_fn == "dro" else {}),
     )
-    with Run(Shy(), cfg, client) as run:
+    with stepping(Shy(), cfg, client) as run:
         batch = run.sample(1)
         datums = run.train(batch, run.build_datums(batch))
         run.record(batch, datums)
@@ -177,7 +202,7 @@ def test_a_mean_over_the_batch_is_a_mean_over_its_parts_on_average(
     cfg = settings(
         aggregation=aggregation, temperature=1.0, learning_rate=0.0, batch_size=3, **parts
     )
-    with Run(Upright(), cfg, client) as run:
+    with stepping(Upright(), cfg, client) as run:
         batch = run.sample(1)
         run.record(batch, run.train(batch, run.build_datums(batch)))
     counted = [r for group in run.useful(batch) for r in group.counted]

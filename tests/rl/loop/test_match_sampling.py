@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import mint
-from mint.rl import ConfigError, RLConfig, Run, run_grpo
+from mint.rl import ConfigError, RLConfig, run_grpo
 from mint.rl.rollouts.filters import Filters
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
+from tests.rl.stepping import stepping
 
 Settings = Callable[..., RLConfig]
 Metrics = Callable[[], list[dict[str, Any]]]
@@ -73,7 +74,7 @@ def test_filtered_sampling_is_trained_on_logprobs_of_the_same_distribution(
         top_k=12, top_p=0.9, min_p=0.05, temperature=0.7, loss_fn="ppo", substeps=2,
         kl_penalty_coef=0.01, entropy_coef=0.01, steps=1,
     )  # fmt: skip
-    with Run(Letters(), cfg, client) as run:
+    with stepping(Letters(), cfg, client) as run:
         batch = run.sample(1)
         datums = run.build_datums(batch)
         run.record(batch, run.train(batch, datums))

@@ -11,7 +11,7 @@ from typing import Any
 import mint
 from mint.rewards import Score
 from mint.rl import RLConfig, run_grpo
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
 
 ROOT = Path(__file__).resolve().parents[3]

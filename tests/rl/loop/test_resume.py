@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import mint
-from mint.rl import CheckpointGone, ConfigError, Interrupted, RLConfig, Run, run_grpo
+from mint.rl import CheckpointGone, ConfigError, Interrupted, RLConfig, run_grpo
 from mint.rl.recording.directory import open_directory
-from mint.watch.reader import open_run
-from mint.watch.recorder import METRICS, RunDirectory, read_rows
+from mint.watch.directory.reader import open_run
+from mint.watch.directory.recorder import METRICS, RunDirectory, read_rows
 from tests.rl.conftest import Letters
+from tests.rl.stepping import stepping
 from tests.service_fixture import LiveService
 
 Settings = Callable[..., RLConfig]
@@ -126,7 +127,7 @@ def test_a_finished_run_says_where_its_weights_are_and_goes_on_only_when_asked_f
 def test_a_run_that_was_killed_after_its_last_step_only_saves_its_weights(
     client: mint.ServiceClient, settings: Settings, tmp_path: Path
 ) -> None:
-    with Run(Letters(), settings(), client) as run:
+    with stepping(Letters(), settings(), client) as run:
         for step in run:
             batch = run.sample(step)
             run.record(batch, run.train(batch, run.build_datums(batch)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import mint
 from mint.rl import RLConfig, run_grpo
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
 from tests.service_fixture import MODEL
 

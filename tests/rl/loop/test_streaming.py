@@ -15,7 +15,7 @@ import pytest
 
 import mint
 from mint.rl import ConfigError, Interrupted, RLConfig, run_grpo
-from mint.watch.reader import open_run
+from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
 
 Settings = Callable[..., RLConfig]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import mint
-from mint.rl import Chat, Group, RLConfig, Rollout, Run, Segment, assign_advantages, per_turn
+from mint.rl import Chat, Group, RLConfig, Rollout, Segment, assign_advantages, per_turn
 from mint.rl.datums.datum import build_datums, values
 from mint.rl.rollouts.rollout import Turn
+from tests.rl.stepping import stepping
 
 Settings = Callable[..., RLConfig]
 KINDS = ["centre", "standardise", "leave_one_out", "dr_grpo", "batch"]
@@ -163,7 +164,7 @@ def test_an_environment_that_pays_turns_trains_on_them(
     client: mint.ServiceClient, settings: Settings
 ) -> None:
     cfg = settings(discount=0.5, advantage="centre")
-    with Run(Steps(), cfg, client) as run:
+    with stepping(Steps(), cfg, client) as run:
         batch = run.sample(1)
         datums = run.build_datums(batch)
         run.record(batch, run.train(batch, datums))
@@ -196,7 +197,7 @@ def test_rewards_that_do_not_fit_the_turns_are_a_clear_error(
     client: mint.ServiceClient, settings: Settings, paid: int, more: dict[str, Any], said: str
 ) -> None:
     cfg = settings(max_reward_failures=1.0, **more)
-    with Run(Steps(paid), cfg, client) as run:
+    with stepping(Steps(paid), cfg, client) as run:
         batch = run.sample(1)
     assert all(said in str(r.error) for g in batch.groups for r in g.rollouts)
 

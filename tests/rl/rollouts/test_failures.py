@@ -17,8 +17,8 @@ from mint.rl.messages.tool_calls import ToolCall
 from mint.rl.rollouts.failures import CodeFailure, FailureLog, noting
 from mint.rl.rollouts.rollout import Group
 from mint.rl.rollouts.scoring import Ledger, apply_score
-from mint.watch.reader import open_run
-from mint.watch.recorder import EVENTS, read_rows
+from mint.watch.directory.reader import open_run
+from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.conftest import Letters
 
 Settings = Callable[..., RLConfig]

@@ -17,9 +17,9 @@ import pytest
 
 import mint
 from mint.rl import Interrupted, RLConfig, run_grpo
-from mint.watch.files import ROLLOUTS
-from mint.watch.reader import open_run
-from mint.watch.recorder import EVENTS, read_rows
+from mint.watch.directory.files import ROLLOUTS
+from mint.watch.directory.reader import open_run
+from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.conftest import Letters
 from tests.rl.loop.test_resume import comparable
 from tests.service_fixture import LiveService
@@ -84,19 +84,19 @@ def answers(folder: Path) -> list[tuple[Any, ...]]:
         ("Letters.compute_reward", 1),
         ("Letters.compute_reward", 2),
         ("Run._weights_before", 1),
-        ("Run.build_datums", 1),
-        ("Run._trained_on", 1),
-        ("Run._trained_on", 2),
+        ("compare_answers", 1),
+        ("train", 1),
+        ("train", 2),
         ("Run._evaluated", 1),
         ("Finger.evaluate", 1),
         ("Run._saved", 1),
         ("RunCheckpoints.prune", 1),
         ("RunCheckpoints.prune", 2),
-        ("ServiceMonitor.during", 1),
+        ("GroupQueue.publish", 1),
         ("BaseEventLoop.run_until_complete", 1),
         ("Run.finish", 1),
         ("Run._final", 1),
-        ("Run.__exit__", 1),
+        ("Run._end", 1),
         *((calls, 1) for calls in range(500, 15500, 2500)),
         *((calls, 2) for calls in range(1750, 14250, 5000)),
     ],
@@ -136,7 +136,7 @@ def test_ctrl_c_at_any_moment_ends_cleanly_and_the_same_call_goes_on(
 def test_ctrl_c_while_a_step_trains_ends_that_step_first(
     client: mint.ServiceClient, settings: Settings, capsys: Any
 ) -> None:
-    finger = Finger("Run._trained_on")
+    finger = Finger("train")
     with finger.watching(), pytest.raises(Interrupted):
         run_grpo(finger, settings(**SHORT), service=client)
     lines = capsys.readouterr().out.splitlines()
@@ -150,7 +150,7 @@ def test_ctrl_c_while_a_step_trains_ends_that_step_first(
 def test_ctrl_c_while_a_step_trains_gives_it_up_when_pressed_again(
     client: mint.ServiceClient, settings: Settings, capsys: Any
 ) -> None:
-    finger = Finger("Run._trained_on", times=2)
+    finger = Finger("train", times=2)
     with finger.watching(), pytest.raises(Interrupted):
         run_grpo(finger, settings(**{**SHORT, "checkpoint_every": 1}), service=client)
     assert capsys.readouterr().out.splitlines()[-1] == (

@@ -18,7 +18,7 @@ from mint import types
 from mint.embedded import embedded_service, stop_embedded_service
 from mint.rl import Evaluator, RLConfig, ServiceLost, run_grpo
 from mint.rl.runtime.connection import NoAnswer
-from mint.watch.recorder import EVENTS, METRICS, read_rows
+from mint.watch.directory.recorder import EVENTS, METRICS, read_rows
 from tests.rl.conftest import Letters
 from tests.rl.loop.test_resume import comparable
 from tests.service_fixture import MODEL, LiveService

@@ -15,20 +15,21 @@ import pytest
 import mint
 from mint import types
 from mint.rewards import Score, TooManyFailures
-from mint.rl import Chat, RLConfig, Run, RunStopped, run_grpo
+from mint.rl import Chat, RLConfig, RunStopped, run_grpo
 from mint.rl.datums.datum import replaced, values
 from mint.rl.settings.groups import Advantage, Aggregation, Loss
-from mint.watch.reader import open_run
-from mint.watch.recorder import EVENTS, read_rows
+from mint.watch.directory.reader import open_run
+from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.conftest import Letters
+from tests.rl.stepping import stepping
 
 Settings = Callable[..., RLConfig]
 Rows = Callable[[], list[dict[str, Any]]]
 
 
-def one_step(adapter: Any, cfg: RLConfig, client: mint.ServiceClient) -> tuple[Any, Any, Run]:
+def one_step(adapter: Any, cfg: RLConfig, client: mint.ServiceClient) -> tuple[Any, Any, Any]:
     """The batch and the datums of the first step."""
-    with Run(adapter, cfg, client) as run:
+    with stepping(adapter, cfg, client) as run:
         batch = run.sample(1)
         datums = run.train(batch, run.build_datums(batch))
         run.record(batch, datums)
@@ -312,7 +313,7 @@ def test_the_curriculum_leaves_what_is_solved_or_hopeless_and_shows_its_pools(
 
     cfg = settings(steps=8, batch_size=4, curriculum=True, success_threshold=0.7)
     cfg.learning_rate = 0.0
-    with Run(HalfSolved(), cfg, client) as run:
+    with stepping(HalfSolved(), cfg, client) as run:
         for step in run:
             batch = run.sample(step)
             run.record(batch, run.train(batch, run.build_datums(batch)))

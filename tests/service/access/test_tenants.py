@@ -5,68 +5,56 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mint.service.access.auth import create_key
-from mint.service.store.database import Store
-from tests.service_fixture import MODEL, LiveService, RawClient
+from tests.service_fixture import MODEL, KeyedService, RawClient
 
 
-def two_users(home: Path) -> tuple[str, str]:
-    store = Store(f"sqlite:///{home / 'mint.db'}", home)
-    store.migrate()
-    return create_key(store, "ada", "ada"), create_key(store, "eve", "eve")
-
-
-def test_foreign_objects_are_unknown(
-    own_service: Callable[..., LiveService], tmp_path: Path
-) -> None:
-    ada_key, eve_key = two_users(tmp_path / "home")
-    url = own_service().base_url
-    ada, eve = RawClient(url, ada_key), RawClient(url, eve_key)
-    session = ada.session()
-    run = ada.run(session)
-    saving = ada.operate("save_weights", run, 1, path="a")
-    path = ada.result(saving)["path"]
-    sampler = ada.result(
-        ada.operate("save_weights_for_sampler", run, 2, sampling_session_seq_id=0)
+def test_foreign_objects_are_unknown(keyed_service: KeyedService) -> None:
+    bob, mallory = keyed_service.client("bob"), keyed_service.client("mallory")
+    session = bob.session()
+    run = bob.run(session)
+    saving = bob.operate("save_weights", run, 1, path="a")
+    path = bob.result(saving)["path"]
+    sampler = bob.result(
+        bob.operate("save_weights_for_sampler", run, 2, sampling_session_seq_id=0)
     )["sampling_session_id"]
 
     prompt = {"chunks": [{"tokens": [1]}]}
     for answer in (
-        eve.post("/session_heartbeat", {"session_id": session}),
-        eve.post("/create_model", {"session_id": session, "model_seq_id": 5, "base_model": MODEL}),
-        eve.post("/get_info", {"model_id": run}),
-        eve.post("/optim_step", {"model_id": run, "seq_id": 3}),
-        eve.post("/unload_model", {"model_id": run}),
-        eve.post("/retrieve_future", {"request_id": saving}),
-        eve.post("/asample", {"sampling_session_id": sampler, "prompt": prompt}),
-        eve.post("/weights_info", {"tinker_path": path}),
-        eve.http.get(f"/samplers/{sampler}"),
-        eve.http.get(f"/training_runs/{run}"),
-        eve.http.get(f"/training_runs/{run}/checkpoints"),
-        eve.http.get(f"/sessions/{session}"),
-        eve.http.delete(f"/training_runs/{run}/checkpoints/weights/a"),
+        mallory.post("/session_heartbeat", {"session_id": session}),
+        mallory.post(
+            "/create_model", {"session_id": session, "model_seq_id": 5, "base_model": MODEL}
+        ),
+        mallory.post("/get_info", {"model_id": run}),
+        mallory.post("/optim_step", {"model_id": run, "seq_id": 3}),
+        mallory.post("/unload_model", {"model_id": run}),
+        mallory.post("/retrieve_future", {"request_id": saving}),
+        mallory.post("/asample", {"sampling_session_id": sampler, "prompt": prompt}),
+        mallory.post("/weights_info", {"tinker_path": path}),
+        mallory.http.get(f"/samplers/{sampler}"),
+        mallory.http.get(f"/training_runs/{run}"),
+        mallory.http.get(f"/training_runs/{run}/checkpoints"),
+        mallory.http.get(f"/sessions/{session}"),
+        mallory.http.delete(f"/training_runs/{run}/checkpoints/weights/a"),
     ):
         assert answer.status_code == 404, answer.request.url
-    own = eve.run()
-    loaded = eve.result(eve.operate("load_weights", own, 1, path=path, optimizer=True))
+    own = mallory.run()
+    loaded = mallory.result(mallory.operate("load_weights", own, 1, path=path, optimizer=True))
     assert "There is no checkpoint" in loaded["error"]
-    body = {"session_id": eve.session(), "sampling_session_seq_id": 0, "model_path": path}
-    assert "There is no checkpoint" in eve.post("/create_sampling_session", body).json()["detail"]
-    assert eve.http.get("/checkpoints").json()["checkpoints"] == []
-    assert ada.result(saving)["path"] == path, "and the owner's result is untouched"
-    assert ada.http.get("/checkpoints").json()["cursor"]["total_count"] == 1
+    body = {"session_id": mallory.session(), "sampling_session_seq_id": 0, "model_path": path}
+    assert (
+        "There is no checkpoint" in mallory.post("/create_sampling_session", body).json()["detail"]
+    )
+    assert mallory.http.get("/checkpoints").json()["checkpoints"] == []
+    assert bob.result(saving)["path"] == path, "and the owner's result is untouched"
+    assert bob.http.get("/checkpoints").json()["cursor"]["total_count"] == 1
 
 
-def test_without_a_good_key_nothing_answers(
-    own_service: Callable[..., LiveService], tmp_path: Path
-) -> None:
-    two_users(tmp_path / "home")
-    url = own_service().base_url
+def test_without_a_good_key_nothing_answers(keyed_service: KeyedService) -> None:
+    url = keyed_service.live.base_url
     for key in ("tml-guess", "", "eyJh.eyJz.x"):
         answer = RawClient(url, key).post("/client/config", {})
         assert answer.status_code == 401

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ from openai import OpenAI
 from transformers import AutoTokenizer
 
 import mint
-from mint.service.access.auth import create_key
 from mint.service.errors import UserError
-from mint.service.store.database import Store
 from mint.service.text.stream import TextStream, TokenScore
 from mint.service.text.tokenizer import ModelTokenizer
-from tests.service_fixture import MODEL, LiveService
+from tests.service_fixture import MODEL, KeyedService, LiveService
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 TOOL: dict[str, Any] = {
@@ -292,22 +289,20 @@ def test_a_body_that_is_no_request_is_a_bad_request(client: OpenAI, body: bytes)
     assert answer.json()["error"]["message"]
 
 
-def test_a_key_reads_only_its_own_checkpoints(own_service: Callable[..., LiveService]) -> None:
-    service = own_service()
-    store = Store(f"sqlite:///{service.home / 'mint.db'}", service.home)
-    ada, eve = create_key(store, "a", "ada"), create_key(store, "e", "eve")
-    training = mint.ServiceClient(
-        base_url=service.base_url, api_key=ada
-    ).create_lora_training_client(MODEL, rank=4)
+def test_a_key_reads_only_its_own_checkpoints(keyed_service: KeyedService) -> None:
+    url, keys = keyed_service.live.base_url, keyed_service.keys
+    carol, oscar = keys["carol"], keys["oscar"]
+    client = mint.ServiceClient(base_url=url, api_key=carol)
+    training = client.create_lora_training_client(MODEL, rank=4)
     path = str(training.save_weights_for_sampler("mine").result().path)
 
     def ask(key: str) -> Any:
-        client = OpenAI(base_url=f"{service.base_url}/v1", api_key=key, max_retries=0)
+        client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
         return client.completions.create(model=path, prompt="ab", max_tokens=1)
 
-    assert ask(ada).choices
+    assert ask(carol).choices
     with pytest.raises(openai.NotFoundError):
-        ask(eve)
+        ask(oscar)
     with pytest.raises(openai.AuthenticationError) as error:
         ask("tml-guess")
     assert error.value.code == "invalid_api_key"

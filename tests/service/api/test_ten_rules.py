@@ -18,7 +18,7 @@ from tinker.types.forward_backward_input import ForwardBackwardInput
 from tinker.types.forward_backward_request import ForwardBackwardRequest
 
 from tests.service.samples import batch, datum, forward, json_datum, prompt
-from tests.service_fixture import MODEL, RawClient
+from tests.service_fixture import MODEL, LiveService, RawClient
 
 PROTOBUF = "application/x-protobuf"
 
@@ -171,8 +171,8 @@ def test_5_a_wrong_field_of_an_optim_step_comes_through_its_future(raw: RawClien
     assert "metrics" in raw.result(raw.operate("optim_step", run, 2))
 
 
-def test_6_a_pending_result_is_408_and_says_why(own_service: object) -> None:
-    raw = RawClient(own_service(long_poll_s=0.05).base_url)  # type: ignore[operator]
+def test_6_a_pending_result_is_408_and_says_why(other_service: LiveService) -> None:
+    raw = RawClient(other_service.base_url)
     run = raw.run()
     waiting = raw.operate("optim_step", run, 2)
     answer = raw.post("/retrieve_future", {"request_id": waiting})
@@ -220,9 +220,8 @@ def test_9_refusals_have_a_text(raw: RawClient) -> None:
         assert len(answer.json()["detail"]) > 20
 
 
-def test_zstd_bodies_are_opened_and_bombs_are_not(own_service: object) -> None:
-    service = own_service(max_body_bytes=1_000_000)  # type: ignore[operator]
-    raw = RawClient(service.base_url)
+def test_zstd_bodies_are_opened_and_bombs_are_not(other_service: LiveService) -> None:
+    raw = RawClient(other_service.base_url)
     run = raw.run()
 
     def send(body: bytes) -> httpx.Response:

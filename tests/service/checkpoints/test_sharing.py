@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import tinker
 from tinker import types
 
 from mint.service.store.database import CheckpointRow, Store, now
-from tests.service.access.test_tenants import two_users
-from tests.service_fixture import MODEL, LiveService, RawClient, start_service
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("sharing") / "home"
-
-
-@pytest.fixture(scope="module")
-def users(home: Path, tiny_model: Path) -> Iterator[tuple[LiveService, str, str]]:
-    home.mkdir()
-    keys = two_users(home)
-    service = start_service(
-        home, tiny_model, link_kept_s=3600.0, session_idle_s=1.0, expired_kept_s=0.0
-    )
-    yield service, *keys
-    service.stop()
+from tests.service_fixture import MODEL, KeyedService, RawClient
 
 
 @pytest.fixture
-def ada(users: tuple[LiveService, str, str]) -> RawClient:
-    return RawClient(users[0].base_url, users[1])
+def ada(keyed_service: KeyedService) -> RawClient:
+    return keyed_service.client("ada")
 
 
 @pytest.fixture
-def eve(users: tuple[LiveService, str, str]) -> RawClient:
-    return RawClient(users[0].base_url, users[2])
+def eve(keyed_service: KeyedService) -> RawClient:
+    return keyed_service.client("eve")
 
 
 def saved(user: RawClient, run: str, seq_id: int, name: str) -> str:
@@ -103,7 +84,8 @@ def test_a_copy_into_a_session_takes_the_place_it_is_given(ada: RawClient) -> No
     assert row["expires_at"] is not None
 
 
-def test_expiry_deletes_and_null_keeps(ada: RawClient, home: Path) -> None:
+def test_expiry_deletes_and_null_keeps(ada: RawClient, keyed_service: KeyedService) -> None:
+    home = keyed_service.live.home
     run = ada.run()
     paths = [saved(ada, run, n + 1, f"rolling-{n}") for n in range(2)]
     one = f"/training_runs/{run}/checkpoints/weights"
@@ -158,8 +140,8 @@ def test_lists_come_in_pages(ada: RawClient) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::Warning")
-def test_sessions_are_found_by_what_they_are(users: tuple[LiveService, str, str]) -> None:
-    url, key = users[0].base_url, users[1]
+def test_sessions_are_found_by_what_they_are(keyed_service: KeyedService) -> None:
+    url, key = keyed_service.live.base_url, keyed_service.keys["ada"]
     rest = tinker.RestClient(base_url=url, api_key=key)
     raw = RawClient(url, key)
     ids = {}
@@ -244,12 +226,13 @@ def test_a_client_that_was_copied_gets_a_number_of_its_own(ada: RawClient, eve: 
 
 
 def test_a_key_tells_about_itself_and_can_end_itself(
-    users: tuple[LiveService, str, str], home: Path
+    keyed_service: KeyedService,
 ) -> None:
     from mint.service.access.auth import create_key
 
+    home = keyed_service.live.home
     key = create_key(Store(f"sqlite:///{home / 'mint.db'}", home), "throwaway", "ada")
-    url = users[0].base_url
+    url = keyed_service.live.base_url
     raw = RawClient(url, key)
     while raw.http.get("/auth/apikey/me").status_code == 401:
         pass

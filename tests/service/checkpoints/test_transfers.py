@@ -6,7 +6,6 @@ import io
 import json
 import tarfile
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -96,22 +95,21 @@ def test_a_link_ends_with_its_checkpoint(training: tinker.TrainingClient, raw: R
 
 
 def test_a_checkpoint_of_one_service_resumes_on_another_with_its_optimizer(
-    training: tinker.TrainingClient, raw: RawClient, own_service: Callable[..., LiveService]
+    training: tinker.TrainingClient, raw: RawClient, other_service: LiveService
 ) -> None:
     train(training, 0, 1)
     archive = archive_of(
         raw, training.save_state("halfway", user_metadata={"a": "b"}).result().path
     )
     expected = train(training, 2, 3)
-    other = own_service()
-    answer = upload(RawClient(other.base_url), archive).json()
+    answer = upload(RawClient(other_service.base_url), archive).json()
     assert answer["checkpoint_id"] == answer["path"]
     assert answer["path"].endswith("/weights/halfway")
     assert answer["user_metadata"] == {"a": "b"}
-    there = tinker.ServiceClient(base_url=other.base_url, api_key="tml-test")
+    there = tinker.ServiceClient(base_url=other_service.base_url, api_key="tml-test")
     resumed = there.create_training_client_from_state_with_optimizer(answer["path"])
     assert train(resumed, 2, 3) == expected
-    assert not list((other.home / "uploads").iterdir())
+    assert not list((other_service.home / "uploads").iterdir())
 
 
 def test_an_uploaded_sampler_gives_weights_only(
@@ -181,12 +179,11 @@ def test_a_form_that_is_wrong_is_refused(raw: RawClient) -> None:
         assert named in answer.json()["detail"]
 
 
-def test_an_upload_has_a_largest_size(own_service: Callable[..., LiveService]) -> None:
-    service = own_service(max_upload_bytes=5000)
-    answer = upload(RawClient(service.base_url), b"x" * 50_000)
+def test_an_upload_has_a_largest_size(other_service: LiveService) -> None:
+    answer = upload(RawClient(other_service.base_url), b"x" * 6_000_000)
     assert answer.status_code in (400, 413)
-    assert "5000 bytes" in answer.json()["detail"]
-    assert not list((service.home / "uploads").glob("*/*"))
+    assert "5000000 bytes" in answer.json()["detail"]
+    assert not list((other_service.home / "uploads").glob("*/*"))
 
 
 # ---- mixtures ------------------------------------------------------------------------------------

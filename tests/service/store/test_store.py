@@ -148,7 +148,7 @@ def test_silent_sessions_without_a_run_can_be_deleted(store: Store) -> None:
     store.touch(SessionRow, {name: now() - timedelta(days=8) for name in ("silent", "with a run")})
     [silent] = store.forgotten_sessions(now() - timedelta(days=7))
     assert silent.id == "silent"
-    store.delete_session(silent)
+    store.delete_session(silent.id)
     assert store.page(SessionRow, "u", 10, 0)[1] == 2
     assert store.get(SamplerRow, "of silent", "u") is None
     assert store.get(SamplerRow, "of alive", "u") is not None

@@ -1,4 +1,5 @@
-"""``mint bench``: the speed of a model on this machine, and settings that suit it.
+"""``mint bench``: measure a model's speed on this machine and recommend settings.
 
-``benchmarks/`` measures with :mod:`.ceilings` and :mod:`.timed_run` too; its peers live there.
+Comparisons with other systems are in ``benchmarks/``, which uses :mod:`.ceilings` and
+:mod:`.timed_run` too.
 """

@@ -1,4 +1,4 @@
-"""Upper limits of a machine: its matmul rate, its memory bandwidth, and a model's own products.
+"""Upper limits of a machine: its matmul rate and its memory bandwidth.
 
 ``python -m mint.commands.bench.ceilings`` measures and prints JSON. `mint bench` runs it as a child
 process, so that the command itself loads no torch, and ``benchmarks/`` calls the same functions.
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-_WEIGHT_BYTES = 2**30  # of distinct weights: more than any cache holds, less than memory does
 _COPY_BYTES = {"cpu": 2**28, "cuda": 2**32}
 _MATMUL_SIZE = {"cpu": 2048, "cuda": 8192}
 _DTYPES = {"cpu": ("bfloat16", "float32"), "cuda": ("bfloat16", "float16", "float32")}
@@ -41,7 +40,7 @@ class Product:
 def find_products(config: Mapping[str, Any]) -> list[Product]:
     """Return the products of one token through a dense decoder, the head last.
 
-    Empty for a model that config.json does not describe in these words, such as one with experts.
+    Empty for other architectures, such as models with experts.
 
     >>> find_products({"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
     ...     "num_attention_heads": 2, "vocab_size": 100})[-1]
@@ -65,24 +64,12 @@ def find_products(config: Mapping[str, Any]) -> list[Product]:
 
 
 def flops_per_token(products: list[Product]) -> int:
-    """Return the arithmetic of one token's forward pass, attention left out.
+    """Return the FLOPs of one token's forward pass, without attention.
 
     >>> flops_per_token([Product(2, 3, 10)])
     120
     """
     return sum(2 * product.weights for product in products)
-
-
-def cache_bytes_per_token(config: Mapping[str, Any], itemsize: int = 2) -> int:
-    """Return what the keys and values of one token take.
-
-    >>> cache_bytes_per_token({"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2})
-    64
-    """
-    heads = config["num_attention_heads"]
-    size = config.get("head_dim") or config["hidden_size"] // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    return int(2 * config["num_hidden_layers"] * kv_heads * size * itemsize)
 
 
 def best_seconds(work: Callable[[], object], device: str, limit_s: float = 1.0) -> float:
@@ -109,7 +96,7 @@ def matmul_rate(dtype: str, device: str, size: int | None = None) -> float:
     import torch
 
     size = size or _MATMUL_SIZE[device]
-    left, right = (_random((size, size), dtype, device) for _ in range(2))
+    left, right = (random((size, size), dtype, device) for _ in range(2))
     result = torch.empty_like(left)
     return 2 * size**3 / best_seconds(lambda: torch.mm(left, right, out=result), device)
 
@@ -124,85 +111,39 @@ def copy_rate(device: str, size: int | None = None) -> float:
     return 2 * size / best_seconds(lambda: target.copy_(source), device)
 
 
-def product_seconds(products: list[Product], rows: int, dtype: str, device: str) -> float:
-    """Measure all products of a model for a batch of rows, and nothing else of it.
-
-    Of the two ways to write a product, rows times weights or weights times columns, the faster one
-    counts. The weights are as many different tensors as a gigabyte holds, so that a small model's
-    do not stay in a cache.
-    """
-    import torch
-
-    itemsize = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
-    room = _WEIGHT_BYTES / max(1, itemsize * sum(product.weights for product in products))
-    layers = []
-    for product in products:
-        x = _random((rows, product.inputs), dtype, device)
-        distinct = max(1, min(product.count, round(product.count * room)))
-        shape = (product.outputs, product.inputs)
-        weights = [_random(shape, dtype, device) for _ in range(distinct)]
-        layers.append((x, x.T.contiguous(), [weights[n % distinct] for n in range(product.count)]))
-
-    def by_rows() -> None:
-        for x, _, weights in layers:
-            for weight in weights:
-                torch.nn.functional.linear(x, weight)
-
-    def by_columns() -> None:
-        for _, x, weights in layers:
-            for weight in weights:
-                torch.mm(weight, x)
-
-    with torch.inference_mode():
-        return min(best_seconds(by_rows, device), best_seconds(by_columns, device))
-
-
-def _random(shape: tuple[int, int], dtype: str, device: str) -> torch.Tensor:
+def random(shape: tuple[int, int], dtype: str, device: str) -> torch.Tensor:
     import torch
 
     return torch.randn(shape, device=device).mul_(0.02).to(getattr(torch, dtype))
 
 
 def measure(
-    config: Mapping[str, Any] | None = None,
-    rows: int = 48,
-    device: str | None = None,
-    size: int | None = None,
+    config: Mapping[str, Any], device: str | None = None, size: int | None = None
 ) -> dict[str, Any]:
     """Measure everything here. Rates are FLOP/s and bytes/s, times are seconds."""
     import torch
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    products = find_products(config or {})
-    dtypes = _DTYPES[device]
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "matmul": {dtype: matmul_rate(dtype, device, size) for dtype in dtypes},
+        "matmul": {dtype: matmul_rate(dtype, device, size) for dtype in _DTYPES[device]},
         "copy": copy_rate(device, None if size is None else size * size),
-        "rows": rows,
-        "products": {
-            dtype: product_seconds(products, rows, dtype, device)
-            for dtype in dtypes
-            if products and not (device == "cuda" and dtype == "float32")
-        },
-        "flops_per_token": flops_per_token(products) or None,
-        "head_flops_per_token": flops_per_token(products[-1:]) or None,
+        "flops_per_token": flops_per_token(find_products(config)) or None,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=Path, help="the config.json of a model")
-    parser.add_argument("--rows", type=int, default=48, help="rows of its products")
+    parser.add_argument("--config", type=Path, required=True, help="the config.json of a model")
     parser.add_argument("--size", type=int, help="of the large product; default: by device")
     options = parser.parse_args()
-    config = json.loads(options.config.read_text()) if options.config else None
+    config = json.loads(options.config.read_text())
     answer = os.dup(1)
-    os.dup2(2, 1)  # libraries that print must not get between the lines of JSON
+    os.dup2(2, 1)  # keeps what libraries print out of the JSON
     with os.fdopen(answer, "w") as output:
-        json.dump(measure(config, options.rows, size=options.size), output)
+        json.dump(measure(config, size=options.size), output)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``mint bench``, as typed, and its report as people read it."""
+"""The ``mint bench`` command and its report."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ..output import JsonOption, Mistake, print_fields, print_json, print_table
+from mint.commands.shared.output import JsonOption, Mistake, print_fields, print_json, print_table
+
 from .measure import MOST_ANSWERS, Workload, measure
 from .recommend import BenchReport, recommend
 
@@ -97,14 +98,14 @@ def print_report(report: BenchReport) -> None:
     print_table(
         [f"A GRPO STEP, {report.training.answers} answers", "TIME", "RATE"],
         [(name, f"{seconds:.2f} s", rate) for name, seconds, rate in parts],
-        "no step was made",
+        "no step was run",
     )
     typer.echo()
     print_recommendation(report)
 
 
 def describe_machine(report: BenchReport) -> dict[str, str]:
-    """Return what the machine can do at most, and how much of it was reached."""
+    """Return the machine's limits, and the share of them that sampling reached."""
     if report.ceilings is None:
         return {"machine": "not measured: the service may be on another one"}
     rates = report.ceilings["matmul"].items()

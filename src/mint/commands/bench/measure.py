@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..options import load_settings
-from ..output import Mistake
+from mint.commands.shared.options import load_catalog
+from mint.commands.shared.output import Mistake
+
 from .recommend import GROUP, GROWTH, BenchReport, SamplingSpeed, TrainingSpeed
 from .timed_run import TimedRun, write_questions
 
@@ -100,7 +101,7 @@ def affordable_tokens(run: TimedRun, tokens: int) -> int:
 
 
 def measure_training(run: TimedRun, answers: int, tokens: int) -> TrainingSpeed:
-    """Run a GRPO step to warm up and one for the record, and train on its kind of groups again."""
+    """Time a GRPO step after a warm-up step, then forward and backward alone."""
     prompts, group = split(answers)
     run.step(prompts, group, tokens)
     step = run.step(prompts, group, tokens)
@@ -113,7 +114,7 @@ def measure_training(run: TimedRun, answers: int, tokens: int) -> TrainingSpeed:
 
 
 def measure_sampling(run: TimedRun, counts: Sequence[int], tokens: int) -> list[SamplingSpeed]:
-    """Sample each number of answers, then twice as many while that pays and there is time."""
+    """Sample each number of answers, then double it while throughput grows and time is left."""
     deadline = time.monotonic() + SAMPLING_S
     speeds = [_measure_answers(run, answers, tokens) for answers in counts]
     while len(speeds) > 1 and speeds[-1].answers * 2 <= MOST_ANSWERS:
@@ -125,10 +126,10 @@ def measure_sampling(run: TimedRun, counts: Sequence[int], tokens: int) -> list[
 
 
 def _measure_answers(run: TimedRun, answers: int, tokens: int) -> SamplingSpeed:
-    """Take the median of a few rounds, each with a sampler that has seen no prompt."""
+    """Take the median of a few rounds, each with a new sampler without cached prompts."""
     prompts, group = split(answers)
     run.handoff()
-    run.sample(prompts, group, 2)  # what an engine prepares for a size of batch, it prepares now
+    run.sample(prompts, group, 2)  # lets the engine prepare for this batch size
     times: list[float] = []
     while len(times) < 3 and sum(times) < ROUND_S:
         run.handoff()
@@ -138,7 +139,7 @@ def _measure_answers(run: TimedRun, answers: int, tokens: int) -> SamplingSpeed:
 
 
 def split(answers: int) -> tuple[int, int]:
-    """Return how many prompts and how large a group give about so many answers.
+    """Return the number of prompts and the group size for about this many answers.
 
     >>> split(1), split(8), split(48)
     ((1, 1), (1, 8), (6, 8))
@@ -149,7 +150,7 @@ def split(answers: int) -> tuple[int, int]:
 
 def measure_ceilings(folder: Path, size: int | None) -> dict[str, Any]:
     """Measure the machine in a child process, which may load torch."""
-    command = [sys.executable, "-m", f"{__package__}.ceilings", "--rows", str(STEP_ANSWERS)]
+    command = [sys.executable, "-m", f"{__package__}.ceilings"]
     command += ["--config", str(folder / "config.json")]
     if size is not None:
         command += ["--size", str(size)]
@@ -174,11 +175,8 @@ def read_plan(log: str) -> tuple[str | None, str | None]:
 
 
 def locate(model: str | None) -> tuple[str, Path]:
-    """Return the name of a model, by default the first that is here, and its folder."""
-    from mint.catalog import Catalog
-
-    settings = load_settings(None)
-    catalog = Catalog(aliases=settings.aliases, cache=settings.cache)
+    """Return the name of a model, by default the first on this machine, and its folder."""
+    catalog = load_catalog(None)
     names = [model] if model else catalog.names()
     if not names:
         raise Mistake(
@@ -188,7 +186,7 @@ def locate(model: str | None) -> tuple[str, Path]:
 
 
 def read_context_length(folder: Path) -> int | None:
-    """Return how long a sequence of a model may be, where its config.json says so."""
+    """Return the context length of a model, if its config.json has it."""
     length = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
     return int(length) if length else None
 

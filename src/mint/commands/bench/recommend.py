@@ -32,7 +32,7 @@ class TrainingSpeed:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Settings that suit what was measured, and why."""
+    """Recommended settings, and the reasons."""
 
     answers: int
     batch_size: int
@@ -89,7 +89,7 @@ def matmul_dtype(precision: str | None, ceilings: Mapping[str, Any]) -> str:
 
 
 def enough_answers(sampling: Sequence[SamplingSpeed]) -> int:
-    """Return the answers at once after which more of them gain 10% or less.
+    """Return the number of concurrent answers beyond which throughput grows by 10% or less.
 
     >>> speeds = [(1, 10.0), (8, 60.0), (48, 65.0)]
     >>> enough_answers([SamplingSpeed(n, 1.0, rate) for n, rate in speeds])
@@ -102,7 +102,7 @@ def enough_answers(sampling: Sequence[SamplingSpeed]) -> int:
 
 
 def recommend(report: BenchReport) -> Recommendation:
-    """Return settings for the measured speeds, with reasons in plain words."""
+    """Return settings for the measured speeds, with the reasons."""
     answers = enough_answers(report.sampling)
     group = GROUP if answers >= 2 * GROUP else SMALL_GROUP
     prompts = max(1, answers // group)
@@ -140,12 +140,12 @@ def recommend_precision(report: BenchReport) -> tuple[str, list[str]]:
     gain = rates["bfloat16"] / rates["float32"]
     if report.precision != "exact":
         return "auto", [
-            f"The engine has {report.precision} ({report.reason}). If the logprobs of sampler and "
+            f"The engine uses {report.precision} ({report.reason}). If the logprobs of sampler and "
             "trainer must agree to 1e-4, set precision=exact, which is slower."
         ]
     if gain < GROWTH:
-        return "exact", ["Products of bfloat16 numbers are no faster than float32's here."]
+        return "exact", ["bfloat16 products are not faster than float32 products here."]
     return "auto", [
-        f"The engine has exact ({report.reason}). Products of bfloat16 numbers are {gain:.1f} "
-        "times as fast as float32's here; precision=auto uses them where that pays."
+        f"The engine uses exact ({report.reason}). bfloat16 products are {gain:.1f} times "
+        "as fast as float32 products here; precision=auto uses them where that is faster."
     ]

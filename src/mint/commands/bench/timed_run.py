@@ -1,4 +1,4 @@
-"""A LoRA run on a service, timed where its user sits: HTTP and waiting are in every figure.
+"""A LoRA run on a service, timed at the client: every figure includes HTTP and waiting.
 
 Names end in their dimensions: P prompts, G answers of a group, T tokens of an answer.
 """
@@ -56,7 +56,7 @@ class StepTimes:
 
 
 class TimedRun:
-    """One training client with some prompts, and how long each of its calls takes."""
+    """A training client and prompts, with calls that return how long they took."""
 
     def __init__(self, client: mint.TrainingClient, prompts_P: list[list[int]]) -> None:
         self.client = client
@@ -64,7 +64,7 @@ class TimedRun:
         self._sampler: mint.SamplingClient
 
     def handoff(self) -> float:
-        """Make a sampler of the weights as they are now, which has seen no prompt yet."""
+        """Create a sampler of the current weights, without cached prompts."""
         start = time.perf_counter()
         self._sampler = self.client.save_weights_and_get_sampling_client()
         return time.perf_counter() - start
@@ -72,7 +72,7 @@ class TimedRun:
     def sample(
         self, prompts: int, group: int, tokens: int
     ) -> tuple[list[list[types.SampledSequence]], float]:
-        """Ask for a group of answers to each of the first prompts. Nothing ends an answer early."""
+        """Sample a group of answers to each of the first prompts, all of full length."""
         from mint import types
 
         start = time.perf_counter()
@@ -90,7 +90,7 @@ class TimedRun:
         return groups_P, time.perf_counter() - start
 
     def datums(self, groups_P: Sequence[Sequence[types.SampledSequence]]) -> list[types.Datum]:
-        """Return the answers with advantages that alternate: as much work as any others."""
+        """Return the answers as datums with alternating advantages."""
         from mint.rl.datums.datum import make_datum
         from mint.rl.rollouts.rollout import Segment
 
@@ -115,7 +115,7 @@ class TimedRun:
         return time.perf_counter() - start
 
     def step(self, prompts: int, group: int, tokens: int) -> StepTimes:
-        """Run one GRPO step, from new weights at the sampler to new weights of the run."""
+        """Run one GRPO step: hand the weights to the sampler, sample, update."""
         handoff = self.handoff()
         groups_P, sample = self.sample(prompts, group, tokens)
         start = time.perf_counter()

@@ -12,13 +12,12 @@ from torch import Tensor
 @triton.jit
 def _expand_kernel(
     y, b, mask, rows, columns, y_row, b_slot, b_row, mask_row,
-    SLOTS: tl.constexpr, RANK: tl.constexpr, SLOTS_PAD: tl.constexpr, RANK_PAD: tl.constexpr,
+    SLOTS: tl.constexpr, RANK: tl.constexpr, SLOTS_PAD: tl.constexpr, STEP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    rank = tl.arange(0, RANK_PAD)
-    is_row, is_column, is_rank = row < rows, column < columns, rank < RANK
+    is_row, is_column = row < rows, column < columns
     inside = is_row[:, None] & is_column[None, :]
     start = y + row[:, None] * y_row
     total = tl.load(start + column[None, :], mask=inside, other=0.0)
@@ -29,18 +28,20 @@ def _expand_kernel(
     own = tl.max(tl.where(owners > 0, slots, -1), axis=1)  # the slot of each row, -1 for none
     first = tl.min(tl.where(own < 0, SLOTS, own), axis=0)
     for slot in range(first, tl.max(own, axis=0) + 1):
-        # Not a product with the mask: 0 * inf would reach the rows of other adapters.
-        inner = tl.load(
-            start + columns + slot * RANK + rank[None, :],
-            mask=(own == slot)[:, None] & is_rank[None, :],
-            other=0.0,
-        )
-        up = tl.load(
-            b + slot * b_slot + rank[:, None] * b_row + column[None, :],
-            mask=is_rank[:, None] & is_column[None, :],
-            other=0.0,
-        )
-        total += tl.dot(inner.to(up.dtype), up, input_precision="ieee")
+        for low in range(0, RANK, STEP):
+            rank = low + tl.arange(0, STEP)
+            # Not a product with the mask: 0 * inf would reach the rows of other adapters.
+            inner = tl.load(
+                start + columns + slot * RANK + rank[None, :],
+                mask=(own == slot)[:, None] & (rank < RANK)[None, :],
+                other=0.0,
+            )
+            up = tl.load(
+                b + slot * b_slot + rank[:, None] * b_row + column[None, :],
+                mask=(rank < RANK)[:, None] & is_column[None, :],
+                other=0.0,
+            )
+            total += tl.dot(inner.to(up.dtype), up, input_precision="ieee")
     tl.store(start + column[None, :], total, mask=inside)
 
 
@@ -53,13 +54,13 @@ def lora_expand(y: Tensor, b: Tensor, mask: Tensor) -> None:
     """
     slots, rank, columns = b.shape
     rows = y.shape[0]
-    # With many adapters a tile is short: the fewer of them it meets, the fewer products it takes.
-    tall = 16 if rows <= 16 or slots > 2 else 32 if rows <= 64 else 64
-    grid = (triton.cdiv(rows, tall), triton.cdiv(columns, 64))
+    # Tiles are short: the fewer adapters they meet, the fewer products they take.
+    tall, wide = 16, 128 if columns > 2048 else 64
+    grid = (triton.cdiv(rows, tall), triton.cdiv(columns, wide))
     _expand_kernel[grid](
         y, b, mask, rows, columns, y.stride(0), b.stride(0), b.stride(1), mask.stride(0),
         SLOTS=slots, RANK=rank, SLOTS_PAD=triton.next_power_of_2(slots),
-        RANK_PAD=max(16, triton.next_power_of_2(rank)), ROWS=tall, COLUMNS=64,
+        STEP=min(64, max(16, triton.next_power_of_2(rank))), ROWS=tall, COLUMNS=wide,
         num_warps=4, num_stages=2,
     )  # fmt: skip
 

@@ -59,7 +59,8 @@ class Adapter:
         for product in products.values():
             pairs = [self.pairs[site.name] for site in product.sites if site.name in self.pairs]
             product.pairs = tuple(t for pair in pairs for t in pair)
-        return TrainedLora(torch.tensor(self.scale, device=self.parameters()[0].device))
+        # Filled on the device: a copy of a number would wait for what runs there.
+        return TrainedLora(self.parameters()[0].new_full((), self.scale))
 
 
 class AdapterBank:

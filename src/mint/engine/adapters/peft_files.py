@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from mint.engine.adapters.lora import Adapter
 from mint.engine.messages import LoraSpec, UserError
@@ -22,6 +22,11 @@ _PREFIX = "base_model.model."
 _OLD_EXPERTS = (".gate_proj", ".up_proj", ".down_proj")
 
 
+def write_tensors(file: Path, tensors: dict[str, torch.Tensor], **metadata: str) -> None:
+    """Write a safetensors file. Raises OSError; the library's own writer loses its number."""
+    file.write_bytes(save(tensors, metadata or None))
+
+
 def write_adapter(adapter: Adapter, folder: Path, base_model: str) -> None:
     """Write an adapter's two files into an existing folder."""
     tensors = {}
@@ -30,7 +35,7 @@ def write_adapter(adapter: Adapter, folder: Path, base_model: str) -> None:
         path = _PREFIX + files.get(name, name)
         tensors[f"{path}.lora_A.weight"] = a.detach().contiguous().cpu()
         tensors[f"{path}.lora_B.weight"] = b.detach().contiguous().cpu()
-    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
+    write_tensors(folder / _TENSORS, tensors, format="pt")
     (folder / _CONFIG).write_text(json.dumps(_config(adapter, base_model), indent=2))
 
 
@@ -83,7 +88,7 @@ def _file_names(experts: Iterable[str]) -> dict[str, str]:
 def write_tensors_as(source: Path, folder: Path, dtype: torch.dtype) -> None:
     """Copy an adapter's two files into an existing folder, with tensors of another format."""
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(source / _TENSORS).items()}
-    save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
+    write_tensors(folder / _TENSORS, tensors, format="pt")
     (folder / _CONFIG).write_text((source / _CONFIG).read_text())
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from mint.engine.model.context import Attention, active
-from mint.engine.sampling.pool import KVPool
+from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.training.tree import PrefixTree
 
 from .blocked import BlockedPrefill

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mint.engine.model.precision import fill_up
-from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, find_pool
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
 
 from .layout import Chunk
 from .reference import store

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from mint.engine.attention import kernels
-from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, find_pool
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
 from mint.engine.training.tree import PrefixTree
 
 from .layout import Chunk
-from .tree_kernels import tree_attention
+from .tree import tree_attention
 
 
 @dataclass(frozen=True)

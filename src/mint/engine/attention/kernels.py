@@ -13,12 +13,14 @@ logsumexp are in that unit. Import this module only where CUDA (or Triton's inte
 # mypy: disable-error-code="untyped-decorator,unused-ignore,no-any-return"
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+cdiv = triton.cdiv  # division that rounds up
 LOG2E = tl.constexpr(1.4426950408889634)
 MASKED = tl.constexpr(-1e30)  # finite, so that a row that sees nothing yet does not become NaN
 
@@ -326,15 +328,9 @@ def count_splits(rows: int, heads: int, tokens: int) -> int:
 
 @torch.library.custom_op("mint::paged_decode", mutates_args=())
 def paged_decode(
-    q: Tensor,
-    pool: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-) -> Tensor:
+    q: Tensor, pool: Tensor, block_table: Tensor, lengths: Tensor,
+    scale: float, window: int, softcap: float, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Attend with one new token per row; return ``[B, H, D]`` in float32.
 
     ``lengths`` [B] int32 counts the tokens each row sees, its newest (already stored) included.
@@ -369,17 +365,9 @@ def paged_decode(
 
 @torch.library.custom_op("mint::paged_prefill", mutates_args=())
 def paged_prefill(
-    q: Tensor,
-    pool: Tensor,
-    block_table: Tensor,
-    starts: Tensor,
-    lengths_before: Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-    longest: int,
-) -> Tensor:
+    q: Tensor, pool: Tensor, block_table: Tensor, starts: Tensor, lengths_before: Tensor,
+    scale: float, window: int, softcap: float, sinks: Tensor | None, longest: int,
+) -> Tensor:  # fmt: skip
     """Attend with the chunks of several sequences, laid end to end; return ``[N, H, D]`` float32.
 
     Sequence s owns rows ``starts[s]`` to ``starts[s + 1]`` of ``q``, which follow its
@@ -408,35 +396,11 @@ def paged_prefill(
 
 
 @store.register_fake
-def _(pool: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+def _(*_: Tensor) -> None:
     return None
 
 
 @paged_decode.register_fake
-def _(
-    q: Tensor,
-    pool: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-) -> Tensor:
-    return torch.empty(q.shape, dtype=torch.float32, device=q.device)
-
-
 @paged_prefill.register_fake
-def _(
-    q: Tensor,
-    pool: Tensor,
-    block_table: Tensor,
-    starts: Tensor,
-    lengths_before: Tensor,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-    longest: int,
-) -> Tensor:
+def _(q: Tensor, *_: Any) -> Tensor:
     return torch.empty(q.shape, dtype=torch.float32, device=q.device)

@@ -1,62 +1,95 @@
 """Attention in plain torch: what a CPU runs, and what the kernels are tested against."""
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mint.engine.sampling.pool import BLOCK_SIZE, KVPool, find_pool
+from mint.engine.messages import IntArray
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
 from mint.engine.training.tree import PrefixTree
 
 from .layout import DecodeRows
 
-_SEGMENT = 64  # nodes of unrelated trees that are attended to together
+_SHORTEST, _LONGEST = 64, 512  # nodes of a piece
 
 
 class ReferenceTree:
-    """Each node of a prefix forest sees its ancestors. Trees do not see each other."""
+    """Each node of a prefix forest sees its ancestors.
+
+    The forest is cut into pieces of neighbouring nodes. Outside its piece, a node sees nothing but
+    the ancestors of the piece's first node: the keys of other branches are left out.
+    """
 
     def __init__(self, tree: PrefixTree, device: torch.device) -> None:
+        pieces = cut(tree)
+        keys = [_visible(tree, start, stop) for start, stop in pieces]
+        self._sizes = [stop - start for start, stop in pieces]
+        self._counts = [len(part) for part in keys]
+        self._keys = torch.as_tensor(np.concatenate(keys), device=device)
         self._ends = torch.as_tensor(tree.ends, device=device)
         self._positions = torch.as_tensor(tree.positions, device=device)
-        self._segments = segments(tree)
-        self._masks: dict[tuple[int, int], Tensor | None] = {}
+        self._masks: dict[int, list[Tensor]] = {}
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
         softcap: float, sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
+        count, heads, dim = k.shape
+        if sinks is not None:
+            sinks = sinks.view(heads, -1)
+        queries = q.view(count, heads, -1, dim)  # those of a key head together
         outputs = []
-        for segment in self._segments:
-            mask = self._mask(segment, window)
-            rows, keys, values = (tensor[segment].transpose(0, 1) for tensor in (q, k, v))
+        for rows, keys, values, mask in zip(
+            torch.split(queries, self._sizes),
+            *(torch.split(part.index_select(0, self._keys), self._counts) for part in (k, v)),
+            self._piece_masks(window),
+            strict=True,
+        ):
+            rows, keys, values = rows.permute(1, 2, 0, 3), keys[:, :, None], values[:, :, None]
+            keys, values = (part.permute(1, 2, 0, 3) for part in (keys, values))
             output = attend(rows, keys, values, mask, scale, softcap, sinks)
-            outputs.append(output.transpose(0, 1))
-        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+            outputs.append(output.permute(2, 0, 1, 3).flatten(1, 2))
+        return torch.cat(outputs)
 
-    def _mask(self, segment: slice, window: int) -> Tensor | None:
-        """Return who sees whom in a segment, or None where that is plain causal attention."""
-        key = (segment.start, window)
-        if key not in self._masks:
-            nodes = torch.arange(segment.start, segment.stop, device=self._ends.device)
-            mask = nodes[None, :] <= nodes[:, None]
-            mask &= nodes[:, None] < self._ends[segment][None, :]
-            if window:
-                positions = self._positions[segment]
-                mask &= positions[:, None] - positions[None, :] < window
-            is_causal = bool(mask.sum() == len(nodes) * (len(nodes) + 1) // 2)
-            self._masks[key] = None if is_causal else mask
-        return self._masks[key]
+    def _piece_masks(self, window: int) -> list[Tensor]:
+        """Return which of its keys each node of a piece sees, piece by piece."""
+        if window not in self._masks:
+            everything = torch.arange(len(self._ends), device=self._ends.device)[:, None]
+            masks = []
+            for nodes, keys in zip(
+                torch.split(everything, self._sizes),
+                torch.split(self._keys, self._counts),
+                strict=True,
+            ):
+                mask = (keys <= nodes) & (nodes < self._ends[keys])
+                if window:
+                    mask &= self._positions[nodes] - self._positions[keys] < window
+                masks.append(mask)
+            self._masks[window] = masks
+        return self._masks[window]
 
 
-def segments(tree: PrefixTree) -> list[slice]:
-    """Cut a forest between its trees, into pieces that are not too small to be worth a call."""
-    roots = np.flatnonzero(tree.positions == 0).tolist()
-    cuts = [0]
-    for root in roots[1:]:
-        if root - cuts[-1] >= _SEGMENT:
-            cuts.append(root)
-    return [slice(a, b) for a, b in zip(cuts, [*cuts[1:], len(tree.tokens)], strict=True)]
+def cut(tree: PrefixTree) -> list[tuple[int, int]]:
+    """Cut a forest into pieces where branches begin, so that pieces and what they see are small."""
+    positions, count = tree.positions, len(tree.positions)
+    starts = [0]
+    while (start := starts[-1]) + _SHORTEST < count:
+        stop = min(start + _LONGEST, count)
+        places = np.arange(start + _SHORTEST, stop)
+        begins = places[positions[places] <= positions[places - 1]]
+        if len(begins):
+            stop = int(begins[(positions[begins] + begins).argmin()])
+        starts.append(stop)
+    return list(pairwise([*starts, count] if starts[-1] < count else starts))
+
+
+def _visible(tree: PrefixTree, start: int, stop: int) -> IntArray:
+    """Return the nodes of a piece and, before them, the ancestors of its first one."""
+    ancestors = np.flatnonzero(tree.ends[:start] > start)
+    return np.concatenate([ancestors, np.arange(start, stop)])
 
 
 class ReferenceDecode:
@@ -100,7 +133,10 @@ def attend(
     k, v = k.to(q.dtype), v.to(q.dtype)
     groups = q.shape[-3] // k.shape[-3]
     if groups > 1:
-        k, v = (t.repeat_interleave(groups, dim=-3) for t in (k, v))
+        if k.shape[-3] == 1:
+            k, v = (t.expand(*t.shape[:-3], groups, *t.shape[-2:]) for t in (k, v))
+        else:
+            k, v = (t.repeat_interleave(groups, dim=-3) for t in (k, v))
     if not softcap and sinks is None:
         rows, keys, values = (t if t.dim() == 4 else t[None] for t in (q, k, v))
         return F.scaled_dot_product_attention(
@@ -113,6 +149,6 @@ def attend(
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
-        column = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+        column = sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, column], dim=-1)
     return torch.softmax(scores, dim=-1)[..., : k.shape[-2]] @ v

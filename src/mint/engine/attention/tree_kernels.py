@@ -15,37 +15,14 @@ inputs are cast as they are loaded, and the results are bfloat16 too.
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,no-untyped-call"
 # mypy: disable-error-code="untyped-decorator,unused-ignore,no-any-return"
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from .kernels import (
-    FLOAT32_TILE,
-    LOG2E,
-    MASKED,
-    Tile,
-    base2_logits,
-    choose_tile,
-    pad,
-    softmax_start,
-    softmax_step,
-    unit_stride,
-)
-
-# By padded head size.
-FORWARD_TILES = {64: Tile(128, 64, 8, 3), 128: Tile(64, 64, 4, 3), 256: Tile(128, 32, 8, 2)}
-QUERY_TILES = {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 8, 2)}
-KEY_TILES = {64: Tile(64, 64, 4, 3), 128: Tile(64, 32, 4, 3), 256: Tile(32, 64, 8, 2)}
-
-_PLAN_CHUNK = 16  # key tiles that a planning program looks at in one step
-_PREPARE_ROWS = 16
+from .kernels import LOG2E, MASKED, base2_logits, softmax_start, softmax_step
 
 
 @triton.jit(do_not_specialize=["nodes", "key_tiles"])
-def _plan_kernel(
+def plan_kernel(
     ends, roots, positions, plan, nodes, key_tiles,
     TOKENS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
     TOKENS_PAD: tl.constexpr,
@@ -144,7 +121,7 @@ def _forward_step(
 
 
 @triton.jit(do_not_specialize=["nodes", "key_tiles"])
-def _forward_kernel(
+def forward_kernel(
     query, keys, values, ends, positions, sinks, plan, out, sums, scale, nodes, key_tiles,
     q_row, q_head, k_row, k_head, v_row, v_head,
     GROUP: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -187,20 +164,6 @@ def _forward_kernel(
     tl.store(places, top + tl.log2(total), mask=real)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _prepare_kernel(
-    out, grad, delta, count, D: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Compute the dot product of each output with its gradient."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    dim = tl.arange(0, DIM)
-    mask = (row < count)[:, None] & (dim < D)[None, :]
-    flat = row[:, None] * D + dim[None, :]
-    gradient = tl.load(grad + flat, mask=mask, other=0.0)
-    outputs = tl.load(out + flat, mask=mask, other=0.0)
-    tl.store(delta + row, tl.sum(gradient.to(tl.float32) * outputs, 1), mask=row < count)
-
-
 @triton.jit
 def _logit_gradient(weights, logits, pulled, delta, SOFTCAP: tl.constexpr):
     """Return the gradient of the scaled dot products, before the soft cap."""
@@ -213,13 +176,13 @@ def _logit_gradient(weights, logits, pulled, delta, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def _load_queries(
-    query, grad, sums, delta, tile, kv_head, kv_heads, dim, nodes, q_row, q_head,
+    query, grad, sums, tile, kv_head, kv_heads, dim, nodes, q_row, q_head,
     GROUP: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Load what the backward pass needs of a tile of queries.
 
-    Return the queries, the gradients of their outputs, their logsumexp and their delta. Rows that
-    do not exist have an infinite logsumexp: all their weights are zero.
+    Return the queries, the gradients of their outputs, and their logsumexp. Rows that do not exist
+    have an infinite logsumexp: all their weights are zero.
     """
     step, member, real = _query_rows(tile, nodes, ROWS, GROUP)
     first = tile * (ROWS // GROUP)
@@ -232,9 +195,7 @@ def _load_queries(
     queries = queries.to(grads.dtype)
     places = _query_places(sums, first, kv_head, step, member, heads, 1, GROUP)
     row_sums = tl.load(places, mask=real, other=float("inf"))
-    places = _query_places(delta, first, kv_head, step, member, heads, 1, GROUP)
-    row_delta = tl.load(places, mask=real, other=0.0)
-    return queries, grads, row_sums, row_delta
+    return queries, grads, row_sums
 
 
 @triton.jit
@@ -260,24 +221,35 @@ def _query_step(
 
 
 @triton.jit(do_not_specialize=["nodes", "key_tiles"])
-def _query_kernel(
-    query, keys, values, grad, sums, delta, ends, positions, plan, d_query, scale, nodes,
+def query_kernel(
+    query, keys, values, out, grad, sums, delta, ends, positions, plan, d_query, scale, nodes,
     key_tiles, q_row, q_head, k_row, k_head, v_row, v_head,
     GROUP: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of a tile of queries."""
+    """Compute the gradient of a tile of queries.
+
+    Store also the dot product of each output with its gradient, which :func:`key_kernel` reads.
+    """
     kv_head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     TOKENS: tl.constexpr = ROWS // GROUP
+    heads = tl.num_programs(0) * GROUP
     dim = tl.arange(0, DIM)
     step, member, real = _query_rows(tile, nodes, ROWS, GROUP)
-    token = tile * TOKENS + step
+    first = tile * TOKENS
+    token = first + step
     place = tl.load(positions + token, mask=real, other=0)[:, None]
-    queries, grads, row_sums, row_delta = _load_queries(
-        query, grad, sums, delta, tile, kv_head, tl.num_programs(0), dim, nodes, q_row, q_head,
+    queries, grads, row_sums = _load_queries(
+        query, grad, sums, tile, kv_head, tl.num_programs(0), dim, nodes, q_row, q_head,
         GROUP, D, ROWS,
     )  # fmt: skip
+    tile_mask = real[:, None] & (dim < D)[None, :]
+    places = _query_places(out, first, kv_head, step, member, heads * D, D, GROUP)
+    outputs = tl.load(places[:, None] + dim[None, :], mask=tile_mask, other=0.0)
+    row_delta = tl.sum(grads.to(tl.float32) * outputs, 1)
+    places = _query_places(delta, first, kv_head, step, member, heads, 1, GROUP)
+    tl.store(places, row_delta, mask=real)
     gradient = tl.zeros([ROWS, DIM], tl.float32)
 
     row = plan + tile.to(tl.int64) * (key_tiles + 2)
@@ -295,9 +267,7 @@ def _query_kernel(
             keys_base, values_base, ends, positions, token, place, dim, nodes, scale, k_row, v_row,
             D, KEYS, WINDOW, SOFTCAP, False,
         )  # fmt: skip
-    token_row = tl.num_programs(0) * GROUP * D
-    places = _query_places(d_query, tile * TOKENS, kv_head, step, member, token_row, D, GROUP)
-    tile_mask = real[:, None] & (dim < D)[None, :]
+    places = _query_places(d_query, first, kv_head, step, member, heads * D, D, GROUP)
     tl.store(places[:, None] + dim[None, :], gradient * scale, mask=tile_mask)
 
 
@@ -309,10 +279,13 @@ def _key_step(
     ROWS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Add what one tile of queries contributes to the gradients of the keys and values."""
-    queries, grads, row_sums, row_delta = _load_queries(
-        query, grad, sums, delta, tile, kv_head, kv_heads, dim, nodes, q_row, q_head,
-        GROUP, D, ROWS,
-    )  # fmt: skip
+    queries, grads, row_sums = _load_queries(
+        query, grad, sums, tile, kv_head, kv_heads, dim, nodes, q_row, q_head, GROUP, D, ROWS
+    )
+    step, member, real = _query_rows(tile, nodes, ROWS, GROUP)
+    first = tile * (ROWS // GROUP)
+    places = _query_places(delta, first, kv_head, step, member, kv_heads * GROUP, 1, GROUP)
+    row_delta = tl.load(places, mask=real, other=0.0)
 
     # All tiles are transposed here: keys are rows, queries columns.
     logits = base2_logits(tl.dot(keys, tl.trans(queries), input_precision="ieee"), scale, SOFTCAP)
@@ -332,7 +305,7 @@ def _key_step(
 
 
 @triton.jit(do_not_specialize=["nodes"])
-def _key_kernel(
+def key_kernel(
     query, keys, values, grad, sums, delta, ends, positions, d_key, d_value, scale, nodes,
     q_row, q_head, k_row, k_head, v_row, v_head,
     GROUP: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -388,195 +361,3 @@ def _key_kernel(
     mask = (key < nodes)[:, None] & (dim < D)[None, :]
     tl.store(d_key + flat, key_grad * scale, mask=mask)
     tl.store(d_value + flat, value_grad, mask=mask)
-
-
-def _make_plan(
-    ends: Tensor, roots: Tensor, positions: Tensor, window: int, tile: Tile, group: int
-) -> Tensor:
-    """Return, for every tile of queries, the list of the key tiles that it sees."""
-    nodes = ends.shape[0]
-    tokens = tile.rows // group
-    tiles, key_tiles = triton.cdiv(nodes, tokens), triton.cdiv(nodes, tile.keys)
-    plan = torch.empty((tiles, key_tiles + 2), dtype=torch.int32, device=ends.device)
-    _plan_kernel[(tiles,)](
-        ends, roots, positions, plan, nodes, key_tiles,
-        tokens, tile.keys, window, _PLAN_CHUNK, pad(tokens, 1),
-        num_warps=4,
-    )  # fmt: skip
-    return plan
-
-
-def _strides(*tensors: Tensor) -> list[int]:
-    """Return the strides of the first two dimensions of each tensor."""
-    return [stride for tensor in tensors for stride in tensor.stride()[:2]]
-
-
-@torch.library.custom_op("mint::tree_attention_forward", mutates_args=())
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ends: Tensor,
-    roots: Tensor,
-    positions: Tensor,
-    dtype: torch.dtype,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the attention output ``[N, H, D]`` in ``dtype``, and the logsumexp (base 2)."""
-    nodes, heads, dim = q.shape
-    kv_heads = k.shape[1]
-    out = torch.empty((nodes, heads, dim), dtype=dtype, device=q.device)
-    sums = torch.empty((nodes, heads), dtype=torch.float32, device=q.device)
-    if nodes == 0:
-        return out, sums
-    q, k, v = unit_stride(q), unit_stride(k.to(dtype)), unit_stride(v.to(dtype))
-    group = heads // kv_heads
-    tile = choose_tile(FORWARD_TILES, FLOAT32_TILE, dtype, dim, group)
-    plan = _make_plan(ends, roots, positions, window, tile, group)
-    _forward_kernel[(kv_heads, plan.shape[0])](
-        q, k, v, ends, positions, q if sinks is None else sinks, plan, out, sums, scale,
-        nodes, plan.shape[1] - 2, *_strides(q, k, v),
-        group, dim, window, softcap, sinks is not None, tile.rows, tile.keys, pad(dim),
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    return out, sums
-
-
-@torch.library.custom_op("mint::tree_attention_backward", mutates_args=())
-def _backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    ends: Tensor,
-    roots: Tensor,
-    positions: Tensor,
-    dtype: torch.dtype,
-    scale: float,
-    window: int,
-    softcap: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v in the dtype of the output's gradient."""
-    nodes, heads, dim = q.shape
-    kv_heads = k.shape[1]
-    d_query, d_key, d_value = (
-        torch.empty(x.shape, dtype=grad.dtype, device=q.device) for x in (q, k, v)
-    )
-    if nodes == 0:
-        return d_query, d_key, d_value
-    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-    grad = grad.contiguous()
-    delta = torch.empty((nodes, heads), dtype=torch.float32, device=q.device)
-    _prepare_kernel[(triton.cdiv(nodes * heads, _PREPARE_ROWS),)](
-        out, grad, delta, nodes * heads, dim, pad(dim), _PREPARE_ROWS, num_warps=4
-    )
-    group = heads // kv_heads
-    tile = choose_tile(QUERY_TILES, FLOAT32_TILE, dtype, dim, group)
-    plan = _make_plan(ends, roots, positions, window, tile, group)
-    _query_kernel[(kv_heads, plan.shape[0])](
-        q, k, v, grad, sums, delta, ends, positions, plan, d_query, scale,
-        nodes, plan.shape[1] - 2, *_strides(q, k, v),
-        group, dim, window, softcap, tile.rows, tile.keys, pad(dim),
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    tile = choose_tile(KEY_TILES, FLOAT32_TILE, dtype, dim, group)
-    _key_kernel[(kv_heads, triton.cdiv(nodes, tile.keys))](
-        q, k, v, grad, sums, delta, ends, positions, d_key, d_value, scale,
-        nodes, *_strides(q, k, v),
-        group, dim, window, softcap, tile.rows, tile.keys, pad(dim),
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    return d_query, d_key, d_value
-
-
-@_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ends: Tensor,
-    roots: Tensor,
-    positions: Tensor,
-    dtype: torch.dtype,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    out = torch.empty(q.shape, dtype=dtype, device=q.device)
-    return out, torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-
-
-@_backward.register_fake
-def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    ends: Tensor,
-    roots: Tensor,
-    positions: Tensor,
-    dtype: torch.dtype,
-    scale: float,
-    window: int,
-    softcap: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    d_query, d_key, d_value = (
-        torch.empty(x.shape, dtype=grad.dtype, device=q.device) for x in (q, k, v)
-    )
-    return d_query, d_key, d_value
-
-
-class _TreeAttention(torch.autograd.Function):
-    """Attention that keeps its operands in the compute dtype and returns float32 gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, ends: Tensor, roots: Tensor, positions: Tensor,
-        dtype: torch.dtype, scale: float, window: int, softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        out, sums = _forward(q, k, v, ends, roots, positions, dtype, scale, window, softcap, sinks)
-        ctx.save_for_backward(q, k, v, out, sums, ends, roots, positions)
-        ctx.settings = (dtype, scale, window, softcap)
-        # A copy even of float32: torch.compile (2.11) cuts off the gradient of an output that is
-        # also kept for the backward pass.
-        return out.to(torch.float32, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        # Beside 16-bit operands gradients are bfloat16: they can leave float16's range.
-        operand = torch.float32 if ctx.settings[0] == torch.float32 else torch.bfloat16
-        gradients = _backward(grads[0].to(operand), *ctx.saved_tensors, *ctx.settings)
-        return (*(gradient.float() for gradient in gradients), *[None] * 8)
-
-
-def tree_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ends: Tensor,
-    roots: Tensor,
-    positions: Tensor,
-    dtype: torch.dtype,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attend within a prefix forest; return ``[N, H, D]`` in float32, differentiable in q, k, v.
-
-    Node i of the forest (``[N]`` int32 tensors) sees node j iff ``j <= i < ends[j]``, and iff
-    ``positions[i] - positions[j] < window`` unless the window is 0; ``roots[i]`` is the root of
-    i's tree. ``dtype`` is the dtype of the dot products; gradients come as float32, as they may be
-    out of float16's range.
-    """
-    arguments = (ends, roots, positions, dtype, scale, window, softcap, sinks)
-    return _TreeAttention.apply(q, k, v, *arguments)  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mint.engine.model.context import BankedLora, TrainedLora, active
 from mint.engine.model.linear import Product, Site, product_gradients
-from mint.engine.model.precision import Precision, f16, f32, halves, multiply, multiply_gradient
+from mint.engine.model.precision import Precision, f32, multiply, multiply_gradient
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
 _GRAPH_ROWS = 512  # the most tokens that a decode step of fixed shape has
@@ -99,7 +99,7 @@ class Gathered:
         return values[self._index][:, None]
 
     def multiply(self, rows: Tensor, weights: Tensor, precision: Precision) -> Tensor:
-        return _multiply_each(rows, weights[self._index], precision)
+        return multiply(rows, weights[self._index], precision)
 
     def keep(self, rows: Tensor) -> Tensor:
         return rows
@@ -124,7 +124,7 @@ class Complete:
 
     def multiply(self, rows: Tensor, weights: Tensor, precision: Precision) -> Tensor:
         if rows.stride(0):
-            return _multiply_each(rows, weights, precision)
+            return multiply(rows, weights, precision)
         y = multiply(rows[0], weights.flatten(0, 1), precision)  # all experts read the same rows
         return y.view(len(y), self._experts, -1).transpose(0, 1)
 
@@ -354,22 +354,3 @@ def _multiply_groups(
     for expert, group in groups:
         y[group] = multiply(rows[group], weights[expert], precision)
     return y
-
-
-def _multiply_each(x: Tensor, weights: Tensor, precision: Precision) -> Tensor:
-    """Multiply float32 rows [G, N, in] by weights [G, out, in], each group by its own."""
-    if not precision.split or weights.dtype == f32:
-        return _bmm(x.to(weights.dtype), weights.mT)
-    upper, lower = halves(x)
-    return _bmm(upper, weights.mT) + _bmm(lower, weights.mT)
-
-
-def _bmm(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply matrices of one format, pair by pair; the result is float32."""
-    if left.dtype == f32:
-        return left @ right
-    if left.is_cuda:
-        return torch.bmm(left, right, out_dtype=f32)
-    if left.dtype == f16:
-        return left.float() @ right.float()
-    return (left @ right).float()

@@ -115,7 +115,7 @@ class Head:
         spread = torch.full_like(sums, _SPREAD)
         settings = (1.0, self._cap(temperature), weight.dtype)
         slope = _fused(_slope, logits)(logits, sums, spread, *settings)
-        slope[cells] = 0.0
+        slope.index_put_(cells, slope.new_zeros(()))  # 0.0 would be copied, and waited for
         return mm(slope, weight) * (self.multiplier / temperature / _SPREAD)
 
     def pulling_weight(self) -> Tensor:
@@ -155,9 +155,8 @@ class Head:
 
 def _logsumexp(logits: Tensor) -> Tensor:
     peak = logits.amax(-1, keepdim=True)
-    total = (
-        (logits - peak).exp().sum(-1, keepdim=True)
-    )  # so shaped, both are one pass when compiled
+    # So shaped, both are one pass when compiled.
+    total = (logits - peak).exp_().sum(-1, keepdim=True)
     return (total.log() + peak).squeeze(-1)
 
 
@@ -165,7 +164,7 @@ def _slope(
     logits: Tensor, sums: Tensor, total: Tensor, multiplier: float, softcap: float | None,
     dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    slope = (logits - sums[:, None]).exp() * (-multiplier * total)[:, None]
+    slope = (logits - sums[:, None]).exp_().mul_((-multiplier * total)[:, None])
     if softcap is not None:
         slope = slope * (1 - (logits / softcap) ** 2)
     return slope.to(dtype)

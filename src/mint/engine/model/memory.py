@@ -7,7 +7,7 @@ import torch
 
 from mint.engine.messages import EnginePlan
 from mint.engine.model.base_model import BaseModel
-from mint.engine.sampling.pool import BLOCK_SIZE, KVPool
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 
 GB = 1024**3
 _CPU_POOL_BYTES = 2 * GB

@@ -6,7 +6,7 @@ trainer batch differently, and each rounding is amplified by the layers above it
 
 | precision  | on an NVIDIA GPU                             | on a CPU                             |
 |------------|----------------------------------------------|--------------------------------------|
-| `exact`    | bfloat16 weights, activations in two halves  | float32                              |
+| `exact`    | bfloat16 weights, activations in three parts | float32                              |
 | `half`     | float16 products, float32 sums               | float16 operands (slow: for tests)   |
 | `bfloat16` | bfloat16 products, float32 sums              | bfloat16 products, float32 otherwise |
 """
@@ -35,7 +35,7 @@ class Precision:
     lora: torch.dtype  # of what enters an adapter's products
     lora_gradients: torch.dtype
     keys: torch.dtype  # of keys and values, in the pool and in attention
-    split: bool = False  # products of the upper and the lower half of the activations
+    split: bool = False  # activations into parts that are multiplied one by one
 
 
 def choose(name: str, device: torch.device) -> Precision:
@@ -84,32 +84,44 @@ def _has_bfloat16_units() -> bool:
 
 
 def mm(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply two matrices of one format; the result is float32."""
+    """Multiply two matrices of one format, or pairs of them; the result is float32."""
     if left.dtype == f32:
         return left @ right
     if left.is_cuda:
-        return torch.mm(left, right, out_dtype=f32)
+        return (torch.bmm if left.dim() == 3 else torch.mm)(left, right, out_dtype=f32)
     if left.dtype == f16:
         return left.float() @ right.float()
     return (left @ right).float()
 
 
 def multiply(x: Tensor, weight: Tensor, precision: Precision) -> Tensor:
-    """Multiply float32 rows [N, in] by a frozen weight [out, in]; the result is float32."""
-    if not precision.split or weight.dtype == f32:
-        return mm(x.to(weight.dtype), weight.T)
-    upper, lower = halves(x)
-    return mm(upper, weight.T) + mm(lower, weight.T)
+    """Multiply float32 rows [N, in] by a frozen weight [out, in]; the result is float32.
 
-
-def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two bfloat16 tensors whose sum is x, but for its last 8 bits.
-
-    It rounds the bits themselves: torch.compile leaves out a cast to 16 bits and back, and the
-    difference to x would be zero.
+    Groups of rows [G, N, in] are multiplied by a weight each, of [G, out, in].
     """
-    upper = ((x.view(torch.int32) + 0x8000) & -0x10000).view(f32)
-    return upper.to(bf16), (x - upper).to(bf16)
+    if not precision.split or weight.dtype == f32:
+        return mm(x.to(weight.dtype), weight.mT)
+    low, middle, high = (mm(part, weight.mT) for part in split(x))
+    return low + middle + high
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return three bfloat16 tensors, the smallest first, whose sum is x: 8 of its 24 bits each.
+
+    Two would leave out 8 bits, and sampler and trainer would differ by 1e-4 now and then.
+    """
+    high = _upper_bits(x)
+    middle = _upper_bits(x - high)
+    return (x - high - middle).to(bf16), middle.to(bf16), high.to(bf16)
+
+
+def _upper_bits(x: Tensor) -> Tensor:
+    """Round to the bits of bfloat16.
+
+    Not by a cast: torch.compile leaves out one to 16 bits and back, and the difference to x would
+    be zero.
+    """
+    return ((x.view(torch.int32) + 0x8000) & -0x10000).view(f32)
 
 
 def multiply_gradient(grad: Tensor, weight: Tensor, precision: Precision) -> Tensor:

@@ -18,8 +18,9 @@ from mint.engine.adapters.lora import Adapter
 from mint.engine.attention.gpu import KernelDecode
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import BankedLora, Lora, NoLora
+from mint.engine.model.precision import to_device
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 from mint.engine.sampling.picking import Picked, pick_plain, signed
-from mint.engine.sampling.pool import BLOCK_SIZE, KVPool
 from mint.engine.sampling.runner import Runner, Tokens
 from mint.engine.sampling.sequence import Sequence
 
@@ -51,13 +52,6 @@ class _Flight:
     ready: torch.cuda.Event
 
 
-@dataclass
-class _Row:
-    """The state of an occupied row on the device."""
-
-    blocks: int = 0  # entries of the block table that were sent
-
-
 class _Buffers:
     """The static tensors of the batch."""
 
@@ -83,7 +77,7 @@ class GraphRunner(Runner):
         width = -(-model.info.context_length // BLOCK_SIZE)
         self._buffers = _Buffers(max_rows, min(width, pool.blocks), model.device)
         self._mask = torch.zeros(max_rows, 1, device=model.device)
-        self._rows: list[_Row | None] = [None] * max_rows
+        self._sent: list[int | None] = [None] * max_rows  # blocks of each row; None: it is free
         self._row_of: dict[int, int] = {}  # by the sequence's uid
         self._flight: _Flight | None = None
         self._batch = _Batch(-1, [], torch.empty(0, dtype=torch.long), 1, 0, False)
@@ -138,7 +132,7 @@ class GraphRunner(Runner):
 
     def reset(self) -> None:
         self._flight = None
-        self._rows = [None] * self._max_rows
+        self._sent = [None] * self._max_rows
         self._row_of = {}
         self._batch = replace(self._batch, version=-1)
         self._buffers.positions.fill_(_EMPTY)
@@ -159,12 +153,15 @@ class GraphRunner(Runner):
             far = [s.uid for s in sequences if self._row_of.get(s.uid, 0) >= wanted]
             freed |= {self._row_of.pop(uid) for uid in far}
         for row in freed:
-            self._rows[row] = None
+            self._sent[row] = None
         fresh = [s for s in sequences if s.uid not in self._row_of]
-        free = (row for row, held in enumerate(self._rows) if held is None)
+        # Rows of one adapter are neighbours: a tile of them then meets few adapters.
+        order = {a: n for n, a in enumerate(dict.fromkeys(s.job.adapter for s in sequences))}
+        fresh.sort(key=lambda s: order[s.job.adapter])
+        free = (row for row, sent in enumerate(self._sent) if sent is None)
         for sequence in fresh:
             row = next(free)
-            self._rows[row] = _Row()
+            self._sent[row] = 0
             self._row_of[sequence.uid] = row
             freed.discard(row)
         slots = self._send_adapters(sequences, fresh)
@@ -203,43 +200,34 @@ class GraphRunner(Runner):
         for at, s in enumerate(fresh):
             step = len(s.tokens)
             integers[1:, at] = (s.length - 1, s.tokens[-1], step, signed(s.job.seed), s.index)
-        sent = torch.as_tensor(integers).pin_memory().to(self._device, non_blocking=True)
+        sent = to_device(integers, self._device)
         index = sent[0]
         names = ("positions", "tokens", "steps", "seeds", "samples")
         for line, name in enumerate(names, start=1):
             getattr(buffers, name).index_copy_(0, index, sent[line])
         temperatures = [s.job.request.temperature for s in fresh] + [1.0] * len(freed)
-        heat = torch.tensor(temperatures, dtype=torch.float32).pin_memory()
-        buffers.temperatures.index_copy_(0, index, heat.to(self._device, non_blocking=True))
+        heat = to_device(np.array(temperatures, np.float32), self._device)
+        buffers.temperatures.index_copy_(0, index, heat)
 
     def _send_masks(self, sequences: list[Sequence], adapters: dict[Adapter, int]) -> None:
-        mask = torch.zeros(len(sequences), self._mask.shape[1])
+        mask = np.zeros((len(sequences), self._mask.shape[1]), np.float32)
         for at, sequence in enumerate(sequences):
             if sequence.job.adapter is not None:
                 mask[at, adapters[sequence.job.adapter]] = 1.0
-        rows = torch.tensor([self._row_of[s.uid] for s in sequences]).pin_memory()
-        self._mask.index_copy_(
-            0,
-            rows.to(self._device, non_blocking=True),
-            mask.pin_memory().to(self._device, non_blocking=True),
-        )
+        rows = to_device(np.array([self._row_of[s.uid] for s in sequences]), self._device)
+        self._mask.index_copy_(0, rows, to_device(mask, self._device))
 
     def _send_blocks(self, sequences: list[Sequence]) -> None:
         """Send the new entries of block tables."""
-        entries = []
+        width, entries = self._buffers.table.shape[1], list[tuple[int, int]]()
         for sequence in sequences:
-            row = self._row_of[sequence.uid]
-            held = self._rows[row]
-            assert held is not None
-            for index in range(held.blocks, len(sequence.blocks)):
-                entries.append((row, index, sequence.blocks[index]))
-            held.blocks = len(sequence.blocks)
-        if not entries:
-            return
-        array = np.array(entries, np.int64).T
-        array[0] = array[0] * self._buffers.table.shape[1] + array[1]
-        sent = torch.as_tensor(array[[0, 2]]).pin_memory().to(self._device, non_blocking=True)
-        self._buffers.table.view(-1).index_copy_(0, sent[0], sent[1].int())
+            row, blocks = self._row_of[sequence.uid], sequence.blocks
+            for index in range(self._sent[row] or 0, len(blocks)):
+                entries.append((row * width + index, blocks[index]))
+            self._sent[row] = len(blocks)
+        if entries:
+            places, numbers = to_device(np.array(entries, np.int64).T, self._device)
+            self._buffers.table.view(-1).index_copy_(0, places, numbers.int())
 
     # ---- steps ----------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from mint.engine.attention.grouped import GroupedDecode
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import Lora
 from mint.engine.model.head import Head
+from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.sampling.picking import Picked, Picks, is_penalized, penalize, pick
-from mint.engine.sampling.pool import KVPool
 from mint.engine.sampling.scheduler import PrefillStep
 from mint.engine.sampling.sequence import Sequence
 

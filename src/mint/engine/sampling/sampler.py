@@ -6,8 +6,8 @@ A step is: schedule, run, note what came out. Whoever asks while others run join
 import torch
 
 from mint.engine.messages import SampledToken
-from mint.engine.sampling.blocks import BlockManager
-from mint.engine.sampling.pool import BLOCK_SIZE
+from mint.engine.sampling.kv_blocks import BlockManager
+from mint.engine.sampling.kv_pool import BLOCK_SIZE
 from mint.engine.sampling.runner import Runner, Tokens
 from mint.engine.sampling.scheduler import PrefillStep, Scheduler
 from mint.engine.sampling.scoring import score_prompt

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from mint.engine.adapters.lora import MAX_SLOTS, Adapter
 from mint.engine.attention.layout import Chunk
 from mint.engine.messages import IntArray
-from mint.engine.sampling.blocks import BlockManager
 from mint.engine.sampling.holdings import Holdings
-from mint.engine.sampling.pool import BLOCK_SIZE
+from mint.engine.sampling.kv_blocks import BlockManager
+from mint.engine.sampling.kv_pool import BLOCK_SIZE
 from mint.engine.sampling.sequence import Job, Prefill, Sequence
 from mint.engine.sampling.slots import SlotTurns
 from mint.engine.sampling.waiting import WaitingJobs

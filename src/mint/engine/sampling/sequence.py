@@ -22,8 +22,8 @@ from mint.engine.messages import (
     TopkLogprobs,
     UserError,
 )
+from mint.engine.sampling.kv_pool import BLOCK_SIZE
 from mint.engine.sampling.picking import is_filtered, is_penalized
-from mint.engine.sampling.pool import BLOCK_SIZE
 from mint.engine.sampling.scoring import BROKEN_WEIGHTS, PromptScores, is_wanted
 from mint.engine.sampling.stopping import StopRule
 

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter, new_adapter
-from mint.engine.adapters.peft_files import read_adapter, write_adapter
+from mint.engine.adapters.peft_files import read_adapter, write_adapter, write_tensors
 from mint.engine.attention import tree_attention
 from mint.engine.messages import (
     NOT_FINITE,
@@ -312,7 +312,7 @@ class LoraTrainer:
         for index, parameter in enumerate(self.adapter.parameters()):
             for key, value in self._optimizer.state[parameter].items():
                 tensors[f"{index}.{key}"] = value.detach().cpu().contiguous()
-        save_file(tensors, folder / _OPTIMIZER_FILE)
+        write_tensors(folder / _OPTIMIZER_FILE, tensors)
 
     def load(self, folder: Path, optimizer: bool) -> None:
         """Take weights from a folder, and the optimizer's state too or a fresh one."""
@@ -344,7 +344,7 @@ class LoraTrainer:
 
 
 def _token_losses(loss: Loss, lp: Tensor, batch: PackedBatch, settings: dict[str, float]) -> Tensor:
-    config = {key: lp.new_tensor(value) for key, value in settings.items()}
+    config = {key: lp.new_full((), value) for key, value in settings.items()}
     config |= {key: batch.inputs[key] for key in settings if key in batch.inputs}
     return loss.function(lp, batch.inputs, config, batch.datum)
 

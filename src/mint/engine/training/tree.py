@@ -53,10 +53,11 @@ def pack(
     trees: list[PrefixTree] = []
     builder = _Builder()
     for i in order:
-        if builder.members and builder.size_with(sequences[i], keys[i]) > budget:
+        shared = builder.shared(sequences[i], keys[i])
+        if builder.members and builder.size + len(sequences[i]) - shared > budget:
             trees.append(builder.finish())
-            builder = _Builder()
-        builder.add(i, sequences[i], keys[i])
+            builder, shared = _Builder(), 0
+        builder.add(i, sequences[i], keys[i], shared)
     if builder.members:
         trees.append(builder.finish())
     return trees
@@ -91,11 +92,7 @@ class _Builder:
         self._starts: list[tuple[int, int, int]] = []  # node, depth, and key of each new piece
         self._last: tuple[int, IntArray] | None = None
 
-    def size_with(self, tokens: IntArray, key: int) -> int:
-        return self.size + len(tokens) - self._shared(tokens, key)
-
-    def add(self, member: int, tokens: IntArray, key: int) -> None:
-        shared = self._shared(tokens, key)
+    def add(self, member: int, tokens: IntArray, key: int, shared: int) -> None:
         fresh = np.arange(self.size, self.size + len(tokens) - shared, dtype=np.int64)
         path = np.concatenate([self.paths[-1][:shared], fresh]) if shared else fresh
         self._starts.append((self.size, shared, key))
@@ -105,13 +102,13 @@ class _Builder:
         self.paths.append(path)
         self._last = (key, tokens)
 
-    def _shared(self, tokens: IntArray, key: int) -> int:
+    def shared(self, tokens: IntArray, key: int) -> int:
+        """Return how many tokens a sequence begins with that are there already."""
         if self._last is None or self._last[0] != key:
             return 0
-        previous = self._last[1]
-        length = min(len(previous), len(tokens))
-        different = np.flatnonzero(previous[:length] != tokens[:length])
-        return int(different[0]) if len(different) else length
+        length = min(len(self._last[1]), len(tokens))
+        differs = self._last[1][:length] != tokens[:length]
+        return int(differs.argmax()) if differs.any() else length
 
     def finish(self) -> PrefixTree:
         positions = np.empty(self.size, dtype=np.int64)

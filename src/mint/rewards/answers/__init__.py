@@ -1,1 +1,4 @@
-"""Answers to questions: numbers, formulas, and where the final answer is."""
+"""Answers to questions: numbers, formulas, and where the final answer is.
+
+Scores that combine several checks are in ``shaping``.
+"""

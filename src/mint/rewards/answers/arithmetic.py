@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mint.rewards.answers.number import find_numbers
-from mint.rewards.answers.plaintext import plain, without_latex_dress
+from mint.rewards.answers.plaintext import plain, strip_latex
 
 _READ = 20_000
 
@@ -21,13 +21,13 @@ class RewardBreakdown:
 def extract_prediction(response: str) -> int | None:
     r"""The first integer of a response, or None.
 
-    The first, because a small model that has answered often goes on with a question of its own.
+    The first, because a small model that has answered often continues with a question of its own.
 
     >>> extract_prediction(" 8\nQ: What is 2 + 2?"), extract_prediction("−1,024"), \
     ...     extract_prediction("eight")
     (8, -1024, None)
     """
-    for number in find_numbers(without_latex_dress(plain((response or "")[:_READ]))):
+    for number in find_numbers(strip_latex(plain((response or "")[:_READ]))):
         if isinstance(number.value, int) and not number.percent:
             return number.value
     return None

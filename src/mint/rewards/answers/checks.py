@@ -14,7 +14,7 @@ from mint.rewards.answers.extraction import (
 )
 from mint.rewards.answers.gold import Gold, ReadGold, normalised, normalised_formula, read_gold
 from mint.rewards.answers.number import Number, find_numbers, parse_number
-from mint.rewards.answers.plaintext import plain, without_latex_dress
+from mint.rewards.answers.plaintext import plain, strip_latex
 
 PARTIAL_CREDIT = 0.5
 PARTIAL_RANGE = Fraction(1, 10)
@@ -102,7 +102,7 @@ def _final_numbers(response: str, count: int) -> list[Number]:
             found = [parse_number(box) for box in boxes]
             return [number for number in found if number is not None]
         text = boxes[-1] if boxes else response
-    window = without_latex_dress(plain(text[-_SCANNED:]))
+    window = strip_latex(plain(text[-_SCANNED:]))
     numbers = [number for number in find_numbers(window) if number.value is not None]
     return numbers[-count:]
 

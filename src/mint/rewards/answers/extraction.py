@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from mint.rewards.answers.number import Number, find_numbers, last_number, parse_number
-from mint.rewards.answers.plaintext import plain, without_latex_dress
+from mint.rewards.answers.plaintext import plain, strip_latex
 from mint.rewards.answers.words import last_spelt_number, spelt_number
 
 Source = Literal["tag", "boxed", "marker", "equals", "called", "last number", "text", "none"]
@@ -122,21 +122,23 @@ def last_tag(text: str) -> str | None:
     return None if opening is None else text[opening.end() : closing.start()]
 
 
+def marked_answer(text: str) -> str | None:
+    """Return the content of the last answer tag, or else of the last box.
+
+    >>> marked_answer(r"\\boxed{1} <answer>2</answer>"), marked_answer("3") is None
+    ('2', True)
+    """
+    content = last_tag(text)
+    return last_boxed(text) if content is None else content
+
+
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last complete ``\boxed{…}``, its braces balanced.
 
     >>> last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}, or \boxed{3")
     '\\frac{1}{2}'
     """
-    position = len(text)
-    for _ in range(_BOXED_TRIES):
-        position = text.rfind("\\boxed", 0, position)
-        if position < 0:
-            return None
-        content = _balanced(text, position + len("\\boxed"))
-        if content is not None:
-            return content
-    return None
+    return next(iter(boxed_contents(text, 1)), None)
 
 
 def boxed_contents(text: str, count: int) -> list[str]:
@@ -183,7 +185,7 @@ def _contained(content: str, source: Source) -> FoundAnswer:
 def _is_list_or_expression(content: str) -> bool:
     if len(content) > _SPAN or "=" in content:
         return False
-    text = without_latex_dress(plain(content))
+    text = strip_latex(plain(content))
     numbers = list(find_numbers(text))
     if not numbers:
         return False
@@ -270,7 +272,7 @@ def _last_equals(text: str, start: int, end: int) -> int:
 
 def _after_marker(text: str, start: int, source: Source) -> FoundAnswer:
     line = _first_line(text, start)
-    window = without_latex_dress(plain(line))
+    window = strip_latex(plain(line))
     numbers = list(find_numbers(window))
     if numbers:
         first = numbers[0]

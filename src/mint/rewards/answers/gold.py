@@ -9,9 +9,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from mint.rewards.answers.extraction import last_boxed, last_tag
+from mint.rewards.answers.extraction import marked_answer
 from mint.rewards.answers.number import Number, parse_number
-from mint.rewards.answers.plaintext import without_latex_dress
+from mint.rewards.answers.plaintext import strip_latex
 
 Gold = str | int | float | Decimal | Fraction
 Kind = Literal["number", "formula", "text", "never right"]
@@ -21,7 +21,7 @@ _FORMULA = re.compile(
     r"[\\^_=<>√π∞±]|[0-9)]\s?[-+*/×·]|[0-9][a-z]\b|[-+*/]\s?[a-z0-9(]|[(\[{].*[,;]"
 )
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_DRESS = re.compile(r"[\s$*`\"]+")
+_DECORATION = re.compile(r"[\s$*`\"]+")
 _TEXT_LIMIT = 2000
 
 
@@ -72,30 +72,27 @@ def _read_text(text: str) -> ReadGold:
 def _final_part(text: str) -> str:
     if "####" in text:
         return text.rpartition("####")[2]
-    if (content := last_tag(text)) is not None:
-        return content
-    if (content := last_boxed(text)) is not None:
-        return content
-    return text
+    content = marked_answer(text)
+    return text if content is None else content
 
 
 def normalised(text: str) -> str:
-    r"""Text as compared: case, articles, outer punctuation and LaTeX dress do not count.
+    r"""Normalise text for comparison: no case, articles, outer punctuation or LaTeX markup.
 
     >>> normalised(r" The **\text{Eiffel Tower}**. ")
     'eiffel tower'
     """
     text = unicodedata.normalize("NFKC", text[:_TEXT_LIMIT])
-    text = without_latex_dress(text).casefold()
-    text = _DRESS.sub(" ", text).strip().strip(string.punctuation + " ")
+    text = strip_latex(text).casefold()
+    text = _DECORATION.sub(" ", text).strip().strip(string.punctuation + " ")
     return " ".join(_ARTICLES.sub(" ", text).split())
 
 
 def normalised_formula(text: str) -> str:
-    r"""A formula as compared letter by letter: spaces, dollars and LaTeX dress do not count.
+    r"""Normalise a formula for comparison: no spaces, dollars or LaTeX markup.
 
     >>> normalised_formula(r"$ \left( x + 1 \right) $.")
     '(x+1)'
     """
-    text = without_latex_dress(text[:_TEXT_LIMIT])
+    text = strip_latex(text[:_TEXT_LIMIT])
     return "".join(text.replace("$", "").split()).rstrip(".,")

@@ -19,7 +19,7 @@ from mint.rewards.answers.magnitude import (
     magnitude,
     power_of_ten,
 )
-from mint.rewards.answers.plaintext import plain, without_latex_dress
+from mint.rewards.answers.plaintext import plain, strip_latex
 
 CURRENCY = r"(?:(?:US|CA|AU|NZ|HK|A|C)?\$|[€£¥₹₽₩]|(?:USD|EUR|GBP|JPY|INR|CNY|RMB|Rs\.?)\s?)"
 _SCALE = r"\s?(?:thousand|million|billion|trillion)\b"
@@ -103,7 +103,7 @@ def parse_number(text: str) -> Number | None:
         return Number(_simple_value(*simple.groups()), end=len(text))
     if len(text) > 2 * MAX_DIGITS:
         return None
-    text = _unwrapped(without_latex_dress(plain(text)))
+    text = _unwrapped(strip_latex(plain(text)))
     numbers = list(find_numbers(text))
     if len(numbers) != 1:
         return None
@@ -140,7 +140,7 @@ def last_number(text: str) -> Number | None:
     end = len(text)
     while end > 0:
         start = max(0, end - _WINDOW)
-        window = without_latex_dress(plain(text[start:end]))
+        window = strip_latex(plain(text[start:end]))
         said = (number for number in find_numbers(window) if not _denied(window, number))
         found = next(iter(deque(said, maxlen=1)), None)
         if start == 0 or (found is not None and (found.start > 0 or found.value is None)):
@@ -187,7 +187,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _sign_before(text: str, start: int) -> int:
-    """-1 when what stands before a number is its minus sign and not a hyphen."""
+    """Return -1 if a number is preceded by a minus sign rather than a hyphen."""
     if start == 0 or text[start - 1] not in "- $€£¥₹₽₩DRPYsB.":
         return 1
     before = text[max(0, start - 24) : start]

@@ -1,4 +1,4 @@
-"""Text made plain: other scripts' digits, exotic spaces and minus signs become ASCII."""
+"""Normalise text: digits of other scripts, exotic spaces and minus signs become ASCII."""
 
 import re
 import unicodedata
@@ -76,10 +76,10 @@ _LATEX_DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|\\degree\b")
 _LATEX_ESCAPED = re.compile(r"\\([$%#&_])")
 
 
-def without_latex_dress(text: str) -> str:
+def strip_latex(text: str) -> str:
     r"""LaTeX text wrappers, spaces and escapes removed; fractions and roots stay.
 
-    >>> without_latex_dress(r"1{,}000\,\text{cm} = \$\frac{1}{2}")
+    >>> strip_latex(r"1{,}000\,\text{cm} = \$\frac{1}{2}")
     '1,000  cm  = $\\frac{1}{2}'
     """
     if "\\" not in text and "{,}" not in text and "~" not in text:

@@ -1,7 +1,7 @@
 """The process that compares formulas with math-verify. Started by :mod:`.symbolic`.
 
-It keeps one forked child that does the work. A child that overruns its time is killed and forked
-anew, which takes milliseconds because everything is already imported.
+It keeps one forked child that does the work. A child that exceeds its time is killed and
+replaced, which takes milliseconds because everything is already imported.
 """
 
 import ctypes

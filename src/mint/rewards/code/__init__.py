@@ -1,1 +1,4 @@
-"""Model code: tests, and the sandbox in which they run."""
+"""Model code: its tests, and the sandbox in which they run.
+
+Nothing here runs a program of a model outside the sandbox.
+"""

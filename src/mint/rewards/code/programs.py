@@ -1,4 +1,4 @@
-"""Hundreds of small programming problems with tests, made from a few sentences."""
+"""Hundreds of small programming problems with tests, generated from templates."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _TEXTS = ("banana", "Hello world", "a", "tea and rice", "mississippi", "onion so
 
 @dataclass(frozen=True)
 class _Problem:
-    """A sentence with two blanks, what it means, and what to try a program on."""
+    """A template with two parameters, its solution, and the inputs of its tests."""
 
     argument: str
     sentence: str

@@ -13,8 +13,8 @@ from typing import Any
 from mint.rewards.code.inside.wire import Channel, Gone, decode, encode, no_reference, refuse
 from mint.rewards.code.sandbox import Limits, Sandbox, python_command
 from mint.rewards.code.tests import AssertTest, CodeTest, StdioTest, assert_module, read_test
-from mint.rewards.reward import Reward
-from mint.rewards.score import Failure, Outcome, Sample, Score
+from mint.rewards.reward import SingleReward
+from mint.rewards.score import Sample, Score
 
 _FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _PYTHON = frozenset(["", "py", "python", "python3"])
@@ -48,7 +48,7 @@ def extract_code(response: str | None) -> str:
     return str(blocks[-1]) if blocks else text
 
 
-class CodeReward(Reward):
+class CodeReward(SingleReward):
     """The share of tests that the code of a response passes.
 
     Tests are given here, or per sample in ``metadata["tests"]``. With ``partial_credit=False``
@@ -77,21 +77,9 @@ class CodeReward(Reward):
         self.setup = setup
         self.parallel = parallel or 3 * (os.cpu_count() or 1)  # starting is mostly waiting
 
-    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
-        slots = asyncio.Semaphore(self.parallel)
-
-        async def one(sample: Sample) -> Outcome:
-            async with slots:
-                return await asyncio.to_thread(self._outcome, sample)
-
-        return list(await asyncio.gather(*(one(sample) for sample in samples)))
-
-    def _outcome(self, sample: Sample) -> Outcome:
-        try:
-            tests = self._tests_for(sample)
-            results = self.run(extract_code(sample.response), tests)
-        except Exception as error:
-            return Failure(self.name, error)
+    async def score_one(self, sample: Sample) -> Score:
+        tests, code = self._tests_for(sample), extract_code(sample.response)
+        results = await asyncio.to_thread(self.run, code, tests)
         passed = sum(result.passed for result in results)
         share = passed / len(results)
         total = share if self.partial_credit else float(share == 1.0)
@@ -175,7 +163,6 @@ class _Session:
                     {"asserts.py": self._module.encode()},
                     pass_fds=[theirs.fileno()],
                     inside=("checker", "wire"),
-                    piped=False,
                 )
                 programs.enter_context(checker)
             control = Channel(ours.fileno(), _JOB_LIMIT)
@@ -213,7 +200,6 @@ class _Session:
                 {"solution.py": self._code.encode(errors="replace")},
                 pass_fds=[theirs.fileno()],
                 inside=("model", "wire"),
-                piped=False,
             )
             with started:
                 theirs.close()

@@ -3,11 +3,9 @@
 import contextlib
 import marshal
 import os
-import selectors
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +18,6 @@ _INSIDE = Path(__file__).parent / "inside"
 _HOST_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/lib32", "/lib", "/lib64")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _ERRORS_KEPT = 4000
-_CHUNK = 65536
 
 
 class SandboxUnavailable(RuntimeError):
@@ -77,8 +74,17 @@ class Sandbox:
     def run(self, source: str, stdin: bytes = b"") -> Ran:
         """Run a program to its end, or until a limit stops it."""
         command = [_python(), "-I", "-S", "-B", "/box/program.py"]
-        with self.started(command, {"program.py": source.encode(errors="replace")}) as process:
-            return _pumped(process, stdin, self.limits)
+        files = {"program.py": source.encode(errors="replace")}
+        with _in_memory(stdin) as given, _in_memory() as printed, _in_memory() as errors:
+            with self.started(command, files, streams=(given, printed, errors)) as process:
+                stopped = _wait(process, self.limits.wall_seconds)
+            most = self.limits.output_kb * 1024
+            stdout = os.pread(printed, most + 1, 0)
+            if len(stdout) > most:
+                stopped = f"printed more than {self.limits.output_kb} kB"
+            start = max(0, os.fstat(errors).st_size - _ERRORS_KEPT)
+            stderr = os.pread(errors, _ERRORS_KEPT, start)
+        return Ran(stdout[:most], stderr, process.returncode, stopped)
 
     @contextlib.contextmanager
     def started(
@@ -87,10 +93,14 @@ class Sandbox:
         files: Mapping[str, bytes],
         pass_fds: Sequence[int] = (),
         inside: Sequence[str] = (),
-        piped: bool = True,
+        streams: tuple[int, int, int] = (subprocess.DEVNULL,) * 3,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A process with ``files`` and our own scripts ``inside`` under /box; killed at the end."""
-        stream = subprocess.PIPE if piped else subprocess.DEVNULL
+        """A process with ``files`` and our own scripts ``inside`` under /box; killed at the end.
+
+        ``streams`` are its standard input, output and error. As files, they are bounded by the
+        limit of what it may write.
+        """
+        stdin, stdout, stderr = streams
         with contextlib.ExitStack() as descriptors:
             program = descriptors.enter_context(_in_memory(seccomp.filter_program()))
             box: list[str] = []
@@ -101,19 +111,20 @@ class Sandbox:
                 box += ["--ro-bind-data", str(held[-1]), f"/box/{name}"]
             process = subprocess.Popen(
                 [*self._limited(), *_bubblewrap(self.limits), *box, *_sealed(program), *command],
-                stdin=stream,
-                stdout=stream,
-                stderr=stream,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
                 pass_fds=[*held, *pass_fds],
                 env={"PATH": os.defpath},
             )
         try:
             yield process
         finally:
-            _end(process)
+            process.kill()
+            process.wait()
 
     def _limited(self) -> list[str]:
-        """A shell that sets hard limits, which nothing inside can raise, and becomes bubblewrap."""
+        """A shell that sets hard limits, which nothing inside can raise, and runs bubblewrap."""
         limits = self.limits
         script = (
             f"ulimit -t {limits.cpu_seconds}; ulimit -v {limits.memory_mb * 1024}; "
@@ -214,88 +225,18 @@ def _check() -> None:
 
 
 @contextlib.contextmanager
-def _in_memory(content: bytes) -> Iterator[int]:
-    descriptor = os.memfd_create("box")
+def _in_memory(content: bytes = b"") -> Iterator[int]:
+    """A file in memory, at its beginning."""
+    with os.fdopen(os.memfd_create("box"), "r+b") as file:
+        file.write(content)
+        file.seek(0)
+        yield file.fileno()
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> str | None:
+    """Wait for a process to end, and return why it has to be stopped if it does not."""
     try:
-        os.write(descriptor, content) if len(content) < _CHUNK else _write_all(descriptor, content)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _pumped(process: subprocess.Popen[bytes], stdin: bytes, limits: Limits) -> Ran:
-    """Feed the input and collect the output, until the end or a limit."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    deadline = time.monotonic() + limits.wall_seconds
-    printed = {process.stdout: bytearray(), process.stderr: bytearray()}
-    waiting = memoryview(stdin)
-    stopped = None
-    with selectors.DefaultSelector() as selector:
-        for pipe in printed:
-            selector.register(pipe, selectors.EVENT_READ)
-        os.set_blocking(process.stdin.fileno(), False)
-        selector.register(process.stdin, selectors.EVENT_WRITE)
-        while len(selector.get_map()) > 0 and stopped is None:
-            events = selector.select(max(0.0, deadline - time.monotonic()))
-            if not events:
-                stopped = f"took longer than {limits.wall_seconds:g} s"
-            for key, _ in events:
-                if key.fileobj is process.stdin:
-                    waiting = _fed(process, waiting)
-                    if not waiting:
-                        selector.unregister(process.stdin)
-                        process.stdin.close()
-                    continue
-                chunk = os.read(key.fd, _CHUNK)
-                if not chunk:
-                    selector.unregister(key.fileobj)
-                buffer = printed[
-                    process.stdout if key.fileobj is process.stdout else process.stderr
-                ]
-                buffer += chunk
-                if len(printed[process.stdout]) > limits.output_kb * 1024:
-                    stopped = f"printed more than {limits.output_kb} kB"
-                del printed[process.stderr][:-_ERRORS_KEPT]
-    stopped = stopped or _ended_by(process, deadline, limits)
-    if stopped:
-        process.kill()
-    return Ran(
-        bytes(printed[process.stdout]), bytes(printed[process.stderr]), process.wait(), stopped
-    )
-
-
-def _fed(process: subprocess.Popen[bytes], waiting: memoryview) -> memoryview:
-    assert process.stdin is not None
-    try:
-        return waiting[os.write(process.stdin.fileno(), waiting[:_CHUNK]) :]
-    except BlockingIOError:
-        return waiting
-    except BrokenPipeError:
-        return waiting[:0]
-
-
-def _ended_by(process: subprocess.Popen[bytes], deadline: float, limits: Limits) -> str | None:
-    try:
-        process.wait(max(0.0, deadline - time.monotonic()))
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
-        return f"took longer than {limits.wall_seconds:g} s"
+        return f"took longer than {seconds:g} s"
     return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the sandbox with everything in it, and wait until it is gone."""
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None and not pipe.closed:
-            with contextlib.suppress(OSError):
-                pipe.close()

@@ -1,4 +1,4 @@
-"""Tests for model code: what goes in, and what must come out."""
+"""Tests for model code: inputs and expected outputs."""
 
 import ast
 import builtins
@@ -12,7 +12,7 @@ from mint.rewards.code.inside.wire import Unsupported, encode
 
 @dataclass(frozen=True)
 class StdioTest:
-    """The program reads ``stdin`` and must print ``stdout``; white space at line ends is free."""
+    """The program reads ``stdin`` and must print ``stdout``; trailing white space is ignored."""
 
     stdin: str
     stdout: str

@@ -62,7 +62,7 @@ class Budget:
 class ChatEndpoint:
     """The endpoint of a judge. ``url`` ends before ``/chat/completions``.
 
-    Equal questions are asked once: answers are kept in memory and, with ``cache``, in a folder.
+    Equal requests are sent once: responses are cached in memory and, with ``cache``, in a folder.
     """
 
     model: str
@@ -88,7 +88,7 @@ class ChatEndpoint:
     async def ask(
         self, messages: Sequence[Message], schema: Mapping[str, Any] | None = None
     ) -> str:
-        """The answer to a conversation; the same one is only asked once."""
+        """Return the answer to a conversation; equal requests are sent once."""
         body = self._body(messages, schema)
         key = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
         if (kept := self._recall(key)) is not None:
@@ -197,12 +197,12 @@ async def post(
     retry_wait: float,
     count: Callable[[], None] = lambda: None,
 ) -> httpx.Response:
-    """Return a successful reply; what may pass is retried. Raises :class:`NoReply`.
+    """Return a successful reply; transient errors are retried. Raises :class:`NoReply`.
 
-    ``count`` is called before every request. An endpoint that does not know ``response_format`` is
-    asked without it.
+    ``count`` is called before every request. If an endpoint does not support
+    ``response_format``, the request is sent again without it.
     """
-    problem = "it was not asked"
+    problem = "no request was sent"
     for attempt in range(retries + 1):
         count()
         try:
@@ -211,7 +211,7 @@ async def post(
             problem = f"{type(error).__name__}: {error}"
         else:
             if reply.status_code == 400 and body.pop("response_format", None):
-                problem = "it does not know response_format"
+                problem = "it does not support response_format"
                 continue
             if reply.status_code < 300:
                 return reply

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mint.rewards.reward import Reward
-from mint.rewards.score import Failure, Outcome, Sample, Score
+from mint.rewards.reward import SingleReward
+from mint.rewards.score import Sample, Score
 
 if TYPE_CHECKING:
     from mint.client import SamplingClient, ServiceClient, TrainingClient
@@ -62,7 +62,7 @@ class Asked:
         return tokens[-self._longest :]
 
 
-class RewardModel(Reward):
+class RewardModel(SingleReward):
     """A trained reward model as a reward from 0 to 1; the logit is kept as a component."""
 
     name = "reward_model"
@@ -78,20 +78,10 @@ class RewardModel(Reward):
         """The reward model that was saved at ``path``."""
         return cls(service.create_sampling_client(model_path=path), question)
 
-    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
-        async def one(sample: Sample) -> Outcome:
-            try:
-                logit = await self._logit(sample.prompt, sample.response)
-                return Score(1 / (1 + math.exp(-max(-700.0, logit))), {"logit": logit})
-            except Exception as error:
-                return Failure(self.name, error)
-
-        return list(await asyncio.gather(*(one(sample) for sample in samples)))
-
-    async def _logit(self, prompt: str, response: str) -> float:
+    async def score_one(self, sample: Sample) -> Score:
         from tinker import types
 
-        tokens = self._asked.tokens(prompt, response)
+        tokens = self._asked.tokens(sample.prompt, sample.response)
         yes, no = await asyncio.gather(
             *(
                 self._client.compute_logprobs_async(types.ModelInput.from_ints([*tokens, word]))
@@ -100,7 +90,8 @@ class RewardModel(Reward):
         )
         if yes[-1] is None or no[-1] is None:
             raise RuntimeError("The service returned no logprob for the last token.")
-        return yes[-1] - no[-1]
+        logit = yes[-1] - no[-1]
+        return Score(1 / (1 + math.exp(-max(-700.0, logit))), {"logit": logit})
 
     def accuracy(self, pairs: Sequence[Preference]) -> float:
         """The share of pairs whose chosen answer scores higher; a tie counts a half."""

@@ -1,1 +1,4 @@
-"""Shaping: rewards made of rewards, penalties, formats, instructions, normalisation."""
+"""Shaping: composed rewards, penalties, formats, instructions, normalisation.
+
+Nothing here calls a model or runs code.
+"""

@@ -33,7 +33,7 @@ _STOP_WORDS = frozenset(
 
 
 def evaluate_format(response: str | None, expected_format: str | None) -> float:
-    """The format score of the page, 1.0 when no format is asked for.
+    """The score of :func:`match_format_exactly`, 1.0 when no format is asked for.
 
     >>> evaluate_format("The answer is 4.", "The answer is [NUM]."), evaluate_format("4", None)
     (1.0, 1.0)
@@ -42,7 +42,7 @@ def evaluate_format(response: str | None, expected_format: str | None) -> float:
 
 
 def evaluate_correctness(response: str | None, ground_truth: Gold) -> float:
-    """The same as :func:`check_answer`, under the name that the page's examples use.
+    """The score of :func:`check_answer`.
 
     >>> evaluate_correctness("The answer is 4.", "4")
     1.0

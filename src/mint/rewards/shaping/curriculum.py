@@ -8,7 +8,7 @@ from mint.rewards.shaping.composition import Weights
 
 
 def linear_weights(start: Weights, end: Weights, steps: int) -> Callable[[int], Weights]:
-    """Weights that go in a straight line from ``start`` to ``end`` over ``steps`` steps.
+    """Weights that are interpolated linearly from ``start`` to ``end`` over ``steps`` steps.
 
     >>> linear_weights({"format": 1.0}, {"format": 0.0}, steps=10)(5)
     {'format': 0.5}

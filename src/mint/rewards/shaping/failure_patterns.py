@@ -1,4 +1,4 @@
-"""Name how an answer to a number question went wrong, in one or two words."""
+"""Classify how a numeric answer is wrong."""
 
 from fractions import Fraction
 from typing import Literal

@@ -5,6 +5,7 @@ everything else is literal. Between a tag and its end, ``…`` and ``...`` mean 
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +18,7 @@ _PLACEHOLDER = re.compile(r"\[(NUM|TEXT)\]")
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 _ELLIPSIS_IN_TAG = re.compile(r"(?<=>)\s*(?:…|\.\.\.)\s*(?=</)")
 _PIECE = re.compile(r"\[NUM\]|\[TEXT\]|</?[A-Za-z][\w-]*>")
+_NUMBER = re.compile(NUMBER)
 _READ = 50_000
 _EMPTY_WORDS = frozenset(["", ".", ",", ":", ";"])
 
@@ -151,15 +153,21 @@ def _literals_in_order(text: str, template: Template) -> bool:
     literals = [piece for piece in template.pieces if piece != "[NUM]"]
     if all(literal in _EMPTY_WORDS for literal in literals):
         return False
-    return _found_in_order(text, literals) == len(literals)
+    return _count_in_order(text, literals) == len(literals)
 
 
-def _found_in_order(text: str, literals: list[str]) -> int:
+def _count_in_order(text: str, pieces: Sequence[str], single_tags: bool = False) -> int:
+    """Return how many pieces of a format occur one after another.
+
+    With ``single_tags``, a tag that occurs more than once does not count.
+    """
     position = found = 0
-    for literal in literals:
-        place = text.find(literal, position)
-        if place >= 0:
-            position = place + len(literal)
+    for piece in pieces:
+        pattern = _NUMBER if piece == "[NUM]" else re.compile(re.escape(piece))
+        match = pattern.search(text, position)
+        repeated = single_tags and _TAG.fullmatch(piece) and text.count(piece) != 1
+        if match is not None and not repeated:
+            position = match.end()
             found += 1
     return found
 
@@ -178,20 +186,4 @@ def match_format_approximately(response: str | None, expected_format: str) -> fl
     pieces = read_template(plain_template(expected_format)).pieces
     if not pieces:
         return 1.0
-    position = found = 0
-    for piece in pieces:
-        if piece == "[NUM]":
-            match = _NUMBER.search(text, position)
-            place, end = match.span() if match else (-1, -1)
-        else:
-            place = text.find(piece, position)
-            end = place + len(piece)
-            if _TAG.fullmatch(piece) and text.count(piece) != 1:
-                place = -1
-        if place >= 0:
-            position = end
-            found += 1
-    return found / len(pieces)
-
-
-_NUMBER = re.compile(NUMBER)
+    return _count_in_order(text, pieces, single_tags=True) / len(pieces)

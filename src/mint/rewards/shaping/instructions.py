@@ -1,4 +1,4 @@
-"""Were the instructions followed? Rules that need no language and no model, each from 0 to 1."""
+"""Check whether instructions were followed, by rules without a model, each from 0 to 1."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Penalties for what you never want. Each is 0.0 when all is well and never under ``-limit``."""
+"""Penalties for unwanted behaviour, each from 0.0 down to ``-limit``."""
 
 import json
 import re

@@ -12,8 +12,8 @@ from typing import Any
 from mint.config_error import closest
 from mint.rewards import Sample
 from mint.rewards.answers.gold import read_gold
+from mint.rl.data.file_formats import DataError, Row, setting, type_name
 from mint.rl.data.prompt_template import PromptTemplate
-from mint.rl.data.rows import DataError, Row, setting, type_name
 
 PROMPT, ANSWER = "prompt", "answer"
 ROLES = ("system", "user", "assistant", "tool", "developer")

@@ -19,7 +19,7 @@ from mint.rewards.registry import RewardNotFound
 from mint.rewards.reward import FunctionReward, RewardLike, in_event_loop, run
 from mint.rewards.signature import SignatureError
 from mint.rl.data.columns import Columns, Problem, split_messages
-from mint.rl.data.rows import DataError, Row, read_rows, setting
+from mint.rl.data.file_formats import DataError, Row, read_rows, setting
 from mint.rl.task import RLAdapter
 
 

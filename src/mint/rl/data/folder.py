@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mint.rl.data.rows import READERS, DataError, setting
+from mint.rl.data.file_formats import READERS, DataError, setting
 
 DEFAULT_SPLIT = "train"
 _DICTIONARY, _STATE = "dataset_dict.json", "state.json"

@@ -78,20 +78,11 @@ def build_datums(
     datums = [
         make_datum(segment, rollout.token_advantages(index), weight)
         for rollout, weight in zip(rollouts, weights, strict=True)
-        if rollout.has_advantage or every_answer or needs_every_answer(loss_fn)
+        if rollout.has_advantage or every_answer or loss_fn == "dro"  # which has a penalty too
         for index, segment in enumerate(rollout.segments)
-        if _is_trainable(segment)
+        if segment.sampled_count > 0 and len(segment.trimmed().tokens) > 1
     ]
     return [with_ratio_mask(datum) for datum in datums] if loss_fn == "gspo" else datums
-
-
-def needs_every_answer(loss_fn: str) -> bool:
-    """Return whether a loss has a term for answers whose advantage is 0: the penalty of ``dro``."""
-    return loss_fn == "dro"
-
-
-def _is_trainable(segment: Segment) -> bool:
-    return segment.sampled_count > 0 and len(segment.trimmed().tokens) > 1
 
 
 def with_ratio_mask(datum: types.Datum) -> types.Datum:

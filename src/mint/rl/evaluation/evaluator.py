@@ -1,15 +1,22 @@
-"""Evaluate checkpoints on the same held-out prompts, in the same way every time."""
+"""Evaluate models on the same prompts in the same way every time: checkpoints on a task's holdout,
+and any model, also that of an endpoint, on any of a task's sets."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import mint
+from mint.config_error import ConfigError, closest
+from mint.rewards import TooManyFailures
 from mint.rl.agents.chat import Chat, ContextFull, TurnLimit
 from mint.rl.data.prompts import Data, Item
+from mint.rl.evaluation.endpoint import EndpointClient
+from mint.rl.evaluation.results import SetResult, collect_results
 from mint.rl.evaluation.scores import Evaluation, evaluate
 from mint.rl.groups.collect import Collector
 from mint.rl.rollouts.failures import FailureLog
@@ -17,12 +24,12 @@ from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 from mint.rl.rollouts.scoring import Ledger
 from mint.rl.runtime.connection import connect, monitor_service
-from mint.rl.runtime.event_loop import Loop
 from mint.rl.runtime.threads import Threads, to_thread
 from mint.rl.settings.config import RLConfig
 from mint.rl.task import overrides
 
 Result = TypeVar("Result")
+HOLDOUT = "holdout"
 LIMITS = (TurnLimit.__name__, ContextFull.__name__)
 """What a weak policy may run into with every answer: wrong answers, and no mistake in a reward."""
 
@@ -46,8 +53,7 @@ class Evaluator:
 
     def of(self, path: str | None) -> Evaluation:
         """Evaluate a checkpoint, of training or of sampling; None is the base model."""
-        with Loop() as loop:
-            return loop.run(self.of_async(path))
+        return asyncio.run(self.of_async(path))
 
     async def of_async(self, path: str | None) -> Evaluation:
         """Async version of :meth:`of`."""
@@ -63,6 +69,71 @@ class Evaluator:
         return await self._holdout.evaluate(client)
 
 
+@dataclass
+class Examiner:
+    """Evaluates models on the sets of a task: its holdout, and those of ``build_eval_sets()``.
+
+    A task may have ``build_eval_sets() -> {"name": [samples]}``, ``category(sample)`` and
+    ``vote(response, sample)``. Every model gets the same prompts and the same seeds.
+    """
+
+    adapter: Any
+    cfg: RLConfig
+    only: Sequence[str] = ()
+
+    def of(self, service: mint.ServiceClient, path: str | None) -> dict[str, SetResult]:
+        """Return the results of a checkpoint of the service; None is the base model."""
+
+        async def work(client: mint.SamplingClient) -> dict[str, SetResult]:
+            return await self._of(client, await to_thread(client.get_tokenizer))
+
+        return asyncio.run(sample_from(service, self.cfg, path, work))
+
+    def of_endpoint(self, url: str, model: str) -> dict[str, SetResult]:
+        """Return the results of a model behind an OpenAI-compatible endpoint."""
+
+        async def work() -> dict[str, SetResult]:
+            client = EndpointClient(url, model)
+            return await self._of(client, client.get_tokenizer())
+
+        return asyncio.run(work())
+
+    async def _of(self, client: Any, tokenizer: Any) -> dict[str, SetResult]:
+        sets = self._sets(Data(self.adapter, tokenizer, self.cfg))
+        return {name: await self._result(name, items, client, tokenizer) for name, items in sets}
+
+    def _sets(self, data: Data) -> list[tuple[str, list[Item]]]:
+        own: Mapping[str, Sequence[Any]] = getattr(self.adapter, "build_eval_sets", dict)()
+        names = [HOLDOUT, *own]
+        for name in self.only:
+            if name not in names:
+                hint = closest(name, names)
+                raise ConfigError(
+                    f"set={name}: the task has no such set.{hint} It has {', '.join(names)}."
+                )
+        wanted = [name for name in names if not self.only or name in self.only]
+        return [
+            (name, data.holdout() if name == HOLDOUT else data.items(list(own[name])))
+            for name in wanted
+        ]
+
+    async def _result(
+        self, name: str, items: Sequence[Item], client: Any, tokenizer: Any
+    ) -> SetResult:
+        workers = self.cfg.reward_workers
+        threads = Threads(workers) if workers else None
+        holdout = HoldoutEvaluator(self.adapter, self.cfg, items, tokenizer, threads)
+        try:
+            groups = await holdout.groups(client, Ledger(1.0), name)
+        finally:
+            if threads is not None:
+                threads.shutdown()
+        errors = [rollout.error for group in groups for rollout in group.rollouts]
+        if errors and all(errors):
+            raise TooManyFailures(f"No answer to the set {name!r} could be scored: {errors[0]}")
+        return collect_results(name, self.adapter, groups, self.cfg.success_threshold)
+
+
 async def sample_from(
     service: mint.ServiceClient,
     cfg: RLConfig,
@@ -70,15 +141,12 @@ async def sample_from(
     work: Callable[[mint.SamplingClient], Awaitable[Result]],
 ) -> Result:
     """Do some work with a checkpoint of a service, or with the base model, while it is watched."""
-
-    async def begin() -> Result:
+    monitor = monitor_service(service, cfg)
+    await monitor.reach()
+    async with monitor.watching():
         await connect(service)
         where = {"base_model": cfg.base_model} if path is None else {"model_path": path}
         return await work(await service.create_sampling_client_async(**where))
-
-    monitor = monitor_service(service, cfg)
-    await monitor.reach()
-    return await monitor.during(begin())
 
 
 class HoldoutEvaluator:
@@ -102,18 +170,16 @@ class HoldoutEvaluator:
 
     async def evaluate(self, client: mint.SamplingClient) -> Evaluation:
         """The result of some weights."""
+        groups = await self.groups(client, Ledger(self.cfg.max_reward_failures, expected=LIMITS))
+        rewards = [[r.reward for r in group.rollouts if r.applies] for group in groups]
+        return evaluate(rewards, self.cfg.success_threshold)
+
+    async def groups(self, client: Any, ledger: Ledger, name: str = HOLDOUT) -> list[Group]:
+        """Sample and score the answers to all prompts."""
         cfg = self.cfg
         policy = Policy(client, self.tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
-        ledger = Ledger(cfg.max_reward_failures, expected=LIMITS)
         collector = Collector(self.task, cfg, ledger, self.threads, self.failures, "evaluation")
-        groups = await collector.groups(policy, self.items, 1, cfg.eval_samples, "holdout ")
-        return evaluate([_rewards(group) for group in groups], cfg.success_threshold)
-
-
-def _rewards(group: Group) -> list[float | None]:
-    """The rewards of a group, None for an answer that failed. Where a reward does not apply, there
-    is nothing to count."""
-    return [r.reward for r in group.rollouts if r.reward is not None or r.error is not None]
+        return await collector.groups(policy, self.items, 1, cfg.eval_samples, f"{name} ")
 
 
 def _without_schedules(cfg: RLConfig, own_reward: bool) -> RLConfig:

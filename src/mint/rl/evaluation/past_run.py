@@ -11,8 +11,8 @@ import yaml
 from mint.config_error import ConfigError
 from mint.rl.evaluation.scores import Evaluation
 from mint.rl.settings.config import RLConfig
-from mint.watch.reader import RunReader
-from mint.watch.recorder import CONFIG
+from mint.watch.directory.reader import RunReader
+from mint.watch.directory.recorder import CONFIG
 
 
 @dataclass(frozen=True)

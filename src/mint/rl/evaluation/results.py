@@ -103,7 +103,7 @@ def collect_results(
     does not apply are left out, and so are prompts without any other."""
     found = []
     for group in groups:
-        asked = [r for r in group.rollouts if r.reward is not None or r.error is not None]
+        asked = [r for r in group.rollouts if r.applies]
         if asked:
             found.append(
                 PromptResult(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import mint
-from mint.rl.runtime.event_loop import shielded
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class RunCheckpoints:
         self, client: mint.TrainingClient, step: int, score: tuple[float, float] | None = None
     ) -> Checkpoint:
         """Save the weights and the optimizer as they are after a step."""
-        answer = await shielded(client.save_state(name=f"step-{step:06d}", overwrite=True))
+        request = client.save_state(name=f"step-{step:06d}", overwrite=True)
+        answer = await asyncio.shield(request)  # the service waits for one that was begun
         checkpoint = Checkpoint(step, answer.path, score)
         self.kept = [c for c in self.kept if c.path != checkpoint.path] + [checkpoint]
         wanted = self._wanted()

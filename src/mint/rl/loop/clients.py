@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import mint
 from mint.config_error import ConfigError
 from mint.rl.datums.reference import Reference
@@ -24,9 +21,15 @@ async def training_client(
     The service keeps ``metadata`` beside the run; ``mint runs list`` shows it.
     """
     if latest is not None:
-        return await service.create_training_client_from_state_with_optimizer_async(
-            latest.path, user_metadata=metadata
-        )
+        try:
+            return await service.create_training_client_from_state_with_optimizer_async(
+                latest.path, user_metadata=metadata
+            )
+        except (mint.NotFoundError, mint.RequestFailedError) as error:
+            raise CheckpointGone(
+                f"The run would resume from {latest.path}, but the service does not have it: "
+                f"{error} Start the service with the same home folder, or use another run_dir."
+            ) from error
     if cfg.start_from:
         client = await service.create_training_client_from_state_async(
             cfg.start_from, user_metadata=metadata
@@ -52,20 +55,6 @@ async def _require_model(client: mint.TrainingClient, cfg: RLConfig) -> None:
             f"start_from has weights of {name}, and base_model is {cfg.base_model}. Set "
             f"base_model={name}."
         )
-
-
-@contextmanager
-def continuing(latest: Checkpoint | None) -> Iterator[None]:
-    """Says what to do when the checkpoint to resume from is missing."""
-    try:
-        yield
-    except (mint.NotFoundError, mint.RequestFailedError) as error:
-        if latest is None:
-            raise
-        raise CheckpointGone(
-            f"The run would resume from {latest.path}, but the service does not have it: {error} "
-            "Start the service with the same home folder, or use another run_dir."
-        ) from error
 
 
 async def reference(service: mint.ServiceClient, cfg: RLConfig) -> Reference | None:

@@ -7,7 +7,7 @@ from mint.rl.guards import Finding, Guards
 from mint.rl.loop.checkpoints import RunCheckpoints
 from mint.rl.rollouts.failures import CodeFailure
 from mint.rl.runtime.endings import RunStopped
-from mint.watch.recorder import RunDirectory
+from mint.watch.directory.recorder import RunDirectory
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,92 @@
-"""GRPO from the first prompt to the saved weights."""
+"""GRPO: sample, score, compare, train, record.
+
+:func:`grpo` is the whole algorithm. Copy it into a script to change it, and pass the copy to
+:func:`run_loop`, which opens the run before it and handles Ctrl-C and a lost service around it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import mint
 from mint.rewards.reward import in_event_loop
-from mint.rl.loop.run import Run
+from mint.rl.groups.collect import merge_parts
+from mint.rl.loop.compare import compare_answers
+from mint.rl.loop.run import Run, open_run
+from mint.rl.loop.update import Loss, service_loss
+from mint.rl.runtime.endings import Interrupted
 from mint.rl.runtime.interruption import Interruption
 from mint.rl.runtime.threads import in_a_thread
 from mint.rl.settings.config import RLConfig
 
 
+async def grpo(run: Run, loss: Loss = service_loss) -> None:
+    """Train a run to its last step. ``loss`` computes the gradients of a mini-batch."""
+    cfg, groups = run.cfg, run.queue
+    for step in run.steps():
+        # Sample with the newest weights, up to max_staleness steps ahead. All groups are in flight
+        # at once, and each is scored as soon as it is complete.
+        groups.publish(await run.policy_before(step))
+        groups.fill(min(max(1, cfg.max_staleness), cfg.steps - step + 1))
+        parts, datums_D = [], []
+        for size in run.mini_batch_sizes():
+            batch = await run.sample(step, size)
+
+            # Compare the answers of each group, after the KL penalty has been taken from rewards.
+            await run.penalise(batch)
+            datums = compare_answers(batch.groups, cfg)
+
+            # Train, while the groups of later steps are sampled.
+            groups.fill(min(cfg.max_staleness, cfg.steps - step))
+            datums_D += await run.train(batch, datums, loss)
+            parts.append(batch)
+
+        # Record metrics and rollouts, check the guards, evaluate and save when it is time.
+        await run.record(merge_parts(parts), datums_D)
+
+
 def run_grpo(
-    adapter: Any, cfg: RLConfig | None = None, *, service: mint.ServiceClient | None = None
+    adapter: Any,
+    cfg: RLConfig | None = None,
+    *,
+    service: mint.ServiceClient | None = None,
+    loss: Loss = service_loss,
 ) -> str:
     """Train on a task, and return the path of the trained weights.
 
     ``adapter`` is an :class:`mint.rl.RLAdapter` or an :class:`mint.rl.Environment`. Without ``cfg``
     the settings come from the environment; without ``service`` it is the one that
-    ``mint.ServiceClient()`` finds. Called again after an interruption, it continues.
+    ``mint.ServiceClient()`` finds. ``loss`` replaces the loss that ``cfg.loss_fn`` names. Called
+    again after an interruption, it continues.
     """
+    return run_loop(lambda run: grpo(run, loss), adapter, cfg, service)
+
+
+def run_loop(
+    loop: Callable[[Run], Awaitable[None]],
+    adapter: Any,
+    cfg: RLConfig | None = None,
+    service: mint.ServiceClient | None = None,
+) -> str:
+    """Train on a task with a loop like :func:`grpo`, and return the path of the trained weights."""
     interruption = Interruption()
-    if not in_event_loop():
-        return _run(adapter, cfg, service, interruption)
-    end = in_a_thread(lambda: _run(adapter, cfg, service, interruption))  # as in a notebook
+
+    async def train() -> str:
+        async with open_run(adapter, cfg, service, interruption) as run:
+            await loop(run)
+            return await run.finish()
+
+    final = _run_outside(interruption, train) if in_event_loop() else interruption.run(train)
+    if interruption.presses:
+        print(f"Interrupted. The run is already finished: {final}", flush=True)
+        raise Interrupted
+    return final
+
+
+def _run_outside(interruption: Interruption, train: Callable[[], Coroutine[Any, Any, str]]) -> str:
+    """Run where an event loop runs already, as in a notebook: in a thread."""
+    end = in_a_thread(lambda: interruption.run(train))
     try:
         return end.result()
     except KeyboardInterrupt:
@@ -32,16 +94,3 @@ def run_grpo(
             raise
         interruption.press()
         return end.result()
-
-
-def _run(
-    adapter: Any,
-    cfg: RLConfig | None,
-    service: mint.ServiceClient | None,
-    interruption: Interruption,
-) -> str:
-    with Run(adapter, cfg, service, interruption) as run:
-        for step in run:
-            batch, datums = run.learn(step)
-            run.record(batch, datums)
-        return run.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,22 @@ def loss_config(cfg: RLConfig, temperature: float = 1.0) -> dict[str, float | st
     return {**own, **extensions(cfg, temperature)} or None
 
 
+Loss = Callable[
+    [mint.TrainingClient, list[types.Datum], RLConfig, float],
+    Awaitable[types.ForwardBackwardOutput],
+]
+"""Requests the gradients of a mini-batch that was sampled at a temperature. It is called for every
+mini-batch before the first answer is waited for."""
+
+
+def service_loss(
+    client: mint.TrainingClient, datums: list[types.Datum], cfg: RLConfig, temperature: float
+) -> Awaitable[types.ForwardBackwardOutput]:
+    """Request the gradients of ``cfg.loss_fn``, which the service computes."""
+    loss_fn: Any = cfg.loss_fn
+    return client.forward_backward(datums, loss_fn, loss_config(cfg, temperature))
+
+
 async def train(
     client: mint.TrainingClient,
     datums: Sequence[types.Datum],
@@ -54,82 +70,69 @@ async def train(
     reference: Reference | None = None,
     temperature: float = 1.0,
     mini_batches: int = 1,
+    loss: Loss = service_loss,
 ) -> Update:
     """Train on a batch that was sampled at a temperature, in so many parts; with a KL term in the
-    loss, towards a reference."""
+    loss, towards a reference. Every request is on its way before the first answer is waited for."""
     try:
-        return await _train(
-            client, datums, cfg, learning_rate, reference, temperature, mini_batches
+        found: dict[str, float] = {}
+        batch = list(datums)
+        if cfg.kl_loss_coef > 0:
+            assert reference is not None
+            batch = await reference.with_logprobs(batch)
+        old: list[Array] | None = None
+        if cfg.truncated_importance is not None:
+            loss_fn: Any = cfg.loss_fn
+            request = client.forward(batch, loss_fn, loss_config(cfg, temperature))
+            old = read_logprobs(await request)
+            found |= mismatch(batch, old)
+            batch, before = corrected(batch, old, _correction(cfg)), batch
+            if cfg.importance_rule == "mask":
+                found["mismatch/masked"] = masked_share(before, batch)
+        parts = split(batch, mini_batches)
+        adam = types.AdamParams(
+            learning_rate=learning_rate,
+            betas=cfg.betas,
+            eps=cfg.eps,
+            weight_decay=cfg.weight_decay,
+            grad_clip_norm=cfg.grad_clip_norm,
         )
+        waiting: list[Awaitable[Any]] = []
+        passes = parts * cfg.substeps
+        for part in passes:
+            weighed = [scaled(datum, _share(cfg, len(parts))) for datum in part]
+            waiting.append(loss(client, weighed, cfg, temperature))
+            waiting.append(client.optim_step(adam))
+        answers = await _all(waiting)
+        losses, steps = answers[::2], answers[1::2]
+        require_known(cfg, losses, temperature)
+        first = losses[: len(parts)]
+        first_D_T = [each for answer in first for each in read_logprobs(answer)]
+        entropy_D_T: list[Array] = []
+        if cfg.measures_entropy:
+            entropy_D_T = [each for answer in first for each in read_outputs(answer, "entropy")]
+            found["train/entropy"] = mean_over_tokens(batch, entropy_D_T)
+        if cfg.clips:
+            answered = zip(passes, map(read_logprobs, losses), strict=True)
+            found |= clipped_share(cfg, list(answered))
+        if cfg.kl_loss_coef > 0:
+            found |= kl_metrics(batch, first_D_T)
+        if cfg.truncated_importance is None:
+            found |= mismatch(parts[0], read_logprobs(losses[0]))
+        if len(losses) > 1:
+            moved = mismatch(parts[-1], read_logprobs(losses[-1]))  # by the updates before it
+            found["train/drift"] = moved.get("mismatch/k3", 0.0)
+        norms = [(step.metrics or {}).get("grad_norm") for step in steps]
+        known = [float(norm) for norm in norms if norm is not None]
+        found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
+        found["train/updates"] = float(len(steps))
+        found |= {"train/grad_norm": float(np.mean(known))} if known else {}
+        return Update(found, first_D_T if old is None else old, entropy_D_T)
     except mint.RequestFailedError as error:
         require_accepted(cfg, error, temperature)
         if _NOT_FINITE in str(error):
             return Update({"train/refused": 1.0}, refused=str(error))
         raise
-
-
-async def _train(
-    client: mint.TrainingClient,
-    datums: Sequence[types.Datum],
-    cfg: RLConfig,
-    learning_rate: float,
-    reference: Reference | None,
-    temperature: float,
-    mini_batches: int,
-) -> Update:
-    """Every request is on its way before the first answer is waited for."""
-    loss_fn: Any = cfg.loss_fn
-    settings = loss_config(cfg, temperature)
-    found: dict[str, float] = {}
-    batch = list(datums)
-    if cfg.kl_loss_coef > 0:
-        assert reference is not None
-        batch = await reference.with_logprobs(batch)
-    old: list[Array] | None = None
-    if cfg.truncated_importance is not None:
-        old = await _logprobs(client.forward(batch, loss_fn, settings))
-        found |= mismatch(batch, old)
-        batch, before = corrected(batch, old, _correction(cfg)), batch
-        if cfg.importance_rule == "mask":
-            found["mismatch/masked"] = masked_share(before, batch)
-    parts = split(batch, mini_batches)
-    adam = types.AdamParams(
-        learning_rate=learning_rate,
-        betas=cfg.betas,
-        eps=cfg.eps,
-        weight_decay=cfg.weight_decay,
-        grad_clip_norm=cfg.grad_clip_norm,
-    )
-    waiting: list[Awaitable[Any]] = []
-    passes = parts * cfg.substeps
-    for part in passes:
-        weighed = [scaled(datum, _share(cfg, len(parts))) for datum in part]
-        waiting.append(client.forward_backward(weighed, loss_fn, settings))
-        waiting.append(client.optim_step(adam))
-    answers = await _all(waiting)
-    losses, steps = answers[::2], answers[1::2]
-    require_known(cfg, losses, temperature)
-    first = losses[: len(parts)]
-    first_D_T = [each for answer in first for each in read_logprobs(answer)]
-    entropy_D_T: list[Array] = []
-    if cfg.measures_entropy:
-        entropy_D_T = [each for answer in first for each in read_outputs(answer, "entropy")]
-        found["train/entropy"] = mean_over_tokens(batch, entropy_D_T)
-    if cfg.clips:
-        answered = zip(passes, map(read_logprobs, losses), strict=True)
-        found |= clipped_share(cfg, list(answered))
-    if cfg.kl_loss_coef > 0:
-        found |= kl_metrics(batch, first_D_T)
-    if cfg.truncated_importance is None:
-        found |= mismatch(parts[0], read_logprobs(losses[0]))
-    if len(losses) > 1:
-        found |= _drift(parts[-1], read_logprobs(losses[-1]))
-    norms = [(step.metrics or {}).get("grad_norm") for step in steps]
-    known = [float(norm) for norm in norms if norm is not None]
-    found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
-    found["train/updates"] = float(len(steps))
-    found |= {"train/grad_norm": float(np.mean(known))} if known else {}
-    return Update(found, first_D_T if old is None else old, entropy_D_T)
 
 
 def _correction(cfg: RLConfig) -> Correction:
@@ -143,11 +146,6 @@ def _share(cfg: RLConfig, parts: int) -> float:
     return float(parts) if cfg.token_weights != "sum" else 1.0
 
 
-def _drift(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
-    """Return how far the updates of this batch have moved the policy that sampled it."""
-    return {"train/drift": mismatch(datums, trainer_D_T).get("mismatch/k3", 0.0)}
-
-
 async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
     """Every answer, or the first failure once nothing is on its way any more."""
 
@@ -159,10 +157,6 @@ async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
         if isinstance(answer, BaseException):
             raise answer
     return list(answers)
-
-
-async def _logprobs(future: Awaitable[types.ForwardBackwardOutput]) -> list[Array]:
-    return read_logprobs(await future)
 
 
 def read_logprobs(output: types.ForwardBackwardOutput) -> list[Array]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mint.config_error import ConfigError
 from mint.rl.settings.config import RLConfig
-from mint.watch.recorder import RunDirectory, RunDirectoryBusy
+from mint.watch.directory.recorder import RunDirectory, RunDirectoryBusy
 
 RUNS = Path("runs")
 _LONGEST = 48

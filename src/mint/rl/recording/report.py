@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mint.rewards import Analysis, Sample, Score, Scored, analyse
-from mint.rl.recording.kinds import count_kinds, response_kind
+from mint.rewards import Analysis, Sample, Score, Scored, analyse, failure_pattern
+from mint.rl.groups.collect import Batch
 from mint.rl.recording.report_page import as_html, as_markdown
-from mint.watch.files import read_rows
-from mint.watch.reader import RunReader
+from mint.rl.rollouts.metadata import ANSWERS, as_sample
+from mint.watch.directory.files import read_rows
+from mint.watch.directory.reader import RunReader
 
 Row = Mapping[str, Any]
 RIGHT_ANSWERS, ANALYSIS = "answers.jsonl", "reward_analysis"
@@ -35,6 +36,31 @@ class Report:
     def as_text(self) -> str:
         """The analysis for a terminal."""
         return f"{self.analysis.as_text()}\n{_table(self.data['response_types'])}\n"
+
+
+class Analyst:
+    """Keeps the right answers as they come by, and writes the analysis of a run at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.answers = {row["identity"]: row["answer"] for row in read_rows(folder / RIGHT_ANSWERS)}
+
+    def see(self, batch: Batch) -> None:
+        """Remember the answers of a batch, for this process and for one that continues the run."""
+        with open(self.folder / RIGHT_ANSWERS, "a") as file:
+            for group in batch.everything:
+                metadata = as_sample(group.sample, "").metadata
+                answer = next((metadata[name] for name in ANSWERS if name in metadata), None)
+                if group.identity not in self.answers and isinstance(answer, str | int | float):
+                    self.answers[group.identity] = answer
+                    row = {"identity": group.identity, "answer": answer}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    def write(self) -> None:
+        """Write the report on the rewards, and say where."""
+        if write_report(self.folder, self.answers):
+            path = self.folder / ANALYSIS
+            print(f"Reward analysis: {path}.txt, .md, .html, .json and .svg", flush=True)
 
 
 def write_report(folder: Path, answers: Mapping[str, Any] | None = None) -> list[Path]:
@@ -86,6 +112,45 @@ def make_report(run: RunReader, answers: Mapping[str, Any]) -> Report | None:
         "failures": failures(rows, answers),
     }
     return Report(data, found)
+
+
+def count_kinds(
+    rows: Sequence[Mapping[str, Any]], answers: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Count the kinds of responses with their rewards, the best first."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    counts: dict[str, int] = defaultdict(int)
+    for row in rows:
+        kind = response_kind(row, answers)
+        counts[kind] += 1
+        if row["reward"] is not None:
+            rewards[kind].append(row["reward"])
+    found = [
+        {
+            "type": kind,
+            "count": count,
+            "share": count / len(rows),
+            "mean_reward": sum(rewards[kind]) / len(rewards[kind]) if rewards[kind] else None,
+        }
+        for kind, count in counts.items()
+    ]
+    return sorted(
+        found, key=lambda each: (each["mean_reward"] is None, -(each["mean_reward"] or 0))
+    )
+
+
+def response_kind(row: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
+    """Return how a response compares with the right answer, where there is one, or how it ended."""
+    if row["error"] is not None:
+        return f"not scored: {row['error'].partition(':')[0]}"
+    if not row["response"].strip():
+        return "empty"
+    pattern = "complete"
+    if row["identity"] in answers:
+        pattern = failure_pattern(row["response"], answers[row["identity"]])
+    if row["truncated"] and pattern != "right":
+        return "truncated"
+    return "wrong" if pattern == "truncated" else pattern  # it only looks as if it were cut off
 
 
 def by_step(rows: Sequence[Row]) -> list[dict[str, Any]]:

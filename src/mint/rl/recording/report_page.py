@@ -1,10 +1,10 @@
 """A report as Markdown, and as one HTML file that needs nothing else."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from mint.watch.charts import STYLE, bar_chart, line_chart
+from mint.rewards.charts import STYLE, bar_chart, line_chart
 
 Data = Mapping[str, Any]
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -25,20 +25,16 @@ _PAGE_STYLE = (
 def as_markdown(data: Data) -> str:
     """Write a report as Markdown. What a model wrote is indented, so that it stays text."""
     lines = [f"# {_title(data)}", "", f"**{_verdict(data)}**", "", _figures(data), ""]
-    lines += ["## Rewards by step", "", *_markdown_table(_STEP_HEAD, _step_rows(data)), ""]
-    if data["component_means"]:
-        lines += ["## Components", "", *_markdown_table(_PART_HEAD, _part_rows(data)), ""]
-    lines += ["## Kinds of response", "", *_markdown_table(_KIND_HEAD, _kind_rows(data)), ""]
-    lines += ["## Common failures", ""]
-    for failure in data["failures"]:
-        lines += [f"### {_cell(failure['type'])}: {failure['count']} ({failure['share']:.0%})", ""]
-        for example in failure["examples"]:
-            lines += [_example_head(example), "", *_indented(_example(example)), ""]
-    for title, name in (("Highest rewards", "highest"), ("Lowest rewards", "lowest")):
-        lines += [f"## {title}", ""]
-        for each in data[name]:
-            shown = f"{each['prompt'][-400:]}\n---\n{each['response'][:1000]}"
-            lines += [f"Reward {each['reward']:.3f}:", "", *_indented(shown), ""]
+    for kind, text, *table in _blocks(data):
+        match kind:
+            case "h2" | "h3":
+                lines += [f"{'#' * int(kind[1])} {_cell(text)}", ""]
+            case "p":
+                lines += [f"{text}:", ""]
+            case "pre":
+                lines += [*_indented(text), ""]
+            case "table":
+                lines += [*_markdown_table(*table), ""]
     return "\n".join(lines) + "\n"
 
 
@@ -50,34 +46,15 @@ def as_html(data: Data) -> str:
         f"<p>{escape(_figures(data))}</p>",
         "<h2>Distribution of rewards</h2>",
         bar_chart([tuple(each) for each in data["histogram"]]),
-        "<h2>Rewards by step</h2><p>Mean, with the band from the 10th to the 90th percentile.</p>",
-        _reward_chart(data["by_step"]),
-        *(
-            f"<h3>{name}</h3>{line_chart({name: _points(data['by_step'], name)})}"
-            for name in ("skewness", "variance")
-        ),
-        *(
-            f"<h3>{escape(name)}</h3>{line_chart({name: [(x, y) for x, y in points]})}"
-            for name, points in data["curves"].items()
-            if name != "reward/mean"
-        ),
-        _html_table(_STEP_HEAD, _step_rows(data)),
     ]
-    if data["component_means"]:
-        parts += ["<h2>Components</h2>", _html_table(_PART_HEAD, _part_rows(data))]
-    parts += ["<h2>Kinds of response</h2>", _html_table(_KIND_HEAD, _kind_rows(data))]
-    parts.append("<h2>Common failures</h2>")
-    for failure in data["failures"]:
-        kind = escape(failure["type"])
-        parts.append(f"<h3>{kind}: {failure['count']} ({failure['share']:.0%})</h3>")
-        for example in failure["examples"]:
-            parts.append(f"<p>{escape(_example_head(example))}</p>")
-            parts.append(f"<pre>{escape(_example(example))}</pre>")
-    for title, name in (("Highest rewards", "highest"), ("Lowest rewards", "lowest")):
-        parts.append(f"<h2>{title}</h2>")
-        for each in data[name]:
-            shown = f"{each['prompt'][-400:]}\n---\n{each['response'][:1000]}"
-            parts.append(f"<p>Reward {each['reward']:.3f}</p><pre>{escape(shown)}</pre>")
+    for kind, text, *table in _blocks(data):
+        match kind:
+            case "charts":
+                parts += _charts(data)
+            case "table":
+                parts.append(_html_table(*table))
+            case tag:
+                parts.append(f"<{tag}>{escape(text)}</{tag}>")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -89,6 +66,29 @@ def as_html(data: Data) -> str:
 
 
 # ---- what both say ----
+
+
+def _blocks(data: Data) -> Iterator[tuple[Any, ...]]:
+    """Everything below a report's first lines, in order: the kind of a block and its text."""
+    yield "h2", "Rewards by step"
+    yield "charts", ""
+    yield "table", "", _STEP_HEAD, _step_rows(data)
+    if data["component_means"]:
+        yield "h2", "Components"
+        yield "table", "", _PART_HEAD, _part_rows(data)
+    yield "h2", "Kinds of response"
+    yield "table", "", _KIND_HEAD, _kind_rows(data)
+    yield "h2", "Common failures"
+    for failure in data["failures"]:
+        yield "h3", f"{failure['type']}: {failure['count']} ({failure['share']:.0%})"
+        for example in failure["examples"]:
+            yield "p", _example_head(example)
+            yield "pre", _example(example)
+    for title, name in (("Highest rewards", "highest"), ("Lowest rewards", "lowest")):
+        yield "h2", title
+        for each in data[name]:
+            yield "p", f"Reward {each['reward']:.3f}"
+            yield "pre", f"{each['prompt'][-400:]}\n---\n{each['response'][:1000]}"
 
 
 def _title(data: Data) -> str:
@@ -195,6 +195,13 @@ def _points(rows: Sequence[Data], name: str) -> list[tuple[float, float]]:
     return [(row["step"], row[name]) for row in rows]
 
 
-def _reward_chart(rows: Sequence[Data]) -> str:
+def _charts(data: Data) -> Iterator[str]:
+    rows = data["by_step"]
+    yield "<p>Mean, with the band from the 10th to the 90th percentile.</p>"
     lines = {"mean": _points(rows, "mean"), "median": _points(rows, "q50")}
-    return line_chart(lines, [(row["step"], row["q10"], row["q90"]) for row in rows])
+    yield line_chart(lines, [(row["step"], row["q10"], row["q90"]) for row in rows])
+    for name in ("skewness", "variance"):
+        yield f"<h3>{name}</h3>{line_chart({name: _points(rows, name)})}"
+    for name, points in data["curves"].items():
+        if name != "reward/mean":
+            yield f"<h3>{escape(name)}</h3>{line_chart({name: [(x, y) for x, y in points]})}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mint.rewards import Analysis, Sample, Score, Scored, analyse
 from mint.rl.groups.collect import Batch
-from mint.watch.reader import RunReader
+from mint.watch.directory.reader import RunReader
 
 
 class RewardLog:

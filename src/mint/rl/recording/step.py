@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mint import types
 from mint.rl.groups.collect import Batch, merge_parts
 from mint.rl.recording.tables import Pieces, TrainedTokens, rollout_rows
-from mint.watch.recorder import RunDirectory
+from mint.watch.directory.recorder import RunDirectory
 
 
 class Recording:

@@ -171,6 +171,11 @@ class Rollout:
         return "\n".join(f.traceback or f.error for f in self.failures) or None
 
     @property
+    def applies(self) -> bool:
+        """Whether the reward applies to this rollout: it has one, or computing it failed."""
+        return self.reward is not None or self.error is not None
+
+    @property
     def counts(self) -> bool:
         """Whether this rollout takes part in training."""
         return self.reward is not None and not self.masked

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 
@@ -14,7 +15,6 @@ from mint.embedded import embedded_service_ended
 from mint.rl.runtime.threads import to_thread
 from mint.rl.settings.config import RLConfig
 
-Result = TypeVar("Result")
 _EVERY = 5.0
 """Seconds between two looks at the service."""
 _OWN_EVERY = 0.25
@@ -33,76 +33,66 @@ class Ended(NoAnswer):
 class ServiceMonitor:
     """Looks after the service while something waits for it.
 
-    By itself the client would try for ever to fetch a result that nobody sends. Here a silent
-    service is told at once, and has ``patience`` seconds to come back; one that comes back in time
-    has kept what it was asked, and nothing is lost. A service that this process started for itself
-    does not come back.
+    A timeout of httpx ends one request. The client repeats those for ever to fetch a result that
+    nobody sends. Here a silent service is reported at once, and has ``patience`` seconds to come
+    back; one that comes back in time has kept what it was asked, and nothing is lost. A service
+    that this process started for itself does not come back.
     """
 
     def __init__(self, url: str, patience: float) -> None:
         self.url = url.rstrip("/")
         self.patience = patience
-        self.lost = False
-        self._heard = 0.0
-        self._told = False
+        self._silent_since: float | None = None
 
     async def reach(self) -> None:
         """Wait for the first answer."""
-        self._begin()
         async with httpx.AsyncClient() as http:
-            while not await self._heard_from(http):
+            while not await self._look(http):
                 await self._pause()
 
-    async def during(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of some work, or :class:`NoAnswer`."""
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Cancel what is done in here, and raise :class:`NoAnswer`, when the service is gone."""
         task = asyncio.current_task()
         assert task is not None
         watch = asyncio.ensure_future(self._watch(task))
         try:
-            return await work
+            yield
         except asyncio.CancelledError:
-            if self.lost:
+            if watch.done():
                 watch.result()
             raise
         finally:
             watch.cancel()
 
     async def _watch(self, task: asyncio.Task[Any]) -> None:
-        self._begin()
         try:
-            await self._pause()
             async with httpx.AsyncClient() as http:
                 while True:
-                    await self._heard_from(http)
                     await self._pause()
+                    await self._look(http)
         except NoAnswer:
-            self.lost = True
             task.cancel()
             raise
 
-    def _begin(self) -> None:
-        self._heard, self._told = time.monotonic(), False
-
-    async def _heard_from(self, http: httpx.AsyncClient) -> bool:
-        """One look. The first in vain is told; the first after patience ended is an error."""
-        if await self._answers(http):
-            if self._told:
-                print(f"The service at {self.url} is back.", flush=True)
-            self._begin()
-            return True
-        if time.monotonic() - self._heard >= self.patience:
-            raise NoAnswer(f"The service at {self.url} has not responded for {self.patience:g} s.")
-        if not self._told:
-            self._told = True
-            waiting = f"Waiting up to {self.patience:g} s."
-            print(f"The service at {self.url} is not responding. {waiting}", flush=True)
-        return False
-
-    async def _answers(self, http: httpx.AsyncClient) -> bool:
+    async def _look(self, http: httpx.AsyncClient) -> bool:
+        """The first look in vain is reported; the first after patience ended is an error."""
+        now = time.monotonic()
         try:
             await http.get(self.url + _HEALTH, timeout=min(2 * _EVERY, self.patience))
         except httpx.TransportError:
+            if self._silent_since is None:
+                self._silent_since = now
+                waiting = f"Waiting up to {self.patience:g} s."
+                print(f"The service at {self.url} is not responding. {waiting}", flush=True)
+            if time.monotonic() - self._silent_since >= self.patience:
+                raise NoAnswer(
+                    f"The service at {self.url} has not responded for {self.patience:g} s."
+                ) from None
             return False
+        if self._silent_since is not None:
+            self._silent_since = None
+            print(f"The service at {self.url} is back.", flush=True)
         return True
 
     async def _pause(self) -> None:

@@ -131,7 +131,7 @@ class Auth:
         """Write to the store when keys were last used."""
         used, self._used = self._used, {}
         if used:
-            await asyncio.to_thread(self._store.touch_keys, used)
+            await asyncio.to_thread(self._store.touch, ApiKey, used)
 
     # ---- tokens -------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mint.service.admin.metrics import HTTP_REQUESTS
@@ -97,10 +97,8 @@ class RequestLog:
 
 def _id_of(scope: Scope) -> str:
     """The client's own id for the request if it is a decent one, or a new one."""
-    for name, value in scope["headers"]:
-        if name == REQUEST_ID.encode() and _ACCEPTABLE_ID.fullmatch(value.decode("latin-1")):
-            return str(value.decode("latin-1"))
-    return uuid.uuid4().hex[:16]
+    sent = Headers(scope=scope).get(REQUEST_ID, "")
+    return sent if _ACCEPTABLE_ID.fullmatch(sent) else uuid.uuid4().hex[:16]
 
 
 def _path_of(scope: Scope) -> str:

@@ -53,17 +53,12 @@ async def measured(
     try:
         value = await answer
     except Exception as error:
-        ERRORS.labels(operation, _kind_of(error)).inc()
+        kind = "engine_died" if isinstance(error, EngineDied) else "server"
+        ERRORS.labels(operation, "user" if isinstance(error, UserError) else kind).inc()
         raise
     OPERATION_SECONDS.labels(operation).observe(time.monotonic() - start)
     _count_tokens(arguments, value)
     return value
-
-
-def _kind_of(error: Exception) -> str:
-    if isinstance(error, UserError):
-        return "user"
-    return "engine_died" if isinstance(error, EngineDied) else "server"
 
 
 def _count_tokens(arguments: Mapping[str, Any], value: Any) -> None:
@@ -71,4 +66,4 @@ def _count_tokens(arguments: Mapping[str, Any], value: Any) -> None:
         TOKENS_SAMPLED.inc(sum(len(sequence.tokens) for sequence in value.sequences))
     for operation in arguments.get("operations", ()):
         if not operation.forward_only:
-            TOKENS_TRAINED.inc(sum(len(datum.tokens) for datum in operation.data))
+            TOKENS_TRAINED.inc(operation.tokens)

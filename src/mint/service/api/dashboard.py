@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mint.service.access.auth import LOCAL_USER
@@ -18,13 +19,7 @@ from mint.service.errors import ApiError
 from mint.service.service import Service
 from mint.service.store.database import CheckpointRow, RunRow
 
-PATH = "/watch"
 _MOST_ROWS = 200
-
-
-def mount_dashboard(app: FastAPI, service: Service, gauges: Gauges) -> None:
-    """Add the dashboard to the service's application."""
-    app.mount(PATH, Dashboard(service, gauges), name="watch")
 
 
 class Dashboard:
@@ -47,8 +42,8 @@ class Dashboard:
         await self._app(scope, receive, send)
 
     def _create(self) -> ASGIApp:
-        from mint.watch.library import Library
-        from mint.watch.server import Watch, create_app
+        from mint.watch.dashboard.library import Library
+        from mint.watch.dashboard.server import Watch, create_app
 
         folders = [Path(self._service.settings.runs).expanduser().absolute()]
         library = Library(folders, more=self._trained_here)
@@ -68,7 +63,7 @@ class Dashboard:
             user = await self._user(request)
         except ApiError as error:
             if self._service.settings.api_key is not None:  # the page then asks for the key
-                raise refused(error) from error
+                raise HTTPException(error.status, str(error.detail)) from error
             return False
         is_local = self._service.settings.is_loopback and is_same_machine(request)
         return is_local and user == LOCAL_USER
@@ -81,9 +76,8 @@ class Dashboard:
         try:
             user = await self._user(request)
         except ApiError as error:
-            raise refused(error) from error
-        service = self._service
-        page = service.store.page
+            raise HTTPException(error.status, str(error.detail)) from error
+        service, page = self._service, self._service.store.page
         runs, _ = await asyncio.to_thread(page, RunRow, user, _MOST_ROWS, 0)
         checkpoints, _ = await asyncio.to_thread(
             page, CheckpointRow, user, _MOST_ROWS, 0, unexpired()
@@ -98,13 +92,6 @@ class Dashboard:
             "runs": [_run(row) for row in runs],
             "checkpoints": [_checkpoint(row) for row in checkpoints],
         }
-
-
-def refused(error: ApiError) -> Exception:
-    """Return the dashboard's own error for a request without a right key."""
-    from mint.watch.server import Refused
-
-    return Refused(error.status, str(error.detail))
 
 
 def _model(engine: EngineProcess, memory: dict[str, float]) -> dict[str, Any]:

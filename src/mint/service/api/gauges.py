@@ -26,7 +26,7 @@ _OF_MEMORY = {
 }
 
 
-class Gauges:
+class Gauges(Collector):
     """Renders everything there is to know. An engine in the middle of a step answers late, and
     then its last numbers are shown."""
 
@@ -41,7 +41,7 @@ class Gauges:
         await self._ask_engines()
         self._disk_free = await asyncio.to_thread(free_bytes, self._service.settings.home)
         now = CollectorRegistry()
-        now.register(_Families(list(self._families())))
+        now.register(self)
         return generate_latest(metrics.REGISTRY) + generate_latest(now)
 
     async def memory(self) -> dict[EngineProcess, dict[str, float]]:
@@ -66,7 +66,7 @@ class Gauges:
         except Exception:  # counted already, and the next scrape asks again
             self._memory.pop(engine, None)
 
-    def _families(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[GaugeMetricFamily]:
         service = self._service
         depth = GaugeMetricFamily(
             "mint_queue_depth",
@@ -103,11 +103,3 @@ class Gauges:
                 if name in memory:
                     family.add_metric([engine.name], memory[name])
             yield family
-
-
-class _Families(Collector):
-    def __init__(self, families: list[GaugeMetricFamily]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        return self._families

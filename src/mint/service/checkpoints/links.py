@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import jwt
 
-from mint.service.checkpoints.storage import CheckpointPath, tinker_path
+from mint.service.checkpoints.storage import tinker_path
 from mint.service.errors import ApiError
 from mint.service.store.database import CheckpointRow
 
@@ -60,7 +60,3 @@ class Links:
         except (jwt.InvalidTokenError, KeyError, TypeError) as error:
             why = "The link was not issued by this service. Request a new one."
             raise ApiError(403, why) from error
-
-
-def path_in(link: Link) -> CheckpointPath:
-    return CheckpointPath.parse(link.path)

@@ -10,18 +10,18 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import and_, not_, or_
+from sqlalchemy import not_, or_
 
 from mint.engine.messages import LoraSpec
 from mint.service.access.quotas import Quota
 from mint.service.errors import UserError
 from mint.service.files import FilesDamaged, checksums, sync, sync_folder, verify
-from mint.service.store.database import CheckpointRow, Condition, RunRow, Store, now
+from mint.service.store.database import CheckpointRow, Condition, RunRow, Store, is_at, now
 
 TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
 KINDS = (TRAINING, SAMPLER, EXTERNAL)
@@ -79,6 +79,15 @@ class CheckpointPath:
     def checkpoint_id(self) -> str:
         return f"{self.kind}/{self.name}"
 
+    def require_optimizer(self) -> None:
+        """Raise UserError unless this is a checkpoint with the optimizer's state."""
+        if self.kind != TRAINING:
+            raise UserError(
+                f"{self.uri} contains weights for sampling, without optimizer state. Load a "
+                f"tinker://…/{TRAINING}/… checkpoint, which save_state() makes, or only the "
+                "weights of this one (optimizer=False)."
+            )
+
 
 @dataclass(frozen=True)
 class NewCheckpoint:
@@ -86,9 +95,9 @@ class NewCheckpoint:
 
     path: CheckpointPath
     seq_id: int
-    overwrite: bool
-    ttl_seconds: int | None
-    user_metadata: dict[str, str]
+    overwrite: bool = False
+    ttl_seconds: int | None = None
+    user_metadata: dict[str, str] = field(default_factory=dict)
 
 
 class CheckpointStore:
@@ -112,11 +121,6 @@ class CheckpointStore:
             return None
         return row if row.expires_at is None or row.expires_at > now() else None
 
-    def owned(self, path: CheckpointPath, user: str) -> CheckpointRow | None:
-        """The checkpoint, if ``user`` may change it."""
-        row = self.find(path, user)
-        return row if row is not None and row.user == user else None
-
     def folder_of(self, row: CheckpointRow) -> Path:
         return self.folder(tinker_path(row))
 
@@ -134,7 +138,8 @@ class CheckpointStore:
     def verified_folder(self, path: CheckpointPath) -> Path:
         """Return a checkpoint's folder. Raises FilesDamaged unless its files are as saved."""
         folder = self.folder(path)
-        verify(folder, _checksums_in(folder / DESCRIPTION), f"The checkpoint {path.uri}")
+        wanted = _description(folder / DESCRIPTION).get("sha256", {})  # older ones have none
+        verify(folder, wanted, f"The checkpoint {path.uri}")
         return folder
 
     # ---- saving: begin, let the engine write into the draft, then publish or discard -------------
@@ -154,8 +159,7 @@ class CheckpointStore:
 
     def weights_digest(self, path: CheckpointPath) -> str | None:
         """Return the digest of the adapter that was saved; of one from elsewhere there is none."""
-        digest = _description(self.folder(path) / DESCRIPTION).get("adapter_digest")
-        return digest if isinstance(digest, str) else None
+        return _description(self.folder(path) / DESCRIPTION).get("adapter_digest")
 
     def publish(
         self, new: NewCheckpoint, draft: Path, run: RunRow, digest: str | None = None
@@ -201,7 +205,9 @@ class CheckpointStore:
         """Raise UserError if a run's key may not have another checkpoint of this size."""
         quota = self._quota_of(run.key)
         if quota.checkpoints is not None or quota.bytes is not None:
-            others = self._store.storage_of_key(run.key, not_(_is_at(path)))
+            others = self._store.storage_of_key(
+                run.key, not_(is_at(path.run_id, path.kind, path.name))
+            )
             quota.refuse_checkpoint(run.key, *others, size)
 
     def discard(self, draft: Path) -> None:
@@ -227,14 +233,6 @@ class CheckpointStore:
 
 def tinker_path(row: CheckpointRow) -> CheckpointPath:
     return CheckpointPath(row.run_id, row.kind, row.name)
-
-
-def _is_at(path: CheckpointPath) -> Condition:
-    return and_(
-        CheckpointRow.run_id == path.run_id,
-        CheckpointRow.kind == path.kind,
-        CheckpointRow.name == path.name,
-    )
 
 
 def unexpired() -> Condition:
@@ -263,12 +261,6 @@ def _describe(file: Path, path: CheckpointPath, row: CheckpointRow, digest: str 
         "adapter_digest": digest,
     }
     file.write_text(json.dumps(description, indent=2) + "\n")
-
-
-def _checksums_in(file: Path) -> dict[str, str]:
-    """Return the checksums in a checkpoint's description; older ones have none."""
-    found = _description(file).get("sha256", {})
-    return found if isinstance(found, dict) else {}
 
 
 def _description(file: Path) -> dict[str, Any]:

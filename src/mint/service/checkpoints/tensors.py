@@ -86,7 +86,7 @@ def _entries(file: Path) -> Iterator[tuple[str, TensorEntry]]:
 
 
 def write_tensors(file: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
-    """Write a safetensors file."""
-    from safetensors.numpy import save_file
+    """Write a safetensors file. Raises OSError; the library's own writer loses its number."""
+    from safetensors.numpy import save
 
-    save_file(tensors, file, metadata={"format": "pt"})
+    file.write_bytes(save(tensors, metadata={"format": "pt"}))

@@ -7,9 +7,7 @@ import asyncio
 import errno
 import hashlib
 import json
-import logging
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Callable
@@ -38,7 +36,6 @@ from mint.service.parts import Parts
 from mint.service.store.database import CheckpointRow, RunRow, SessionRow
 from mint.service.wire.requests import CopyWeights, Interpolate
 
-log = logging.getLogger(__name__)
 INTERPOLATION = "interpolation-"
 _MAX_DESCRIPTION_BYTES = 1024 * 1024
 
@@ -54,7 +51,6 @@ class Transfers:
         self._engines = parts.engines
         self._checkpoints = parts.checkpoints
         self._quota_of = parts.quota_of
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- copying --------------------------------------------------------------------------------
 
@@ -72,7 +68,6 @@ class Transfers:
         new = NewCheckpoint(
             CheckpointPath(run_id, path.kind, path.name),
             _number_of(f"{path.uri} {link_version(source)}"),
-            overwrite=False,
             ttl_seconds=request.ttl_seconds,
             user_metadata={k: str(v) for k, v in source.user_metadata.items()},
         )
@@ -146,18 +141,14 @@ class Transfers:
         base = base_model or (origin or {}).get("base_model") or adapter.base_model
         await self._engines.locate(str(base))
         holder = _holder(caller, f"{uuid.uuid4()}:train:0", str(base), asdict(adapter.lora))
+        name = name or (_path_in(origin).name if origin else "uploaded")
         kind = TRAINING if (folder / OPTIMIZER).exists() else SAMPLER
-        new = NewCheckpoint(
-            CheckpointPath(holder.id, kind, check_name(name or _name_in(origin))),
-            seq_id=0,
-            overwrite=False,
-            ttl_seconds=None,
-            user_metadata=_metadata_in(origin),
-        )
+        path = CheckpointPath(holder.id, kind, check_name(name))
+        new = NewCheckpoint(path, seq_id=0, user_metadata=_metadata_in(origin))
 
         def write() -> CheckpointRow:
             self._add_holder(holder)
-            return self._write(new, holder, lambda draft: _move(folder, draft))
+            return self._write(new, holder, lambda draft: link_files(folder.iterdir(), draft))
 
         return await asyncio.to_thread(write)
 
@@ -179,11 +170,8 @@ class Transfers:
         request_id = f"{INTERPOLATION}{-number:x}"
         path = await self._output(user, request, sources[0], number)
         if self._futures.find(request_id, user) is None:
-            self._futures.open(request_id, user)
-            work = self._interpolate(request_id, caller, request, sources, path, number)
-            task = asyncio.create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            work = asyncio.to_thread(self._interpolate, caller, request, sources, path, number)
+            self._futures.compute(request_id, user, "Interpolating", work)
         return request_id
 
     async def _output(
@@ -203,54 +191,33 @@ class Transfers:
             raise UserError(f"output_path: there is no run {path.run_id} for this API key.")
         return path
 
-    async def _interpolate(
-        self,
-        request_id: str,
-        caller: Caller,
-        request: Interpolate,
-        sources: list[CheckpointRow],
-        path: CheckpointPath,
-        number: int,
-    ) -> None:
-        try:
-            await asyncio.to_thread(self._mix, caller, request, sources, path, number)
-        except UserError as error:
-            answer = Response.failure(str(error), "user")
-        except Exception as error:
-            log.exception("interpolating failed")
-            answer = Response.failure(f"Interpolating failed in the service: {error}", "server")
-        else:
-            answer = Response.json(
-                {
-                    "path": path.uri,
-                    "checkpoint_type": "sampler",
-                    "source_paths": request.source_paths,
-                    "coefficients": request.coefficients,
-                    "has_rank_shards": False,
-                    "type": "mint_interpolate_checkpoints",
-                }
-            )
-        self._futures.finish(request_id, answer)
-
-    def _mix(
+    def _interpolate(
         self,
         caller: Caller,
         request: Interpolate,
         sources: list[CheckpointRow],
         path: CheckpointPath,
         number: int,
-    ) -> None:
+    ) -> Response:
         run = _holder(caller, path.run_id, sources[0].base_model, sources[0].lora)
         self._add_holder(run)
-        new = NewCheckpoint(path, number, overwrite=False, ttl_seconds=None, user_metadata={})
 
         def fill(draft: Path) -> None:
             folders = [self._checkpoints.verified_folder(tinker_path(row)) for row in sources]
             adapters = [AdapterFiles.read(folder) for folder in folders]
-            spec = mix(adapters, request.coefficients, draft, run.base_model)
-            run.lora = asdict(spec)
+            run.lora = asdict(mix(adapters, request.coefficients, draft, run.base_model))
 
-        self._write(new, run, fill)
+        self._write(NewCheckpoint(path, number), run, fill)
+        return Response.json(
+            {
+                "path": path.uri,
+                "checkpoint_type": "sampler",
+                "source_paths": request.source_paths,
+                "coefficients": request.coefficients,
+                "has_rank_shards": False,
+                "type": "mint_interpolate_checkpoints",
+            }
+        )
 
 
 def _holder(caller: Caller, run_id: str, base_model: str, lora: dict[str, Any]) -> RunRow:
@@ -314,15 +281,6 @@ def _path_in(origin: dict[str, Any]) -> CheckpointPath:
     return CheckpointPath.parse(origin["path"])
 
 
-def _name_in(origin: dict[str, Any] | None) -> str:
-    return "uploaded" if origin is None else _path_in(origin).name
-
-
 def _metadata_in(origin: dict[str, Any] | None) -> dict[str, str]:
     found = (origin or {}).get("user_metadata")
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
-
-
-def _move(source: Path, target: Path) -> None:
-    for file in source.iterdir():
-        shutil.move(file, target / file.name)

@@ -191,7 +191,9 @@ class Engines:
         """Start an engine. What a model of the settings decides is first told by `mint serve`."""
         memory_gb = None if granted is None else granted / GB
         options = EngineOptions(self._settings.precision, memory_gb)
-        log_file, limit_s = self._log_of(base_model), self._settings.load_limit_s
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "--", base_model).strip("-.")
+        log_file = self._settings.logs / f"engine-{safe[-100:]}.log"
+        limit_s = self._settings.load_limit_s
         try:
             engine = await EngineProcess.start(base_model, folder, log_file, limit_s, options)
         finally:
@@ -227,18 +229,22 @@ class Engines:
                 f"{self._settings.memory_gb:g} GB for models. Raise memory_gb, or use a smaller "
                 "model."
             )
-        deadline = time.monotonic() + self._settings.load_limit_s
-        while self._used_bytes() + needed > budget:
-            idle = [slot for slot in self._slots.values() if slot.is_idle]
-            if idle:
-                await self._unload(min(idle, key=lambda slot: slot.used_at))
-            elif not await self._wait_for_change(deadline - time.monotonic()):
-                busy = ", ".join(slot.name for slot in self._slots.values())
-                raise EngineDied(
-                    f"{base_model} was not loaded: other models were using the "
-                    f"{self._settings.memory_gb:g} GB of memory the whole time ({busy}). Try "
-                    "again later."
-                )
+        try:
+            async with asyncio.timeout(self._settings.load_limit_s):
+                while self._used_bytes() + needed > budget:
+                    idle = [slot for slot in self._slots.values() if slot.is_idle]
+                    if idle:
+                        await self._unload(min(idle, key=lambda slot: slot.used_at))
+                    else:
+                        async with self._changed:
+                            await self._changed.wait()
+        except TimeoutError:
+            busy = ", ".join(slot.name for slot in self._slots.values())
+            raise EngineDied(
+                f"{base_model} was not loaded: other models were using the "
+                f"{self._settings.memory_gb:g} GB of memory the whole time ({busy}). Try "
+                "again later."
+            ) from None
 
     def _used_bytes(self) -> int:
         return sum(slot.size for slot in self._slots.values() if not slot.is_over)
@@ -270,17 +276,9 @@ class Engines:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _wait_for_change(self, seconds: float) -> bool:
-        try:
-            async with self._changed:
-                await asyncio.wait_for(self._changed.wait(), max(seconds, 0))
-        except TimeoutError:
-            return False
-        return True
-
     # ---- watching -------------------------------------------------------------------------------
 
-    def end_stuck(self) -> None:
+    async def end_stuck(self) -> None:
         """End every engine that has left its calls without an answer for too long."""
         for slot in self._slots.values():
             if slot.engine is not None and slot.engine.silent_s > self._settings.stuck_after_s:
@@ -297,10 +295,6 @@ class Engines:
         await asyncio.gather(
             *(slot.starting.result().stop() for slot in slots if _succeeded(slot.starting))
         )
-
-    def _log_of(self, base_model: str) -> Path:
-        safe = re.sub(r"[^A-Za-z0-9._-]+", "--", base_model).strip("-.")
-        return self._settings.logs / f"engine-{safe[-100:]}.log"
 
 
 def share(left: int, needed: int, others: Sequence[int]) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
-import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -18,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mint.engine.channel import AsyncChannel
 from mint.engine.messages import Call, EngineOptions, EngineReply, ModelInfo
 from mint.service.admin.metrics import measured
 from mint.service.errors import EngineDied, UserError
 
 log = logging.getLogger(__name__)
-_LENGTH = struct.Struct(">Q")
 _END_LIMIT_S = 5.0
 
 
@@ -40,8 +37,7 @@ class EngineProcess:
         self._listening: dict[int, Callable[[Any], None]] = {}
         self._last_answer = time.monotonic()
         self._is_ending = False
-        self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
+        self._channel: AsyncChannel
         self._read_task: asyncio.Task[None]
 
     @property
@@ -70,7 +66,7 @@ class EngineProcess:
                 start_new_session=True,  # Ctrl-C reaches the service, which ends its workers
             )
         engine = cls(name, process, log_file)
-        engine._reader, engine._writer = await asyncio.open_connection(sock=ours)
+        engine._channel = AsyncChannel(ours)
         loaded = engine._waiting[0] = asyncio.get_running_loop().create_future()
         engine._read_task = asyncio.create_task(engine._read())
         try:
@@ -91,26 +87,24 @@ class EngineProcess:
     ) -> Any:
         """Run ``Engine.<method>(**arguments)`` in the worker.
 
-        ``on_progress`` hears what the engine tells before the answer. Raises UserError for the
-        user's mistakes, RuntimeError for the engine's own failures and EngineDied when the worker
-        ended before it answered.
+        ``on_progress`` is called with what the engine reports before the answer. Raises UserError
+        for the user's mistakes, OSError or RuntimeError for the engine's own failures, and
+        EngineDied when the worker ended before it answered.
         """
         if not self.is_alive:
-            raise self._obituary()
+            raise self._death()
         call_id = next(self._ids)
         if not self._waiting:
             self._last_answer = time.monotonic()
         answer = self._waiting[call_id] = asyncio.get_running_loop().create_future()
         if on_progress is not None:
             self._listening[call_id] = on_progress
-        self._send(Call(call_id, method, arguments))
+        self._channel.send(Call(call_id, method, arguments))
         try:
-            with contextlib.suppress(ConnectionError):  # the reader notices and says it better
-                await self._writer.drain()
             return await measured(method, arguments, answer)
         except asyncio.CancelledError:
             if method == "sample" and self._waiting.pop(call_id, None) is not None:
-                self._send(Call(next(self._ids), "cancel_sample", {"call_id": call_id}))
+                self._channel.send(Call(next(self._ids), "cancel_sample", {"call_id": call_id}))
             raise
         finally:
             self._listening.pop(call_id, None)
@@ -120,13 +114,9 @@ class EngineProcess:
         """The number of calls without an answer."""
         return len(self._waiting)
 
-    def _send(self, call: Call) -> None:
-        body = pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
-        self._writer.writelines([_LENGTH.pack(len(body)), body])
-
     @property
     def resident_bytes(self) -> int:
-        """The memory that the worker takes now, 0 where the system does not tell."""
+        """The memory that the worker takes now, 0 where the system does not say."""
         try:
             pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         except (OSError, ValueError, IndexError):
@@ -141,7 +131,7 @@ class EngineProcess:
     async def stop(self) -> None:
         """End the worker: politely, then by force."""
         self._is_ending = True
-        self._writer.close()
+        self._channel.finish()
         try:
             await asyncio.to_thread(self._process.wait, _END_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -157,18 +147,16 @@ class EngineProcess:
     async def _read(self) -> None:
         try:
             while True:
-                (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-                body = await self._reader.readexactly(size)
-                self._settle(pickle.loads(body))
-        except (asyncio.IncompleteReadError, ConnectionError):
+                self._settle(await self._channel.receive())
+        except (EOFError, ConnectionError):
             await asyncio.to_thread(self._process.wait)
             if not self._is_ending:
-                log.error("%s", self._obituary())
+                log.error("%s", self._death())
         finally:
-            self._writer.close()
+            await self._channel.close()
             for answer in self._waiting.values():
                 if not answer.done():
-                    answer.set_exception(self._obituary())
+                    answer.set_exception(self._death())
             self._waiting.clear()
 
     def _settle(self, reply: EngineReply) -> None:
@@ -184,10 +172,12 @@ class EngineProcess:
             answer.set_result(reply.value)
         elif reply.is_user_error:
             answer.set_exception(UserError(reply.error))
+        elif reply.errno is not None:
+            answer.set_exception(OSError(reply.errno, reply.error))
         else:
             answer.set_exception(RuntimeError(reply.error))
 
-    def _obituary(self) -> EngineDied:
+    def _death(self) -> EngineDied:
         code = self._process.poll()
         how = "ended"
         if code is not None and code < 0:

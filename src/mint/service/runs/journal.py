@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mint.service.files import checksums, sync, sync_folder, verify
+from mint.service.futures import Category, Response
 from mint.service.runs.records import encode, read_record, records_after
 
 log = logging.getLogger(__name__)
@@ -57,17 +58,15 @@ class Outcome:
     kind: str
     seq_ids: list[int]
     error: str | None = None
-    category: str | None = None
+    category: Category | None = None
     result: dict[str, Any] | None = None
 
-
-@dataclass(frozen=True)
-class KeptAnswer:
-    """The answer of an operation from before the snapshot, for a client that has not got it."""
-
-    body: bytes
-    content_type: str
-    is_failure: bool
+    @property
+    def answer(self) -> Response | None:
+        """The answer to each of the operations; None when it is too large for a journal."""
+        if self.error is not None:
+            return Response.failure(self.error, self.category or "server")
+        return None if self.result is None else Response.json(self.result)
 
 
 @dataclass
@@ -141,14 +140,15 @@ class Journal:
                 self._note(header, 0, 0)
 
     def _append(self, header: dict[str, Any], body: bytes, durable: bool) -> None:
-        record = encode(header, body)
+        head = encode(header, body)
         start = self._size + sum(map(len, self._unwritten))
         if not self._is_name_synced:
             self._sync_name()
         if self._is_torn:
             self._cut_failed_write()
         try:
-            _write(self._file, b"".join([*self._unwritten, record]))
+            _write(self._file, b"".join([*self._unwritten, head]))
+            _write(self._file, body)
             if durable:
                 os.fdatasync(self._file)
         except OSError:
@@ -159,7 +159,7 @@ class Journal:
                 log.error("%s has a torn end, which the next write cuts off: %s", self._path, error)
             raise
         self._unwritten.clear()
-        self._size = start + len(record)
+        self._size = start + len(head) + len(body)
         self._note(header, start, len(body))
 
     def _write_rest(self) -> None:
@@ -195,13 +195,11 @@ class Journal:
         """The numbers of the answers that were kept from before the snapshot."""
         return list(self._answers)
 
-    def answers(self) -> Mapping[int, KeptAnswer]:
+    def answers(self) -> dict[int, Response]:
         """Return the answers that were kept from before the snapshot, by number."""
         with self._lock:
             return {
-                number: KeptAnswer(
-                    self._body(entry), entry.content_type, is_failure=entry.kind == "failure"
-                )
+                number: Response(self._body(entry), entry.content_type, entry.kind == "failure")
                 for number, entry in self._answers.items()
             }
 
@@ -293,7 +291,7 @@ class Journal:
             verify(self.snapshot_folder, self._checksums, "The snapshot of this run")
 
     def cut(
-        self, snapshot: Path, first: int, answers: Mapping[int, KeptAnswer] | None = None
+        self, snapshot: Path, first: int, answers: Mapping[int, Response] | None = None
     ) -> None:
         """Continue from ``snapshot``: forget the operations before ``first``, atomically.
 
@@ -316,7 +314,7 @@ class Journal:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _kept_records(
-        self, entries: Iterable[JournalEntry], answers: Mapping[int, KeptAnswer]
+        self, entries: Iterable[JournalEntry], answers: Mapping[int, Response]
     ) -> Iterable[Content]:
         for entry in entries:
             header = {"op": entry.kind, "seq": entry.seq_id, "type": entry.content_type}
@@ -337,10 +335,11 @@ class Journal:
         size = 0
         try:
             for header, body in records:
-                record = encode(header, body)
-                _write(file, record)
+                head = encode(header, body)
+                _write(file, head)
+                _write(file, body)
                 written.append((header, size, len(body)))
-                size += len(record)
+                size += len(head) + len(body)
             os.fsync(file)
             os.replace(draft, self._path)
         except BaseException:

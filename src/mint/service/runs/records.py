@@ -36,11 +36,11 @@ class JournalRecord:
 
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """Return a record's bytes."""
+    """Return what precedes the body in a record."""
     encoded = json.dumps(header).encode()
     lengths = _CHECKED.pack(len(encoded) + len(body), len(encoded))
     checksum = zlib.crc32(body, zlib.crc32(encoded, zlib.crc32(lengths)))
-    return _MARK + checksum.to_bytes(4, "big") + lengths + encoded + body
+    return _MARK + checksum.to_bytes(4, "big") + lengths + encoded
 
 
 def read_record(file: int, at: int, size: int) -> JournalRecord | None:

@@ -8,15 +8,17 @@ import asyncio
 import os
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
 from mint.service.checkpoints.links import link_version
-from mint.service.checkpoints.storage import CheckpointPath, CheckpointStore
+from mint.service.checkpoints.storage import CheckpointStore
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import UserError
 from mint.service.files import link_files, sync, sync_folder
 from mint.service.runs.journal import Journal
 from mint.service.store.database import RunRow
+from mint.service.wire.requests import LoadWeights
 
 MAX_RESIDENT = 4
 
@@ -52,24 +54,34 @@ class References:
             if self._engine is not None and self._engine.is_alive:
                 await self._engine.call("drop_sampler", sampler_id=sampler_id)
 
-    def loaded_by(self, seq_id: int) -> Path | None:
-        """Return the folder with the files that operation ``seq_id`` has loaded, if it ran."""
-        folder = self._folder_loaded_by(seq_id)
-        return folder if folder.exists() else None
-
-    def keep_loaded(self, path: CheckpointPath, seq_id: int) -> Path:
-        """Keep the files that operation ``seq_id`` is about to load. Raises FilesDamaged."""
-        folder = self._folder_loaded_by(seq_id)
-        draft = folder.with_name(f"reference-draft-{uuid.uuid4().hex}")
-        draft.mkdir()
-        link_files(self._checkpoints.verified_folder(path).iterdir(), draft)
-        sync_folder(draft)
-        draft.rename(folder)
-        sync(folder.parent)
+    def to_load(self, request: LoadWeights, seq_id: int) -> Path:
+        """Return a folder with the files to load, as the checkpoint had them the first time."""
+        folder = self._journal.folder / f"reference-loaded-by-{seq_id}"
+        if folder.exists():
+            return folder
+        path, row = self._checkpoints.require(request.path, self._run.user)
+        if request.optimizer:
+            path.require_optimizer()
+        if row.base_model != self._run.base_model:
+            raise UserError(
+                f"{path.uri} was trained from {row.base_model}, and this run trains "
+                f"{self._run.base_model}. Create the run with base_model={row.base_model!r}."
+            )
+        self._link(self._checkpoints.verified_folder(path).iterdir(), folder)
         return folder
 
-    def _folder_loaded_by(self, seq_id: int) -> Path:
-        return self._journal.folder / f"reference-loaded-by-{seq_id}"
+    def _link(self, files: Iterable[Path], folder: Path) -> None:
+        """Make a folder of these files that is durable, and whole or not there."""
+        draft = folder.with_name(f"reference-draft-{uuid.uuid4().hex}")
+        draft.mkdir()
+        try:
+            link_files(files, draft)
+            sync_folder(draft)
+            draft.rename(folder)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        sync(folder.parent)
 
     def _kept(self, path: str, seq_id: int) -> Path | None:
         """The folder with the reference's files; None for the bare base model."""
@@ -91,13 +103,5 @@ class References:
             )
         folder = self._journal.folder / f"reference-{link_version(row)}"
         if not folder.exists():
-            draft = folder.with_name(f"reference-draft-{uuid.uuid4().hex}")
-            draft.mkdir()
-            files = self._checkpoints.verified_folder(found).glob("adapter_*")
-            link_files(files, draft)
-            try:
-                draft.rename(folder)
-            except OSError:
-                shutil.rmtree(draft, ignore_errors=True)
-                raise
+            self._link(self._checkpoints.verified_folder(found).glob("adapter_*"), folder)
         return folder

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import secrets
 import shutil
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from mint.engine.messages import LoraSpec
 from mint.service.access.scopes import Caller
+from mint.service.background import in_background
 from mint.service.checkpoints.peft import OPTIMIZER
 from mint.service.checkpoints.storage import run_folder_name
 from mint.service.engines.process import EngineProcess
@@ -21,7 +22,6 @@ from mint.service.futures import Response
 from mint.service.idleness import Idleness
 from mint.service.parts import Parts
 from mint.service.runs.journal import Journal, JournalDamaged, RunIsElsewhere
-from mint.service.runs.operations import check_optimizer_of
 from mint.service.runs.run import TrainingRun
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import RunRow, now
@@ -46,7 +46,6 @@ class Runs:
         self._runs: dict[str, TrainingRun] = {}
         self._opening: dict[tuple[str, str], asyncio.Task[TrainingRun]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._used: dict[str, datetime] = {}
         self._creating = asyncio.Lock()
 
@@ -69,7 +68,8 @@ class Runs:
         await self._sessions.require(request.session_id, user)
         check_optimizer(request.optimizer_config)
         path, found = await asyncio.to_thread(self._checkpoints.require, request.path, user)
-        check_optimizer_of(path, request.optimizer)
+        if request.optimizer:
+            path.require_optimizer()
         row = RunRow(
             base_model=request.base_model or found.base_model,
             lora=found.lora,
@@ -103,7 +103,7 @@ class Runs:
                 if files:
                     await run.begin_from(files)
                 self._futures.open(request_id, user, run.why_waiting)
-                self._in_background(self._finish_creation(run, request_id))
+                in_background(self._finish_creation(run, request_id))
         return request_id
 
     def _add(self, row: RunRow) -> None:
@@ -148,7 +148,7 @@ class Runs:
             run = await self._get(run_id, user)
             if run.row.user == user:
                 run.promise_creation()
-                self._in_background(run.resume())
+                in_background(run.resume())
         if run.row.user != user:
             raise _unknown(run_id)
         self.resume_if_due(run_id)
@@ -160,11 +160,11 @@ class Runs:
         """Try once more to restore a run that could not be restored a while ago."""
         run = self._runs.get(run_id)
         if run is not None and run.wants_resuming:
-            self._in_background(run.resume())
+            in_background(run.resume())
 
-    async def row(self, run_id: str, user: str) -> RunRow:
-        """Return what the store knows of a run, without opening it."""
-        row = await asyncio.to_thread(self._store.get, RunRow, run_id, user)
+    def row(self, run_id: str, user: str) -> RunRow:
+        """Return what the store knows of a run, without opening it. Raises ApiError 404."""
+        row = self._store.get(RunRow, run_id, user)
         if row is None:
             raise _unknown(run_id)
         return row
@@ -181,9 +181,7 @@ class Runs:
         return await asyncio.shield(self._opening[key])
 
     async def _open(self, run_id: str, user: str) -> TrainingRun:
-        row = await asyncio.to_thread(self._store.get, RunRow, run_id, user)
-        if row is None:
-            raise _unknown(run_id)
+        row = await asyncio.to_thread(self.row, run_id, user)
         if not self._folder(run_id).exists():
             raise ApiError(
                 404,
@@ -280,7 +278,8 @@ class Runs:
         for folder in (self._settings.home / "runs").glob("*"):
             changed = max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir()))
             idle = self._idleness.seconds(f"run {folder.name}", str(changed))
-            if idle >= self._settings.run_kept_s and folder.name not in self._open_folders():
+            open_here = {run_folder_name(run_id) for run_id in list(self._runs)}
+            if idle >= self._settings.run_kept_s and folder.name not in open_here:
                 with contextlib.suppress(RunIsElsewhere, JournalDamaged):
                     Journal(folder).close()
                     shutil.rmtree(folder, ignore_errors=True)
@@ -288,9 +287,6 @@ class Runs:
     def open_runs(self) -> set[str]:
         """Return the ids of the runs that are open in this service."""
         return set(self._runs)
-
-    def _open_folders(self) -> set[str]:
-        return {run_folder_name(run_id) for run_id in list(self._runs)}
 
     async def close(self) -> None:
         """Stop every run where it is: the service is ending, and the journals have the rest."""
@@ -300,11 +296,6 @@ class Runs:
         used, self._used = self._used, {}
         if used:
             await asyncio.to_thread(self._store.touch, RunRow, used)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _unknown(run_id: str) -> ApiError:

@@ -6,13 +6,12 @@ loaded from its snapshot and the journal is replayed.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy.exc import OperationalError
 
@@ -21,7 +20,6 @@ from mint.service.errors import (
     ApiError,
     EngineDied,
     UserError,
-    is_disk_full,
     log_hint,
     readable_database_error,
     readable_os_error,
@@ -29,23 +27,17 @@ from mint.service.errors import (
 from mint.service.futures import Category, Response, WaitReason
 from mint.service.parts import Parts
 from mint.service.runs.disk_space import DiskSpace
+from mint.service.runs.in_engine import Done, RunInEngine
 from mint.service.runs.journal import Journal, Outcome
-from mint.service.runs.operations import Done
-from mint.service.runs.recovery import DiedRestoring, RunInEngine
 from mint.service.runs.stream import Operation, Stream, unnumbered
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import RunRow
 
 log = logging.getLogger(__name__)
 MAX_WAITING = 10_000
-MAX_DEATHS, MAX_FAILED_STARTS = 3, 6
-"""How often a worker may die under one operation, and before the operation began."""
 RETRY_RESTORE_S = 30.0
-DATABASE_WAIT_S = 60.0
-"""How long an operation waits for a database that does not answer."""
 ACCEPTED_WITHIN_S = 25.0
 """How long a request is held open until its operation is in the journal."""
-T = TypeVar("T")
 
 
 class TrainingRun:
@@ -102,17 +94,14 @@ class TrainingRun:
         """Promise again what the journal says was promised."""
         for seq_id, kept in self._journal.answers().items():
             self._open_future(seq_id)
-            self._finish(seq_id, Response(kept.body, kept.content_type, kept.is_failure))
+            self._finish(seq_id, kept)
         for seq_id, entry in self._journal.entries.items():
             self._open_future(seq_id)
             self._stream.accept(Operation(seq_id, entry.kind, entry.size, is_ready=True))
         for outcome in self._journal.outcomes:
-            for seq_id in outcome.seq_ids:
-                if outcome.error is not None:
-                    category: Category = "user" if outcome.category == "user" else "server"
-                    self._finish(seq_id, Response.failure(outcome.error, category))
-                elif outcome.result is not None:
-                    self._finish(seq_id, Response.json(outcome.result))
+            if (answer := outcome.answer) is not None:
+                for seq_id in outcome.seq_ids:
+                    self._finish(seq_id, answer)
 
     # ---- accepting ------------------------------------------------------------------------------
 
@@ -234,18 +223,8 @@ class TrainingRun:
         try:
             done = await self._perform(kind, group)
             outcome = Outcome(kind, seq_ids, result=done.result)
-        except UserError as error:
-            outcome = Outcome(kind, seq_ids, _together(group, str(error)), "user")
-        except EngineDied as error:
-            outcome = Outcome(kind, seq_ids, str(error), "server")
-        except OSError as error:
-            text = readable_os_error(error, f"{kind} of {self.row.id}")
-            outcome = Outcome(kind, seq_ids, text, "server")
-        except OperationalError as error:
-            text = f"{kind} failed. {readable_database_error(error)}"
-            outcome = Outcome(kind, seq_ids, text, "server")
         except Exception as error:
-            outcome = Outcome(kind, seq_ids, self._unexpected(kind, error), "server")
+            outcome = Outcome(kind, seq_ids, *self._explain(group, error))
         await self._close(outcome, done)
         if done is not None:
             self._trouble = None
@@ -254,70 +233,48 @@ class TrainingRun:
             await self._in_engine.maybe_snapshot(kind, self._stream.next)
 
     async def _perform(self, kind: str, group: list[Operation]) -> Done:
-        """Carry a group out; if the engine dies under it, restore the run and try again."""
+        """Run a group in the engine, once there is space on the disk."""
         for operation in group:
             if operation.error is not None:
                 raise UserError(operation.error)
         if kind == "optim_step" and (why := self._in_engine.gradients.why_not_step()) is not None:
             raise UserError(why)
         seq_ids = [operation.seq_id for operation in group]
-        return await self._space.use(
-            lambda: self._with_restarts(kind, lambda: self._in_engine.perform(kind, seq_ids))
-        )
-
-    async def _with_restarts(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do something in the engine; when the worker dies, restore the run and try again.
-
-        An operation under which a worker died too often is the cause of it and fails. A worker that
-        dies while the run is restored, or does not start, has more attempts. A database that does
-        not answer is waited for.
-        """
-        deaths = failed_starts = 0
-        deadline = time.monotonic() + DATABASE_WAIT_S
-        while True:
-            try:
-                async with self._in_engine.suspects if deaths else contextlib.nullcontext():
-                    return await work()
-            except EngineDied as died:
-                is_start = isinstance(died, DiedRestoring)
-                failed_starts, deaths = failed_starts + is_start, deaths + (not is_start)
-                if deaths >= MAX_DEATHS or failed_starts >= MAX_FAILED_STARTS:
-                    times = deaths + failed_starts
-                    often = f"This happened {times} times; the operation is not retried."
-                    raise EngineDied(f"{died} {often}") from died
-                log.warning("retrying %s of %s: %s", what, self.row.id, died)
-                await asyncio.sleep(min(0.05 * 2 ** (deaths + failed_starts), 2.0))
-            except OperationalError as error:
-                if is_disk_full(error) or time.monotonic() > deadline:
-                    raise
-                log.warning("%s of %s is tried again: %s", what, self.row.id, error.orig)
-                await asyncio.sleep(1.0)
+        return await self._space.use(lambda: self._in_engine.perform(kind, seq_ids))
 
     async def _close(self, outcome: Outcome, done: Done | None) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)
         self._in_engine.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         for index, seq_id in enumerate(outcome.seq_ids):
-            if done is not None:
-                self._finish(seq_id, done.answers[index])
-            else:
-                category: Category = "user" if outcome.category == "user" else "server"
-                self._finish(seq_id, Response.failure(outcome.error or "", category))
+            answer = outcome.answer if done is None else done.answers[index]
+            assert answer is not None, "a failure has an answer"
+            self._finish(seq_id, answer)
 
-    def _unexpected(self, kind: str, error: Exception) -> str:
+    def _explain(self, group: list[Operation], error: Exception) -> tuple[str, Category]:
+        """Return what clients hear of a failure, and whose it is."""
+        kind = group[0].kind
+        match error:
+            case UserError():
+                return _together(group, str(error)), "user"
+            case EngineDied():
+                return str(error), "server"
+            case OSError():
+                return readable_os_error(error, f"{kind} of {self.row.id}"), "server"
+            case OperationalError():
+                return f"{kind} failed. {readable_database_error(error)}", "server"
         error_id = uuid.uuid4().hex[:8]
         log.exception("%s of %s failed (error %s)", kind, self.row.id, error_id, exc_info=error)
-        log_file = self._in_engine.log_file
         where = log_hint()
-        if log_file is not None:
+        if (log_file := self._in_engine.log_file) is not None:
             where = f"The engine's log is logs/{log_file.name} in the home folder."
-        return f"{kind} failed in the service (error {error_id}): {error}. {where}"
+        return f"{kind} failed in the service (error {error_id}): {error}. {where}", "server"
 
     # ---- in the engine --------------------------------------------------------------------------
 
     async def load(self) -> None:
         """Bring the run into its engine, if it is not there."""
         async with self._turn:
-            await self._with_restarts("loading", self._in_engine.enter)
+            await self._in_engine.enter()
 
     async def begin_from(self, files: Sequence[Path]) -> None:
         """Start a new run from a checkpoint's files; sent again, it changes nothing."""

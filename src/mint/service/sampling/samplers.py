@@ -4,20 +4,20 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from mint.engine.messages import SampledToken, SampleRequest, SampleResult
-from mint.service.access.outstanding import Outstanding
 from mint.service.access.scopes import Caller
+from mint.service.background import in_background
 from mint.service.checkpoints.links import link_version
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import EngineDied, UserError, not_found
 from mint.service.futures import Response, WaitReason
 from mint.service.idleness import Idleness
 from mint.service.parts import Parts
-from mint.service.sampling.waiting import Place, WaitingSamples
+from mint.service.results import Share
+from mint.service.sampling.progress import Sample, SamplesInProgress
 from mint.service.sampling.weights import RestoreRun, SamplerInEngine, Weights, unproven
 from mint.service.store.database import RunRow, SamplerRow
 from mint.service.wire import codec
@@ -25,7 +25,6 @@ from mint.service.wire.arrays import Csr
 from mint.service.wire.requests import CreateSamplingSession, SampleBody
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 _USUAL_CONTEXT = 4096  # what a sample without max_tokens may take, until its model is loaded
 OnTokens = Callable[[list[SampledToken]], None]
 
@@ -42,12 +41,10 @@ class Samplers:
         self._checkpoints = parts.checkpoints
         self.weights = Weights(parts, restore_run)
         self._samplers: dict[str, SamplerInEngine] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._sampling: dict[str, asyncio.Task[None]] = {}
         self._usage = parts.usage
         self._quota_of = parts.quota_of
-        self._queue = WaitingSamples()
-        self._outstanding = Outstanding(parts.settings.max_outstanding_samples)
+        self._in_progress = SamplesInProgress(Share(parts.settings.max_outstanding_samples))
 
     # ---- making ---------------------------------------------------------------------------------
 
@@ -62,7 +59,7 @@ class Samplers:
             row.key = caller.key
             row = await asyncio.to_thread(self._store.add_once, row, sampler_id)
             sampler = self._samplers.setdefault(sampler_id, SamplerInEngine(row))
-            self._in_background(self._preload(sampler))
+            in_background(self._preload(sampler))
         return sampler_id
 
     async def _described(
@@ -86,7 +83,7 @@ class Samplers:
         try:
             async with self._engines.using(sampler.row.base_model) as engine:
                 await self._load(sampler, engine)
-        except (UserError, EngineDied, RuntimeError) as error:
+        except (UserError, EngineDied, OSError, RuntimeError) as error:
             log.warning("%s is not loaded yet: %s", sampler.row.id, error)
 
     async def named(self, caller: Caller, model: str) -> SamplerInEngine:
@@ -204,7 +201,7 @@ class Samplers:
     @property
     def waiting(self) -> int:
         """Return how many samples are in progress."""
-        return self._outstanding.total
+        return self._in_progress.count.total
 
     # ---- using ----------------------------------------------------------------------------------
 
@@ -232,11 +229,16 @@ class Samplers:
         number = uuid.uuid4().hex if request.seq_id is None else request.seq_id
         request_id = f"{sampler.row.id}:{number}"
         if self._futures.find(request_id, user) is None:
-            tokens = self._admit(sampler, engine_request)
-            place = self._queue.enter(sampler.row.base_model, sampler.tenant)
-            self._futures.open(request_id, user, lambda: self._why_waiting(sampler, place))
-            work = self._finish(sampler, request_id, engine_request, targets, place)
-            self._sampling[request_id] = self._counted(sampler, tokens, place, work)
+            sample = self._admit(sampler, engine_request)
+            task = self._sampling[request_id] = self._futures.compute(
+                request_id,
+                user,
+                "Sampling",
+                self._answer(sampler, engine_request, targets, sample),
+                lambda: self._why_waiting(sampler, sample),
+            )
+            task.add_done_callback(lambda _: sample.end())
+            task.add_done_callback(lambda _: self._sampling.pop(request_id, None))
         return request_id, [f"{request_id}:{i}" for i in range(request.num_samples)]
 
     def cancel(self, request_id: str) -> bool:
@@ -247,84 +249,72 @@ class Samplers:
     async def sample(
         self, sampler: SamplerInEngine, request: SampleRequest, on_tokens: OnTokens | None = None
     ) -> SampleResult:
-        """Sample and wait for the result. Raises UserError, EngineDied or RuntimeError.
+        """Sample and wait for the result. Raises UserError, EngineDied, OSError or RuntimeError.
 
         ``on_tokens`` hears the tokens of a request that asks for progress, as they are sampled.
         """
-        tokens = self._admit(sampler, request)
-        place = self._queue.enter(sampler.row.base_model, sampler.tenant)
-        work = self._sample(sampler, request, place, on_tokens)
-        return await self._counted(sampler, tokens, place, work)
+        sample = self._admit(sampler, request)
+        try:
+            return await self._sample(sampler, request, sample, on_tokens)
+        finally:
+            sample.end()
 
-    def _why_waiting(self, sampler: SamplerInEngine, place: Place) -> WaitReason | None:
+    def _why_waiting(self, sampler: SamplerInEngine, sample: Sample) -> WaitReason | None:
         """Say what keeps a sample from being answered; None once it has started."""
         if (why := self._engines.why_waiting(sampler.row.base_model)) is None:
             is_loading = sampler.engine is None and sampler.loading.locked()
-            why = "the weights of the sampler are being loaded" if is_loading else place.describe()
+            why = "the weights of the sampler are being loaded"
+            why = why if is_loading else sample.why_waiting()
         return None if why is None else WaitReason(why)
 
-    def _admit(self, sampler: SamplerInEngine, request: SampleRequest) -> int:
-        """Return how many tokens a request may take. Raises ApiError 429 while it has no place."""
-        self._outstanding.refuse_if_full(sampler.tenant)
-        key, quota = sampler.row.key, self._quota_of(sampler.row.key)
+    def _admit(self, sampler: SamplerInEngine, request: SampleRequest) -> Sample:
+        """Count a request as in progress. Raises ApiError 429 while it has no place."""
+        self._in_progress.refuse_if_full(sampler.tenant)
+        base_model, key = sampler.row.base_model, sampler.row.key
+        quota = self._quota_of(key)
         if quota.samplers is not None:
             of_key = [s for s in self._samplers.values() if s.row.key == key and s is not sampler]
             quota.refuse_samplers(key, sum(other.users > 0 for other in of_key))
-        tokens = len(request.prompt) + request.num_samples * self._most_sampled(sampler, request)
-        quota.refuse_tokens(key, self._outstanding.tokens(key), tokens)
-        return tokens
+        most = request.max_tokens
+        if most is None:
+            engine = self._engines.running(base_model)
+            context = engine.info.context_length if engine else _USUAL_CONTEXT
+            most = max(context - len(request.prompt), 0)
+        tokens = len(request.prompt) + request.num_samples * most
+        quota.refuse_tokens(key, self._in_progress.tokens[key], tokens)
+        return self._in_progress.begin(base_model, sampler.tenant, key, tokens)
 
-    def _most_sampled(self, sampler: SamplerInEngine, request: SampleRequest) -> int:
-        if request.max_tokens is not None:
-            return request.max_tokens
-        engine = self._engines.running(sampler.row.base_model)
-        context = engine.info.context_length if engine else _USUAL_CONTEXT
-        return max(context - len(request.prompt), 0)
-
-    async def _finish(
+    async def _answer(
         self,
         sampler: SamplerInEngine,
-        request_id: str,
         request: SampleRequest,
         targets: Csr | None,
-        place: Place,
-    ) -> None:
-        """Sample, and give the future of the request its answer."""
+        sample: Sample,
+    ) -> Response:
         try:
-            result = await self._sample(sampler, request, place)
-            answer = Response.protobuf(codec.encode_sample(result, targets), result.digest)
-        except UserError as error:
-            answer = Response.failure(str(error), "user")
-        except EngineDied as error:
-            answer = Response.failure(str(error), "server")
+            result = await self._sample(sampler, request, sample)
         except asyncio.CancelledError:
-            answer = Response.failure("This sample was cancelled before it was finished.", "user")
-        except Exception as error:
-            log.exception("sampling from %s failed", sampler.row.id)
-            answer = Response.failure(f"Sampling failed in the service: {error}", "server")
-        finally:
-            self._sampling.pop(request_id, None)
-        self._futures.finish(request_id, answer)
+            raise UserError("This sample was cancelled before it was finished.") from None
+        return Response.protobuf(codec.encode_sample(result, targets), result.digest)
 
     async def _sample(
         self,
         sampler: SamplerInEngine,
         request: SampleRequest,
-        place: Place,
+        sample: Sample,
         on_tokens: OnTokens | None = None,
         is_retry: bool = False,
     ) -> SampleResult:
         """Sample in the engine of the base model, once more in a new one if it dies."""
 
         def hear(tokens: list[SampledToken]) -> None:
-            place.leave()  # the first news, without tokens, is that the sample has started
+            sample.start()  # the first news, without tokens, says so
             if on_tokens is not None and tokens:
                 on_tokens(tokens)
 
         sampler.users += 1
         try:
             async with self._engines.using(sampler.row.base_model) as engine:
-                check_bias(request, engine.info.vocab_size)
                 await self._load(sampler, engine)
                 sampler.used_at = time.monotonic()
                 asked = replace(request, tenant=sampler.tenant)
@@ -337,7 +327,7 @@ class Samplers:
         except EngineDied:
             if is_retry or on_tokens is not None:
                 raise  # some tokens may have been told, and a second try would tell others
-            return await self._sample(sampler, request, place, is_retry=True)
+            return await self._sample(sampler, request, sample, is_retry=True)
         finally:
             sampler.users -= 1
         sampled = sum(len(sequence.tokens) for sequence in result.sequences)
@@ -350,30 +340,3 @@ class Samplers:
         if sampler.engine is not engine:
             await self.weights.load(sampler, engine)
             await self._bound(sampler)
-
-    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _counted(
-        self, sampler: SamplerInEngine, tokens: int, place: Place, work: Coroutine[Any, Any, T]
-    ) -> asyncio.Task[T]:
-        """Start a sample, which counts as in progress until it is done."""
-        user, key = sampler.tenant, sampler.row.key
-        task = self._in_background(work)
-        self._outstanding.begin(user, key, tokens)
-        task.add_done_callback(lambda _: self._outstanding.end(user, key, tokens))
-        task.add_done_callback(lambda _: place.leave())
-        return task
-
-
-def check_bias(request: SampleRequest, vocabulary: int) -> None:
-    """Raise UserError when ``logit_bias`` names a token that the model does not have."""
-    unknown = [token for token in request.logit_bias if not 0 <= token < vocabulary]
-    if unknown:
-        raise UserError(
-            f"logit_bias has the token id {unknown[0]}, but this model's token ids are 0 to "
-            f"{vocabulary - 1}. Use the model's own tokenizer."
-        )

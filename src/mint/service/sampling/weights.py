@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from mint.service.background import in_background
 from mint.service.checkpoints.links import link_version
 from mint.service.checkpoints.storage import CheckpointPath
 from mint.service.engines.process import EngineProcess
@@ -69,7 +70,6 @@ class Weights:
             parts.settings.home / "samplers", parts.settings.samplers_kept_per_run
         )
         self._restore_run = restore_run
-        self._keeping: set[asyncio.Task[None]] = set()
 
     async def freeze(self, sampler: SamplerInEngine, engine: EngineProcess) -> None:
         """Take the weights of the sampler's run as they are now.
@@ -87,9 +87,7 @@ class Weights:
             sampler.engine, sampler.refused = engine, None
             if engine.info.plan is not None and engine.info.plan.device != "cpu":
                 # On a CPU a replay gives the same bits. Sampling need not wait for the disk.
-                task = asyncio.create_task(self._keep(row, engine))
-                self._keeping.add(task)
-                task.add_done_callback(self._keeping.discard)
+                in_background(self._keep(row, engine))
 
     async def _keep(self, row: SamplerRow, engine: EngineProcess) -> None:
         """Put the weights on disk, for the case that the engine dies."""

@@ -4,28 +4,26 @@ SQLite (WAL) by default, PostgreSQL by URL. Every method is one short transactio
 from the service through ``asyncio.to_thread``.
 """
 
-import fcntl
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import (
     JSON,
     BigInteger,
     ColumnElement,
     DateTime,
+    Delete,
     Dialect,
     Engine,
     Select,
     String,
     TypeDecorator,
     UniqueConstraint,
+    Update,
+    and_,
     create_engine,
     delete,
     event,
@@ -33,16 +31,13 @@ from sqlalchemy import (
     make_url,
     or_,
     select,
-    text,
     update,
 )
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from mint.service.errors import UserError
-
-MIGRATIONS = Path(__file__).parent / "migrations"
-_MIGRATION_LOCK = 0x6D696E74
+from mint.service.store import migrations
 
 
 def now() -> datetime:
@@ -152,8 +147,15 @@ class UsageRow(Table):
 
 
 Condition = ColumnElement[bool]
+Found = TypeVar("Found")
 Row = TypeVar("Row", bound=Table)
 Listed = TypeVar("Listed", SessionRow, RunRow, SamplerRow, CheckpointRow)
+_TOUCHED: dict[type[Table], tuple[str, str]] = {
+    SessionRow: ("id", "last_seen"),
+    RunRow: ("id", "last_request_at"),
+    ApiKey: ("hash", "last_used_at"),
+}
+"""The key of a table, and its column for the time of the last use."""
 
 
 class Store:
@@ -173,31 +175,16 @@ class Store:
         Raises UserError when the database cannot be reached or written.
         """
         try:
-            self._migrate(version)
+            migrations.migrate(self._engine, self._home / "migrations.lock", version)
         except OperationalError as error:
             raise UserError(
                 f"The service's database {self._engine.url!r} cannot be used: {error.orig}. Start "
                 "it, or correct database_url or the permissions of the home folder."
             ) from error
 
-    def _migrate(self, version: str) -> None:
-        config = _migrations()
-        with open(self._home / "migrations.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with self._engine.begin() as connection:
-                if connection.dialect.name == "postgresql":
-                    connection.execute(
-                        text("select pg_advisory_xact_lock(:n)"), {"n": _MIGRATION_LOCK}
-                    )
-                config.attributes["connection"] = connection
-                command.upgrade(config, version)
-
     def versions(self) -> tuple[str | None, list[str]]:
         """Return the version of the tables, and all that this code knows, the newest first."""
-        scripts = ScriptDirectory.from_config(_migrations())
-        with self._engine.connect() as connection:
-            current = MigrationContext.configure(connection).get_current_revision()
-        return current, [script.revision for script in scripts.walk_revisions()]
+        return migrations.versions(self._engine)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -206,6 +193,15 @@ class Store:
     def transaction(self) -> Iterator[Session]:
         with self._sessions.begin() as session:
             yield session
+
+    def _all(self, query: Select[Found]) -> list[Found]:
+        with self.transaction() as session:
+            return list(session.scalars(query))
+
+    def _change(self, *statements: Update | Delete) -> None:
+        with self.transaction() as session:
+            for statement in statements:
+                session.execute(statement)
 
     # ---- any table ------------------------------------------------------------------------
 
@@ -233,11 +229,6 @@ class Store:
             row: Any = session.get(table, key)
             return row if row is not None and row.user == user else None
 
-    def delete_run(self, run_id: str) -> None:
-        with self.transaction() as session:
-            if (row := session.get(RunRow, run_id)) is not None:
-                session.delete(row)
-
     def page(
         self, table: type[Listed], user: str, limit: int, offset: int, *conditions: Condition
     ) -> tuple[list[Listed], int]:
@@ -254,65 +245,58 @@ class Store:
             )
             return list(rows), total
 
-    # ---- sessions and runs ------------------------------------------------------------------
-
-    def touch(self, table: type[SessionRow] | type[RunRow], seen: dict[str, datetime]) -> None:
-        """Note when sessions were last seen, or runs last used, in one transaction."""
-        column = "last_seen" if table is SessionRow else "last_request_at"
+    def touch(
+        self, table: type[SessionRow | RunRow | ApiKey], seen: Mapping[str, datetime]
+    ) -> None:
+        """Note when sessions were last seen, or runs or keys last used, in one transaction."""
+        name, column = _TOUCHED[table]
         with self.transaction() as session:
             for key, when in seen.items():
-                session.execute(update(table).where(table.id == key).values({column: when}))
+                changed = update(table).where(getattr(table, name) == key)
+                session.execute(changed.values({column: when}))
+
+    # ---- sessions, runs and samplers ----------------------------------------------------------
 
     def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
         """Note how a session ended; the first word wins."""
-        with self.transaction() as session:
-            session.execute(
-                update(SessionRow)
-                .where(SessionRow.id == session_id, SessionRow.finish.is_(None))
-                .values(finish=reason, finish_detail=detail)
-            )
+        is_first = (SessionRow.id == session_id, SessionRow.finish.is_(None))
+        self._change(
+            update(SessionRow).where(*is_first).values(finish=reason, finish_detail=detail)
+        )
+
+    def set_project(self, session_id: str, project_id: str) -> None:
+        changed = update(SessionRow).where(SessionRow.id == session_id)
+        self._change(changed.values(project_id=project_id))
+
+    def forgotten_sessions(self, before: datetime, limit: int = 1000) -> list[SessionRow]:
+        """Return sessions that were last seen before a time and have no run."""
+        has_run = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
+        forgotten = select(SessionRow).where(SessionRow.last_seen < before, ~has_run)
+        return self._all(forgotten.limit(limit))
+
+    def delete_session(self, session_id: str) -> None:
+        """Delete a session and its samplers."""
+        samplers = delete(SamplerRow).where(SamplerRow.session_id == session_id)
+        self._change(samplers, delete(SessionRow).where(SessionRow.id == session_id))
 
     def readable_run(self, run_id: str, user: str) -> RunRow | None:
         """A run of the user's own, or another's with a public checkpoint."""
-        with self.transaction() as session:
-            run = session.get(RunRow, run_id)
-            if run is None or run.user == user:
-                return run
-            public = select(CheckpointRow.id).where(
-                CheckpointRow.run_id == run_id, CheckpointRow.public.is_(True)
-            )
-            return run if session.scalar(public.limit(1)) is not None else None
+        is_public = CheckpointRow.public.is_(True)
+        public = select(CheckpointRow.run_id).where(CheckpointRow.run_id == run_id, is_public)
+        may_read = or_(RunRow.user == user, RunRow.id.in_(public))
+        return next(iter(self._all(select(RunRow).where(RunRow.id == run_id, may_read))), None)
+
+    def runs_of_key(self, key: str) -> list[str]:
+        """Return the ids of all runs that a key made."""
+        return self._all(select(RunRow.id).where(RunRow.key == key))
 
     def last_request(self) -> datetime | None:
         """Return when any run was last used."""
-        with self.transaction() as session:
-            return session.scalar(select(func.max(RunRow.last_request_at)))
+        [found] = self._all(select(func.max(RunRow.last_request_at)))
+        return found
 
-    def set_project(self, session_id: str, project_id: str) -> None:
-        with self.transaction() as session:
-            session.execute(
-                update(SessionRow).where(SessionRow.id == session_id).values(project_id=project_id)
-            )
-
-    def sessions_where(self, where: Sequence[Condition], limit: int) -> Sequence[SessionRow]:
-        """The newest sessions that fit."""
-        with self.transaction() as session:
-            order = (SessionRow.created_at.desc(), SessionRow.id)
-            found = select(SessionRow).where(*where).order_by(*order).limit(limit)
-            return session.scalars(found).all()
-
-    def storage_of_sessions(self, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Return how many checkpoints each session has, and their bytes."""
-        used = (
-            select(
-                RunRow.session_id, func.count(CheckpointRow.id), func.sum(CheckpointRow.size_bytes)
-            )
-            .join(CheckpointRow, CheckpointRow.run_id == RunRow.id)
-            .where(RunRow.session_id.in_(session_ids))
-            .group_by(RunRow.session_id)
-        )
-        with self.transaction() as session:
-            return {key: (count, int(size)) for key, count, size in session.execute(used)}
+    def delete_run(self, run_id: str) -> None:
+        self._change(delete(RunRow).where(RunRow.id == run_id))
 
     def add_client(self, sampler_id: str) -> int:
         """A number that no other client of this sampler has; the first client is 0."""
@@ -327,30 +311,19 @@ class Store:
 
     def note_digest(self, sampler_id: str, digest: str) -> None:
         """Note the digest of a sampler's weights, once."""
-        with self.transaction() as session:
-            sampler = update(SamplerRow).where(SamplerRow.id == sampler_id)
-            session.execute(sampler.where(SamplerRow.digest.is_(None)).values(digest=digest))
+        unknown = (SamplerRow.id == sampler_id, SamplerRow.digest.is_(None))
+        self._change(update(SamplerRow).where(*unknown).values(digest=digest))
 
     # ---- keys -------------------------------------------------------------------------------
 
+    def all_keys(self) -> list[ApiKey]:
+        """Every key that was ever made, the oldest first."""
+        return self._all(select(ApiKey).order_by(ApiKey.created_at))
+
     def active_keys(self) -> list[ApiKey]:
         """Return the keys in force: neither revoked nor expired."""
-        in_force = ApiKey.revoked_at.is_(None)
         in_time = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
-        with self.transaction() as session:
-            return list(session.scalars(select(ApiKey).where(in_force, in_time)))
-
-    def touch_keys(self, used: dict[str, datetime]) -> None:
-        """Note when keys, by their hashes, were last used."""
-        with self.transaction() as session:
-            for key_hash, when in used.items():
-                changed = update(ApiKey).where(ApiKey.hash == key_hash)
-                session.execute(changed.values(last_used_at=when))
-
-    def all_keys(self) -> Sequence[ApiKey]:
-        """Every key that was ever made, the oldest first."""
-        with self.transaction() as session:
-            return session.scalars(select(ApiKey).order_by(ApiKey.created_at)).all()
+        return self._all(select(ApiKey).where(ApiKey.revoked_at.is_(None), in_time))
 
     def revoke_key(self, name: str) -> bool:
         """End a key; False when none of this name is in force."""
@@ -363,15 +336,7 @@ class Store:
 
     def set_quota(self, name: str, quota: dict[str, Any]) -> None:
         """Replace the limits of a key."""
-        with self.transaction() as session:
-            session.execute(update(ApiKey).where(ApiKey.name == name).values(quota=quota))
-
-    def runs_of_key(self, key: str) -> Sequence[str]:
-        """Return the ids of all runs that a key made."""
-        with self.transaction() as session:
-            return session.scalars(select(RunRow.id).where(RunRow.key == key)).all()
-
-    # ---- checkpoints --------------------------------------------------------------------------
+        self._change(update(ApiKey).where(ApiKey.name == name).values(quota=quota))
 
     def storage_of_key(self, key: str, *conditions: Condition) -> tuple[int, int]:
         """Return how many checkpoints the runs of a key have, and their bytes."""
@@ -384,57 +349,31 @@ class Store:
             count, size = session.execute(held).one()
             return int(count), int(size)
 
+    # ---- checkpoints --------------------------------------------------------------------------
+
     def checkpoint(self, run_id: str, kind: str, name: str) -> CheckpointRow | None:
-        with self.transaction() as session:
-            return session.scalar(_checkpoint(run_id, kind, name))
+        found = select(CheckpointRow).where(is_at(run_id, kind, name))
+        return next(iter(self._all(found)), None)
 
     def put_checkpoint(self, row: CheckpointRow) -> None:
         """Insert, replacing what had this name."""
         with self.transaction() as session:
-            if (old := session.scalar(_checkpoint(row.run_id, row.kind, row.name))) is not None:
-                session.delete(old)
-                session.flush()
+            session.execute(delete(CheckpointRow).where(is_at(row.run_id, row.kind, row.name)))
             session.add(row)
 
     def change_checkpoint(self, row: CheckpointRow, **values: Any) -> None:
-        with self.transaction() as session:
-            session.execute(
-                update(CheckpointRow).where(CheckpointRow.id == row.id).values(**values)
-            )
+        self._change(update(CheckpointRow).where(CheckpointRow.id == row.id).values(**values))
 
     def delete_checkpoint(self, row: CheckpointRow) -> None:
-        with self.transaction() as session:
-            if (found := session.get(CheckpointRow, row.id)) is not None:
-                session.delete(found)
+        self._change(delete(CheckpointRow).where(CheckpointRow.id == row.id))
 
-    def forgotten_sessions(self, before: datetime, limit: int = 1000) -> list[SessionRow]:
-        """Return sessions that were last seen before a time and have no run."""
-        has_run = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
-        forgotten = select(SessionRow).where(SessionRow.last_seen < before, ~has_run)
-        with self.transaction() as session:
-            return list(session.scalars(forgotten.limit(limit)))
-
-    def delete_session(self, row: SessionRow) -> None:
-        """Delete a session and its samplers."""
-        with self.transaction() as session:
-            session.execute(delete(SamplerRow).where(SamplerRow.session_id == row.id))
-            session.execute(delete(SessionRow).where(SessionRow.id == row.id))
-
-    def expired_checkpoints(self) -> Iterable[CheckpointRow]:
-        with self.transaction() as session:
-            return list(
-                session.scalars(select(CheckpointRow).where(CheckpointRow.expires_at <= now()))
-            )
+    def expired_checkpoints(self) -> list[CheckpointRow]:
+        return self._all(select(CheckpointRow).where(CheckpointRow.expires_at <= now()))
 
 
-def _migrations() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    return config
-
-
-def _checkpoint(run_id: str, kind: str, name: str) -> Select[CheckpointRow]:
-    return select(CheckpointRow).where(
+def is_at(run_id: str, kind: str, name: str) -> Condition:
+    """The condition that a checkpoint is the one of this path."""
+    return and_(
         CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name
     )
 

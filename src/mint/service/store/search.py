@@ -1,14 +1,15 @@
 """Searching sessions: by id, name, project, metadata and state, newest first."""
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field
-from sqlalchemy import and_, false, func, or_
+from sqlalchemy import and_, false, func, or_, select
 
 from mint.service.errors import UserError
-from mint.service.store.database import Condition, SessionRow, Store, now
+from mint.service.store.database import CheckpointRow, Condition, RunRow, SessionRow, Store, now
 from mint.service.wire.requests import Request, Texts
 
 NO_PROJECT = "default"
@@ -47,10 +48,10 @@ class SessionSearch(Request):
 def search(store: Store, user: str, wanted: SessionSearch, idle_s: float) -> dict[str, Any]:
     """One page of the user's sessions as the client reads it."""
     alive_since = now() - timedelta(seconds=idle_s)
-    where = [SessionRow.user == user, *_conditions(user, wanted, alive_since)]
-    rows = store.sessions_where(where, wanted.limit + 1)
+    where = _conditions(user, wanted, alive_since)
+    rows, _ = store.page(SessionRow, user, wanted.limit + 1, 0, *where)
     shown = rows[: wanted.limit]
-    used = store.storage_of_sessions([row.id for row in shown])
+    used = _storage(store, [row.id for row in shown])
     return {
         "sessions": [_describe(row, used.get(row.id, (0, 0)), alive_since) for row in shown],
         "next_cursor": _cursor_after(shown[-1]) if len(rows) > wanted.limit else None,
@@ -59,6 +60,18 @@ def search(store: Store, user: str, wanted: SessionSearch, idle_s: float) -> dic
 
 def _cursor_after(row: SessionRow) -> dict[str, str]:
     return {"last_created_at": row.created_at.isoformat(), "last_session_id": row.id}
+
+
+def _storage(store: Store, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return how many checkpoints each session has, and their bytes."""
+    used = (
+        select(RunRow.session_id, func.count(CheckpointRow.id), func.sum(CheckpointRow.size_bytes))
+        .join(CheckpointRow, CheckpointRow.run_id == RunRow.id)
+        .where(RunRow.session_id.in_(session_ids))
+        .group_by(RunRow.session_id)
+    )
+    with store.transaction() as session:
+        return {key: (count, int(size)) for key, count, size in session.execute(used)}
 
 
 def _conditions(user: str, wanted: SessionSearch, alive_since: datetime) -> list[Condition]:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from multiprocessing import get_context
 from typing import TypeVar
 
-from mint.engine.messages import ForwardBackward
+from mint.engine.messages import PackedOperation
 from mint.service.errors import ApiError, UserError
 from mint.service.wire import codec
 from mint.service.wire.bodies import Address, is_creation, open_body, read_address
@@ -71,16 +71,15 @@ class Decoder:
 
     async def forward_backward(
         self, bodies: list[bytes], is_protobuf: list[bool], forward_only: bool
-    ) -> list[ForwardBackward]:
-        """Decode operations. Raises UserError for what is wrong with them."""
+    ) -> list[PackedOperation]:
+        """Decode operations for the engine. Raises UserError for what is wrong with them."""
         decoded = []
         for body, protobuf in zip(bodies, is_protobuf, strict=True):
-            decode = codec.decode_forward_backward
             async with self._reserve(len(body) * (_PROTOBUF_GROWS if protobuf else _JSON_GROWS)):
                 if len(body) < LARGE:
-                    decoded.append(await asyncio.to_thread(decode, body, protobuf, forward_only))
+                    decoded.append(await asyncio.to_thread(_pack, body, protobuf, forward_only))
                 else:
-                    decoded.append(await self._elsewhere(decode, body, protobuf, forward_only))
+                    decoded.append(await self._elsewhere(_pack, body, protobuf, forward_only))
         return decoded
 
     @asynccontextmanager
@@ -116,3 +115,7 @@ class Decoder:
         """End the decoding process."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _pack(body: bytes, is_protobuf: bool, forward_only: bool) -> PackedOperation:
+    return PackedOperation.pack(codec.decode_forward_backward(body, is_protobuf, forward_only))

@@ -5,6 +5,7 @@ A field that we know and do not support is refused with a text that says so.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -111,10 +112,6 @@ class CreateSession(Request):
     display_name: str | None = None
 
 
-class Heartbeat(Request):
-    session_id: str
-
-
 class FinishReason(Request):
     type: Literal["success", "errored", "interrupted"] = "success"
 
@@ -157,10 +154,6 @@ class CreateModel(Request):
     lora_config: LoraConfig | None = None
     optimizer_config: OptimizerConfig = OptimizerConfig()
     user_metadata: Texts = {}
-
-
-class ModelAddress(Request):
-    model_id: str
 
 
 class AdamParamsField(Request):
@@ -290,10 +283,6 @@ class ReverseKl(Request):
     temperature: Finite = 1.0
 
 
-class WeightsInfo(Request):
-    tinker_path: str
-
-
 # ---- sampling ----------------------------------------------------------------------------------
 
 
@@ -304,15 +293,20 @@ class CreateSamplingSession(Request):
     model_path: str | None = None
 
 
-class SamplingParamsField(Request):
-    max_tokens: int | None = Field(default=None, ge=1)
+class Sampling(Request):
+    """What every request for samples may set."""
+
     seed: int | None = None
-    stop: str | list[int] | list[str] | None = None
-    stop_token_ids: list[int] | None = None
     temperature: Temperature = 1.0
     top_k: TopK = -1
     top_p: TopP = 1.0
     min_p: MinP = 0.0
+
+
+class SamplingParamsField(Sampling):
+    max_tokens: int | None = Field(default=None, ge=1)
+    stop: str | list[int] | list[str] | None = None
+    stop_token_ids: list[int] | None = None
     renormalize: bool = False
 
     def stops(self) -> list[str] | list[int] | None:
@@ -345,28 +339,19 @@ class SampleBody(Request):
 
     def to_engine(self) -> messages.SampleRequest:
         self._refuse_unsupported()
-        params = self.sampling_params
         prompt = codec.decode_chunks(self.prompt.chunks, "prompt")
         targets = self.target_prompt_logprobs
         return messages.SampleRequest(
-            prompt=prompt,
-            num_samples=self.num_samples,
-            max_tokens=params.max_tokens,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            renormalize=params.renormalize,
-            seed=params.seed,
-            stop=params.stops(),
-            prompt_logprobs=self.prompt_logprobs or self.topk_prompt_logprobs > 0,
-            prompt_logprobs_last_n=self.prompt_logprobs_last_n,
-            topk_prompt_logprobs=self.topk_prompt_logprobs,
-            topk_sample_logprobs=self.topk_sample_logprobs,
-            target_prompt_logprobs=None
-            if targets is None
-            else codec.decode_targets(targets, len(prompt)),
-            prompt_alt_tokens_k=self.prompt_alt_tokens_k,
+            **engine_fields(self.sampling_params)
+            | engine_fields(self)
+            | {
+                "prompt": prompt,
+                "stop": self.sampling_params.stops(),
+                "prompt_logprobs": self.prompt_logprobs or self.topk_prompt_logprobs > 0,
+                "target_prompt_logprobs": None
+                if targets is None
+                else codec.decode_targets(targets, len(prompt)),
+            }
         )
 
     def target_cells(self) -> Csr | None:
@@ -389,15 +374,15 @@ class SampleBody(Request):
             )
 
 
-class JoinSamplingSession(Request):
-    sampling_session_id: str
+def engine_fields(request: Request) -> dict[str, Any]:
+    """Return the fields of a request that the engine knows by the same name."""
+    return {name: getattr(request, name) for name in type(request).model_fields if name in _ENGINE}
+
+
+_ENGINE = {field.name for field in fields(messages.SampleRequest)}
 
 
 # ---- futures -----------------------------------------------------------------------------------
-
-
-class RetrieveFuture(Request):
-    request_id: str
 
 
 class FuturesTarget(Request):

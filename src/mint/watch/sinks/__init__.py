@@ -1,10 +1,9 @@
-"""Other places where a run's metrics go: TensorBoard, W&B, Trackio, MLflow, OpenTelemetry.
+"""Other destinations of a run's metrics: TensorBoard, W&B, Trackio, MLflow, OpenTelemetry.
 
-Each is imported when it is switched on, and runs in a thread of its own, so that a server that does
-not answer delays nothing. One that fails is switched off, with a warning and an event; training
-continues.
+Each sink is imported when it is switched on and runs in a thread of its own, so that a slow server
+delays no step. A sink that fails is switched off, with a warning and an event; training continues.
 """
 
-from mint.watch.sinks.sink import SINKS, Sink, SinkName, Sinks, open_sink
+from mint.watch.sinks.sink import Sink, SinkName, Sinks, open_sink
 
-__all__ = ["SINKS", "Sink", "SinkName", "Sinks", "open_sink"]
+__all__ = ["Sink", "SinkName", "Sinks", "open_sink"]

@@ -1,12 +1,11 @@
-"""Sinks that are switched on for a run, and what happens when one fails."""
+"""The sinks of a run. One that fails is switched off."""
 
-import importlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 Row = Mapping[str, Any]
 
@@ -15,11 +14,11 @@ SINKS: tuple[str, ...] = get_args(SinkName)
 _PACKAGES = {"opentelemetry": "opentelemetry-sdk"}
 
 
-class Sink(Protocol):
-    """A receiver of a run's metrics."""
+class Sink:
+    """A receiver of a run's metrics and rollouts. A subclass overrides what it takes."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the numbers of a step."""
+        """Take the metrics of a step."""
 
     def rollouts(self, rows: Sequence[Row]) -> None:
         """Take the rollouts of a step."""
@@ -35,18 +34,20 @@ def open_sink(name: str, path: Path, config: Row) -> Sink:
     Traceback (most recent call last):
     ValueError: 'tensorbord' is not a sink. Use one of tensorboard, wandb, trackio, mlflow, opentelemetry.
     """  # noqa: E501
-    if name not in SINKS:
+    from mint.watch.sinks.opentelemetry import Spans
+    from mint.watch.sinks.trackers import MLflow, TensorBoard, Trackio, WeightsAndBiases
+
+    kinds = dict(zip(SINKS, (TensorBoard, WeightsAndBiases, Trackio, MLflow, Spans), strict=True))
+    if name not in kinds:
         raise ValueError(f"{name!r} is not a sink. Use one of {', '.join(SINKS)}.")
-    module = importlib.import_module(f"mint.watch.sinks.{name}_sink")
     try:
-        sink: Sink = module.open_sink(path, dict(config))
+        return kinds[name](path, dict(config))
     except ImportError as error:
         package = _PACKAGES.get(name, name)
         raise ImportError(
             f"The sink {name!r} needs a package that is not installed ({error.name or error}). "
             f"Type: pip install {package}"
         ) from error
-    return sink
 
 
 class Sinks:
@@ -65,11 +66,11 @@ class Sinks:
                 self.attach(name, SinkThread(partial(open_sink, name, path, config)))
 
     def attach(self, name: str, sink: Sink) -> None:
-        """Switch on a sink that is open already, and called where its caller stands."""
+        """Switch on an open sink that is called in the recorder's own thread."""
         self._open[name] = sink
 
     def log(self, row: Row) -> None:
-        """Pass on the numbers of a step; what is no finite number stays in the run directory."""
+        """Pass on the finite numbers among a step's metrics."""
         metrics = {name: float(value) for name, value in row.items() if _is_number(name, value)}
         for name, sink in list(self._open.items()):
             self._try(name, lambda sink=sink: sink.log(int(row.get("step") or 0), metrics))  # type: ignore[misc]
@@ -86,7 +87,7 @@ class Sinks:
         self._open.clear()
 
     def _try(self, name: str, work: Callable[[], None]) -> None:
-        """Do something with a sink, and switch it off when it fails."""
+        """Call a sink, and switch it off if it fails."""
         try:
             work()
         except Exception as error:

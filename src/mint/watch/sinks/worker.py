@@ -1,4 +1,4 @@
-"""A sink in a thread of its own: a slow or silent server delays no step."""
+"""A sink in a thread of its own, so that a slow server delays no step."""
 
 import queue
 import threading
@@ -11,8 +11,8 @@ _MOST_WAITING = 1_000
 _LAST_S = 60.0
 
 
-class SinkThread:
-    """Opens a sink and calls it in a thread. What went wrong there is raised at the next call."""
+class SinkThread(Sink):
+    """Opens a sink and calls it in a thread. An error there is raised at the next call."""
 
     def __init__(self, open_sink: Callable[[], Sink], last_s: float = _LAST_S) -> None:
         self._last_s = last_s
@@ -39,7 +39,7 @@ class SinkThread:
         self._put(lambda sink: sink.rollouts(rows))
 
     def close(self) -> None:
-        """Wait until everything is passed on, but not for ever."""
+        """Wait until everything is passed on, for at most ``last_s`` seconds."""
         self._put(None)
         self._thread.join(self._last_s)
         self._raise_error()

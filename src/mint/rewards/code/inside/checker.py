@@ -1,4 +1,4 @@
-"""Inside the checker's sandbox: runs the tests against a program that lives in another sandbox.
+"""Inside the checker's sandbox: runs the tests against a program in another sandbox.
 
 The program's functions are stand-ins here: calling one sends plain arguments over and gets a plain
 value back. The values are compared here, where no line of the program ever runs.
@@ -27,7 +27,7 @@ _CONTROL_LIMIT = 1 << 30
 
 
 class Host:
-    """The side that starts programs and hears the verdicts."""
+    """The host process, which starts programs and receives the verdicts."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _socket.socket(fileno=descriptor)
@@ -79,13 +79,13 @@ class Program:
             raise wire.Gone(self.failed)
 
     def drop(self) -> None:
-        """Forget the process; the next test gets a new one."""
+        """Drop the process; the next test gets a new one."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
 
     def ask(self, do: str, *arguments: Any, name: str = "", keywords: Any = None) -> Any:
-        """Have something done on the other side."""
+        """Send an operation to the program, and return its result."""
         if self._channel is None:
             raise wire.Gone("the program is gone")
         request = {"do": do, "name": name, "args": list(arguments), "kwargs": keywords or {}}
@@ -121,37 +121,14 @@ class Remote:
         object.__setattr__(self, "_number", number)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._program.ask("call", self, *arguments, keywords=keywords)
-
-    def __getattr__(self, name: str) -> Any:
-        return self._program.ask("getattr", self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._program.ask("setattr", self, name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._program.ask("getitem", self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._program.ask("setitem", self, key, value)
-
-    def __len__(self) -> Any:
-        return self._program.ask("len", self)
-
-    def __next__(self) -> Any:
-        return self._program.ask("next", self)
-
-    def __str__(self) -> Any:
-        return self._program.ask("str", self)
-
-    def __repr__(self) -> Any:
-        return self._program.ask("repr", self)
+        return _program(self).ask("call", self, *arguments, keywords=keywords)
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = self._program.ask("iter", self)
+        program = _program(self)
+        iterator = program.ask("iter", self)
         while True:
             try:
-                item = self._program.ask("next", iterator)
+                item = program.ask("next", iterator)
             except StopIteration:
                 return
             yield item
@@ -160,6 +137,24 @@ class Remote:
         return self is other
 
     __hash__ = object.__hash__
+
+
+def _program(remote: Remote) -> Program:
+    program: Program = object.__getattribute__(remote, "_program")
+    return program
+
+
+def _forward(operation: str) -> None:
+    """Make an operation on a stand-in happen on the other side."""
+
+    def method(self: Remote, *arguments: Any) -> Any:
+        return _program(self).ask(operation, self, *arguments)
+
+    setattr(Remote, f"__{operation}__", method)
+
+
+for _operation in ("getattr", "setattr", "getitem", "setitem", "len", "next", "str", "repr"):
+    _forward(_operation)
 
 
 class Global:

@@ -1,6 +1,6 @@
 """Values between the model's sandbox and the checker's: plain types only, one message a time.
 
-A subclass arrives as its plain base, so that an overridden ``__eq__`` stays behind. What is not
+A subclass arrives as its plain base, so that an overridden ``__eq__`` is never called. What is not
 plain becomes a reference to an object that lives on the model's side. The format is our own, and
 the scripts in here import next to nothing, because starting them is most of what a run costs.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HEADER = 12
+_COLLECTIONS: dict[bytes, Any] = {b"l": list, b"u": tuple, b"e": set, b"z": frozenset}
 
 
 class Gone(BaseException):
@@ -55,25 +56,20 @@ def _encode(value: Any, refer: Callable[[Any], int], parts: list[bytes]) -> None
         parts.append(b"s%d:" % len(text) + text)
     elif isinstance(value, bytes | bytearray):
         parts.append(b"b%d:" % len(value) + bytes(value))
-    elif isinstance(value, list):
-        _encode_all(b"l", list(list.__iter__(value)), refer, parts)
-    elif isinstance(value, tuple):
-        _encode_all(b"u", list(tuple.__iter__(value)), refer, parts)
-    elif isinstance(value, set):
-        _encode_all(b"e", list(set.__iter__(value)), refer, parts)
-    elif isinstance(value, frozenset):
-        _encode_all(b"z", list(frozenset.__iter__(value)), refer, parts)
     elif isinstance(value, dict):
-        flat = [item for pair in dict.items(value) for item in pair]
-        _encode_all(b"m", flat, refer, parts)
+        _encode_all(b"m", [x for pair in dict.items(value) for x in pair], refer, parts)
     else:
+        for letter, kind in _COLLECTIONS.items():
+            if isinstance(value, kind):
+                _encode_all(letter, list(kind.__iter__(value)), refer, parts)
+                return
         parts.append(b"r%x;" % refer(value))
 
 
 def _encode_all(
-    kind: bytes, items: list[Any], refer: Callable[[Any], int], parts: list[bytes]
+    letter: bytes, items: list[Any], refer: Callable[[Any], int], parts: list[bytes]
 ) -> None:
-    parts.append(kind + b"%d:" % len(items))
+    parts.append(letter + b"%d:" % len(items))
     for item in items:
         _encode(item, refer, parts)
 
@@ -127,8 +123,7 @@ def _scalar(kind: bytes, text: str, follow: Callable[[Reference], Any]) -> Any:
 def _collection(kind: bytes, items: list[Any]) -> Any:
     if kind == b"m":
         return dict(zip(items[::2], items[1::2], strict=True))
-    kinds: dict[bytes, Any] = {b"l": list, b"u": tuple, b"e": set, b"z": frozenset}
-    return kinds[kind](items)
+    return _COLLECTIONS[kind](items)
 
 
 class Channel:
@@ -140,7 +135,7 @@ class Channel:
         self._buffer = bytearray()
 
     def send(self, message: bytes) -> None:
-        """Send one message; :class:`Gone` when nobody listens or it is too long."""
+        """Send one message; :class:`Gone` when the other side has ended or it is too long."""
         if len(message) > self._limit:
             raise Gone("a message was longer than the limit")
         view = memoryview(b"%0*d" % (_HEADER, len(message)) + message)

@@ -24,6 +24,7 @@ from mint.service.sampling.weights import SamplerInEngine
 from mint.service.service import Service
 from mint.service.text.stream import TextStream, TokenScore
 from mint.service.text.tokenizer import ModelTokenizer, check_length
+from mint.service.wire.requests import engine_fields
 
 _LOWEST = -9999.0  # JSON has no infinity
 
@@ -121,24 +122,18 @@ def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
         top = request.logprobs or 0
         scores_prompt = request.echo and request.logprobs is not None
     return SampleRequest(
-        prompt=np.zeros(0, np.int64),
-        num_samples=request.n,
-        max_tokens=1 if max_tokens == 0 else max_tokens,
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        min_p=request.min_p,
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=request.logit_bias,
-        renormalize=True,  # report the distribution that was sampled from, as vLLM does
-        seed=request.seed,
-        stop=request.stops() or None,
-        topk_sample_logprobs=top,
-        prompt_logprobs=scores_prompt,
-        topk_prompt_logprobs=top if scores_prompt else 0,
-        progress=request.stream,
+        **engine_fields(request)
+        | {
+            "prompt": np.zeros(0, np.int64),
+            "num_samples": request.n,
+            "max_tokens": 1 if max_tokens == 0 else max_tokens,
+            "renormalize": True,  # report the distribution that was sampled from, as vLLM does
+            "stop": request.stops() or None,
+            "topk_sample_logprobs": top,
+            "prompt_logprobs": scores_prompt,
+            "topk_prompt_logprobs": top if scores_prompt else 0,
+            "progress": request.stream,
+        }
     )
 
 
@@ -147,74 +142,62 @@ def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
 
 async def pieces(service: Service, job: PreparedRequest) -> AsyncIterator[Piece]:
     """The text of every choice, in the order in which it becomes known."""
-    news: asyncio.Queue[_News] = asyncio.Queue()
-    samples = [
-        asyncio.create_task(_sample(service, job, number, news))
-        for number in range(len(job.prompts))
-    ]
+    news: _News = asyncio.Queue()
     choices = [_Choice(job, number) for number in range(job.choices)]
+    n = job.request.n
+    samples = [
+        asyncio.create_task(_sample(service, job, prompt, choices[i * n : (i + 1) * n], news))
+        for i, prompt in enumerate(job.prompts)
+    ]
     try:
         for _ in samples:
-            while not isinstance(item := (await news.get()), _Ended):
-                for piece in choices[item.choice].feed([item.score]):
-                    yield piece
-            for piece in await asyncio.to_thread(_finish, job, choices, item):
-                yield piece
+            while (item := await news.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
     finally:
         for sample in samples:
             sample.cancel()
 
 
-@dataclass(frozen=True)
-class _Told:
-    """A token of a choice, told before its sample is done."""
-
-    choice: int
-    score: TokenScore
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """A prompt's sample is done, or failed."""
-
-    prompt: int
-    result: SampleResult | BaseException
-
-
-_News = _Told | _Ended
+_News = asyncio.Queue[Piece | Exception | None]
+"""Pieces as they become known; None: the sample of a prompt is done."""
 
 
 async def _sample(
-    service: Service, job: PreparedRequest, number: int, news: asyncio.Queue[_News]
+    service: Service,
+    job: PreparedRequest,
+    prompt: list[int],
+    choices: list[_Choice],
+    news: _News,
 ) -> None:
-    request = dataclasses.replace(
-        job.engine_request, prompt=np.array(job.prompts[number], np.int64)
-    )
+    """Sample the choices of one prompt."""
 
     def tell(tokens: list[SampledToken]) -> None:
         for token in tokens:
             top = [(other, max(logprob, _LOWEST)) for other, logprob in token.top]
             score = TokenScore(token.token, max(token.logprob, _LOWEST), top)
-            news.put_nowait(_Told(number * job.request.n + token.sequence, score))
+            for piece in choices[token.sequence].feed([score]):
+                news.put_nowait(piece)
 
-    on_tokens = tell if request.progress else None
+    request = dataclasses.replace(job.engine_request, prompt=np.array(prompt, np.int64))
     try:
-        news.put_nowait(
-            _Ended(number, await service.samplers.sample(job.sampler, request, on_tokens))
+        result = await service.samplers.sample(
+            job.sampler, request, tell if request.progress else None
         )
+        for piece in await asyncio.to_thread(_finish, job, choices, result):
+            news.put_nowait(piece)
+        news.put_nowait(None)
     except Exception as error:
-        news.put_nowait(_Ended(number, error))
+        news.put_nowait(error)
 
 
-def _finish(job: PreparedRequest, choices: list[_Choice], ended: _Ended) -> list[Piece]:
+def _finish(job: PreparedRequest, choices: list[_Choice], result: SampleResult) -> list[Piece]:
     """Return the pieces that a prompt's choices still hold back."""
-    if isinstance(ended.result, BaseException):
-        raise ended.result
     found = []
-    for index, sequence in enumerate(ended.result.sequences):
-        choice = choices[ended.prompt * job.request.n + index]
+    for choice, sequence in zip(choices, result.sequences, strict=True):
         if job.echo:
-            found.append(_echo(job, choice.number, choice.prompt, ended.result))
+            found.append(_echo(job, choice.number, choice.prompt, result))
         found += choice.finish(sequence)
     return found
 

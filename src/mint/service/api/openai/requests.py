@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from mint.engine.messages import MAX_SAMPLES
 from mint.service.errors import UserError
-from mint.service.wire.requests import MinP, Request, Temperature, TopK, TopP
+from mint.service.wire.requests import Request, Sampling
 
 MAX_TOP_LOGPROBS = 20
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
@@ -63,21 +63,16 @@ class StreamOptions(Request):
     include_usage: bool = False
 
 
-class Inference(Request):
+class Inference(Sampling):
     """The common fields of both kinds of completions."""
 
     model: Annotated[str, Field(min_length=1)]
     n: Annotated[int, Field(ge=1, le=128)] = 1
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: Temperature = 1.0
-    top_p: TopP = 1.0
-    top_k: TopK = -1
-    min_p: MinP = 0.0
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
     logit_bias: LogitBias = Field(default_factory=dict)
-    seed: int | None = None
     stop: str | list[str] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()

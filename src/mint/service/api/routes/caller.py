@@ -1,26 +1,31 @@
-"""Dependencies of every route: the service, and the caller."""
+"""Dependencies of every route: the service, and the caller.
+
+They are coroutines, as FastAPI runs plain functions in a thread.
+"""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Body, Depends, Request
 from fastapi.dependencies.models import Dependant
 
 from mint.service.access.scopes import Caller, Scope
 from mint.service.service import Service
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-def _key(request: Request) -> str | None:
+async def _key(request: Request) -> str | None:
     """The presented key: ``X-API-Key``, or the bearer token of other clients."""
     bearer = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
     return request.headers.get("x-api-key") or bearer or None
 
 
+OneField = Annotated[str, Body(embed=True)]
+"""A body with one field, which has the name of the parameter."""
 TheService = Annotated[Service, Depends(_service)]
 Key = Annotated[str | None, Depends(_key)]
 
@@ -29,7 +34,8 @@ async def authenticate(request: Request, needed: Scope) -> Caller:
     """Return who is asking, once for each request. Raises ApiError 401, or 403 for a scope."""
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
-        caller = await _service(request).auth.caller(_key(request))
+        service = await _service(request)
+        caller = await service.auth.caller(await _key(request))
         request.state.caller, request.state.user = caller, caller.user
     caller.require(needed)
     return caller
@@ -52,7 +58,7 @@ TrainUser = Annotated[str, Depends(_needs(Scope.TRAIN))]
 AdminUser = Annotated[str, Depends(_needs(Scope.ADMIN))]
 
 
-def _caller(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
     caller: Caller = request.state.caller
     return caller
 

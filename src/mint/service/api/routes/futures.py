@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from mint.service.api.routes.caller import SampleUser, TheService
+from mint.service.api.routes.caller import OneField, SampleUser, TheService
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.futures import Future, ResultExpired
 from mint.service.service import gone
@@ -19,11 +19,9 @@ _CLONE_BLOCK = 10**9
 
 
 @router.post("/retrieve_future")
-async def retrieve_future(
-    service: TheService, user: SampleUser, body: requests.RetrieveFuture
-) -> Response:
+async def retrieve_future(service: TheService, user: SampleUser, request_id: OneField) -> Response:
     """Wait for a result; 408 says it is not there yet and the client should ask again."""
-    future = await service.future(body.request_id, user)
+    future = await service.future(request_id, user)
     try:
         answer = await future.wait(service.settings.long_poll_s)
     except ResultExpired:
@@ -81,8 +79,8 @@ def _completion(future: Future) -> dict[str, Any]:
 
 @router.post("/cancel_future")
 async def cancel_future(
-    service: TheService, user: SampleUser, body: requests.RetrieveFuture
+    service: TheService, user: SampleUser, request_id: OneField
 ) -> dict[str, Any]:
     """Stop a sample whose client no longer waits. Training operations run to their end."""
-    future = await service.future(body.request_id, user)
-    return {"request_id": future.request_id, "cancelled": service.samplers.cancel(body.request_id)}
+    future = await service.future(request_id, user)
+    return {"request_id": future.request_id, "cancelled": service.samplers.cancel(request_id)}

@@ -2,29 +2,28 @@
 
 import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from starlette.exceptions import HTTPException
 
+from mint.service.api.failures import describe_failure
 from mint.service.api.openai.answers import ChatForm, CompletionForm, Form
 from mint.service.api.openai.inference import Piece, PreparedRequest, pieces, prepare
 from mint.service.api.openai.requests import ChatCompletion, Completion
 from mint.service.api.routes.caller import ReadUser, SampleUser, TheCaller, TheService
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.checkpoints.storage import SAMPLER, CheckpointPath
-from mint.service.errors import ApiError, EngineDied, UserError, log_hint
+from mint.service.errors import ApiError, UserError
 from mint.service.store.database import CheckpointRow
-from mint.service.wire.requests import describe
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 _MOST_CHECKPOINTS = 1000
 _CLIENT_GONE = 499
+_KINDS = {429: "rate_limit_error"}
+_CODES = {401: "invalid_api_key", 403: "insufficient_scope", 404: "model_not_found"}
 
 
 class OpenAIRoute(JsonRoute):
@@ -48,32 +47,13 @@ router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
 
 def _error(error: Exception, request: Request) -> tuple[int, dict[str, Any]]:
     """The status and body for a failure."""
-    kind, code, param = "invalid_request_error", None, None
-    match error:
-        case ApiError(status=401):
-            status, text, code = 401, error.detail, "invalid_api_key"
-        case ApiError(status=403):
-            status, text, code = 403, error.detail, "insufficient_scope"
-        case ApiError(status=404):
-            status, text, code, param = 404, error.detail, "model_not_found", "model"
-        case ApiError():
-            status, text = error.status, error.detail
-            kind = "rate_limit_error" if status == 429 else kind
-        case UserError():
-            status, text = 400, str(error)
-        case RequestValidationError():
-            status, text = 400, describe(list(error.errors()))
-            param = ".".join(str(part) for part in error.errors()[0]["loc"][1:]) or None
-        case HTTPException():
-            status, text = error.status_code, str(error.detail)
-        case EngineDied():
-            status, text, kind = 503, str(error), "server_error"
-        case _:
-            identifier = request.state.request_id
-            log.error("request %s failed: %s", identifier, request.url.path, exc_info=error)
-            status, kind = 500, "server_error"
-            text = f"The service failed in request {identifier}. {log_hint()}"
-    return status, {"error": {"message": text, "type": kind, "param": param, "code": code}}
+    status, text = describe_failure(error, request)
+    kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
+    param = "model" if status == 404 else None
+    if isinstance(error, RequestValidationError):
+        status, param = 400, ".".join(str(part) for part in error.errors()[0]["loc"][1:]) or None
+    body = {"message": text, "type": kind, "param": param, "code": _CODES.get(status)}
+    return status, {"error": body}
 
 
 # ---- models --------------------------------------------------------------------------------------
@@ -136,9 +116,8 @@ async def _answer(
     if not job.request.stream:
         every = await _while_awaited(request, _every(found))
         return JSONResponse(form.whole(every, job.choices, job.usage))
-    first = await _while_awaited(
-        request, _first(found)
-    )  # what is wrong with a request shows here, as a status
+    # what is wrong with a request shows with its first piece, as a status
+    first = await _while_awaited(request, anext(found))
     events = _events(job, form, first, found, request)
     return StreamingResponse(events, media_type="text/event-stream")
 
@@ -147,13 +126,9 @@ async def _every(found: AsyncIterator[Piece]) -> list[Piece]:
     return [piece async for piece in found]
 
 
-async def _first(found: AsyncIterator[Piece]) -> Piece:
-    return await anext(found)
-
-
-async def _while_awaited(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def _while_awaited(request: Request, work: Awaitable[T]) -> T:
     """The outcome of some work, which is given up when the client goes away."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    task, gone = asyncio.ensure_future(work), asyncio.create_task(_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -174,23 +149,19 @@ async def _events(
 ) -> AsyncIterator[str]:
     """Server-sent events: a chunk for every piece, the usage if it was asked for, the end."""
     opened = set()
+    piece: Piece | None = first
     try:
-        async for piece in _chain(first, rest):
+        while piece is not None:
             if piece.choice not in opened and (opening := form.opening(piece.choice)):
                 opened.add(piece.choice)
                 yield _event(opening)
             yield _event(form.chunk(piece))
+            piece = await anext(rest, None)
         if job.request.stream_options.include_usage:
             yield _event(form.usage_chunk(job.usage))
     except Exception as error:
         yield _event(_error(error, request)[1])
     yield "data: [DONE]\n\n"
-
-
-async def _chain(first: Piece, rest: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
-    yield first
-    async for piece in rest:
-        yield piece
 
 
 def _event(body: dict[str, Any]) -> str:

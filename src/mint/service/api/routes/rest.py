@@ -1,6 +1,5 @@
 """Reading about runs and sessions, and putting sessions in order."""
 
-import asyncio
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -23,7 +22,7 @@ Scope = Literal["owned", "accessible"]
 
 
 @router.get("/training_runs")
-async def list_runs(
+def list_runs(
     service: TheService,
     user: ReadUser,
     limit: Limit = 20,
@@ -38,29 +37,27 @@ async def list_runs(
         if project_id == NO_PROJECT:
             is_in |= SessionRow.project_id.is_(None)
         conditions.append(RunRow.session_id.in_(select(SessionRow.id).where(is_in)))
-    rows, total = await asyncio.to_thread(
-        service.store.page, RunRow, user, limit, offset, *conditions
-    )
+    rows, total = service.store.page(RunRow, user, limit, offset, *conditions)
     return {
-        "training_runs": [await _describe_run(service, row, user) for row in rows],
+        "training_runs": [_describe_run(service, row, user) for row in rows],
         "cursor": {"offset": offset, "limit": limit, "total_count": total},
     }
 
 
 @router.get("/training_runs/{run_id}")
-async def get_run(
+def get_run(
     service: TheService, user: ReadUser, run_id: str, access_scope: Scope = "owned"
 ) -> dict[str, Any]:
     if access_scope == "accessible":
-        row = await asyncio.to_thread(service.store.readable_run, run_id, user)
+        row = service.store.readable_run(run_id, user)
         if row is None:
             raise not_found("training run", run_id, "Its owner may publish a checkpoint of it.")
     else:
-        row = await service.runs.row(run_id, user)
-    return await _describe_run(service, row, user)
+        row = service.runs.row(run_id, user)
+    return _describe_run(service, row, user)
 
 
-async def _describe_run(service: TheService, row: RunRow, reader: str) -> dict[str, Any]:
+def _describe_run(service: TheService, row: RunRow, reader: str) -> dict[str, Any]:
     return {
         "training_run_id": row.id,
         "base_model": row.base_model,
@@ -69,24 +66,18 @@ async def _describe_run(service: TheService, row: RunRow, reader: str) -> dict[s
         "corrupted": False,
         "lora_rank": row.lora["rank"],
         "last_request_time": row.last_request_at.isoformat(),
-        "last_checkpoint": await _newest(service, row, TRAINING, reader),
-        "last_sampler_checkpoint": await _newest(service, row, SAMPLER, reader),
+        "last_checkpoint": _newest(service, row, TRAINING, reader),
+        "last_sampler_checkpoint": _newest(service, row, SAMPLER, reader),
         "user_metadata": row.user_metadata or None,
-        "mint_status": await asyncio.to_thread(service.runs.status, row.id)
-        if row.user == reader
-        else None,
+        "mint_status": service.runs.status(row.id) if row.user == reader else None,
     }
 
 
-async def _newest(
-    service: TheService, run: RunRow, kind: str, reader: str
-) -> dict[str, Any] | None:
+def _newest(service: TheService, run: RunRow, kind: str, reader: str) -> dict[str, Any] | None:
     conditions = [CheckpointRow.run_id == run.id, CheckpointRow.kind == kind, unexpired()]
     if reader != run.user:
         conditions.append(CheckpointRow.public.is_(True))
-    rows, _ = await asyncio.to_thread(
-        service.store.page, CheckpointRow, run.user, 1, 0, *conditions
-    )
+    rows, _ = service.store.page(CheckpointRow, run.user, 1, 0, *conditions)
     return describe_checkpoint(rows[0]) if rows else None
 
 
@@ -94,36 +85,30 @@ async def _newest(
 
 
 @router.get("/sessions")
-async def list_sessions(
+def list_sessions(
     service: TheService,
     user: ReadUser,
     limit: Limit = 20,
     offset: Offset = 0,
     access_scope: Scope = "owned",
 ) -> dict[str, Any]:
-    rows, _ = await asyncio.to_thread(service.store.page, SessionRow, user, limit, offset)
+    rows, _ = service.store.page(SessionRow, user, limit, offset)
     return {"sessions": [row.id for row in rows]}
 
 
 @router.post("/sessions/search")
-async def search_sessions(
-    service: TheService, user: ReadUser, body: SessionSearch
-) -> dict[str, Any]:
-    return await asyncio.to_thread(
-        search, service.store, user, body, service.settings.session_idle_s
-    )
+def search_sessions(service: TheService, user: ReadUser, body: SessionSearch) -> dict[str, Any]:
+    return search(service.store, user, body, service.settings.session_idle_s)
 
 
 @router.get("/sessions/{session_id}")
-async def get_session(
+def get_session(
     service: TheService, user: ReadUser, session_id: str, access_scope: Scope = "owned"
 ) -> dict[str, Any]:
-    row = await _session(service, user, session_id)
-    runs, _ = await asyncio.to_thread(
-        service.store.page, RunRow, user, EVERYTHING, 0, RunRow.session_id == session_id
-    )
-    samplers, _ = await asyncio.to_thread(
-        service.store.page, SamplerRow, user, EVERYTHING, 0, SamplerRow.session_id == session_id
+    row = _session(service, user, session_id)
+    runs, _ = service.store.page(RunRow, user, EVERYTHING, 0, RunRow.session_id == session_id)
+    samplers, _ = service.store.page(
+        SamplerRow, user, EVERYTHING, 0, SamplerRow.session_id == session_id
     )
     return {
         "training_run_ids": [run.id for run in runs],
@@ -134,25 +119,25 @@ async def get_session(
 
 
 @router.put("/sessions/{session_id}/project")
-async def set_project(
+def set_project(
     service: TheService, user: TrainUser, session_id: str, body: requests.SessionProject
 ) -> dict[str, str]:
-    await _session(service, user, session_id)
-    await asyncio.to_thread(service.store.set_project, session_id, body.project_id)
+    _session(service, user, session_id)
+    service.store.set_project(session_id, body.project_id)
     return {"session_id": session_id, "project_id": body.project_id}
 
 
 @router.get("/sessions/{session_id}/trace_export")
-async def export_trace(service: TheService, user: ReadUser, session_id: str) -> dict[str, str]:
-    await _session(service, user, session_id)
+def export_trace(service: TheService, user: ReadUser, session_id: str) -> dict[str, str]:
+    _session(service, user, session_id)
     return {
         "status": "failed",
         "error": "This service records no traces. /metrics shows how long operations take.",
     }
 
 
-async def _session(service: TheService, user: str, session_id: str) -> SessionRow:
-    row = await asyncio.to_thread(service.store.get, SessionRow, session_id, user)
+def _session(service: TheService, user: str, session_id: str) -> SessionRow:
+    row = service.store.get(SessionRow, session_id, user)
     if row is None:
         raise not_found("session", session_id, "List yours with the REST client.")
     return row

@@ -4,7 +4,13 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from mint.service.api.routes.caller import ReadUser, SampleUser, TheCaller, TheService
+from mint.service.api.routes.caller import (
+    OneField,
+    ReadUser,
+    SampleUser,
+    TheCaller,
+    TheService,
+)
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.wire import requests
 
@@ -29,10 +35,10 @@ async def asample(
 
 @router.post("/join_sampling_session")
 async def join_sampling_session(
-    service: TheService, user: SampleUser, body: requests.JoinSamplingSession
+    service: TheService, user: SampleUser, sampling_session_id: OneField
 ) -> dict[str, Any]:
     """A number of its own for a copy of a sampling client."""
-    counter = await service.samplers.join(body.sampling_session_id, user)
+    counter = await service.samplers.join(sampling_session_id, user)
     return {"client_counter": counter, "type": "join_sampling_session"}
 
 

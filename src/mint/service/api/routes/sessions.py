@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from mint.service.api.routes.caller import Key, ReadUser, TheService, is_same_machine
+from mint.service.api.routes.caller import Key, OneField, ReadUser, TheService, is_same_machine
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.errors import ApiError
 from mint.service.wire import requests
@@ -89,10 +89,8 @@ async def create_session(
 
 
 @router.post("/session_heartbeat")
-async def heartbeat(
-    service: TheService, user: ReadUser, body: requests.Heartbeat
-) -> dict[str, str]:
-    await service.sessions.require(body.session_id, user)
+async def heartbeat(service: TheService, user: ReadUser, session_id: OneField) -> dict[str, str]:
+    await service.sessions.require(session_id, user)
     return {"type": "session_heartbeat"}
 
 

@@ -1,11 +1,13 @@
 """Training: create a run, and put operations into its stream."""
 
+import asyncio
 import json
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from mint.service.api.routes.caller import (
+    OneField,
     ReadUser,
     TheCaller,
     TheService,
@@ -40,9 +42,9 @@ async def create_model(
 
 @router.post("/get_info")
 async def get_info(
-    service: TheService, user: ReadUser, body: requests.ModelAddress, request: Request
+    service: TheService, user: ReadUser, model_id: OneField, request: Request
 ) -> dict[str, Any]:
-    row = await service.runs.row(body.model_id, user)
+    row = await asyncio.to_thread(service.runs.row, model_id, user)
     folder = await service.engines.locate(row.base_model)
     engine = service.engines.running(row.base_model)
     config = json.loads((folder / "config.json").read_text())
@@ -62,10 +64,8 @@ async def get_info(
 
 
 @router.post("/unload_model")
-async def unload_model(
-    service: TheService, user: TrainUser, body: requests.ModelAddress
-) -> dict[str, str]:
-    row = await service.runs.row(body.model_id, user)
+async def unload_model(service: TheService, user: TrainUser, model_id: OneField) -> dict[str, str]:
+    row = await asyncio.to_thread(service.runs.row, model_id, user)
     await service.runs.unload(row.id)
     request_id = f"{row.id}:unload"
     future = service.futures.open(request_id, user)

@@ -4,49 +4,29 @@ import asyncio
 import os
 import shutil
 from email.utils import format_datetime
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse, StreamingResponse
 
 from mint.service.api.routes.caller import ReadUser, TheCaller, TheService, TrainUser
 from mint.service.api.routes.json_route import JsonRoute
-from mint.service.api.routes.weights import (
-    ONE,
-    checkpoint_path,
-    describe_checkpoint,
-    unknown_checkpoint,
-)
+from mint.service.api.routes.weights import ONE, Readable, describe_checkpoint
 from mint.service.api.uploads import Upload
 from mint.service.checkpoints.archives import pack
-from mint.service.checkpoints.links import Link, link_version, path_in
+from mint.service.checkpoints.links import Link, link_version
 from mint.service.checkpoints.storage import CheckpointPath, tinker_path
 from mint.service.errors import ApiError
-from mint.service.store.database import CheckpointRow
 from mint.service.wire import requests
 
 router = APIRouter(route_class=JsonRoute)
-
-
-async def _readable(
-    service: TheService,
-    user: ReadUser,
-    path: Annotated[CheckpointPath, Depends(checkpoint_path)],
-) -> CheckpointRow:
-    row = await asyncio.to_thread(service.checkpoints.find, path, user)
-    if row is None:
-        raise unknown_checkpoint(path)
-    return row
-
-
-Readable = Annotated[CheckpointRow, Depends(_readable)]
 
 
 # ---- out -----------------------------------------------------------------------------------------
 
 
 @router.get(f"{ONE}/archive", status_code=302)
-async def archive(service: TheService, user: ReadUser, request: Request, row: Readable) -> Response:
+def archive(service: TheService, user: ReadUser, request: Request, row: Readable) -> Response:
     """Return a link to the checkpoint as one ``.tar.gz``; it works for a while, without a key."""
     link = service.links.make(row, user)
     url = _url_of(service, request, link, f"{row.name}.tar.gz")
@@ -54,12 +34,12 @@ async def archive(service: TheService, user: ReadUser, request: Request, row: Re
 
 
 @router.get(f"{ONE}/external_weights_urls")
-async def external_weights_urls(
+def external_weights_urls(
     service: TheService, user: ReadUser, request: Request, row: Readable
 ) -> dict[str, Any]:
     """Return a link to each file of a checkpoint."""
     folder = service.checkpoints.folder_of(row)
-    names = await asyncio.to_thread(lambda: sorted(file.name for file in folder.iterdir()))
+    names = sorted(file.name for file in folder.iterdir())
     links = {name: service.links.make(row, user, name) for name in names}
     return {
         "urls": {name: _url_of(service, request, link, name) for name, link in links.items()},
@@ -72,11 +52,11 @@ def _url_of(service: TheService, request: Request, link: Link, name: str) -> str
 
 
 @router.get("/mint/downloads/{token}/{name}")
-async def download(service: TheService, token: str, name: str) -> Response:
+def download(service: TheService, token: str, name: str) -> Response:
     """Return the file of a signed link. The link is the key; the name is for people."""
     link = service.links.open(token)
-    path = path_in(link)
-    row = await asyncio.to_thread(service.checkpoints.find, path, link.user)
+    path = CheckpointPath.parse(link.path)
+    row = service.checkpoints.find(path, link.user)
     if row is None or link_version(row) != link.version:
         raise ApiError(
             404, f"{path.uri} was deleted, overwritten or made private. Request a new link."
@@ -85,7 +65,7 @@ async def download(service: TheService, token: str, name: str) -> Response:
     if link.file is None:
         return StreamingResponse(pack(folder), media_type="application/gzip")
     try:
-        found = await asyncio.to_thread(os.stat, folder / link.file)
+        found = os.stat(folder / link.file)
     except OSError as error:
         raise ApiError(404, f"{path.uri} has no file {link.file}.") from error
     return FileResponse(folder / link.file, stat_result=found, filename=link.file)

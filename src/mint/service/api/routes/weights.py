@@ -1,11 +1,10 @@
 """Checkpoints: what one holds, list, share, keep, copy, delete."""
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from mint.service.api.routes.caller import ReadUser, TheCaller, TheService, TrainUser
+from mint.service.api.routes.caller import OneField, ReadUser, TheCaller, TheService, TrainUser
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.checkpoints.retention import Rule
 from mint.service.checkpoints.storage import (
@@ -17,6 +16,7 @@ from mint.service.checkpoints.storage import (
     unexpired,
 )
 from mint.service.errors import ApiError, UserError, not_found
+from mint.service.service import Service
 from mint.service.store.database import CheckpointRow, Condition
 from mint.service.wire import requests
 
@@ -43,11 +43,7 @@ def describe_checkpoint(row: CheckpointRow) -> dict[str, Any]:
     }
 
 
-def unknown_checkpoint(path: CheckpointPath) -> ApiError:
-    return not_found("checkpoint", path.uri, "`mint checkpoints list` shows yours.")
-
-
-def checkpoint_path(run_id: str, checkpoint_id: str) -> CheckpointPath:
+async def _path(run_id: str, checkpoint_id: str) -> CheckpointPath:
     """The checkpoint that a URL names. Raises ApiError 400 when it cannot name one."""
     try:
         return CheckpointPath.parse(f"tinker://{run_id}/{checkpoint_id}")
@@ -55,17 +51,27 @@ def checkpoint_path(run_id: str, checkpoint_id: str) -> CheckpointPath:
         raise ApiError(400, str(error)) from error
 
 
-async def _owned(
-    service: TheService,
-    user: TrainUser,
-    path: Annotated[CheckpointPath, Depends(checkpoint_path)],
+Path = Annotated[CheckpointPath, Depends(_path)]
+
+
+def _readable(service: TheService, user: ReadUser, path: Path) -> CheckpointRow:
+    return _find(service, path, user)
+
+
+def _owned(service: TheService, user: TrainUser, path: Path) -> CheckpointRow:
+    return _find(service, path, user, to_change=True)
+
+
+def _find(
+    service: Service, path: CheckpointPath, user: str, to_change: bool = False
 ) -> CheckpointRow:
-    row = await asyncio.to_thread(service.checkpoints.owned, path, user)
-    if row is None:
-        raise unknown_checkpoint(path)
+    row = service.checkpoints.find(path, user)
+    if row is None or (to_change and row.user != user):
+        raise not_found("checkpoint", path.uri, "`mint checkpoints list` shows yours.")
     return row
 
 
+Readable = Annotated[CheckpointRow, Depends(_readable)]
 Owned = Annotated[CheckpointRow, Depends(_owned)]
 
 
@@ -73,13 +79,8 @@ Owned = Annotated[CheckpointRow, Depends(_owned)]
 
 
 @router.post("/weights_info")
-async def weights_info(
-    service: TheService, user: ReadUser, body: requests.WeightsInfo
-) -> dict[str, Any]:
-    path = CheckpointPath.parse(body.tinker_path)
-    row = await asyncio.to_thread(service.checkpoints.find, path, user)
-    if row is None:
-        raise unknown_checkpoint(path)
+def weights_info(service: TheService, user: ReadUser, tinker_path: OneField) -> dict[str, Any]:
+    row = _find(service, CheckpointPath.parse(tinker_path), user)
     return {
         "base_model": row.base_model,
         "is_lora": True,
@@ -92,14 +93,14 @@ async def weights_info(
 
 
 @router.get("/checkpoints")
-async def list_checkpoints(
+def list_checkpoints(
     service: TheService, user: ReadUser, limit: Limit = 100, offset: Offset = 0
 ) -> dict[str, Any]:
-    return await _page(service, user, limit, offset)
+    return _page(service, user, limit, offset)
 
 
 @router.get("/training_runs/{run_id}/checkpoints")
-async def list_run_checkpoints(
+def list_run_checkpoints(
     service: TheService,
     user: ReadUser,
     run_id: str,
@@ -107,21 +108,19 @@ async def list_run_checkpoints(
     offset: Offset = 0,
 ) -> dict[str, Any]:
     """All checkpoints of a run of one's own; of another's, those that are public."""
-    run = await asyncio.to_thread(service.store.readable_run, run_id, user)
+    run = service.store.readable_run(run_id, user)
     if run is None:
         raise not_found("training run", run_id, "`mint runs list` shows yours.")
     conditions = [CheckpointRow.run_id == run_id]
     if run.user != user:
         conditions.append(CheckpointRow.public.is_(True))
-    return await _page(service, run.user, limit, offset, *conditions)
+    return _page(service, run.user, limit, offset, *conditions)
 
 
-async def _page(
+def _page(
     service: TheService, owner: str, limit: int, offset: int, *conditions: Condition
 ) -> dict[str, Any]:
-    rows, total = await asyncio.to_thread(
-        service.store.page, CheckpointRow, owner, limit, offset, unexpired(), *conditions
-    )
+    rows, total = service.store.page(CheckpointRow, owner, limit, offset, unexpired(), *conditions)
     return {
         "checkpoints": [describe_checkpoint(row) for row in rows],
         "cursor": {"offset": offset, "limit": limit, "total_count": total},
@@ -132,41 +131,41 @@ async def _page(
 
 
 @router.post(f"{ONE}/publish")
-async def publish(service: TheService, row: Owned) -> dict[str, Any]:
+def publish(service: TheService, row: Owned) -> dict[str, Any]:
     """Let everybody with a key of this service read a checkpoint."""
-    await asyncio.to_thread(service.checkpoints.share, row, True)
+    service.checkpoints.share(row, True)
     return {"tinker_path": tinker_path(row).uri, "public": True}
 
 
 @router.delete(f"{ONE}/publish")
-async def unpublish(service: TheService, row: Owned) -> dict[str, Any]:
-    await asyncio.to_thread(service.checkpoints.share, row, False)
+def unpublish(service: TheService, row: Owned) -> dict[str, Any]:
+    service.checkpoints.share(row, False)
     return {"tinker_path": tinker_path(row).uri, "public": False}
 
 
 @router.put(f"{ONE}/ttl")
-async def set_ttl(service: TheService, row: Owned, body: requests.SetTtl) -> dict[str, Any]:
+def set_ttl(service: TheService, row: Owned, body: requests.SetTtl) -> dict[str, Any]:
     """Let a checkpoint expire so many seconds from now; null keeps it for good."""
-    await asyncio.to_thread(service.checkpoints.set_ttl, row, body.ttl_seconds)
+    service.checkpoints.set_ttl(row, body.ttl_seconds)
     return {"tinker_path": tinker_path(row).uri, "ttl_seconds": body.ttl_seconds}
 
 
 @router.delete(ONE)
-async def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
-    await asyncio.to_thread(service.checkpoints.delete, row)
+def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
+    service.checkpoints.delete(row)
     return {"deleted": tinker_path(row).uri}
 
 
 @router.post("/mint/checkpoints/prune")
-async def prune(service: TheService, user: TrainUser, body: requests.Prune) -> dict[str, Any]:
+def prune(service: TheService, user: TrainUser, body: requests.Prune) -> dict[str, Any]:
     """Delete the caller's checkpoints that a rule lets go, or with ``dry_run`` only list them."""
     conditions = [CheckpointRow.user == user]
     if body.run_id is not None:
-        conditions.append(CheckpointRow.run_id == (await service.runs.row(body.run_id, user)).id)
+        conditions.append(CheckpointRow.run_id == service.runs.row(body.run_id, user).id)
     rule = Rule(body.older_than_s, body.keep_last, tuple(body.keep))
-    rows = await asyncio.to_thread(service.retention.find, rule, *conditions)
+    rows = service.retention.find(rule, *conditions)
     for row in rows if not body.dry_run else ():
-        await asyncio.to_thread(service.checkpoints.delete, row)
+        service.checkpoints.delete(row)
     return {"checkpoints": [describe_checkpoint(row) for row in rows], "dry_run": body.dry_run}
 
 

@@ -1,1 +1,38 @@
-"""Alembic migrations of the store, run when a service starts."""
+"""Versions of the tables, each a migration from the one before."""
+
+import fcntl
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, text
+
+_LOCK = 0x6D696E74
+
+
+def migrate(engine: Engine, lock_file: Path, version: str) -> None:
+    """Bring the tables to a version. One process does it at a time."""
+    config = _config()
+    with open(lock_file, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with engine.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("select pg_advisory_xact_lock(:n)"), {"n": _LOCK})
+            config.attributes["connection"] = connection
+            command.upgrade(config, version)
+
+
+def versions(engine: Engine) -> tuple[str | None, list[str]]:
+    """Return the version of the tables, and all that this code knows, the newest first."""
+    scripts = ScriptDirectory.from_config(_config())
+    with engine.connect() as connection:
+        current = MigrationContext.configure(connection).get_current_revision()
+    return current, [script.revision for script in scripts.walk_revisions()]
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    return config

@@ -1,14 +1,10 @@
 """The first tables: keys, sessions, runs, samplers, checkpoints."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0001"
-down_revision: str | None = None
-branch_labels = None
-depends_on = None
+down_revision = None
 
 TIME = sa.DateTime(timezone=True)
 
@@ -74,8 +70,3 @@ def upgrade() -> None:
         sa.Column("expires_at", TIME),
         sa.UniqueConstraint("run_id", "kind", "name"),
     )
-
-
-def downgrade() -> None:
-    for table in ("checkpoints", "samplers", "runs", "sessions", "api_keys"):
-        op.drop_table(table)

@@ -1,14 +1,10 @@
 """Keys have a scope and may expire; those that exist keep all rights."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0003"
-down_revision: str | None = "0002"
-branch_labels = None
-depends_on = None
+down_revision = "0002"
 
 TIME = sa.DateTime(timezone=True)
 
@@ -18,10 +14,3 @@ def upgrade() -> None:
         keys.add_column(sa.Column("scope", sa.String(), nullable=False, server_default="admin"))
         keys.add_column(sa.Column("expires_at", TIME))
         keys.add_column(sa.Column("last_used_at", TIME))
-
-
-def downgrade() -> None:
-    with op.batch_alter_table("api_keys") as keys:
-        keys.drop_column("last_used_at")
-        keys.drop_column("expires_at")
-        keys.drop_column("scope")

@@ -1,14 +1,10 @@
 """Keys have quotas; runs and samplers know the key that made them."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0004"
-down_revision: str | None = "0003"
-branch_labels = None
-depends_on = None
+down_revision = "0003"
 
 KEYS = sa.table("api_keys", sa.column("name"), sa.column("user"))
 
@@ -24,12 +20,3 @@ def upgrade() -> None:
         only_key = of_user.having(sa.func.count() == 1).scalar_subquery()
         op.execute(rows.update().values(key=sa.func.coalesce(only_key, rows.c.user)))
         op.create_index(f"ix_{name}_key", name, ["key"])
-
-
-def downgrade() -> None:
-    for name in ("runs", "samplers"):
-        op.drop_index(f"ix_{name}_key", name)
-        with op.batch_alter_table(name) as table:
-            table.drop_column("key")
-    with op.batch_alter_table("api_keys") as keys:
-        keys.drop_column("quota")

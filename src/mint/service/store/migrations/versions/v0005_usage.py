@@ -1,14 +1,10 @@
 """Tokens that keys and runs used, by hour."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0005"
-down_revision: str | None = "0004"
-branch_labels = None
-depends_on = None
+down_revision = "0004"
 
 TIME = sa.DateTime(timezone=True)
 
@@ -24,7 +20,3 @@ def upgrade() -> None:
         sa.Column("tokens_trained", sa.BigInteger(), nullable=False),
         sa.Column("last_used_at", TIME, nullable=False),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("usage")

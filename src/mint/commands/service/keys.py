@@ -1,0 +1,192 @@
+"""``mint keys``: the API keys of a service."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from mint.commands.shared.durations import parse_duration
+from mint.commands.shared.options import HomeOption, load_settings
+from mint.commands.shared.output import (
+    JsonOption,
+    Mistake,
+    print_json,
+    print_rows,
+    print_table,
+    when,
+)
+
+if TYPE_CHECKING:
+    from mint.service.store.database import Store
+
+_TIMES = ("created", "expires", "last_used", "revoked")
+app = typer.Typer(help="Manage the API keys of a service.", no_args_is_help=True)
+
+
+@app.command("create")
+def create_key(
+    name: Annotated[
+        str, typer.Argument(help="A name for the key, such as its purpose.")
+    ] = "default",
+    user: Annotated[
+        str, typer.Option(help="The user whose runs and checkpoints it can access.")
+    ] = "local",
+    prefix: Annotated[
+        Literal["tml-", "sk-"], typer.Option(help="MinT's client requires sk-.")
+    ] = "tml-",
+    scope: Annotated[
+        Literal["read", "sample", "train", "admin"],
+        typer.Option(help="What the key may do. Each scope includes the previous ones."),
+    ] = "train",
+    expires: Annotated[str, typer.Option(help="Lifetime: 30d, 12h, or never.")] = "never",
+    quota: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMITS", help="Limits such as runs=4,bytes=10GB; see `mint keys quota --help`."
+        ),
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Create a key and print it. It cannot be shown again.
+
+    Once a key exists, the service of this home folder requires one from every client.
+    """
+    from mint.service.access.auth import create_key as create
+    from mint.service.access.quotas import change
+    from mint.service.access.scopes import Scope
+
+    limits = change({}, _typed(quota) if quota else {})
+    expires_at = None if expires == "never" else _from_now(parse_duration(expires))
+    store = _store(home)
+    if any(key.name == name for key in store.all_keys()):
+        raise Mistake(
+            f"The name {name!r} is taken by an existing or revoked key. Choose another name."
+        )
+    typer.echo(create(store, name, user, prefix, Scope.parse(scope), expires_at, limits))
+
+
+def _typed(quota: str) -> dict[str, str]:
+    pairs = [entry.partition("=") for entry in quota.split(",") if entry.strip()]
+    return {name.strip().replace("-", "_"): limit.strip() for name, _, limit in pairs}
+
+
+def _from_now(seconds: int) -> datetime:
+    try:
+        return datetime.now(UTC) + timedelta(seconds=seconds)
+    except OverflowError as error:
+        raise Mistake(
+            "This expiry is beyond the last date. For a key without expiry, write never."
+        ) from error
+
+
+@app.command("list")
+def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the keys by name. The keys themselves are not stored."""
+    rows: list[dict[str, Any]] = [
+        {
+            **{field: getattr(key, field) for field in ("name", "user", "scope", "quota")},
+            **{f"{time}_at": _iso(getattr(key, f"{time}_at")) for time in _TIMES},
+        }
+        for key in _store(home).all_keys()
+    ]
+    print_rows(
+        rows,
+        as_json,
+        ["NAME", "USER", "SCOPE", *(time.replace("_", " ").upper() for time in _TIMES)],
+        lambda row: [
+            *(str(row[field]) for field in ("name", "user", "scope")),
+            *(when(row[f"{time}_at"]) for time in _TIMES),
+        ],
+        "There are no keys. The service accepts every client on this machine, and no others.",
+    )
+
+
+@app.command("revoke")
+def revoke_key(
+    name: Annotated[str, typer.Argument(help="A name from `mint keys list`.")],
+    home: HomeOption = None,
+) -> None:
+    """Revoke a key. A running service rejects it within seconds."""
+    store = _store(home)
+    if not store.revoke_key(name):
+        names = ", ".join(key.name for key in store.active_keys()) or "none"
+        raise Mistake(f"There is no active key {name!r}. Active keys: {names}.")
+    typer.echo(f"Revoked the key {name}.")
+    if not store.active_keys():
+        typer.echo(
+            "It was the last active key: the service rejects every client until you create one."
+        )
+
+
+@app.command("quota")
+def set_quota(
+    name: Annotated[str, typer.Argument(help="A name from `mint keys list`.")],
+    runs: Annotated[
+        str | None, typer.Option(metavar="N", help="Runs, except unloaded ones.")
+    ] = None,
+    samplers: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Samplers in memory; idle ones are moved to disk."),
+    ] = None,
+    checkpoints: Annotated[str | None, typer.Option(metavar="N", help="Checkpoints.")] = None,
+    tokens_in_flight: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Tokens of samples in progress."),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option("--bytes", metavar="SIZE", help="Total size of checkpoints, such as 10GB"),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set and show the limits of a key. They take effect in a running service within seconds.
+
+    Each limit is a number, `unlimited`, or `default` for the service's configured limit.
+    """
+    from mint.service.access.quotas import LIMITS, Quota, change
+
+    store, settings = _store(home), load_settings(home)
+    key = next((key for key in store.all_keys() if key.name == name), None)
+    if key is None:
+        names = ", ".join(key.name for key in store.active_keys()) or "none"
+        raise Mistake(f"There is no key {name!r}. Active keys: {names}.")
+    typed = dict(zip(LIMITS, (runs, samplers, checkpoints, tokens_in_flight, size), strict=True))
+    own = change(key.quota, {limit: text for limit, text in typed.items() if text is not None})
+    store.set_quota(name, own)
+    quota = vars(Quota.of(settings, own))
+    if as_json:
+        print_json(quota)
+        return
+    print_table(
+        ["QUOTA", "LIMIT", ""],
+        (
+            [limit, _limit(limit, quota[limit]), "" if limit in own else "(the service's default)"]
+            for limit in LIMITS
+        ),
+        "",
+    )
+
+
+def _limit(name: str, limit: int | None) -> str:
+    if limit is None:
+        return "unlimited"
+    from mint.service.access.quotas import readable_bytes
+
+    return readable_bytes(limit) if name == "bytes" else f"{limit:,}"
+
+
+def _iso(time: datetime | None) -> str | None:
+    return time.isoformat() if time else None
+
+
+def _store(home: Path | None) -> Store:
+    from mint.service.store.database import Store
+
+    settings = load_settings(home)
+    store = Store(settings.store_url, settings.home)
+    store.migrate()
+    return store

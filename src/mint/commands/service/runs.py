@@ -1,0 +1,156 @@
+"""``mint runs``: the training runs of a service."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mint.commands.shared.durations import age
+from mint.commands.shared.names import run_id
+from mint.commands.shared.output import (
+    JsonOption,
+    print_fields,
+    print_json,
+    print_rows,
+    print_table,
+    size,
+    when,
+)
+from mint.commands.shared.remote import Remote, UrlOption
+from mint.commands.weights.checkpoints import print_checkpoints
+
+app = typer.Typer(help="Manage the training runs of a service.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_runs(
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20,
+    offset: Annotated[int, typer.Option(min=0, help="Skip this many of the newest.")] = 0,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List your runs, newest first."""
+    answer = Remote.running_or_embedded(url).get(
+        "/api/v1/training_runs", limit=limit, offset=offset
+    )
+    runs, total = answer["training_runs"], answer["cursor"]["total_count"]
+    print_rows(
+        runs,
+        as_json,
+        ["RUN", "TASK", "REWARD", "MODEL", "STATE", "AGE", "RUN DIRECTORY", "LAST CHECKPOINT"],
+        _row,
+        "There are no runs yet. `mint train` or a script creates one.",
+    )
+    if offset + len(runs) < total and not as_json:
+        typer.echo(f"{total} in total. To see more: mint runs list --offset {offset + len(runs)}")
+
+
+def _row(run: dict[str, Any]) -> list[str]:
+    last = run["last_checkpoint"] or run["last_sampler_checkpoint"]
+    about = run["user_metadata"] or {}
+    folder = about.get("run_dir")
+    return [
+        run["training_run_id"],
+        about.get("task", "-"),
+        _reward(Path(folder)) if folder else "-",
+        run["base_model"],
+        _state(run.get("mint_status")),
+        age(run["last_request_time"]),
+        _nearby(Path(folder)) if folder else "-",
+        last["checkpoint_id"] if last else "-",
+    ]
+
+
+def _state(status: dict[str, Any] | None) -> str:
+    """Return the state of a run, with the number of waiting operations."""
+    if status is None:
+        return "-"
+    return f"{status['state']} ({status['waiting']})" if status["waiting"] else status["state"]
+
+
+@app.command("status")
+def show_load(url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Show the load of a service: queue lengths, and the KV cache and memory of each engine."""
+    load = Remote(url).get("/api/v1/mint/load")
+    if as_json:
+        print_json(load)
+        return
+    print_fields(
+        {
+            "ready": "yes" if load["ready"] else "loading",
+            "operations waiting": str(load["operations_waiting"]),
+            "samples in progress": str(load["samples_in_progress"]),
+        }
+    )
+    print_table(
+        ["ENGINE", "CALLS", "KV TOKENS", "RUNS", "SAMPLERS", "MEMORY"],
+        map(_engine, load["engines"]),
+        "No model is loaded.",
+    )
+
+
+def _engine(engine: dict[str, Any]) -> list[str]:
+    numbers = {name: f"{value:,.0f}" for name, value in engine.items() if name != "model"}
+    kv = (numbers.get(f"cache_tokens_{name}", "-") for name in ("used", "capacity"))
+    held = (numbers.get(f"{name}_resident", "-") for name in ("runs", "samplers"))
+    memory = size(engine.get("process_bytes"))
+    return [engine["model"], numbers["calls"], " of ".join(kv), *held, memory]
+
+
+def _reward(folder: Path) -> str:
+    """Return the mean reward of the last step, if the run directory is on this machine."""
+    from mint.watch.directory.recorder import METRICS, read_rows
+
+    rows = [row for row in read_rows(folder / METRICS) if row.get("reward/mean") is not None]
+    return f"{rows[-1]['reward/mean']:.3f}" if rows else "-"
+
+
+def _nearby(folder: Path) -> str:
+    """Return a run directory relative to the current folder, if it is inside."""
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+
+
+@app.command("unload")
+def unload_run(
+    run: Annotated[str, typer.Argument(help="A run id from `mint runs list`, or a prefix of one.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    url: UrlOption = None,
+) -> None:
+    """End a run: its memory is freed and it takes no more operations. Its checkpoints are kept."""
+    remote = Remote.running_or_embedded(url)
+    run = run_id(remote, run)
+    if not yes:
+        typer.confirm(f"{run}\nUnload this run? It cannot be trained further.", abort=True)
+    remote.request("POST", "/api/v1/unload_model", json={"model_id": run})
+    typer.echo(f"unloaded {run}")
+
+
+@app.command("show")
+def show_run(
+    run: Annotated[str, typer.Argument(help="A run id from `mint runs list`, or a prefix of one.")],
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one run and its checkpoints."""
+    remote = Remote.running_or_embedded(url)
+    run = run_id(remote, run)
+    found = remote.get(f"/api/v1/training_runs/{run}")
+    checkpoints = remote.get(f"/api/v1/training_runs/{run}/checkpoints")["checkpoints"]
+    if as_json:
+        print_json({**found, "checkpoints": checkpoints})
+        return
+    fields = {
+        "run": found["training_run_id"],
+        "model": found["base_model"],
+        "rank": str(found["lora_rank"]),
+        "owner": found["model_owner"],
+        "last used": when(found["last_request_time"]),
+        "state": _state(found.get("mint_status")),
+    }
+    if reason := (found.get("mint_status") or {}).get("reason"):
+        fields["waits for"] = reason
+    print_fields(
+        fields | {key: str(value) for key, value in (found["user_metadata"] or {}).items()}
+    )
+    print_checkpoints(checkpoints)

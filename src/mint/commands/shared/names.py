@@ -1,0 +1,143 @@
+"""Names on the command line: a base model, a checkpoint, a run, or a run directory.
+
+A checkpoint is named by its ``tinker://`` path, by a run directory (its best checkpoint, or else
+its latest), or in short: the first letters of a run's id, a checkpoint's name, or both as RUN/NAME.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mint.commands.shared.output import Mistake
+from mint.commands.shared.remote import Remote, named_url
+
+SCHEMES = ("tinker://", "mint://")
+ADAPTER_CONFIG = "adapter_config.json"
+_FEWEST_LETTERS = 4
+_ALL = 10_000
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Named:
+    """A base model's name or a checkpoint's path, with the service that has it."""
+
+    model: str
+    remote: Remote
+    run_directory: Path | None = None
+
+    @property
+    def is_checkpoint(self) -> bool:
+        return self.model.startswith(SCHEMES)
+
+
+def find(text: str, url: str | None) -> Named:
+    """Find what a name stands for, and a service that has it; start one if none is running."""
+    folder = Path(text)
+    if text.startswith(SCHEMES):
+        return Named(text, Remote.running_or_embedded(url))
+    if is_run_directory(folder):
+        from mint.training.evaluate import find_checkpoint
+
+        return Named(find_checkpoint(text), _service_of(folder, url), folder)
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise Mistake(
+            f"{text} is a PEFT folder. Upload it, then use the path that this prints: "
+            f"mint checkpoints upload {text}"
+        )
+    remote = Remote.running_or_embedded(url)
+    return Named(short_path(remote, text) or text, remote)
+
+
+def is_run_directory(folder: Path) -> bool:
+    """Return whether a training run wrote this folder."""
+    from mint.training.evaluate import saved_checkpoint
+    from mint.watch.directory.recorder import CONFIG, STATE
+
+    if not (folder / CONFIG).is_file():
+        return (folder / STATE).is_file()
+    if saved_checkpoint(folder) is None:
+        raise Mistake(
+            f"{folder} has no checkpoint yet. Repeat the command that started the run to resume "
+            "it, and save more often: training.checkpoint_every=1. If your own script recorded the "
+            "run, use the tinker:// path of a checkpoint it saved: `mint checkpoints list`."
+        )
+    return True
+
+
+def _service_of(folder: Path, url: str | None) -> Remote:
+    from mint.rl.recording.run_service import read_service
+
+    if named_url(url):
+        return Remote(url)
+    known = read_service(folder)
+    return Remote(known.url) if known.url else Remote.embedded(known.home)
+
+
+# ---- short names ---------------------------------------------------------------------------------
+
+
+def run_id(remote: Remote, text: str) -> str:
+    """Return the id of the run with this prefix; any other text unchanged."""
+    found = _runs(remote, text)
+    if len(found) > 1:
+        raise _ambiguous(text, "runs", [run["training_run_id"] for run in found])
+    return str(found[0]["training_run_id"]) if found else text
+
+
+def short_path(remote: Remote, text: str) -> str | None:
+    """Return the path of the checkpoint with a short name, or None."""
+    run, _, name = text.rpartition("/")
+    paths = _named_checkpoints(remote, run.partition("/")[0], name) if name else []
+    if not paths and not run:
+        newest = [_newest(found) for found in _runs(remote, text)]
+        paths = [path for path in newest if path is not None]
+    if len(paths) > 1:
+        raise _ambiguous(text, "checkpoints", paths)
+    return paths[0] if paths else None
+
+
+def checkpoint_path(remote: Remote, text: str) -> str:
+    """Return the path of a checkpoint by any of its names. Raises Mistake if there is none."""
+    if text.startswith(SCHEMES):
+        return text
+    if is_run_directory(Path(text)):
+        from mint.training.evaluate import find_checkpoint
+
+        return find_checkpoint(text)
+    if found := short_path(remote, text):
+        return found
+    raise Mistake(
+        f"{remote.url} has no checkpoint {text!r}. Use a tinker:// path, a run directory, or a "
+        "prefix of a run id; `mint checkpoints list` shows yours."
+    )
+
+
+def _runs(remote: Remote, letters: str) -> list[dict[str, Any]]:
+    if len(letters) < _FEWEST_LETTERS:
+        return []
+    runs = remote.get("/api/v1/training_runs", limit=_ALL)["training_runs"]
+    exact = [run for run in runs if run["training_run_id"] == letters]
+    return exact or [run for run in runs if run["training_run_id"].startswith(letters)]
+
+
+def _named_checkpoints(remote: Remote, run: str, name: str) -> list[str]:
+    checkpoints = remote.get("/api/v1/checkpoints", limit=_ALL)["checkpoints"]
+    return [
+        c["tinker_path"]
+        for c in checkpoints
+        if c["checkpoint_id"].rpartition("/")[2] == name
+        and c["tinker_path"].partition("://")[2].startswith(run)
+    ]
+
+
+def _newest(run: dict[str, Any]) -> str | None:
+    saved = [c for c in (run["last_checkpoint"], run["last_sampler_checkpoint"]) if c]
+    return str(max(saved, key=lambda c: c["time"])["tinker_path"]) if saved else None
+
+
+def _ambiguous(text: str, what: str, candidates: list[str]) -> Mistake:
+    shown = "\n".join(f"  {candidate}" for candidate in candidates[:_SHOWN])
+    more = len(candidates) - _SHOWN
+    rest = f"\n  and {more} more" if more > 0 else ""
+    return Mistake(f"{text!r} matches {len(candidates)} {what}. Use one of:\n{shown}{rest}")

@@ -1,0 +1,81 @@
+"""The command line of ``mint train`` and ``mint eval``: overrides, and a few options."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mint.config_error import ConfigError
+from mint.training.compose import Composed, compose_jobs, find_conf, list_choices
+from mint.training.groups import GROUPS, defaults
+from mint.training.job import as_yaml, check
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The parsed command line."""
+
+    overrides: list[str]
+    multirun: bool
+    show: bool
+    help: str | None
+    conf: Path | None
+
+    def jobs(self, past: Mapping[str, Any] | None = None) -> list[Composed] | None:
+        """Return the jobs, checked without loading; None after printing help or settings."""
+        if self.help is not None:
+            print(self.help + _settings_text(self.conf))
+            return None
+        conf = find_conf(self.conf)
+        jobs = compose_jobs(conf, self.overrides, self.multirun, past)
+        if self.show:
+            for composed in jobs:
+                print(f"--- # {' '.join(composed.swept)}\n" if self.multirun else "", end="")
+                print(as_yaml(composed.job), end="", flush=True)
+        for composed in jobs:
+            check(composed.job)
+        return None if self.show else jobs
+
+
+def read_arguments(
+    arguments: Sequence[str], program: str, usage: str, conf: Path | None, sweeps: bool
+) -> Arguments:
+    """Parse the command line. A mistake ends with exit code 2, as argparse does."""
+    text = usage.format(program=program)
+    parser = argparse.ArgumentParser(program, text.partition("\n")[0][7:], add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-c", "--cfg", choices=["job"])
+    parser.add_argument("--config-dir", type=Path, default=conf)
+    if sweeps:
+        parser.add_argument("-m", "--multirun", action="store_true")
+    found = parser.parse_intermixed_args(list(arguments))
+    return Arguments(
+        overrides=found.overrides,
+        multirun=sweeps and found.multirun,
+        show=found.cfg is not None,
+        help=text if found.help else None,
+        conf=found.config_dir,
+    )
+
+
+def _settings_text(conf: Path | None) -> str:
+    """Return help on the groups, their files, and every setting with its default."""
+    lines = ["\nGROUP=FILE:\n"]
+    try:
+        files = list_choices(find_conf(conf))
+    except ConfigError as error:
+        lines.append(f"  {error}")
+    else:
+        lines += [f"  {group + '=':<12}{', '.join(names)}" for group, names in files.items()]
+    values = defaults()
+    lines.append("\nGROUP.SETTING=DEFAULT, before any file:")
+    for group, known in GROUPS.items():
+        lines.append("")
+        for name, each in known.model_fields.items():
+            value = values[group][name]
+            shown = value if isinstance(value, str) else json.dumps(value)
+            lines.append(f"  {group}.{name}={shown}\n      {each.description}")
+    return "\n".join(lines)

@@ -1,0 +1,109 @@
+"""The block manager: which blocks of the key-value pool hold which tokens.
+
+A full block is known by the tokens in it and by the block before it, so that a sequence that begins
+like an earlier one takes over its blocks. Blocks are shared by counting references; those that
+nobody uses stay known until their place is needed, the least recently used first.
+"""
+
+import itertools
+from collections import OrderedDict
+from weakref import WeakKeyDictionary
+
+from mint.engine.adapters.lora import Adapter
+from mint.engine.messages import IntArray
+from mint.engine.sampling.kv_pool import BLOCK_SIZE
+
+_BASE_MODEL = 0
+_Key = tuple[int, bytes]  # the number of the block before (or of the adapter), and its tokens
+
+
+class BlockManager:
+    """Hands out the blocks 1 .. ``blocks`` - 1; block 0 is for padding."""
+
+    def __init__(self, blocks: int) -> None:
+        self.capacity = blocks - 1
+        self._users = [0] * blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks))
+        self._known: dict[_Key, int] = {}
+        self._keys: dict[int, _Key] = {}  # of each known block
+        self._numbers: dict[int, int] = {}  # of each known block; a number is never used again
+        self._counter = itertools.count(_BASE_MODEL + 1)
+        self._adapters: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()
+
+    @property
+    def free(self) -> int:
+        """The number of blocks can be taken now."""
+        return len(self._free)
+
+    @property
+    def kept(self) -> int:
+        """The number of free blocks still hold tokens that may be asked for again."""
+        return sum(block in self._keys for block in self._free)
+
+    def root(self, adapter: Adapter | None) -> int:
+        """Return the number that comes before the first block of an adapter's sequences."""
+        if adapter is None:
+            return _BASE_MODEL
+        if adapter not in self._adapters:
+            self._adapters[adapter] = next(self._counter)
+        return self._adapters[adapter]
+
+    def find(self, adapter: Adapter | None, tokens: IntArray) -> list[int]:
+        """Take the known blocks of the longest prefix of ``tokens``."""
+        before, found = self.root(adapter), []
+        for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
+            block = self._known.get((before, tokens[start : start + BLOCK_SIZE].tobytes()))
+            if block is None:
+                break
+            found.append(block)
+            before = self._numbers[block]
+        for block in found:
+            self.share(block)
+        return found
+
+    def share(self, block: int) -> None:
+        """Count one more user of a block."""
+        if self._users[block] == 0:
+            del self._free[block]
+        self._users[block] += 1
+
+    def take(self) -> int | None:
+        """Take a block for new tokens; None when all are in use."""
+        if not self._free:
+            return None
+        block, _ = self._free.popitem(last=False)
+        self._forget(block)
+        self._users[block] = 1
+        return block
+
+    def release(self, blocks: list[int]) -> None:
+        """Give back the blocks of a sequence, in its order: its end is reused first."""
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                self._free[block] = None
+                if block not in self._keys:
+                    self._free.move_to_end(block, last=False)
+
+    def learn(self, block: int, before: int, tokens: IntArray) -> int:
+        """Note what a full block holds; return its number, for the block after it."""
+        key = (before, tokens.tobytes())
+        known = self._known.get(key)
+        if known is not None:
+            return self._numbers[known]
+        self._forget(block)
+        self._known[key] = block
+        self._keys[block] = key
+        self._numbers[block] = next(self._counter)
+        return self._numbers[block]
+
+    def forget_all(self) -> None:
+        """Forget what blocks hold: after a failure, nobody knows what was written."""
+        for block in list(self._keys):
+            self._forget(block)
+
+    def _forget(self, block: int) -> None:
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self._known[key]
+            del self._numbers[block]

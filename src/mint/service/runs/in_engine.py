@@ -1,0 +1,367 @@
+"""A run in its engine: restored there when needed, and its operations, each by its kind."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy.exc import OperationalError
+
+from mint.engine.messages import ForwardBackwardResult
+from mint.service.checkpoints.peft import OPTIMIZER
+from mint.service.checkpoints.storage import (
+    EXTERNAL,
+    SAMPLER,
+    TRAINING,
+    CheckpointPath,
+    NewCheckpoint,
+    check_name,
+    read_lora,
+    tinker_path,
+)
+from mint.service.engines.process import EngineProcess
+from mint.service.errors import EngineDied, is_disk_full
+from mint.service.files import link_files
+from mint.service.futures import Response, ResultExpired
+from mint.service.parts import Parts
+from mint.service.runs.journal import Journal, Outcome
+from mint.service.runs.references import References
+from mint.service.runs.stream import GRADIENT_KINDS, Gradients
+from mint.service.sampling.samplers import Samplers
+from mint.service.store.database import CheckpointRow, RunRow
+from mint.service.wire import codec, requests
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+MAX_DEATHS, MAX_FAILED_STARTS = 3, 6
+"""How often a worker may die under one operation, and before the operation began."""
+DATABASE_WAIT_S = 60.0
+"""How long an operation waits for a database that does not answer."""
+_KEPT_ANSWERS, _KEPT_BYTES = 256, 32 * 1024 * 1024
+"""How many answers from before a snapshot are kept with it, and their bytes."""
+_CHANGES_THE_RUN = (*GRADIENT_KINDS, "optim_step", "load_weights")
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result of a group: a response per operation and a small JSON result, if there is one."""
+
+    answers: list[Response]
+    result: dict[str, Any] | None = None
+    tokens: int = 0
+
+    @classmethod
+    def json(cls, kind: str, tokens: int = 0, **fields: Any) -> "Done":
+        result = {**fields, "type": kind}
+        return cls([Response.json(result)], result, tokens)
+
+
+class RunInEngine:
+    """Runs a run's operations in its engine, restoring the run there first if needed."""
+
+    def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
+        self._row = row
+        self._journal = journal
+        self._parts = parts
+        self._engines = parts.engines
+        self._checkpoints = parts.checkpoints
+        self._samplers = samplers
+        self._references = References(row, journal, parts.checkpoints)
+        self._engine: EngineProcess | None = None
+        self._work_s = 0.0
+        self._is_restoring = False
+        self.gradients = Gradients()
+
+    @property
+    def log_file(self) -> Path | None:
+        return self._engine.log_file if self._engine is not None else None
+
+    def why_waiting(self) -> str | None:
+        """Return in words what keeps the run from working."""
+        if self._is_restoring:
+            return "the run is being restored from its journal"
+        return self._engines.why_waiting(self._row.base_model)
+
+    def is_in(self, engine: EngineProcess) -> bool:
+        return self._engine is engine
+
+    async def enter(self) -> None:
+        """Bring the run into its engine, if it is not there."""
+
+        async def work(engine: EngineProcess) -> None:
+            pass
+
+        await self._in_engine("loading", work)
+
+    async def perform(self, kind: str, seq_ids: Sequence[int]) -> Done:
+        """Run a group of operations. Raises UserError for the user's mistakes."""
+
+        async def work(engine: EngineProcess) -> Done:
+            start = time.monotonic()
+            try:
+                return await self._perform(engine, kind, seq_ids)
+            finally:
+                self._work_s += time.monotonic() - start
+
+        return await self._in_engine(kind, work)
+
+    async def _in_engine(self, what: str, work: Callable[[EngineProcess], Awaitable[T]]) -> T:
+        """Do something in the engine; when the worker dies, restore the run and try again.
+
+        An operation under which a worker died too often is the cause of it and fails. A worker that
+        dies while the run is restored, or does not start, has more attempts. A database that does
+        not answer is waited for.
+        """
+        deaths = failed_starts = 0
+        deadline = time.monotonic() + DATABASE_WAIT_S
+        base_model = self._row.base_model
+        while True:
+            has_begun = False
+            try:
+                alone = self._engines.suspects[base_model] if deaths else contextlib.nullcontext()
+                async with alone, self._engines.using(base_model) as engine:
+                    if self._engine is not engine:
+                        await self._restore(engine)
+                    has_begun = True
+                    return await work(engine)
+            except EngineDied as died:
+                deaths, failed_starts = deaths + has_begun, failed_starts + (not has_begun)
+                times = deaths + failed_starts
+                if deaths >= MAX_DEATHS or failed_starts >= MAX_FAILED_STARTS:
+                    often = f"This happened {times} times; the operation is not retried."
+                    raise EngineDied(f"{died} {often}") from died
+                log.warning("retrying %s of %s: %s", what, self._row.id, died)
+                await asyncio.sleep(min(0.05 * 2**times, 2.0))
+            except OperationalError as error:
+                if is_disk_full(error) or time.monotonic() > deadline:
+                    raise
+                log.warning("%s of %s is tried again: %s", what, self._row.id, error.orig)
+                await asyncio.sleep(1.0)
+
+    async def leave(self) -> None:
+        """Give the memory in the engine back; a worker that has died holds none."""
+        engine, self._engine = self._engine, None
+        try:
+            await self._references.drop()
+            if engine is not None and engine.is_alive:
+                await engine.call("drop_run", run_id=self._row.id)
+        except EngineDied as died:
+            log.warning("%s left its engine: %s", self._row.id, died)
+
+    # ---- restoring ------------------------------------------------------------------------------
+
+    async def _restore(self, engine: EngineProcess) -> None:
+        self._is_restoring = True
+        try:
+            await self._load_snapshot(engine)
+            self.gradients.clear()
+            for outcome in list(self._journal.outcomes):
+                if outcome.error is None and self._must_replay(engine, outcome):
+                    await self._replay(engine, outcome)
+                self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
+        finally:
+            self._is_restoring = False
+        self._engine = engine
+
+    async def _load_snapshot(self, engine: EngineProcess) -> None:
+        run_id, lora = self._row.id, read_lora(self._row.lora)
+        await engine.call("create_run", run_id=run_id, lora=lora, tenant=self._row.user)
+        if (folder := self._journal.snapshot_folder) is not None:
+            await asyncio.to_thread(self._journal.check_snapshot)
+            has_optimizer = (folder / OPTIMIZER).exists()
+            await engine.call(
+                "load_state", run_id=run_id, folder=str(folder), optimizer=has_optimizer
+            )
+
+    async def _replay(self, engine: EngineProcess, outcome: Outcome) -> None:
+        done = await self._perform(engine, outcome.kind, outcome.seq_ids)
+        if outcome.result is None:  # the journal has no answer, as it is large
+            for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
+                self._parts.futures.finish(f"{self._row.id}:{seq_id}", answer)
+
+    def _must_replay(self, engine: EngineProcess, outcome: Outcome) -> bool:
+        """Return whether an operation changed the engine, or left an answer only it can give."""
+        if outcome.kind in _CHANGES_THE_RUN:
+            return True
+        if outcome.kind == "forward":
+            return self._parts.futures.is_open(f"{self._row.id}:{outcome.seq_ids[0]}")
+        if outcome.kind == "save_weights_for_sampler":
+            sampler_id = (outcome.result or {}).get("sampling_session_id")
+            return sampler_id is not None and not self._samplers.has(sampler_id, engine)
+        return False
+
+    # ---- operations: training -------------------------------------------------------------------
+
+    async def _perform(self, engine: EngineProcess, kind: str, seq_ids: Sequence[int]) -> Done:
+        if kind in ("forward", "forward_backward"):
+            return await self._forward_backward(engine, seq_ids)
+        kinds: dict[str, tuple[type[requests.Request], Callable[..., Awaitable[Done]]]] = {
+            "forward_backward_reverse_kl": (requests.ReverseKl, self._reverse_kl),
+            "optim_step": (requests.OptimStep, self._optim_step),
+            "save_weights": (requests.SaveWeights, self._save),
+            "save_weights_external": (requests.SaveWeightsExternal, self._export),
+            "save_weights_for_sampler": (requests.SaveWeightsForSampler, self._save_for_sampler),
+            "load_weights": (requests.LoadWeights, self._load),
+        }
+        model, work = kinds[kind]
+        [seq_id] = seq_ids
+        body = await asyncio.to_thread(self._journal.body, seq_id)
+        request = await asyncio.to_thread(requests.parse, model, body)
+        return await work(engine, seq_id, request)
+
+    async def _forward_backward(self, engine: EngineProcess, seq_ids: Sequence[int]) -> Done:
+        bodies = await asyncio.to_thread(lambda: [self._journal.body(n) for n in seq_ids])
+        entries = [self._journal.entries[n] for n in seq_ids]
+        operations = await self._parts.decoder.forward_backward(
+            bodies,
+            [entry.content_type == codec.PROTOBUF for entry in entries],
+            forward_only=entries[0].kind == "forward",
+        )
+        results: list[ForwardBackwardResult] = await engine.call(
+            "forward_backward", run_id=self._row.id, operations=operations
+        )
+        encoded = await asyncio.to_thread(
+            lambda: [codec.encode_forward_backward(result) for result in results]
+        )
+        tokens = sum(operation.tokens for operation in operations)
+        return Done([Response.protobuf(body) for body in encoded], tokens=tokens)
+
+    async def _reverse_kl(
+        self, engine: EngineProcess, seq_id: int, request: requests.ReverseKl
+    ) -> Done:
+        data = await asyncio.to_thread(codec.decode_reverse_kl, request.data)
+        reference = await self._references.load(engine, request.reference_model_path, seq_id)
+        losses, metrics = await engine.call(
+            "forward_backward_reverse_kl",
+            run_id=self._row.id,
+            sampler_id=reference,
+            data=data,
+            temperature=request.temperature,
+        )
+        outputs = [{"loss": {"data": [x], "shape": [1], "dtype": "float32"}} for x in losses]
+        tokens = sum(len(datum.student) for datum in data)
+        kind = "mint_forward_backward_reverse_kl"
+        return Done.json(kind, tokens, outputs=outputs, metrics=metrics)
+
+    async def _optim_step(
+        self, engine: EngineProcess, seq_id: int, request: requests.OptimStep
+    ) -> Done:
+        metrics = await engine.call("optim_step", run_id=self._row.id, params=request.to_engine())
+        return Done.json("optim_step", metrics=metrics)
+
+    # ---- operations: weights --------------------------------------------------------------------
+
+    async def _save(
+        self, engine: EngineProcess, seq_id: int, request: requests.SaveWeights
+    ) -> Done:
+        row = await self._write(engine, "save_state", self._new(TRAINING, seq_id, request))
+        return Done.json("save_weights", path=tinker_path(row).uri)
+
+    async def _export(
+        self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsExternal
+    ) -> Done:
+        path = CheckpointPath(self._row.id, EXTERNAL, check_name(request.path))
+        new = NewCheckpoint(path, seq_id, ttl_seconds=request.ttl_seconds)
+        row = await self._write(engine, "save_adapter", new)
+        return Done.json("save_weights_external", path=path.uri, size_bytes=row.size_bytes)
+
+    async def _save_for_sampler(
+        self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsForSampler
+    ) -> Done:
+        kind = "save_weights_for_sampler"
+        if request.path is None and request.sampling_session_seq_id is not None:
+            sampler_id = f"{self._row.session_id}:sample:{request.sampling_session_seq_id}"
+            await self._samplers.freeze(self._row, sampler_id, engine, seq_id)
+            return Done.json(kind, sampling_session_id=sampler_id)
+        row = await self._write(engine, "save_adapter", self._new(SAMPLER, seq_id, request))
+        return Done.json(kind, path=tinker_path(row).uri)
+
+    def _new(self, kind: str, seq_id: int, request: requests.SaveWeights) -> NewCheckpoint:
+        name = f"operation-{seq_id}" if request.path is None else check_name(request.path)
+        path = CheckpointPath(self._row.id, kind, name)
+        ttl, metadata = request.ttl_seconds, request.user_metadata
+        return NewCheckpoint(path, seq_id, request.overwrite, ttl, metadata)
+
+    async def _write(self, engine: EngineProcess, method: str, new: NewCheckpoint) -> CheckpointRow:
+        """Let the engine save a checkpoint, which appears whole or not at all."""
+        await asyncio.to_thread(self._checkpoints.check_quota, self._row, new.path)
+        draft = await asyncio.to_thread(self._checkpoints.begin, new)
+        try:
+            digest = await engine.call(method, run_id=self._row.id, folder=str(draft))
+            return await asyncio.to_thread(self._checkpoints.publish, new, draft, self._row, digest)
+        except BaseException:
+            await asyncio.to_thread(self._checkpoints.discard, draft)
+            raise
+
+    async def _load(
+        self, engine: EngineProcess, seq_id: int, request: requests.LoadWeights
+    ) -> Done:
+        folder = await asyncio.to_thread(self._references.to_load, request, seq_id)
+        await engine.call(
+            "load_state", run_id=self._row.id, folder=str(folder), optimizer=request.optimizer
+        )
+        return Done.json("load_weights", path=CheckpointPath.parse(request.path).uri)
+
+    # ---- snapshots ------------------------------------------------------------------------------
+
+    async def begin_from(self, files: Sequence[Path]) -> None:
+        """Let a run without operations begin from these files instead of a fresh adapter."""
+
+        def write() -> None:
+            folder = self._journal.new_snapshot_folder(1)
+            link_files(files, folder)
+            self._journal.cut(folder, 1)
+
+        await asyncio.to_thread(write)
+
+    async def maybe_snapshot(self, kind: str, first: int) -> None:
+        """Cut a journal that is long to replay, only when no gradients are accumulated."""
+        is_long = (
+            self._work_s >= self._parts.settings.snapshot_after_s
+            or self._journal.size >= self._parts.settings.snapshot_after_bytes
+        )
+        if kind == "load_weights" or (kind == "optim_step" and is_long):
+            await self.snapshot(first)
+
+    async def snapshot(self, first: int) -> None:
+        """Save the run as it is before operation ``first``; on failure the journal continues."""
+        if self._engine is None or not self.gradients.is_clear or not self._journal.outcomes:
+            return
+        folder: Path | None = None
+        try:
+            await self._samplers.keep(self._engine, run_id=self._row.id)
+            folder = await asyncio.to_thread(self._journal.new_snapshot_folder, first)
+            await self._engine.call("save_state", run_id=self._row.id, folder=str(folder))
+            answers = await asyncio.to_thread(self._kept_answers)
+            await asyncio.to_thread(self._journal.cut, folder, first, answers)
+        except (OSError, RuntimeError, EngineDied) as error:
+            log.warning("no snapshot of %s was made: %s", self._row.id, error)
+            if folder is not None:
+                await asyncio.to_thread(self._journal.discard_snapshot, folder)
+        else:
+            self._work_s = 0.0
+
+    def _kept_answers(self) -> dict[int, Response]:
+        """Return the newest answers that a client may still ask for, within a bound."""
+        done = [n for outcome in self._journal.outcomes for n in outcome.seq_ids]
+        numbers = [*self._journal.answered, *done]
+        kept: dict[int, Response] = {}
+        size = 0
+        for number in reversed(numbers[-_KEPT_ANSWERS:]):
+            future = self._parts.futures.find(f"{self._row.id}:{number}", self._row.user)
+            if future is None or future.answer is None:
+                continue
+            size += future.size
+            if size > _KEPT_BYTES:
+                break
+            try:
+                answer = future.read()
+            except ResultExpired:
+                continue
+            assert answer is not None, "it is finished"
+            kept[number] = answer
+        return dict(reversed(kept.items()))  # the oldest first

@@ -1,0 +1,87 @@
+"""Samples in progress: how many there may be, and what those hear that have not started."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from mint.service.errors import ApiError
+from mint.service.results import Share
+
+Line = tuple[str, str]
+"""A base model and a user."""
+
+
+@dataclass
+class SamplesInProgress:
+    """Counts samples. Together they are bounded, and nobody takes all of the bound."""
+
+    count: Share
+    tokens: Counter[str] = field(default_factory=Counter)
+    """By key: tokens that its samples may take."""
+    came: Counter[Line] = field(default_factory=Counter)
+    started: Counter[Line] = field(default_factory=Counter)
+
+    def refuse_if_full(self, user: str) -> None:
+        """Raise ApiError 429 when a user has as many samples in progress as may be."""
+        if not self.count.has_room(user):
+            mine, total = self.count.of(user), self.count.total
+            raise ApiError(
+                429, f"Too many samples are in progress ({mine} of yours, {total} in all); retry."
+            )
+
+    def begin(self, base_model: str, user: str, key: str, tokens: int) -> Sample:
+        """Count one more sample of a user, made with a key."""
+        line = (base_model, user)
+        self.count.add(user, 1)
+        self.tokens[key] += tokens
+        self.came[line] += 1
+        return Sample(self, line, key, tokens, self.came[line] - 1)
+
+    def waiting_for(self, base_model: str) -> int:
+        """Return how many samples wait for a model, of all users."""
+        return sum(
+            count - self.started[line] for line, count in self.came.items() if line[0] == base_model
+        )
+
+
+@dataclass
+class Sample:
+    """A sample in progress, and its place among those of its user that wait."""
+
+    samples: SamplesInProgress
+    line: Line
+    key: str
+    tokens: int
+    number: int
+    is_waiting: bool = True
+
+    def start(self) -> None:
+        """Note that the sample waits no longer: it has started, failed or was cancelled."""
+        if self.is_waiting:
+            self.is_waiting = False
+            came, started = self.samples.came, self.samples.started
+            started[self.line] += 1
+            if started[self.line] == came[self.line]:
+                del started[self.line], came[self.line]
+
+    def end(self) -> None:
+        """Count one less."""
+        self.start()
+        self.samples.count.add(self.line[1], -1)
+        self.samples.tokens[self.key] -= self.tokens
+        self.samples.tokens = +self.samples.tokens
+
+    def why_waiting(self) -> str | None:
+        """Say what the sample waits for; None once it has started.
+
+        The samplers of a user take turns, so later ones may have started meanwhile.
+        """
+        if not self.is_waiting:
+            return None
+        base_model, _ = self.line
+        before = max(self.number - self.samples.started[self.line], 0)
+        return (
+            f"queued behind {before} samples of this key; "
+            f"{self.samples.waiting_for(base_model)} samples of all keys wait for {base_model}"
+        )

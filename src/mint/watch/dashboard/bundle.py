@@ -1,0 +1,179 @@
+"""A run as one HTML file that opens without a server.
+
+The page is the dashboard's own; the responses of its server are in the file, compressed. If a run
+is larger than the file may be, the rollouts of some steps are left out, and all curves stay.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mint.watch.dashboard.library import Library, RunPlace
+from mint.watch.dashboard.overview import Tables
+from mint.watch.dashboard.query import Rollouts
+from mint.watch.dashboard.server import (
+    ASSETS,
+    PlainJson,
+    describe,
+    events_since,
+    list_runs,
+    metrics_since,
+)
+
+_MOST_PROMPTS = 100
+_IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*)(["'])(\.{1,2}/[^"']+)\2""")
+_PREFIX = "mint/"
+
+
+class NoRuns(ValueError):
+    """There is nothing to bundle."""
+
+
+def write_bundle(folders: Sequence[Path], target: Path, limit: int) -> str:
+    """Write the runs of some folders to an HTML file, and say what is in it.
+
+    ``limit`` bounds the bytes of rollouts before compression.
+    """
+    library, tables = Library(folders), Tables()
+    places = library.runs()
+    if not places:
+        names = ", ".join(str(folder) for folder in folders)
+        raise NoRuns(f"There is no run in {names}. Name a folder that contains a metrics.jsonl.")
+    runs = [{**run, "path": run["name"]} for run in list_runs(library, tables)]
+    answers: dict[str, Any] = {"runs": {"runs": runs}}
+    answers["about"] = {"service": False, "demo": False, "bundle": True}
+    kept = total = 0
+    for place in places:
+        answers |= _overview(place, tables)
+        found, steps, every = _rollouts(place, tables, limit // len(places))
+        answers |= found
+        kept, total = kept + steps, total + every
+    new = target.with_name(f".{target.name}.new")
+    new.write_text(page(answers), encoding="utf-8")
+    os.replace(new, target)
+    megabytes = target.stat().st_size / 1024 / 1024
+    return f"{megabytes:.1f} MB, rollouts of {kept} of {total} steps"
+
+
+def _overview(place: RunPlace, tables: Tables) -> dict[str, Any]:
+    at = f"runs/{place.id}"
+    return {
+        at: {**describe(place, tables), "path": place.path.name},
+        f"{at}/metrics": metrics_since(place, tables, {}),
+        f"{at}/events": events_since(place, tables, {}),
+    }
+
+
+def _rollouts(place: RunPlace, tables: Tables, limit: int) -> tuple[dict[str, Any], int, int]:
+    """Return the answers about rollouts, how many steps they are of, and how many there are."""
+    rollouts, at = Rollouts(place), f"runs/{place.id}"
+    steps = _steps(place, tables)
+    answers: dict[str, Any] = {}
+    used = kept = 0
+    for step in spread(steps):
+        rows = rollouts.of_step(step)
+        if not rows:
+            continue
+        found: dict[str, Any] = {f"{at}/steps/{step}": {"step": step, "rollouts": rows}}
+        for row in rollouts.samples(step):
+            found[f"{at}/samples/{step}/{row['group']}/{row['index']}"] = row
+        size = len(PlainJson(found).body)
+        if used + size > limit and kept:
+            break
+        answers |= found
+        used, kept = used + size, kept + 1
+    prompts = rollouts.prompts(_MOST_PROMPTS)
+    named = rollouts.of_prompts([prompt["identity"] for prompt in prompts])
+    for identity, found in named.items():
+        size = len(PlainJson(found).body)
+        if used + size > 2 * limit:
+            break
+        answers[f"{at}/prompt?{identity}"] = found
+        used += size
+    listed = [p for p in prompts if f"{at}/prompt?{p['identity']}" in answers]
+    answers[f"{at}/prompts"] = {"prompts": listed}
+    return answers, kept, len(steps)
+
+
+def _steps(place: RunPlace, tables: Tables) -> list[int]:
+    found = tables.of(place).metrics.rows
+    return sorted({int(row["step"]) for row in found if isinstance(row.get("step"), int)} - {0})
+
+
+def spread(steps: Sequence[int]) -> Iterator[int]:
+    """Yield the last and the first of some steps, then those halfway, and so on.
+
+    >>> list(spread([1, 2, 3, 4, 5]))
+    [5, 1, 3, 2, 4]
+    """
+    seen: set[int] = set()
+    if steps:
+        yield from (step for step in dict.fromkeys((steps[-1], steps[0])))
+        seen = {0, len(steps) - 1}
+    ranges = [(0, len(steps) - 1)] if steps else []
+    while ranges:
+        low, high = ranges.pop(0)
+        middle = (low + high) // 2
+        if middle not in seen:
+            seen.add(middle)
+            yield steps[middle]
+        if high - low > 1:
+            ranges += [(low, middle), (middle, high)]
+
+
+# ---- the page ----
+
+
+def page(answers: dict[str, Any]) -> str:
+    """Return the HTML of the dashboard with its modules, styles and answers in it."""
+    scripts = [path.relative_to(ASSETS) for path in sorted(ASSETS.rglob("*.js"))]
+    imports = {f"{_PREFIX}{script.as_posix()}": _data_url(script) for script in scripts}
+    styles = "".join((ASSETS / name).read_text() for name in ("vendor/uplot.css", "style.css"))
+    import_map = json.dumps({"imports": imports})
+    start = f'import "{_PREFIX}app.js";'
+    packed = base64.b64encode(gzip.compress(PlainJson(answers).body, mtime=0)).decode()
+    policy = (
+        f"default-src 'none'; script-src '{_hash(import_map)}' '{_hash(start)}' data:; "
+        f"style-src '{_hash(styles)}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>mint watch</title>
+<link rel="icon" href="data:,">
+<style>{styles}</style>
+<script type="importmap">{import_map}</script>
+</head>
+<body>
+<noscript>This page is drawn in the browser by JavaScript.</noscript>
+<div id="app"></div>
+<script type="text/plain" id="bundle">{packed}</script>
+<script type="module">{start}</script>
+</body>
+</html>
+"""
+
+
+def _data_url(script: Path) -> str:
+    """Return a module as a data URL; its imports become names of the import map."""
+
+    def renamed(match: re.Match[str]) -> str:
+        target = os.path.normpath(script.parent / match[3])
+        return f"{match[1]}{match[2]}{_PREFIX}{target}{match[2]}"
+
+    source = _IMPORT.sub(renamed, (ASSETS / script).read_text())
+    return f"data:text/javascript;base64,{base64.b64encode(source.encode()).decode()}"
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,78 @@
+"""Metrics as columns, in full or averaged to a number of points that a screen can show."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mint.watch.dashboard.tail import number
+
+MOST_POINTS = 2_000
+_MOST_NAMES = 500
+_LEFT_OUT = frozenset({"step"})
+
+Rows = Sequence[dict[str, Any]]
+
+
+def columns(rows: Rows, points: int = MOST_POINTS) -> dict[str, Any]:
+    """Return ``{"steps": […], "columns": {name: […]}, "bucket": n}``.
+
+    With more rows than points, ``bucket`` neighbouring rows become their mean.
+
+    >>> columns([{"step": 1, "a": 1.0}, {"step": 2}])
+    {'steps': [1, 2], 'columns': {'a': [1.0, None]}, 'bucket': 1}
+    >>> columns([{"step": s, "a": s} for s in range(4)], points=2)
+    {'steps': [1, 3], 'columns': {'a': [0.5, 2.5]}, 'bucket': 2}
+    """
+    names = metric_names(rows)
+    bucket = max(1, -(-len(rows) // max(1, points)))
+    if bucket == 1:
+        table = {name: [_short(number(row.get(name))) for row in rows] for name in names}
+        return {"steps": [read_step(row) for row in rows], "columns": table, "bucket": 1}
+    parts = [rows[i : i + bucket] for i in range(0, len(rows), bucket)]
+    table = {name: [_mean(part, name) for part in parts] for name in names}
+    return {"steps": [read_step(part[-1]) for part in parts], "columns": table, "bucket": bucket}
+
+
+def metric_names(rows: Rows) -> list[str]:
+    """Return the names of all metrics, in the order in which they came up."""
+    found: dict[str, None] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name not in found and name not in _LEFT_OUT and number(value) is not None:
+                found[name] = None
+        if len(found) >= _MOST_NAMES:
+            break
+    return list(found)[:_MOST_NAMES]
+
+
+def between(rows: Rows, first: int | None, last: int | None) -> Rows:
+    """Return the rows of a range of steps, both ends included; None is open."""
+    if first is None and last is None:
+        return rows
+    low = first if first is not None else -(2**62)
+    high = last if last is not None else 2**62
+    return [row for row in rows if low <= read_step(row) <= high]
+
+
+def read_step(row: dict[str, Any]) -> int:
+    """Return a row's step, 0 without one."""
+    return int(number(row.get("step")) or 0)
+
+
+def spark(rows: Rows, name: str, points: int = 60) -> list[float]:
+    """Return a metric in few points, for a sparkline."""
+    values = [x for row in rows if (x := number(row.get(name))) is not None]
+    size = max(1, -(-len(values) // points))
+    parts = [values[i : i + size] for i in range(0, len(values), size)]
+    return [float(f"{sum(part) / len(part):.4g}") for part in parts]
+
+
+def _mean(rows: Rows, name: str) -> float | None:
+    values = [x for row in rows if (x := number(row.get(name))) is not None]
+    return _short(sum(values) / len(values)) if values else None
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are more than a screen shows; times keep theirs."""
+    if value is None or abs(value) >= 1e6:
+        return value
+    return float(f"{value:.6g}")

@@ -1,0 +1,124 @@
+"""Find the run directories under some folders. Links that lead out of them are not followed."""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+from mint.watch.directory.files import METRICS, ROLLOUTS, SUMMARY, RolloutFile, rollout_files
+
+SIGNS = (SUMMARY, METRICS)
+"""A folder with one of these files has something to show."""
+DEMO = Path(__file__).parent / "recorded"
+"""The recorded run of ``mint watch --demo``, written by ``scripts/record_demo.py``."""
+_DEPTH = 4
+_MOST_RUNS = 2_000
+_MOST_FOLDERS = 20_000
+
+
+class UnknownRun(LookupError):
+    """There is no run of that name under the folders that are served."""
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """A run directory and the name that addresses have for it."""
+
+    id: str
+    path: Path
+
+    def file(self, name: str) -> Path | None:
+        """Return a file of the run if it is one: no link, no device, no folder.
+
+        >>> RunPlace("x", Path("/nowhere")).file("metrics.jsonl") is None
+        True
+        """
+        path = self.path / name
+        return path if _is_file(path) else None
+
+    def rollout_files(self) -> list[RolloutFile]:
+        """List the files of rollouts, in the order of their steps."""
+        if (self.path / ROLLOUTS).is_symlink():
+            return []
+        return [file for file in rollout_files(self.path) if _is_file(file.path)]
+
+
+class Library:
+    """Finds runs under the folders that a user named, and those that ``more`` names itself.
+
+    >>> Library([Path("/nowhere")]).runs()
+    []
+    """
+
+    def __init__(
+        self, roots: Sequence[Path], more: Callable[[], Iterable[Path]] = lambda: ()
+    ) -> None:
+        self.roots = [Path(os.path.realpath(root)) for root in roots]
+        self._more = more
+        self._known: dict[str, RunPlace] = {}
+
+    def runs(self) -> list[RunPlace]:
+        """Look for run directories now."""
+        found: dict[Path, RunPlace] = {}
+        under = chain.from_iterable(_run_directories(root) for root in self.roots)
+        named = (Path(os.path.realpath(path)) for path in self._more())
+        for path in islice(chain(under, filter(_is_run, named)), _MOST_RUNS):
+            found.setdefault(path, RunPlace(_identifier(path), path))
+        self._known = {place.id: place for place in found.values()}
+        return list(found.values())
+
+    def get(self, run_id: str) -> RunPlace:
+        """Find a run by its identifier."""
+        place = self._known.get(run_id)
+        if place is None or not _is_run(place.path):
+            self.runs()
+            place = self._known.get(run_id)
+        if place is None:
+            raise UnknownRun(f"There is no run {run_id!r} here. GET api/runs lists all runs.")
+        return place
+
+
+def _run_directories(root: Path) -> Iterator[Path]:
+    """Walk a folder from the top, without following links; a run's own folders are not entered."""
+    waiting, seen = [(root, 0)], 0
+    while waiting:
+        folder, depth = waiting.pop(0)
+        seen += 1
+        if seen > _MOST_FOLDERS:
+            return
+        if _is_run(folder):
+            yield folder
+            continue
+        if depth == _DEPTH:
+            continue
+        try:
+            with os.scandir(folder) as entries:
+                inside = [
+                    Path(entry.path)
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+                ]
+        except OSError:
+            continue  # a folder that is gone or closed to us holds nothing that we can show
+        waiting += [(path, depth + 1) for path in sorted(inside)]
+
+
+def _is_run(folder: Path) -> bool:
+    return any(_is_file(folder / sign) for sign in SIGNS)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _identifier(path: Path) -> str:
+    """A name for addresses: readable, and different for different folders."""
+    readable = re.sub(r"[^\w.-]+", "-", path.name, flags=re.ASCII)[:48].strip("-.") or "run"
+    return f"{readable}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"

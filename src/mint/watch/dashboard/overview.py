@@ -1,0 +1,215 @@
+"""Overviews of runs, and the tables behind their curves, kept up to date."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mint.watch.dashboard.curves import columns, read_step, spark
+from mint.watch.dashboard.library import RunPlace
+from mint.watch.dashboard.query import Rollouts
+from mint.watch.dashboard.tail import Tail, number
+from mint.watch.directory.files import CONFIG, EVENTS, METRICS, SUMMARY
+from mint.watch.directory.reader import RunReader, summarise
+from mint.watch.verdict.judge import NEEDED
+
+_MOST_BYTES = 1024 * 1024
+_MOST_ROWS_KEPT = 100_000
+_MOST_OVERVIEWS = 2_000
+_MOST_STOPS = 16
+_SPARKS = ("reward/success", "reward/mean", "holdout/pass@1")
+_TEXT = 2_000
+_NAME = 200
+
+
+class RunTables:
+    """The metrics and events of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.metrics = Tail(path / METRICS)
+        self.events = Tail(path / EVENTS)
+        self._curves: tuple[tuple[int, int, int], dict[str, Any]] | None = None
+        self._components: tuple[Path, list[str]] | None = None
+        self._judged: tuple[tuple[int, int], dict[str, Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.metrics.rows) + len(self.events.rows)
+
+    def curves(self, points: int) -> dict[str, Any]:
+        """Return all metrics as columns; computed again only when there are more."""
+        key = (self.metrics.generation, len(self.metrics.rows), points)
+        if self._curves is None or self._curves[0] != key:
+            self._curves = key, columns(self.metrics.rows, points)
+        return self._curves[1]
+
+    def components(self, rollouts: Rollouts) -> list[str]:
+        """Return the names of the reward's components, asked once for each newest file."""
+        files = rollouts.files()
+        if not files:
+            return []
+        if self._components is None or self._components[0] != files[-1].path:
+            self._components = files[-1].path, rollouts.component_names()
+        return self._components[1]
+
+    def judged(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a summary of a run that wrote none; computed again only when it has grown."""
+        rows, events = self.metrics.rows, self.events.rows
+        length = (len(rows), len(events))
+        if self._judged is None or self._judged[0] != length:
+            measured = [{n: number(row[n]) for n in NEEDED if n in row} for row in rows]
+            steps = int(number(config.get("steps")) or 0)
+            self._judged = length, summarise(measured, events, steps, "unknown")
+        return self._judged[1]
+
+
+class Tables:
+    """The tables of the runs that were requested last."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, RunTables] = OrderedDict()
+        self._overviews: dict[str, tuple[object, dict[str, Any]]] = {}
+
+    def of(self, place: RunPlace) -> RunTables:
+        """Return a run's tables, read as far as they are written now."""
+        found = self._kept.pop(place.id, None)
+        if found is None:
+            found = RunTables(place.path)
+        self._kept[place.id] = found
+        found.metrics.refresh()
+        found.events.refresh()
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _MOST_ROWS_KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+    def overview(self, place: RunPlace) -> dict[str, Any]:
+        """Describe a run; one that is not running is read again only when a file changed."""
+        now = _signature(place.path)
+        before, found = self._overviews.get(place.id, (None, {}))
+        if before != now or found.get("status") == "running":
+            found = overview(place, self.of(place))
+            if len(self._overviews) >= _MOST_OVERVIEWS:
+                self._overviews.clear()
+            self._overviews[place.id] = (now, found)
+        return found
+
+
+def _signature(folder: Path) -> object:
+    """Return a value that changes when a run writes its small files."""
+    found = []
+    for name in (CONFIG, EVENTS, METRICS, SUMMARY):
+        try:
+            status = (folder / name).lstat()
+        except OSError:
+            found.append((0, 0))
+        else:
+            found.append((status.st_mtime_ns, status.st_size))
+    return found
+
+
+def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
+    """Describe a run: its progress, its verdict, and its main curves in a few points."""
+    rows = tables.metrics.rows
+    config = read_config(place)[0]
+    summary = read_summary(place) or tables.judged(config)
+    last = rows[-1] if rows else {}
+    status = _text(summary.get("status")) or "unknown"
+    return {
+        "id": place.id,
+        "name": _text(summary.get("name"), _NAME) or place.path.name,
+        "path": str(place.path),
+        "task": _text(summary.get("task"), _NAME) or _text(config.get("task"), _NAME),
+        "model": _text(config.get("base_model"), _NAME),
+        "status": status,
+        "step": int(number(summary.get("step")) or (read_step(last) if last else 0)),
+        "steps": int(number(summary.get("steps")) or number(config.get("steps")) or 0),
+        "started": number(summary.get("started")),
+        "updated": number(summary.get("updated")),
+        "verdict": _verdict(summary.get("verdict")),
+        "last": {name: x for name, value in last.items() if (x := number(value)) is not None},
+        "spark": {name: line for name in _SPARKS if (line := spark(rows, name))},
+        "format": int(number(summary.get("format")) or 1),
+    }
+
+
+def _verdict(found: Any) -> dict[str, Any] | None:
+    if not isinstance(found, Mapping):
+        return None
+    words = {name: _text(found.get(name)) for name in ("verdict", "evidence", "advice")}
+    return {**words, "since": number(found.get("since"))}
+
+
+def read_summary(place: RunPlace) -> dict[str, Any]:
+    """Return ``summary.json``, empty when there is none that can be read."""
+    if read_text(place, SUMMARY) is None:  # absent, a link, or too large
+        return {}
+    summary: dict[str, Any] = RunReader(place.path).summary()
+    return summary if summary.get("status") else {}
+
+
+def read_config(place: RunPlace) -> tuple[dict[str, Any], str]:
+    """Return ``config.yaml`` as settings and as text; a file that cannot be read has none."""
+    text = read_text(place, CONFIG) or ""
+    try:
+        found = yaml.load(text, _PlainLoader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}, text
+    return (found if isinstance(found, dict) else {}), text
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted names.
+
+    >>> flat({"a": {"b": 1}, "c": [1, 2]})
+    {'a.b': 1, 'c': '[1, 2]'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{key}.")
+        elif isinstance(value, str | int | float | bool | None):
+            found[key] = value
+        else:
+            found[key] = str(value)[:_TEXT]
+    return found
+
+
+def stop_strings(settings: Mapping[str, Any]) -> list[str]:
+    """Return the stop strings among settings.
+
+    >>> stop_strings({"stop": ["\\n", 3]}), stop_strings({"stop": "END"}), stop_strings({})
+    (['\\n'], ['END'], [])
+    """
+    found = settings.get("stop")
+    given = found if isinstance(found, list) else [found]
+    return [text for each in given[:_MOST_STOPS] if (text := _text(each))]
+
+
+def read_text(place: RunPlace, name: str) -> str | None:
+    """Return a small text file of a run; None when it is absent, a link or too large."""
+    path = place.file(name)
+    if path is None:
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    return content.decode(errors="replace") if len(content) <= _MOST_BYTES else None
+
+
+def _text(value: Any, most: int = _TEXT) -> str:
+    return value[:most] if isinstance(value, str) else ""
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without aliases: a few lines of them can stand for gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError("aliases are not read")
+        return super().compose_node(parent, index)

@@ -1,0 +1,350 @@
+"""Queries over the rollouts of a run, by DuckDB on its Parquet files.
+
+The files are not trusted: DuckDB may open nothing but the run's own files, load no extension and
+use bounded memory, and a query that takes too long is interrupted.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from mint.watch.dashboard.filters import BadFilter, Filter
+from mint.watch.dashboard.library import RunPlace
+from mint.watch.directory.files import ROLLOUTS_1, RolloutFile
+
+MOST_ROLLOUTS = 4_096
+"""Rollouts of one step that a view shows."""
+MOST_HITS = 200
+MOST_EXPORTED = 100_000
+LONGEST_TEXT = 2 * 1024 * 1024
+"""Characters of one text that are sent; longer texts are truncated and marked."""
+_EXCERPT = 280
+_MEMORY = "1GB"
+_PATIENCE_S = 20.0
+_TURN_S = 0.6
+_FILES_A_TURN = 8
+_BRIEF = """
+    step, "group", "index", identity, reward, components, advantage, penalty, length, truncated,
+    stop, masked, replaced, version, error,
+    left(response, $excerpt) AS response, length(response) > $excerpt AS cut,
+    left(prompt, $excerpt) AS prompt
+"""
+_FORMAT_1 = {
+    "step": "INTEGER",
+    "group": "INTEGER",
+    "index": "INTEGER",
+    "identity": "VARCHAR",
+    "prompt": "VARCHAR",
+    "response": "VARCHAR",
+    "reward": "DOUBLE",
+    "components": "MAP(VARCHAR, DOUBLE)",
+    "penalty": "DOUBLE",
+    "advantage": "DOUBLE",
+    "length": "INTEGER",
+    "truncated": "BOOLEAN",
+    "masked": "BOOLEAN",
+    "error": "VARCHAR",
+    "trace": "JSON",
+    "version": "INTEGER",
+    "replaced": "BOOLEAN",
+}
+_ABSENT_IN_1 = """
+    CAST(NULL AS VARCHAR) AS messages, MAP {}::MAP(VARCHAR, VARCHAR) AS reasons,
+    CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop,
+    CAST(NULL AS VARCHAR) AS traceback, CAST(NULL AS DOUBLE) AS sampled_at, [] AS segments
+"""
+
+
+Place = tuple[int, int, int]
+"""The step, group and index of a rollout."""
+_HIGH = 2**31 - 1
+_TRIES = 3
+Choice = Callable[[list[RolloutFile]], list[RolloutFile]]
+
+
+class QueryFailed(RuntimeError):
+    """A file could not be read, or the query took too long; the text says which."""
+
+
+class FilesMerged(QueryFailed):
+    """A file is gone since it was listed: the run has merged it with others."""
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Some results of a search, and where to continue."""
+
+    rows: list[dict[str, Any]]
+    next: Place | None
+    searched: float
+
+
+class Rollouts:
+    """The rollouts of one run."""
+
+    def __init__(self, place: RunPlace) -> None:
+        self._place = place
+        self._old = place.file(ROLLOUTS_1)
+
+    def files(self) -> list[RolloutFile]:
+        """List the files there are now; one stands for all in a run of format 1."""
+        found = self._place.rollout_files()
+        if not found and self._old is not None:
+            return [RolloutFile(0, 2**40, self._old)]
+        return found
+
+    def steps(self) -> tuple[int, int] | None:
+        """Return the first and the last step that have rollouts."""
+        found = self.files()
+        return (found[0].first, max(file.last for file in found)) if found else None
+
+    def of_step(self, step: int) -> list[dict[str, Any]]:
+        """Return the rollouts of a step in brief."""
+        sql = f'SELECT {_BRIEF} FROM {{}} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
+        return [_brief(row) for row in self._ask(_of(step), sql, [step, MOST_ROLLOUTS])]
+
+    def sample(self, step: int, group: int, index: int) -> dict[str, Any] | None:
+        """Return everything about one rollout."""
+        sql = 'SELECT * FROM {} WHERE step = ? AND "group" = ? AND "index" = ? LIMIT 1'
+        rows = self._ask(_of(step), sql, [step, group, index])
+        return _whole(rows[0]) if rows else None
+
+    def samples(self, step: int) -> list[dict[str, Any]]:
+        """Return everything about all rollouts of a step."""
+        sql = 'SELECT * FROM {} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
+        return [_whole(row) for row in self._ask(_of(step), sql, [step, MOST_ROLLOUTS])]
+
+    def of_prompts(self, identities: Sequence[str], limit: int = 1_000) -> dict[str, Any]:
+        """Return the rollouts of some prompts over the steps, in brief, and how many there are.
+
+        With more than ``limit``, steps are left out evenly, but never the last.
+        """
+        sql = """
+            SELECT identity, step, count(*) AS answers FROM {} WHERE identity IN (SELECT unnest(?))
+            GROUP BY ALL ORDER BY step
+        """
+        found: dict[str, Any] = {}
+        for identity in identities:
+            found[identity] = {"identity": identity, "answers": 0, "rollouts": []}
+        steps: dict[str, list[int]] = {identity: [] for identity in identities}
+        for row in self._ask(list, sql, [list(identities)]):
+            found[row["identity"]]["answers"] += row["answers"]
+            steps[row["identity"]].append(row["step"])
+        pairs = [
+            (identity, step)
+            for identity, every in steps.items()
+            for step in _spread(every, -(-found[identity]["answers"] // limit))
+        ]
+        sql = f"""
+            SELECT {_BRIEF} FROM {{}} WHERE (identity, step) IN (SELECT unnest(?), unnest(?))
+            ORDER BY step, "group", "index" LIMIT ?
+        """
+        most = MOST_ROLLOUTS * len(found)
+        if pairs:
+            for row in self._ask(list, sql, [*map(list, zip(*pairs, strict=True)), most]):
+                found[row["identity"]]["rollouts"].append(_brief(row))
+        return found
+
+    def prompts(self, limit: int = 500) -> list[dict[str, Any]]:
+        """List the prompts that came up in the most steps, of the last files."""
+        sql = """
+            SELECT identity, any_value(left(prompt, 200)) AS prompt, count(DISTINCT step) AS steps,
+                min(step) AS first, max(step) AS last, avg(reward) AS reward
+            FROM {} GROUP BY identity ORDER BY steps DESC, last DESC, identity LIMIT ?
+        """
+        return self._ask(lambda files: files[-64:], sql, [limit])
+
+    def search(self, wanted: Filter, after: Place | None = None, limit: int = MOST_HITS) -> Hits:
+        """Search file after file until there are enough hits or the time is up.
+
+        ``next`` is where to continue, or None at the end, so that a response is quick however
+        large the run is.
+        """
+        _check_regex(wanted.regex)
+        condition, values = wanted.sql()
+        sql = f"""
+            SELECT {_BRIEF} FROM {{}} WHERE {condition} AND (step, "group", "index") > (?, ?, ?)
+            ORDER BY step, "group", "index" LIMIT ?
+        """
+        place = after or (-1, 0, 0)
+        all_files = self.files()
+        files = [f for f in all_files if f.last >= place[0] and wanted.may_be_in(f.first, f.last)]
+        rows: list[dict[str, Any]] = []
+        ends = time.monotonic() + _TURN_S
+        at, several = 0, 1
+        while at < len(files):
+            here = files[at : at + several]
+            try:
+                found = self._ask_files(here, sql, [*values, *place, limit - len(rows)])
+            except FilesMerged:  # the next turn finds their rollouts in the merged file
+                before = (here[0].first - 1, _HIGH, _HIGH)
+                return Hits(rows, max(place, before), _share(all_files, here[0]))
+            rows += [_brief(row) for row in found]
+            if len(rows) >= limit:
+                last = rows[-1]
+                place = (last["step"], last["group"], last["index"])
+                return Hits(rows, place, _share(all_files, here[0]))
+            at += several
+            several = min(2 * several, _FILES_A_TURN)
+            if at < len(files) and time.monotonic() > ends:
+                return Hits(rows, (files[at].first - 1, _HIGH, _HIGH), _share(all_files, files[at]))
+        return Hits(rows, None, 1.0)
+
+    def export(self, wanted: Filter, limit: int = MOST_EXPORTED) -> pa.Table:
+        """Return all columns of the hits but the tokens, as a table."""
+        _check_regex(wanted.regex)
+        condition, values = wanted.sql()
+        sql = f"""
+            SELECT * EXCLUDE (segments) FROM {{}} WHERE {condition}
+            ORDER BY step, "group", "index" LIMIT ?
+        """
+        files = [f for f in self.files() if wanted.may_be_in(f.first, f.last)]
+        if not files:
+            return pa.table({})
+        with self._connected(files) as connection:
+            statement = sql.format(self._source(files))
+            relation = connection.sql(statement, params=[*values, limit])
+            found: pa.Table = relation.to_arrow_table()
+        return found
+
+    def component_names(self) -> list[str]:
+        """Return the names of the reward's components, as the last file has them."""
+        sql = "SELECT DISTINCT unnest(map_keys(components)) AS name FROM {} ORDER BY name LIMIT 100"
+        return [row["name"] for row in self._ask(lambda files: files[-1:], sql, [])]
+
+    # ---- DuckDB ----
+
+    def _ask(self, choose: Choice, sql: str, values: list[Any]) -> list[dict[str, Any]]:
+        """Query some of the files; again if the run has merged them meanwhile."""
+        for _ in range(_TRIES):
+            try:
+                return self._ask_files(choose(self.files()), sql, values)
+            except FilesMerged:
+                continue
+        raise QueryFailed("The files of this run changed while they were read. Try again.")
+
+    def _ask_files(
+        self, files: Sequence[RolloutFile], sql: str, values: list[Any]
+    ) -> list[dict[str, Any]]:
+        if not files:
+            return []
+        with self._connected(files) as connection:
+            statement = sql.replace("$excerpt", str(_EXCERPT)).format(self._source(files))
+            cursor = connection.execute(statement, values)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def _source(self, files: Sequence[RolloutFile]) -> str:
+        if files[0].path == self._old:
+            kinds = ", ".join(f"{_quoted(k)}: {_quoted(v)}" for k, v in _FORMAT_1.items())
+            return (
+                f"(SELECT *, {_ABSENT_IN_1} FROM read_json({_quoted(str(self._old))}, "
+                f"format='newline_delimited', columns={{{kinds}}}, ignore_errors=true, "
+                f"maximum_object_size=67108864))"
+            )
+        names = ", ".join(_quoted(str(file.path)) for file in files)
+        return f"read_parquet([{names}], union_by_name=true)"
+
+    @contextmanager
+    def _connected(self, files: Sequence[RolloutFile]) -> Iterator[Any]:
+        connection = duckdb.connect(":memory:")
+        watch = threading.Timer(_PATIENCE_S, connection.interrupt)
+        try:
+            _confine(connection, [file.path for file in files])
+            watch.start()
+            yield connection
+        except duckdb.InterruptException:
+            raise QueryFailed(
+                f"The query took more than {_PATIENCE_S:.0f} s. Select fewer steps."
+            ) from None
+        except duckdb.Error as error:
+            if not all(file.path.exists() for file in files):
+                raise FilesMerged("The run merged files while they were read.") from error
+            raise QueryFailed(f"A file of this run cannot be read: {error}") from error
+        finally:
+            watch.cancel()
+            connection.close()
+
+
+def _confine(connection: Any, paths: Sequence[Path]) -> None:
+    """Restrict a connection to some files and a bounded amount of memory."""
+    allowed = ", ".join(_quoted(str(path)) for path in paths)
+    connection.execute(f"SET memory_limit = '{_MEMORY}'")
+    connection.execute("SET temp_directory = ''")
+    connection.execute("SET autoload_known_extensions = false")
+    connection.execute("SET autoinstall_known_extensions = false")
+    connection.execute(f"SET allowed_paths = [{allowed}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _of(step: int) -> Choice:
+    return lambda files: [file for file in files if file.first <= step <= file.last]
+
+
+def _spread(steps: Sequence[int], every: int) -> list[int]:
+    """Take every n-th step, and the last.
+
+    >>> _spread([1, 2, 3, 4, 5, 6], 4)
+    [1, 5, 6]
+    """
+    return sorted({*steps[:: max(1, every)], *steps[-1:]})
+
+
+def _share(files: Sequence[RolloutFile], reached: RolloutFile) -> float:
+    """The share of the files that come before one."""
+    return files.index(reached) / len(files)
+
+
+def _check_regex(pattern: str | None) -> None:
+    """Refuse a pattern that RE2 cannot compile, before any file is opened."""
+    if pattern is None:
+        return
+    with duckdb.connect(":memory:") as connection:
+        try:
+            connection.execute("SELECT regexp_matches('', ?)", [pattern]).fetchall()
+        except duckdb.Error as error:
+            reason = str(error).partition("Error: ")[2] or str(error)
+            raise BadFilter(f"The regular expression is not valid for RE2: {reason}") from error
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _brief(row: dict[str, Any]) -> dict[str, Any]:
+    row["components"] = dict(row["components"] or {})
+    return row
+
+
+def _whole(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a rollout with its JSON columns parsed and its texts truncated."""
+    for name in ("components", "reasons", "digests"):
+        row[name] = dict(row.get(name) or {})
+    for name in ("messages", "trace"):
+        row[name] = _from_json(row.get(name))
+    row["segments"] = row.get("segments") or []
+    row["cut"] = [
+        name for name, value in row.items() if isinstance(value, str) and len(value) > LONGEST_TEXT
+    ]
+    for name in row["cut"]:
+        row[name] = row[name][:LONGEST_TEXT]
+    return row
+
+
+def _from_json(text: Any) -> Any:
+    """Return the value of a JSON text; any other text unchanged."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -1,0 +1,302 @@
+"""The dashboard's server: a stateless reader of run directories.
+
+Everything is GET. The page and its parts are under ``/``, the data under ``/api/``. Responses
+that grow with the run (metrics, events, searches) are incremental.
+"""
+
+import asyncio
+import io
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from mint.watch.dashboard.access import Access
+from mint.watch.dashboard.curves import MOST_POINTS, between, columns, read_step
+from mint.watch.dashboard.filters import BadFilter, Filter
+from mint.watch.dashboard.library import Library, RunPlace, UnknownRun
+from mint.watch.dashboard.overview import Tables, flat, overview, read_config, stop_strings
+from mint.watch.dashboard.query import Place, QueryFailed, Rollouts
+from mint.watch.dashboard.tail import Tail, number
+from mint.watch.directory.files import plain
+
+Status = Callable[[Request], Awaitable[dict[str, Any]]]
+Permission = Callable[[Request], Awaitable[bool]]
+Answer = Callable[[RunPlace, Tables, Request], Any]
+ASSETS = Path(__file__).parent / "assets"
+"""The page: plain ES modules, styles, and three vendored libraries."""
+_AT_ONCE = 4
+_MOST_EVENTS = 5_000
+
+
+@dataclass
+class Watch:
+    """The state of the routes: the runs, and the service that the dashboard is attached to."""
+
+    library: Library
+    demo: bool = False
+    service: Status | None = None
+    may_read: Permission | None = None
+    tables: Tables = field(default_factory=Tables)
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+
+    async def work(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a reading function in a thread, a few at a time."""
+        async with self.turns:
+            return await asyncio.to_thread(function, *arguments)
+
+    async def about(self, _: Request) -> Response:
+        """Describe this dashboard."""
+        return PlainJson({"service": self.service is not None, "demo": self.demo, "bundle": False})
+
+    async def status(self, request: Request) -> Response:
+        """Describe the service that this dashboard is attached to."""
+        if self.service is None:
+            raise HTTPException(404, "This dashboard is not attached to a service.")
+        return PlainJson(await self.service(request))
+
+    async def runs(self, request: Request) -> Response:
+        """List the runs."""
+        if self.may_read is not None and not await self.may_read(request):
+            return PlainJson({"runs": [], "hidden": True})
+        return PlainJson({"runs": await self.work(list_runs, self.library, self.tables)})
+
+    def of_run(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of a question about one run, which is answered in a thread."""
+
+        async def endpoint(request: Request) -> Response:
+            if self.may_read is not None and not await self.may_read(request):
+                raise UnknownRun("Run directories are shown on the service's own machine only.")
+            place = await asyncio.to_thread(self.library.get, request.path_params["run"])
+            found = await self.work(answer, place, self.tables, request)
+            return found if isinstance(found, Response) else PlainJson(found)
+
+        return endpoint
+
+
+class PlainJson(JSONResponse):
+    """JSON in which numbers that are not finite are null."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        except ValueError:
+            text = json.dumps(plain(content), ensure_ascii=False, separators=(",", ":"))
+        return text.encode(errors="replace")
+
+
+def create_app(watch: Watch, key: str | None = None, hosts: Iterable[str] | None = ()) -> Starlette:
+    """Create the dashboard's application. ``key`` and ``hosts`` are those of :class:`Access`."""
+    questions: dict[str, Answer] = {
+        "": lambda place, tables, _: describe(place, tables),
+        "/metrics": lambda place, tables, asked: metrics_since(place, tables, asked.query_params),
+        "/events": lambda place, tables, asked: events_since(place, tables, asked.query_params),
+        "/steps/{step:int}": _step,
+        "/samples/{step:int}/{group:int}/{index:int}": _sample,
+        "/prompts": lambda place, *_: {"prompts": Rollouts(place).prompts()},
+        "/prompt": _prompt,
+        "/search": _search,
+        "/export": _export,
+    }
+    return Starlette(
+        routes=[
+            Route("/", lambda _: FileResponse(ASSETS / "index.html")),
+            Mount("/assets", StaticFiles(directory=ASSETS)),
+            Route("/api/about", watch.about),
+            Route("/api/service", watch.status),
+            Route("/api/runs", watch.runs),
+            *(Route(f"/api/runs/{{run}}{path}", watch.of_run(q)) for path, q in questions.items()),
+        ],
+        middleware=[Middleware(Access, key=key, hosts=hosts)],
+        exception_handlers={
+            UnknownRun: _error(404),
+            BadFilter: _error(400),
+            QueryFailed: _error(422),
+            HTTPException: _http_error,
+        },
+    )
+
+
+def _error(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer(_: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": str(error.args[0])}, status)
+
+    return answer
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"detail": error.detail}, error.status_code)
+
+
+# ---- runs ----
+
+
+def list_runs(library: Library, tables: Tables) -> list[dict[str, Any]]:
+    """Describe all runs, the one that was written to last first."""
+    found = [tables.overview(place) for place in library.runs()]
+    return sorted(found, key=lambda run: (-(run["updated"] or 0.0), run["name"]))
+
+
+def describe(place: RunPlace, tables: Tables) -> dict[str, Any]:
+    """Describe one run with its settings."""
+    settings, text = read_config(place)
+    rollouts, known = Rollouts(place), tables.of(place)
+    return {
+        **overview(place, known),
+        "config": flat(settings),
+        "config_text": text,
+        "stop": stop_strings(settings),
+        "rollouts": rollouts.steps(),
+        "components": known.components(rollouts),
+    }
+
+
+def metrics_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the metrics of a range of steps, or those that came after the ``cursor``.
+
+    A cursor is ``generation:rows``; if the table was truncated since (a resumed run), the answer is
+    the whole table with ``reset``.
+    """
+    known_tables = tables.of(place)
+    table = known_tables.metrics
+    known, position = _since(table, given)
+    first, last = _integer(given, "from"), _integer(given, "to")
+    points = max(10, min(_integer(given, "points") or MOST_POINTS, MOST_POINTS))
+    if first is None and last is None and known == 0:
+        found = known_tables.curves(points)
+    else:
+        found = columns(between(table.rows[known:], first, last), points)
+    return {**found, **position, "total": len(table.rows)}
+
+
+def events_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the events after a cursor, as :func:`metrics_since` does; the last ones if many."""
+    table = tables.of(place).events
+    known, position = _since(table, given)
+    events = [
+        {
+            "event": str(row.get("event", ""))[:100],
+            "name": str(row.get("name", ""))[:100],
+            "text": str(row.get("text") or row.get("path") or row.get("error") or "")[:2_000],
+            "path": str(row.get("path") or "")[:500],
+            "step": read_step(row) if number(row.get("step")) is not None else None,
+            "time": number(row.get("time")),
+        }
+        for row in table.rows[known:][-_MOST_EVENTS:]
+    ]
+    return {"events": events, **position}
+
+
+def _since(table: Tail, given: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
+    """Return how many rows the caller has, and the new cursor."""
+    generation, _, count = given.get("cursor", "").partition(":")
+    known = int(count) if count.isdigit() and len(count) < 12 else 0
+    is_increment = generation == str(table.generation) and known <= len(table.rows)
+    cursor = f"{table.generation}:{len(table.rows)}"
+    return known if is_increment else 0, {"cursor": cursor, "reset": not is_increment}
+
+
+def _integer(given: Mapping[str, str], name: str) -> int | None:
+    raw = given.get(name, "")
+    if not raw:
+        return None
+    try:
+        return max(-(2**62), min(int(raw[:20]), 2**62))
+    except ValueError:
+        raise BadFilter(f"{name} must be an integer, not {raw[:50]!r}.") from None
+
+
+# ---- rollouts ----
+
+
+def _step(place: RunPlace, _: Tables, request: Request) -> dict[str, Any]:
+    step = request.path_params["step"]
+    return {"step": step, "rollouts": Rollouts(place).of_step(step)}
+
+
+def _sample(place: RunPlace, _: Tables, request: Request) -> dict[str, Any]:
+    where = (request.path_params[name] for name in ("step", "group", "index"))
+    row = Rollouts(place).sample(*where)
+    if row is None:
+        raise HTTPException(404, "There is no such sample in this run.")
+    return row
+
+
+def _prompt(place: RunPlace, _: Tables, request: Request) -> Any:
+    identity = request.query_params.get("identity", "")
+    return Rollouts(place).of_prompts([identity])[identity]
+
+
+def _search(place: RunPlace, _: Tables, request: Request) -> dict[str, Any]:
+    after = _place(request.query_params.get("after", ""))
+    return asdict(Rollouts(place).search(Filter.read(request.query_params), after))
+
+
+def _place(text: str) -> Place | None:
+    """Read ``step,group,index``."""
+    if not text:
+        return None
+    parts = text[:60].split(",")
+    if len(parts) != 3 or not all(part.lstrip("-").isdecimal() for part in parts):
+        raise BadFilter(f"after is step,group,index, not {text[:50]!r}.")
+    step, group, index = (max(-(2**31), min(int(part), 2**31 - 1)) for part in parts)
+    return step, group, index
+
+
+def _export(place: RunPlace, _: Tables, request: Request) -> Response:
+    form = request.query_params.get("format", "jsonl")
+    if form not in _FORMS:
+        raise BadFilter(f"format is one of {', '.join(_FORMS)}, not {form[:20]!r}.")
+    content = _FORMS[form](Rollouts(place).export(Filter.read(request.query_params)))
+    headers = {"content-disposition": f'attachment; filename="{place.id}.{form}"'}
+    return Response(content, media_type="application/octet-stream", headers=headers)
+
+
+def _as_jsonl(table: pa.Table) -> bytes:
+    rows = table.to_pylist(maps_as_pydicts="lossy")
+    lines = [json.dumps(plain(row), ensure_ascii=False, default=str) for row in rows]
+    return "".join(f"{line}\n" for line in lines).encode(errors="replace")
+
+
+def _as_parquet(table: pa.Table) -> bytes:
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _as_csv(table: pa.Table) -> bytes:
+    """CSV has no nested values: components and the like are JSON in a cell. Texts that a
+    spreadsheet would run as a formula begin with an apostrophe."""
+    rows = table.to_pylist(maps_as_pydicts="lossy")
+    cells = {name: [_cell(row[name]) for row in rows] for name in table.column_names}
+    buffer = io.BytesIO()
+    pyarrow.csv.write_csv(pa.table(cells), buffer)
+    return buffer.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, dict | list):
+        return json.dumps(plain(value), ensure_ascii=False, default=str)
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value
+
+
+_FORMS: dict[str, Callable[[pa.Table], bytes]] = {
+    "jsonl": _as_jsonl,
+    "parquet": _as_parquet,
+    "csv": _as_csv,
+}

@@ -1,0 +1,102 @@
+"""Read JSON Lines files that grow: only what was added is read."""
+
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+_CHUNK = 8 * 1024 * 1024
+_LONGEST_LINE = 4 * 1024 * 1024
+_MOST_ROWS = 100_000
+
+
+class Tail:
+    """The rows of a JSONL file, kept up to date.
+
+    A file that became shorter or that was replaced is read from its beginning, and ``generation``
+    counts that. Lines that are not JSON objects are left out and counted in ``bad``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        self.generation = 0
+        self.bad = 0
+        self._offset = 0
+        self._identity: tuple[int, int] | None = None
+        self._head = b""
+
+    def refresh(self) -> list[dict[str, Any]]:
+        """Read what was added since the last time and return all rows."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            self._restart(None)
+            return self.rows
+        with open(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                self._restart(None)
+                return self.rows
+            identity = (status.st_dev, status.st_ino)
+            head = file.read(min(256, self._offset))
+            if identity != self._identity or status.st_size < self._offset or head != self._head:
+                self._restart(identity)
+            file.seek(self._offset)
+            self._read(file)
+            file.seek(0)
+            self._head = file.read(min(256, self._offset))
+        return self.rows
+
+    def _restart(self, identity: tuple[int, int] | None) -> None:
+        if self._offset:
+            self.generation += 1
+        self.rows, self._offset, self.bad, self._head = [], 0, 0, b""
+        self._identity = identity
+
+    def _read(self, file: Any) -> None:
+        rest = b""
+        while chunk := file.read(_CHUNK):
+            complete, newline, rest = (rest + chunk).rpartition(b"\n")
+            if newline:
+                self._offset += len(complete) + 1
+                for line in complete.split(b"\n"):
+                    self._take(line)
+            elif len(rest) > _LONGEST_LINE:
+                self.bad += 1
+                self._offset += len(rest)
+                rest = b""
+
+    def _take(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        try:
+            if len(line) > _LONGEST_LINE or len(self.rows) >= _MOST_ROWS:
+                raise ValueError("too large")
+            row = json.loads(line, parse_constant=lambda _: None)
+        except (ValueError, RecursionError):
+            self.bad += 1
+            return
+        if isinstance(row, dict):
+            self.rows.append(row)
+        else:
+            self.bad += 1
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number, or None for anything else.
+
+    >>> number(True), number("3"), number(2), number(1e400)
+    (1.0, None, 2.0, None)
+    """
+    if type(value) is float:  # the common case
+        return value if math.isfinite(value) else None
+    if not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None

@@ -1,0 +1,270 @@
+"""Read a run directory, during the run or after it. Nothing is cached or written.
+
+    run = open_run("runs/math")
+    run.summary()["verdict"], run.metrics()[-1], run.rollouts(12)[0]["response"]
+
+Both formats open: ``rollouts/*.parquet``, and the ``rollouts.jsonl`` of older runs. Damaged
+rows and files are left out and named in ``damaged()``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mint.watch.directory.files import (
+    CONFIG,
+    EVENTS,
+    FORMAT,
+    METRICS,
+    ROLLOUTS,
+    ROLLOUTS_1,
+    STATE,
+    SUMMARY,
+    RolloutFile,
+    read_json,
+    read_lines,
+    read_yaml,
+    rollout_files,
+)
+from mint.watch.verdict.judge import judge
+
+Row = dict[str, Any]
+_ENDS = {
+    "finished": "finished",
+    "stopped": "failed",
+    "lost": "failed",
+    "interrupted": "interrupted",
+}
+_TRIES = 5
+"""How often to look again for files that the run has merged meanwhile."""
+
+
+class NotARun(ValueError):
+    """The folder holds no run."""
+
+
+def is_run(path: str | Path) -> bool:
+    """Return whether a folder holds a run."""
+    names = (CONFIG, METRICS, SUMMARY, ROLLOUTS_1)
+    return any((Path(path) / name).is_file() for name in names)
+
+
+def open_run(path: str | Path) -> RunReader:
+    """Open a run directory for reading. Raises :class:`NotARun` for a folder without a run."""
+    folder = Path(path)
+    if not is_run(folder):
+        raise NotARun(
+            f"{folder} is not a run directory: it has neither {CONFIG} nor {METRICS}. Use the run "
+            "directory that the run printed, such as runs/math-1a2b3c4d."
+        )
+    return RunReader(folder)
+
+
+class RunReader:
+    """A run directory. Every call reads its files again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # ---- small files ----
+
+    @property
+    def format(self) -> int:
+        """The format of the directory: 2, or 1 for one that has only ``rollouts.jsonl``."""
+        new = (self.path / SUMMARY).exists() or (self.path / ROLLOUTS).is_dir()
+        return FORMAT if new else 1
+
+    def config(self) -> Row:
+        """Return the settings of the run."""
+        file = self._inside(CONFIG)
+        return read_yaml(file) if file else {}
+
+    def metrics(self) -> list[Row]:
+        """Return one row for every step, and one for each evaluation between steps."""
+        return self._table(METRICS)
+
+    def events(self) -> list[Row]:
+        """Return the events, in order."""
+        return self._table(EVENTS)
+
+    def state(self) -> Row:
+        """Return the saved state; empty if there is none."""
+        return self._json(STATE)
+
+    def summary(self) -> Row:
+        """Return status, verdict and last metrics, computed where there is no summary.json.
+
+        A run that says it is running and whose process is gone was interrupted.
+        """
+        found = self._json(SUMMARY)
+        if not found:
+            return self._computed()
+        if found.get("status") == "running" and _is_gone(found):
+            found["status"] = "interrupted"
+        return found
+
+    def _computed(self) -> Row:
+        rows, events, config = self.metrics(), self.events(), self.config()
+        unended = "finished" if self.state().get("finished") else "running"
+        last: Row = rows[-1] if rows else {}
+        return {
+            "format": self.format,
+            "task": config.get("task"),
+            "name": self.path.resolve().name,
+            **summarise(rows, events, config.get("steps"), unended),
+            "step": last.get("step", 0),
+            "steps": config.get("steps"),
+            "last": last,
+        }
+
+    def damaged(self) -> list[str]:
+        """Return the names of damaged files."""
+        found = [
+            name
+            for name in (METRICS, EVENTS, ROLLOUTS_1)
+            if (file := self._inside(name)) and any(row is None for _, row in read_lines(file))
+        ]
+        found += [
+            name
+            for name in (SUMMARY, STATE)
+            if (file := self._inside(name)) and read_json(file) is None
+        ]
+        if (file := self._inside(CONFIG)) and not read_yaml(file):
+            found.append(CONFIG)
+        for file_ in self.rollout_files():
+            if self._opened(file_, lambda path: _parquet(path).metadata) is None:
+                found.append(f"{ROLLOUTS}/{file_.path.name}")
+        return found
+
+    # ---- rollouts ----
+
+    def rollout_files(self) -> list[RolloutFile]:
+        """List the Parquet files of rollouts, in the order of their steps, for other tools."""
+        return [file for file in rollout_files(self.path) if self._is_inside(file.path)]
+
+    def steps(self) -> list[int]:
+        """List the steps that have rollouts."""
+        found = {int(row.get("step") or 0) for row in self._table(ROLLOUTS_1)}
+        for file in self.rollout_files():
+            table = self._opened(file, lambda path: _parquet(path).read(["step"]))
+            if table is not None:
+                found |= set(table.column("step").to_pylist())
+        return sorted(found)
+
+    def rollouts(self, step: int | None = None, columns: Sequence[str] | None = None) -> list[Row]:
+        """Return the rollouts of a step, or of all, with all columns or with some."""
+        return list(self.iter_rollouts(step, columns))
+
+    def iter_rollouts(
+        self, step: int | None = None, columns: Sequence[str] | None = None
+    ) -> Iterator[Row]:
+        """Yield the rollouts of a step, or of all, holding those of one file at a time."""
+        from mint.watch.directory.schema import current_rows, read_table
+
+        old = self._table(ROLLOUTS_1)
+        for row in current_rows(row for row in old if step in (None, row.get("step"))):
+            yield row if columns is None else {name: row[name] for name in columns}
+        names = None if columns is None else [*columns]
+        done = -1
+        for _ in range(_TRIES):
+            missing = False
+            for file in self.rollout_files():
+                if file.last <= done or (step is not None and not file.first <= step <= file.last):
+                    continue
+                try:
+                    table = self._opened(file, _reads(step, names), gone=True)
+                except FileNotFoundError:
+                    missing = True  # merged meanwhile: look again
+                    break
+                if table is not None:
+                    yield from read_table(table, names)
+                done = file.last
+            if not missing:
+                return
+
+    def _opened(
+        self, file: RolloutFile, read: Callable[[Path], Any], gone: bool = False
+    ) -> Any | None:
+        """Read a Parquet file; None for a damaged one, or FileNotFoundError for one that is gone
+        when ``gone``."""
+        import pyarrow as pa
+
+        try:
+            return read(file.path)
+        except FileNotFoundError:
+            if gone:
+                raise
+            return None
+        except (pa.ArrowException, OSError, ValueError):
+            return None  # damaged() names it
+
+    # ---- files ----
+
+    def _table(self, name: str) -> list[Row]:
+        file = self._inside(name)
+        return [row for _, row in read_lines(file) if row is not None] if file else []
+
+    def _json(self, name: str) -> Row:
+        file = self._inside(name)
+        return (read_json(file) or {}) if file else {}
+
+    def _inside(self, name: str) -> Path | None:
+        """Return a file of the directory; None for none, and for a link that leads out of it."""
+        file = self.path / name
+        return file if file.is_file() and self._is_inside(file) else None
+
+    def _is_inside(self, file: Path) -> bool:
+        return file.resolve().is_relative_to(self.path.resolve())
+
+
+def summarise(rows: Sequence[Row], events: Sequence[Row], steps: int | None, unended: str) -> Row:
+    """Return status, times and verdict of a run that wrote no summary.
+
+    ``unended`` is the status of a run whose last event is not its end.
+    """
+    status = _ENDS.get(str(events[-1].get("event")) if events else "", unended)
+    times = [event["time"] for event in events if isinstance(event.get("time"), int | float)]
+    judged_as = status if status in _ENDS.values() else "running"
+    return {
+        "status": status,
+        "started": times[0] if times else None,
+        "updated": times[-1] if times else None,
+        "verdict": judge(rows, events, judged_as, steps).as_dict(),
+    }
+
+
+def _parquet(path: Path) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(path)
+
+
+def _reads(step: int | None, columns: list[str] | None) -> Callable[[Path], Any]:
+    import pyarrow.parquet as pq
+
+    only = None if step is None else [("step", "=", step)]
+
+    def read(path: Path) -> Any:
+        there = pq.read_schema(path).names if columns is not None else []
+        names = None if columns is None else [name for name in columns if name in there]
+        return pq.read_table(path, columns=names, filters=only, use_threads=False)
+
+    return read
+
+
+def _is_gone(summary: Row) -> bool:
+    """Return whether the process that wrote a summary ran on this machine and has ended."""
+    process = summary.get("pid")
+    if summary.get("host") != socket.gethostname() or not isinstance(process, int) or process < 1:
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's process
+        return False
+    return False

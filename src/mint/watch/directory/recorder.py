@@ -1,0 +1,397 @@
+"""Write a run directory: plain files that describe a run, written during training.
+
+    config.yaml            settings, and the task's name
+    metrics.jsonl          one row for every step
+    rollouts/              one Parquet file a step: prompts, answers, tokens, rewards, traces
+    events.jsonl           findings, evaluations, checkpoints, interruptions
+    summary.json           status, last metrics and verdict
+    state.json             the saved state of a run, to resume it
+
+A call returns when its data is written, and a process killed at any point leaves a readable
+directory. ``write_step`` alone returns at once: the next call waits for it. A file of rollouts gets
+its name when it is complete. ``state.json`` also has the lengths of the tables when it was written:
+a resumed run truncates them, so that its files have no gap and no repeat. Files of rollouts that
+the state covers are merged by the hundred.
+
+Format 1 had one table of rollouts, ``rollouts.jsonl``. A run that began in it resumes: its old
+rows stay where they are.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import yaml
+
+from mint.watch.directory.files import (
+    BLOCK,
+    CONFIG,
+    EVENTS,
+    FORMAT,
+    METRICS,
+    ROLLOUTS,
+    ROLLOUTS_1,
+    STATE,
+    SUMMARY,
+    block_file,
+    lines,
+    plain,
+    read_json,
+    read_rows,
+    read_yaml,
+    replace_file,
+    rollout_files,
+    step_file,
+    sync_folder,
+)
+from mint.watch.sinks import Sinks
+from mint.watch.sinks.opentelemetry import is_configured
+from mint.watch.verdict.judge import VerdictHistory, judge
+
+__all__ = ["CONFIG", "EVENTS", "METRICS", "STATE", "RunDirectory", "RunDirectoryBusy", "read_rows"]
+
+_TABLES = (METRICS, EVENTS)
+
+
+class RunDirectoryBusy(RuntimeError):
+    """Another process is writing to this run directory."""
+
+
+class RunDirectory:
+    """The files of one run, open for writing by one process.
+
+    >>> import tempfile
+    >>> with RunDirectory(tempfile.mkdtemp()) as run:
+    ...     run.metrics({"step": 1, "time": 0.0, "reward": 0.5})
+    ...     read_rows(run.path / METRICS)
+    [{'step': 1, 'time': 0.0, 'reward': 0.5}]
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = self._locked()
+        self._files: dict[str, IO[bytes]] = {}
+        self._history: VerdictHistory | None = None
+        self._config: dict[str, Any] | None = None
+        self._status = "running"
+        self._started: float | None = None
+        self._sinks = Sinks(lambda name, text: self._event("sink_failed", name=name, text=text))
+        self._writer = ThreadPoolExecutor(1, "mint-recorder")
+        self._pending: Future[None] | None = None
+
+    def _locked(self) -> IO[bytes]:
+        lock = open(self.path / ".lock", "wb")  # noqa: SIM115 - held until close()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise RunDirectoryBusy(
+                f"Another process is writing to {self.path}. Wait until it ends, or use another "
+                "run directory."
+            ) from None
+        return lock
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish writing, and release the lock."""
+        try:
+            self._settle()
+        finally:
+            self._writer.shutdown()
+            self._sinks.close()
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+            self._lock.close()
+
+    def _settle(self) -> None:
+        """Wait for the step that is being written, and raise its error."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    # ---- data ----
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write the settings, and set the status to running."""
+        self._settle()
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        replace_file(self.path / CONFIG, text.encode())
+        self._config = dict(config)
+        self.set_status("running")
+
+    def config(self) -> dict[str, Any]:
+        """Return the written settings; empty if there are none."""
+        return read_yaml(self.path / CONFIG)
+
+    def write_step(self, rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, Any]) -> None:
+        """Write a step's rollouts and then its metrics, in the background."""
+        self._settle()
+        stamped = {"time": round(time.time(), 3), **metrics}
+        self._pending = self._writer.submit(self._write_step, rows, stamped)
+
+    def _write_step(self, rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, Any]) -> None:
+        self._rollouts(rows)
+        self._metrics(metrics)
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """Add a step's metrics, and update the summary."""
+        self._settle()
+        self._metrics(row)
+
+    def _metrics(self, row: Mapping[str, Any]) -> None:
+        stamped = {"step": row.get("step"), "time": round(time.time(), 3), **row}
+        stamped = {name: value for name, value in stamped.items() if value is not None}
+        history = self._remembered()
+        self._append(METRICS, [stamped])
+        history.add(plain(stamped))
+        self._write_summary()
+        self._sinks.log(stamped)
+
+    def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the rollouts of a step, or of several."""
+        self._settle()
+        self._rollouts(rows)
+
+    def _rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        import pyarrow.parquet as pq
+
+        from mint.watch.directory.schema import build_table
+
+        steps: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+        given_rows = list(rows)
+        for row in given_rows:
+            steps[int(row.get("step") or 0)].append(row)
+        (self.path / ROLLOUTS).mkdir(exist_ok=True)
+        for step, given in steps.items():
+            file, table = step_file(self.path, step), build_table(given)
+            if block_file(self.path, step - step % BLOCK).exists():
+                raise ValueError(
+                    f"Rollouts of step {step} or a later step are already written. Steps must not "
+                    "decrease."
+                )
+            before = [pq.read_table(file, use_threads=False)] if file.exists() else []
+            self._write_tables(file, [*before, table])
+        self._sinks.rollouts(given_rows)
+
+    def add_sinks(self, names: Iterable[str]) -> None:
+        """Send what is written to other places too; see :mod:`mint.watch.sinks`.
+
+        Traces of agents go to OpenTelemetry wherever the program has set it up.
+        """
+        self._settle()
+        wanted = [*names, *(["opentelemetry"] if is_configured() else [])]
+        self._sinks.add(wanted, self.path, self._config or self.config())
+
+    def show_live(self) -> None:
+        """Show the run in the terminal after every step."""
+        from mint.watch.terminal import LiveView
+
+        self._settle()
+        config = self._config or self.config()
+        task = str(config.get("task") or self.path.resolve().name)
+        rows = read_rows(self.path / METRICS)
+        self._sinks.attach("terminal", LiveView(task, config.get("steps"), rows))
+
+    def event(self, kind: str, **details: Any) -> None:
+        """Add an event."""
+        self._settle()
+        self._event(kind, **details)
+
+    def _event(self, kind: str, **details: Any) -> None:
+        event = {"time": round(time.time(), 3), "event": kind, **details}
+        history = self._remembered()
+        self._append(EVENTS, [event])
+        history.add_event(plain(event))
+
+    # ---- the state ----
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the saved state, or None if there is none."""
+        self._settle()
+        file = self.path / STATE
+        return dict(json.loads(file.read_text())) if file.exists() else None
+
+    def save_state(self, state: Mapping[str, Any]) -> None:
+        """Save the state with the length of every table and the last step that has rollouts.
+
+        The tables are on disk before the state that describes them.
+        """
+        self._settle()
+        sizes = {}
+        for name in self._tables():
+            file = self._open(name)
+            os.fsync(file.fileno())
+            sizes[name] = file.seek(0, os.SEEK_END)
+        last = max((file.last for file in rollout_files(self.path)), default=-1)
+        content = json.dumps({**state, "sizes": sizes, "rollouts": last}, ensure_ascii=False)
+        replace_file(self.path / STATE, content.encode())
+        self.merge(last)
+
+    def rewind(self) -> None:
+        """Truncate the tables to their lengths in the saved state, or to nothing without one."""
+        self._settle()
+        state = self.state() or {}
+        sizes = state.get("sizes", {})
+        for name in self._tables():
+            if (self.path / name).exists():
+                file = self._open(name)
+                file.truncate(min(sizes.get(name, 0), file.seek(0, os.SEEK_END)))
+        self.cut_rollouts(int(state.get("rollouts", -1)))
+        self._history = None
+
+    def cut_tables(self) -> None:
+        """Remove an unfinished last line of every table."""
+        for name in self._tables():
+            if (self.path / name).exists():
+                content = (self.path / name).read_bytes()
+                self._open(name).truncate(content.rfind(b"\n") + 1)
+
+    def cut_rollouts(self, last: int) -> None:
+        """Remove the rollouts of all steps after ``last``, and unfinished files."""
+        import pyarrow.parquet as pq
+
+        folder = self.path / ROLLOUTS
+        for file in rollout_files(self.path):
+            if file.first > last:
+                file.path.unlink()
+            elif file.last > last and file.merged:
+                kept = pq.read_table(file.path, filters=[("step", "<=", last)], use_threads=False)
+                steps = sorted(set(kept.column("step").to_pylist()))
+                for step in steps:
+                    single = kept.filter([value == step for value in kept["step"].to_pylist()])
+                    self._write_tables(step_file(self.path, step), [single])
+                file.path.unlink()
+        for left in folder.glob(".*.new"):
+            left.unlink()
+        for path in folder.glob("*.parquet"):  # singles that a merged file replaced
+            if path not in {file.path for file in rollout_files(self.path)}:
+                path.unlink()
+
+    # ---- the summary ----
+
+    def set_status(self, status: str) -> None:
+        """Set the status: running, finished, interrupted or failed."""
+        self._settle()
+        self._status = status
+        self._write_summary()
+
+    def _write_summary(self) -> None:
+        """Write status, last metrics and verdict."""
+        if self._config is None:
+            self._config = self.config()
+        found = self._summary(self._remembered(), self._config)
+        replace_file(self.path / SUMMARY, lines([found]), durable=False)
+
+    def _summary(self, history: VerdictHistory, config: Mapping[str, Any]) -> dict[str, Any]:
+        now = round(time.time(), 3)
+        if self._started is None:
+            earlier = read_json(self.path / SUMMARY) or {}
+            self._started = float(earlier.get("started") or now)
+        steps = config.get("steps")
+        verdict = judge(history.rows, history.events, self._status, steps)
+        return {
+            "format": FORMAT,
+            "task": config.get("task"),
+            "name": self.path.resolve().name,
+            "status": self._status,
+            "step": history.last.get("step", 0),
+            "steps": steps,
+            "started": self._started,
+            "updated": now,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "verdict": verdict.as_dict(),
+            "last": history.last,
+        }
+
+    def _remembered(self) -> VerdictHistory:
+        """Return the history for the verdict, read from the tables once."""
+        if self._history is None:
+            self._history = VerdictHistory.of(
+                read_rows(self.path / METRICS), read_rows(self.path / EVENTS)
+            )
+        return self._history
+
+    # ---- files ----
+
+    def _tables(self) -> tuple[str, ...]:
+        old = (ROLLOUTS_1,) if (self.path / ROLLOUTS_1).exists() else ()
+        return (*_TABLES, *old)
+
+    def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        file, content = self._open(name), lines(rows)
+        end = file.seek(0, os.SEEK_END)
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[file.write(left) :]
+        except OSError:  # a full disk: half a row would damage the next one
+            file.close()
+            del self._files[name]
+            os.truncate(self.path / name, end)
+            raise
+
+    def _open(self, name: str) -> IO[bytes]:
+        if name not in self._files:
+            # Unbuffered, so that nothing of a row that failed is written later.
+            self._files[name] = open(self.path / name, "ab", buffering=0)  # noqa: SIM115
+        return self._files[name]
+
+    def _write_tables(self, file: Path, tables: Iterable[Any]) -> None:
+        """Write a Parquet file atomically, each table as a row group of its own."""
+        import pyarrow.parquet as pq
+
+        from mint.watch.directory.schema import current, repeated_columns, schema
+
+        new = file.with_name(f".{file.name}.new")
+        with open(new, "wb") as opened:
+            with pq.ParquetWriter(
+                opened,
+                schema(),
+                compression="zstd",
+                use_dictionary=repeated_columns(),
+                write_statistics=["step", "reward"],
+            ) as writer:
+                for table in tables:
+                    writer.write_table(current(table))
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(new, file)
+        sync_folder(file.parent)
+
+    def merge(self, last: int) -> None:
+        """Merge the files of every block of steps that ends before ``last``."""
+        import pyarrow.parquet as pq
+
+        singles: dict[int, list[Path]] = defaultdict(list)
+        for file in rollout_files(self.path):
+            first = file.first - file.first % BLOCK
+            if not file.merged and first + BLOCK - 1 <= last:
+                singles[first].append(file.path)
+        for first, paths in singles.items():
+            tables = (pq.read_table(path, use_threads=False) for path in paths)
+            self._write_tables(block_file(self.path, first), tables)
+            for path in paths:
+                path.unlink()

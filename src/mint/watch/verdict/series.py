@@ -1,0 +1,129 @@
+"""Series of a run's metrics: cleaned, averaged, and compared with their own noise."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+Row = Mapping[str, Any]
+Series = list[tuple[int, float]]
+"""Steps and values."""
+
+_LARGEST = 1e12
+_SIGMAS = 3.0
+_WIDEST, _HEAD = 200, 10
+_LEAST = 0.01
+"""The share of a series' size under which a change never counts."""
+
+
+def series(rows: Sequence[Row], name: str) -> Series:
+    """Return the finite values of a metric, with their steps.
+
+    >>> series([{"step": 1, "x": 0.5}, {"step": 2, "x": None}, {"step": 3, "x": 1}], "x")
+    [(1, 0.5), (3, 1.0)]
+    """
+    found = []
+    for place, row in enumerate(rows):
+        value, step = row.get(name), row.get("step", place)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if not isinstance(step, int | float) or isinstance(step, bool) or not math.isfinite(step):
+            step = place
+        if isinstance(value, int) or math.isfinite(value):
+            found.append((int(step), float(max(-_LARGEST, min(_LARGEST, value)))))
+    return found
+
+
+def first_named(rows: Sequence[Row], names: Sequence[str]) -> tuple[str, Series]:
+    """Return the first of several metrics that has values; the first name if none has."""
+    for name in names:
+        if values := series(rows, name):
+            return name, values
+    return names[0], []
+
+
+def finite_mean(values: Series) -> float:
+    """Return the mean of a series' values, 0 when there are none."""
+    return statistics.fmean(value for _, value in values) if values else 0.0
+
+
+def median(values: Series) -> float:
+    """Return the median of a series' values, 0 when there are none."""
+    return statistics.median(value for _, value in values) if values else 0.0
+
+
+def thinned(rows: Sequence[Row], keep: str, most: int = 1500) -> Sequence[Row]:
+    """Thin out the middle of a long run, keeping every row that has the metric ``keep``.
+
+    >>> len(thinned([{"step": n} for n in range(10_000)], "x"))
+    1469
+    """
+    head, tail = 50, 200
+    if len(rows) <= most:
+        return rows
+    every = -(-(len(rows) - head - tail) // (most - head - tail))
+    end = len(rows) - tail
+    middle = [
+        row
+        for place, row in enumerate(rows[head:end])
+        if place % every == 0 or row.get(keep) is not None
+    ]
+    return [*rows[:head], *middle, *rows[end:]]
+
+
+def constant_share(rows: Sequence[Row]) -> Series:
+    """Return the share of groups whose answers have equal rewards, step by step.
+
+    >>> constant_share([{"step": 1, "groups": 8, "groups/signal": 2}])
+    [(1, 0.75)]
+    """
+    signal = dict(series(rows, "groups/signal"))
+    return [
+        (step, min(1.0, max(0.0, 1.0 - signal[step] / count)))
+        for step, count in series(rows, "groups")
+        if count > 0 and step in signal
+    ]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A series' first, best and last level, and the change that noise alone explains."""
+
+    first: float
+    best: float
+    last: float
+    best_step: int
+    noise: float
+
+
+def shift(values: Series, window: int) -> Shift:
+    """Compare the means of windows of a series with the noise between neighbouring steps.
+
+    >>> found = shift([(n, float(n % 2)) for n in range(20)], window=5)
+    >>> found.last - found.first < found.noise
+    True
+    """
+    numbers = [value for _, value in values]
+    window = min(window, len(numbers))
+    wide = max(window, min(_WIDEST, len(numbers) // 10))  # wider in long runs
+    head = min(wide, _HEAD)  # the level of the start lasts only briefly
+    sums = [0.0]
+    for number in numbers:
+        sums.append(sums[-1] + number)
+    means = [(sums[i + wide] - sums[i]) / wide for i in range(len(numbers) - wide + 1)]
+    best = max(range(len(means)), key=lambda i: means[i])
+    best_step = values[min(len(values) - 1, best + wide // 2)][0]
+    first, last = statistics.fmean(numbers[:head]), statistics.fmean(numbers[-wide:])
+    size = max(abs(number) for number in numbers)
+    noise = max(_SIGMAS * deviation(numbers) * math.sqrt(1.0 / head + 1.0 / wide), _LEAST * size)
+    return Shift(first, means[best], last, best_step, noise)
+
+
+def deviation(numbers: Sequence[float]) -> float:
+    """Return the standard deviation around a slow trend, from the differences of neighbours."""
+    if len(numbers) < 2:
+        return 0.0
+    squares = [(b - a) ** 2 for a, b in pairwise(numbers)]
+    return math.sqrt(statistics.fmean(squares) / 2.0)
