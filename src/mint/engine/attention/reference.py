@@ -40,11 +40,10 @@ class ReferenceTree:
         count, heads, dim = k.shape
         if sinks is not None:
             sinks = sinks.view(heads, -1)
+        queries = q.view(count, heads, -1, dim)  # those of a key head together
         outputs = []
         for rows, keys, values, mask in zip(
-            torch.split(
-                q.view(count, heads, -1, dim), self._sizes
-            ),  # a key head's queries together
+            torch.split(queries, self._sizes),
             *(torch.split(part.index_select(0, self._keys), self._counts) for part in (k, v)),
             self._piece_masks(window),
             strict=True,

@@ -155,9 +155,8 @@ class Head:
 
 def _logsumexp(logits: Tensor) -> Tensor:
     peak = logits.amax(-1, keepdim=True)
-    total = (
-        (logits - peak).exp().sum(-1, keepdim=True)
-    )  # so shaped, both are one pass when compiled
+    # So shaped, both are one pass when compiled.
+    total = (logits - peak).exp_().sum(-1, keepdim=True)
     return (total.log() + peak).squeeze(-1)
 
 
@@ -165,7 +164,7 @@ def _slope(
     logits: Tensor, sums: Tensor, total: Tensor, multiplier: float, softcap: float | None,
     dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    slope = (logits - sums[:, None]).exp() * (-multiplier * total)[:, None]
+    slope = (logits - sums[:, None]).exp_().mul_((-multiplier * total)[:, None])
     if softcap is not None:
         slope = slope * (1 - (logits / softcap) ** 2)
     return slope.to(dtype)

@@ -1,4 +1,8 @@
-"""Threads that nobody waits for: a program can end while they are stuck."""
+"""Threads that nobody waits for: a program can end while they are stuck.
+
+``asyncio.to_thread`` and ``ThreadPoolExecutor`` join theirs when the interpreter exits, so that a
+reward that hangs would keep a run from ending after Ctrl-C.
+"""
 
 import asyncio
 import threading
