@@ -120,7 +120,7 @@ def test_a_clock_that_jumps_hides_a_checkpoint_and_deletes_nothing(tmp_path: Pat
         checkpoints._store.change_checkpoint(row, expires_at=now() - timedelta(days=8))
         for _ in range(3):
             await local.service.tidy()
-        assert await asyncio.to_thread(checkpoints.owned, path, "ada") is None
+        assert await asyncio.to_thread(checkpoints.find, path, "ada") is None
         assert checkpoints.folder(path).exists()
         checkpoints._store.change_checkpoint(row, expires_at=now() + timedelta(days=1))
         assert checkpoints.find(path, "ada") is not None
