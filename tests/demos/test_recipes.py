@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from mint.watch.recorder import METRICS, read_rows
 
+from mint.watch.directory.recorder import METRICS, read_rows
 from tests.service_fixture import MODEL, LiveService
 
 from .conftest import DEMOS, SAVED, Recipe, numbers
