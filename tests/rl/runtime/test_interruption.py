@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 import mint
 from mint.rl import Interrupted, RLConfig, run_grpo
+from mint.rl.runtime import interruption
 from mint.watch.directory.files import ROLLOUTS
 from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import EVENTS, read_rows
@@ -173,3 +175,34 @@ def test_a_run_in_another_thread_leaves_ctrl_c_alone(
     run.start()
     run.join()
     assert seen == [signal.default_int_handler] * 2
+
+
+def test_a_task_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruption, "_CLOSE_SECONDS", 0.05)
+
+    async def stubborn() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def work() -> str:
+        task = asyncio.create_task(stubborn())
+        await asyncio.sleep(0)
+        return "done" if not task.done() else "ended"
+
+    assert interruption.Interruption().run(work) == "done"
+
+
+def test_code_that_holds_up_the_event_loop_is_interrupted_where_it_is() -> None:
+    reached = []
+
+    async def work() -> None:
+        try:
+            while True:
+                signal.raise_signal(signal.SIGINT)
+        finally:
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        interruption.Interruption().run(work)
+    assert reached == ["the end"]

@@ -66,9 +66,11 @@ class ServiceMonitor:
             watch.cancel()
 
     async def _watch(self, task: asyncio.Task[Any]) -> None:
+        watch = asyncio.current_task()
+        assert watch is not None
         try:
             async with httpx.AsyncClient() as http:
-                while True:
+                while not watch.cancelling():  # a timeout in httpx may swallow a cancellation
                     await self._pause()
                     await self._look(http)
         except NoAnswer:

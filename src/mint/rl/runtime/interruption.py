@@ -2,8 +2,8 @@
 
 ``asyncio.Runner`` cancels its task at the first Ctrl-C, wherever that is, and raises in the middle
 of anything at the second. It cannot let a step that is being trained on end first, leave the saving
-at the end of a run alone, or be told by a notebook, whose Ctrl-C arrives in another thread. That is
-all that this module adds.
+at the end of a run alone, or be told by a notebook, whose Ctrl-C arrives in another thread; and it
+waits for ever for a task or a thread that does not end. That is all that this module adds.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 Result = TypeVar("Result")
+_CLOSE_SECONDS = 5.0
+"""How long work that was cancelled has to clean up."""
+_HELD_UP_SECONDS = 0.3
+"""A loop that has not seen a press for so long is held up."""
 
 
 class Interruption:
@@ -23,21 +28,23 @@ class Interruption:
 
     ``answer`` says what a press does to the run: ``cancel`` it; ``finish`` the step first, and
     cancel at the second press; or ``ignore`` it while the run is closed, which takes no time. A
-    press before the last one was seen means that somebody's code holds up the event loop, and
-    raises ``KeyboardInterrupt`` there.
+    press while an earlier one has been waiting for the event loop means that somebody's code holds
+    the loop up, and raises ``KeyboardInterrupt`` there. (Never at once: raised inside asyncio, it
+    would lose the wake-up of a task, which then waits for ever.)
     """
 
     def __init__(self) -> None:
         self.presses = 0
         self.answer: Literal["cancel", "finish", "ignore"] = "cancel"
         self._seen = 0
+        self._unseen_since: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Return the result of some work in an event loop of its own."""
-        with self._listening(), asyncio.Runner() as runner:
-            self._loop = loop = runner.get_loop()
+        self._loop = loop = asyncio.new_event_loop()
+        with self._listening(), _closing(loop):
             self._task = task = loop.create_task(work())
             if self.presses:  # before there was a loop
                 self._see()
@@ -52,6 +59,8 @@ class Interruption:
     def press(self) -> None:
         """Ask the run to end, as Ctrl-C does. From any thread."""
         self.presses += 1
+        if self._unseen_since is None:
+            self._unseen_since = time.monotonic()
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._see)
 
@@ -61,7 +70,7 @@ class Interruption:
             raise KeyboardInterrupt
 
     def _see(self) -> None:
-        first, self._seen = self._seen == 0, self.presses
+        first, self._seen, self._unseen_since = self._seen == 0, self.presses, None
         assert self._task is not None
         if self.answer == "cancel" or (self.answer == "finish" and not first):
             self._task.cancel()
@@ -73,8 +82,9 @@ class Interruption:
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Runs between any two instructions of the main thread: no printing, no waiting."""
-        held_up = self.presses > self._seen
+        since = self._unseen_since
         self.press()
+        held_up = since is not None and time.monotonic() - since > _HELD_UP_SECONDS
         if held_up and self.answer != "ignore":
             raise KeyboardInterrupt
 
@@ -90,3 +100,21 @@ class Interruption:
         finally:
             if free:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _closing(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Close a loop: cancel what is left, and leave behind whatever does not end."""
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(lambda loop, context: None)
+        try:
+            if tasks := asyncio.all_tasks(loop):
+                for task in tasks:
+                    task.cancel()
+                loop.run_until_complete(asyncio.wait(tasks, timeout=_CLOSE_SECONDS))
+            rest = loop.create_task(loop.shutdown_asyncgens())
+            loop.run_until_complete(asyncio.wait([rest], timeout=_CLOSE_SECONDS))
+        finally:
+            loop.close()
