@@ -32,7 +32,7 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n 3 --dist loadfile
 # For people who change code: the engine, pure logic, and the tests of one service that all share.
 FAST := src tests/test_layers.py tests/test_english.py $(addprefix tests/engine/test_,$(addsuffix .py, \
-  blocks company distill kernels logprobs losses peft_files picking sampler scheduling scoring terms trainer tree)) \
+  channel company distill kv_blocks kernels logprobs losses peft_files picking sampler scheduling scoring terms trainer tree)) \
   tests/rewards/answers tests/rewards/shaping tests/rewards/test_rewards.py \
   $(addprefix tests/rl/,datums messages data test_guards.py settings/test_config.py \
   algorithms/test_advantages.py algorithms/test_importance.py rollouts/test_scoring.py rollouts/test_policy.py) \

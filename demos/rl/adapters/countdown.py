@@ -1,5 +1,6 @@
 """Countdown: make a target out of given numbers, as 9*(16 + 10) makes 234 out of 16, 9 and 10.
 
+    python demos/rl/adapters/countdown.py
     mint train +experiment=countdown model.start_from=tinker://...
 
 The problems and the score are reasoning-gym's; the question is one line instead of its paragraph.
@@ -10,12 +11,14 @@ solutions. docs/results.md shows what happens without it: most runs learn to add
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from mint.rewards import Task
+from mint.rl import RLConfig, run_grpo
 from mint.rl.agents.tools import ToolError, calculate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -94,3 +97,8 @@ def nearness(result: float, target: int) -> float:
     if result <= 0:
         return 0.0
     return max(0.0, 1.0 - abs(math.log10(result / target)))
+
+
+if __name__ == "__main__":
+    cfg = RLConfig.from_env({"MINT_RL_STOP": "\n", **os.environ})
+    run_grpo(CountdownAdapter(shots=3), cfg)
