@@ -92,7 +92,7 @@ def test_a_worker_ends_with_a_service_that_died_without_reading_its_answers(
     for number in range(20):
         client.send(number + 1, "create_sampler", sampler_id=f"s{number}")
     client.socket.recv(1)  # the worker answers, and its answers are never read
-    client.socket.close()
+    client._channel.close()
     client.process.wait(timeout=60)
 
 

@@ -22,10 +22,16 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._stream = sock.makefile("rb")  # small messages that wait are read all at once
 
     def send(self, message: Any) -> None:
         for piece in encode(message):
             self._sock.sendall(piece)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._stream.close()
+        self._sock.close()
 
     def receive(self) -> Any:
         """Return the next message. Raises EOFError or ConnectionError when nobody is left."""
@@ -34,11 +40,9 @@ class Channel:
         return pickle.loads(body, buffers=buffers)
 
     def _read(self, size: int) -> bytearray:
-        rest = memoryview(buffer := bytearray(size))
-        while rest:
-            if not (received := self._sock.recv_into(rest)):
-                raise EOFError("The other side closed the channel.")
-            rest = rest[received:]
+        buffer = bytearray(size)
+        if self._stream.readinto(buffer) < size:
+            raise EOFError("The other side closed the channel.")
         return buffer
 
 
