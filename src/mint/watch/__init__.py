@@ -8,7 +8,7 @@ mint.watch.judge(run.metrics(), run.events())
 from mint.watch.directory.reader import NotARun, RunReader, is_run, open_run
 from mint.watch.directory.record import Record, record
 from mint.watch.directory.recorder import RunDirectory, RunDirectoryBusy
-from mint.watch.verdict.judge import Verdict, judge
+from mint.watch.verdict.verdict import Verdict, judge
 
 __all__ = [
     "NotARun",

@@ -35,11 +35,11 @@ _FILLER = re.compile(
     r"fraction|decimal|a|an|total|sum|of|given|by|be|as|follows|option|minus|negative)\b){0,40}",
     re.IGNORECASE,
 )
-_GOES_ON = re.compile(
+_CONTINUES = re.compile(
     r"[$)]?\s?(?:(?:[+*×·÷^]|\\times|\\cdot|\\div|[-/x](?=\s?\(?[0-9]))\s?-?\s?[0-9A-Za-z(\\]"
     r"|(?:[xyzn]\b|π|\\pi|i\b))"
 )
-_GOES_ON_AFTER_SPACE = re.compile(r"\s(?:[xyzni]\b)")
+_CONTINUES_AFTER_SPACE = re.compile(r"\s(?:[xyzni]\b)")
 _BETWEEN_LIST_ITEMS = re.compile(r"[\s,;/|&$()\[\]{}<>*-]*(?:(?:and|or)[\s,;]*)?")
 _OPERATOR = re.compile(r"\s?\)?\s?(?:[-+*/×·÷^x]|\\times|\\cdot|\\div)\s?\(?\s?[-+]?\s?")
 _CALL = re.compile(r"[A-Za-z]\($|\\[a-z]+\s?[({]?\s?$")
@@ -196,15 +196,15 @@ def _is_list_or_expression(content: str) -> bool:
     if any(_OPERATOR.fullmatch(gap) for gap in gaps):
         return True
     factorial = text[last.end :].startswith("!")
-    return bool(factorial or _goes_on(text, last) or _CALL.search(text[: first.start]))
+    return bool(factorial or _continues(text, last) or _CALL.search(text[: first.start]))
 
 
-def _goes_on(text: str, number: Number) -> bool:
+def _continues(text: str, number: Number) -> bool:
     """Return whether an expression continues after the number, so that the number is not the
     answer.
     """
     tail = text[number.end : number.end + 16]
-    return bool(_GOES_ON.match(tail) or _GOES_ON_AFTER_SPACE.fullmatch(tail.rstrip("$ .")))
+    return bool(_CONTINUES.match(tail) or _CONTINUES_AFTER_SPACE.fullmatch(tail.rstrip("$ .")))
 
 
 def _open_answer(text: str) -> FoundAnswer:
@@ -278,7 +278,7 @@ def _after_marker(text: str, start: int, source: Source) -> FoundAnswer:
         first = numbers[0]
         if not _FILLER.fullmatch(window, 0, first.start):
             return FoundAnswer(line, source, numbers[-1])
-        return FoundAnswer(line, source, None if _goes_on(window, first) else first)
+        return FoundAnswer(line, source, None if _continues(window, first) else first)
     spelt = spelt_number(_FILLER.sub("", window, count=1))
     if spelt is not None:
         return FoundAnswer(line, source, Number(spelt))

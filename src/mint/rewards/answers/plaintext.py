@@ -4,24 +4,13 @@ import re
 import unicodedata
 
 _REPLACED = {
-    "\u2212": "-",  # minus sign
-    "\u2010": "-",  # hyphen
-    "\u2011": "-",  # non-breaking hyphen
-    "\u2012": "-",  # figure dash
-    "\u2013": "-",  # en dash
-    "\u2044": "/",  # fraction slash
-    "\u2215": "/",  # division slash
+    **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013", "-"),  # the minus sign, hyphens and dashes
+    **dict.fromkeys("\u2044\u2215", "/"),  # slashes of fractions and divisions
+    **dict.fromkeys("\u2032\u2019", "'"),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),  # of no width
     "\u22c5": "·",
     "\u2217": "*",
-    "\u2032": "'",
-    "\u2019": "'",
     "\u00b0": " degrees",
-    "\u200b": "",
-    "\u200c": "",
-    "\u200d": "",
-    "\u2060": "",
-    "\ufeff": "",
-    "\u00ad": "",
 }
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
 _RAISED_RUN = re.compile(f"(?<![{_RAISED}])(?=[{_RAISED}])")

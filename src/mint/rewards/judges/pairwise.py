@@ -15,7 +15,6 @@ from mint.rewards.judges.judge import marked
 from mint.rewards.reward import Reward
 from mint.rewards.score import Failure, Outcome, Sample, Score
 
-Verdict = Literal["A", "B", "tie"]
 Pair = tuple[int, int]
 
 _ROUNDS = 10_000

@@ -12,9 +12,6 @@ from functools import lru_cache
 from mint.rewards.answers.number import NUMBER
 from mint.rewards.answers.plaintext import plain
 
-REASONING_AND_ANSWER = "<reasoning>[TEXT]</reasoning><answer>[TEXT]</answer>"
-
-_PLACEHOLDER = re.compile(r"\[(NUM|TEXT)\]")
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 _ELLIPSIS_IN_TAG = re.compile(r"(?<=>)\s*(?:…|\.\.\.)\s*(?=</)")
 _PIECE = re.compile(r"\[NUM\]|\[TEXT\]|</?[A-Za-z][\w-]*>")

@@ -19,6 +19,7 @@ import pyarrow as pa
 from mint.watch.dashboard.filters import BadFilter, Filter
 from mint.watch.dashboard.library import RunPlace
 from mint.watch.directory.files import ROLLOUTS_1, RolloutFile
+from mint.watch.directory.schema import schema
 
 MOST_ROLLOUTS = 4_096
 """Rollouts of one step that a view shows."""
@@ -37,31 +38,7 @@ _BRIEF = """
     left(response, $excerpt) AS response, length(response) > $excerpt AS cut,
     left(prompt, $excerpt) AS prompt
 """
-_FORMAT_1 = {
-    "step": "INTEGER",
-    "group": "INTEGER",
-    "index": "INTEGER",
-    "identity": "VARCHAR",
-    "prompt": "VARCHAR",
-    "response": "VARCHAR",
-    "reward": "DOUBLE",
-    "components": "MAP(VARCHAR, DOUBLE)",
-    "penalty": "DOUBLE",
-    "advantage": "DOUBLE",
-    "length": "INTEGER",
-    "truncated": "BOOLEAN",
-    "masked": "BOOLEAN",
-    "error": "VARCHAR",
-    "trace": "JSON",
-    "version": "INTEGER",
-    "replaced": "BOOLEAN",
-}
-_ABSENT_IN_1 = """
-    CAST(NULL AS VARCHAR) AS messages, MAP {}::MAP(VARCHAR, VARCHAR) AS reasons,
-    CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop,
-    CAST(NULL AS VARCHAR) AS traceback, CAST(NULL AS DOUBLE) AS sampled_at, [] AS segments
-"""
-
+_SQL_TYPES = {"int32": "INTEGER", "string": "VARCHAR", "double": "DOUBLE", "bool": "BOOLEAN"}
 
 Place = tuple[int, int, int]
 """The step, group and index of a rollout."""
@@ -244,11 +221,13 @@ class Rollouts:
 
     def _source(self, files: Sequence[RolloutFile]) -> str:
         if files[0].path == self._old:
-            kinds = ", ".join(f"{_quoted(k)}: {_quoted(v)}" for k, v in _FORMAT_1.items())
+            flat = [field for field in schema() if field.name != "segments"]
+            kinds = ", ".join(f"{_quoted(f.name)}: {_quoted(_sql_type(f.type))}" for f in flat)
             return (
-                f"(SELECT *, {_ABSENT_IN_1} FROM read_json({_quoted(str(self._old))}, "
+                "(SELECT * REPLACE (CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop), "
+                f"[] AS segments FROM read_json({_quoted(str(self._old))}, "
                 f"format='newline_delimited', columns={{{kinds}}}, ignore_errors=true, "
-                f"maximum_object_size=67108864))"
+                "maximum_object_size=67108864))"
             )
         names = ", ".join(_quoted(str(file.path)) for file in files)
         return f"read_parquet([{names}], union_by_name=true)"
@@ -314,6 +293,12 @@ def _check_regex(pattern: str | None) -> None:
         except duckdb.Error as error:
             reason = str(error).partition("Error: ")[2] or str(error)
             raise BadFilter(f"The regular expression is not valid for RE2: {reason}") from error
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    if pa.types.is_map(kind):
+        return f"MAP({_sql_type(kind.key_type)}, {_sql_type(kind.item_type)})"
+    return _SQL_TYPES[str(kind)]
 
 
 def _quoted(text: str) -> str:

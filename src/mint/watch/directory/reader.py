@@ -30,7 +30,7 @@ from mint.watch.directory.files import (
     read_yaml,
     rollout_files,
 )
-from mint.watch.verdict.judge import judge
+from mint.watch.verdict.verdict import judge
 
 Row = dict[str, Any]
 _ENDS = {
@@ -115,7 +115,7 @@ class RunReader:
             "format": self.format,
             "task": config.get("task"),
             "name": self.path.resolve().name,
-            **summarise(rows, events, config.get("steps"), unended),
+            **summarise(rows, events, unended),
             "step": last.get("step", 0),
             "steps": config.get("steps"),
             "last": last,
@@ -175,9 +175,8 @@ class RunReader:
             for file in self.rollout_files():
                 if file.last <= done or (step is not None and not file.first <= step <= file.last):
                     continue
-                try:
-                    table = self._opened(file, _reads(step, names), gone=True)
-                except FileNotFoundError:
+                table = self._opened(file, _reads(step, names))
+                if table is None and not file.path.exists():
                     missing = True  # merged meanwhile: look again
                     break
                 if table is not None:
@@ -186,19 +185,12 @@ class RunReader:
             if not missing:
                 return
 
-    def _opened(
-        self, file: RolloutFile, read: Callable[[Path], Any], gone: bool = False
-    ) -> Any | None:
-        """Read a Parquet file; None for a damaged one, or FileNotFoundError for one that is gone
-        when ``gone``."""
+    def _opened(self, file: RolloutFile, read: Callable[[Path], Any]) -> Any | None:
+        """Read a Parquet file; None for one that is damaged or gone."""
         import pyarrow as pa
 
         try:
             return read(file.path)
-        except FileNotFoundError:
-            if gone:
-                raise
-            return None
         except (pa.ArrowException, OSError, ValueError):
             return None  # damaged() names it
 
@@ -221,7 +213,7 @@ class RunReader:
         return file.resolve().is_relative_to(self.path.resolve())
 
 
-def summarise(rows: Sequence[Row], events: Sequence[Row], steps: int | None, unended: str) -> Row:
+def summarise(rows: Sequence[Row], events: Sequence[Row], unended: str) -> Row:
     """Return status, times and verdict of a run that wrote no summary.
 
     ``unended`` is the status of a run whose last event is not its end.
@@ -233,7 +225,7 @@ def summarise(rows: Sequence[Row], events: Sequence[Row], steps: int | None, une
         "status": status,
         "started": times[0] if times else None,
         "updated": times[-1] if times else None,
-        "verdict": judge(rows, events, judged_as, steps).as_dict(),
+        "verdict": judge(rows, events, judged_as).as_dict(),
     }
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import Any
 
 from mint.watch.directory.files import BLOCK, METRICS, read_rows
@@ -80,12 +79,7 @@ class Record:
     def __enter__(self) -> Record:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, KeyboardInterrupt):
             self.close("interrupted")
         else:
