@@ -26,7 +26,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The figures of a set of scored samples."""
+    """Statistics of a set of scored samples."""
 
     count: int
     failed: int
@@ -47,11 +47,11 @@ class Analysis:
     lowest: tuple[Example, ...]
 
     def as_data(self) -> dict[str, Any]:
-        """Plain types, for JSON."""
+        """Return plain types, for JSON."""
         return asdict(self)
 
     def as_text(self) -> str:
-        """A summary for people, with a histogram."""
+        """Return a summary to read, with a histogram."""
         lines = [
             f"{self.count} rewards, {self.failed} could not be scored",
             f"mean {self.mean:.3f}  std {self.std:.3f}  variance {self.variance:.3f}  "
@@ -73,7 +73,7 @@ class Analysis:
         return "\n".join(lines)
 
     def bars(self, width: int = 40) -> list[str]:
-        """The histogram, a line per bin."""
+        """Return the histogram, a line per bin."""
         most = max((count for _, _, count in self.histogram), default=0)
         return [
             f"{low:7.2f} to {high:5.2f} | {'#' * round(width * count / most):<{width}} {count}"
@@ -146,7 +146,7 @@ def analyse(scored: Sequence[Scored], examples: int = 3) -> Analysis:
 
 
 def correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Pearson's correlation, 0.0 when one of the two does not vary.
+    """Return Pearson's correlation, 0.0 when one of the two does not vary.
 
     >>> correlation([1, 2, 3], [2, 4, 6])
     1.0

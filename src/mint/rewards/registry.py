@@ -1,4 +1,4 @@
-"""Rewards by name, by dotted path, or by ``path/to/file.py:function``."""
+"""Find rewards by name, by dotted path, or by ``path/to/file.py:function``."""
 
 import hashlib
 import importlib
@@ -42,7 +42,7 @@ RANGES = {name: span for span, names in _NAMES_BY_RANGE.items() for name in name
 
 
 class RewardNotFound(LookupError):
-    """No reward of this name; the text suggests similar ones."""
+    """There is no reward of this name; the message suggests similar ones."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Listed:
 
 
 def register(name: str | None = None) -> Callable[[Function], Function]:
-    """Make a reward known under a name (its own, unless another is given).
+    """Register a reward under a name (by default its own).
 
     >>> @register("always_one")
     ... def one(response, **metadata):
@@ -73,7 +73,7 @@ def register(name: str | None = None) -> Callable[[Function], Function]:
 
 
 def find_reward(name: str) -> Reward:
-    """The reward of this name, dotted path, or ``file.py:function``.
+    """Return the reward of this name, dotted path, or ``file.py:function``.
 
     >>> find_reward("check_answer")("4", metadata={"answer": "4"}).total
     1.0
@@ -96,7 +96,7 @@ def find_reward(name: str) -> Reward:
 
 
 def list_rewards() -> list[Listed]:
-    """Every built-in and registered reward function, by name.
+    """List all built-in and registered reward functions by name.
 
     >>> "check_answer" in [listed.name for listed in list_rewards()]
     True
@@ -123,7 +123,7 @@ def _imported(module_name: str, name: str) -> Any:
 
 
 def load_file(path: Path) -> Any:
-    """Return the module that a Python file defines, run anew."""
+    """Run a Python file and return its module."""
     if not path.is_file():
         raise RewardNotFound(
             f"There is no file {path}. Write the reward as path/to/file.py:function."

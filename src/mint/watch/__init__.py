@@ -1,4 +1,4 @@
-"""Run directories: written as training goes, and read to see how it went.
+"""Record run directories during training, and read them to see how a run is doing.
 
 record = mint.watch.record("runs/x")     # any script: record.step(...), record.close()
 run = mint.watch.open_run("runs/x")      # metrics, events, summary, rollouts

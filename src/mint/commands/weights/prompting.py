@@ -1,4 +1,4 @@
-"""Read from a run directory how a run prompted its model, to prompt it the same way again."""
+"""Read from a run directory how a run prompted its model, to prompt it the same way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARK = re.compile(r"<\|[^|<>]+\|>|<(?:start|end)_of_turn>|\[/?INST\]|<｜[^｜]
 
 @dataclass(frozen=True)
 class TrainedPrompt:
-    """How a run prompts its model. None where the run directory does not say."""
+    """How a run prompts its model; None where the run directory does not say."""
 
     system: str | None = None
     template: str | None = None

@@ -1,4 +1,4 @@
-"""Formulas compared by math-verify, in worker processes that can be killed."""
+"""Compare formulas with math-verify, in worker processes that can be killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANSWER_SECONDS = 60.0
 
 
 class SymbolicUnavailable(RuntimeError):
-    """math-verify cannot be used here; the text says what to install."""
+    """math-verify cannot be used here; the message says what to install."""
 
 
 class FormulaPool:
@@ -48,7 +48,7 @@ class FormulaPool:
             self._idle.put(worker)
 
     def same(self, gold: str, answer: str) -> bool:
-        """Return whether two formulas are equal; one that takes too long or is too long is not."""
+        """Return whether two formulas are equal; not if one is too long or takes too long."""
         if max(len(gold), len(answer)) > _FORMULA_LIMIT or not answer.strip():
             return False
         worker = self._idle.get()
@@ -139,7 +139,7 @@ _shared: dict[int, FormulaPool] = {}  # by process: a forked child has its own
 
 
 def shared_pool() -> FormulaPool:
-    """The pool of this process, started on first use and ended with the process."""
+    """Return the pool of this process, started on first use and ended with the process."""
     with _lock:
         if os.getpid() not in _shared:
             _shared[os.getpid()] = FormulaPool()

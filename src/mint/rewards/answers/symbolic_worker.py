@@ -22,7 +22,7 @@ _WARM_UP = [("x^2", "x^{2}"), ("x^2+2x+1", "(x+1)^2"), (r"\frac{x}{2}", r"\pi x"
 
 
 def main() -> None:
-    """Answer one JSON line per JSON line until the input ends."""
+    """Answer each JSON line of the input with one, until the input ends."""
     math_verify: Any = import_module("math_verify")
     logging.disable(logging.CRITICAL)
     for gold, answer in _WARM_UP:
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _limit(seconds: float) -> None:
-    """Bound this process: a timer that runs out ends it, as the end of its parent does."""
+    """Limit this process: it ends when a timer runs out, or when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))

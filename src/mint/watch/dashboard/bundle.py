@@ -71,7 +71,9 @@ def _overview(place: RunPlace, tables: Tables) -> dict[str, Any]:
 
 
 def _rollouts(place: RunPlace, tables: Tables, limit: int) -> tuple[dict[str, Any], int, int]:
-    """Return the answers about rollouts, how many steps they are of, and how many there are."""
+    """Return the answers about rollouts, the number of steps that they cover, and the number of all
+    steps.
+    """
     rollouts, at = Rollouts(place), f"runs/{place.id}"
     steps = _steps(place, tables)
     answers: dict[str, Any] = {}
@@ -107,7 +109,7 @@ def _steps(place: RunPlace, tables: Tables) -> list[int]:
 
 
 def spread(steps: Sequence[int]) -> Iterator[int]:
-    """Yield the last and the first of some steps, then those halfway, and so on.
+    """Yield the last and the first step, then the one halfway between, and so on.
 
     >>> list(spread([1, 2, 3, 4, 5]))
     [5, 1, 3, 2, 4]

@@ -59,7 +59,7 @@ class Filter(BaseModel):
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Filter:
-        """Read a filter from the parameters of an address; empty ones are left out.
+        """Read a filter from query parameters; empty ones are ignored.
 
         >>> Filter.read({"reward_min": "0.5", "text": ""}) == Filter(reward_min=0.5)
         True

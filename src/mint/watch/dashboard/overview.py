@@ -43,7 +43,9 @@ class RunTables:
         return self._unless_known("curves", key, lambda: columns(rows, points))
 
     def components(self, rollouts: Rollouts) -> list[str]:
-        """Return the names of the reward's components, asked once for each newest file."""
+        """Return the names of the reward's components; queried again only when there is a newer
+        file.
+        """
         newest = [file.path for file in rollouts.files()[-1:]]
         return self._unless_known("components", newest, rollouts.component_names)
 
@@ -58,7 +60,7 @@ class RunTables:
         return self._unless_known("summary", (len(rows), len(events)), summary)
 
     def _unless_known(self, name: str, key: object, compute: Callable[[], Any]) -> Any:
-        """Return what was computed for this key last, or else compute it."""
+        """Return the last result for this key, or compute it."""
         if self._computed.get(name, (None,))[0] != key:
             self._computed[name] = key, compute()
         return self._computed[name][1]
@@ -72,7 +74,7 @@ class Tables:
         self._overviews: dict[str, tuple[object, dict[str, Any]]] = {}
 
     def of(self, place: RunPlace) -> RunTables:
-        """Return a run's tables, read as far as they are written now."""
+        """Return a run's tables, up to date with its files."""
         found = self._kept.pop(place.id, None)
         if found is None:
             found = RunTables(place.path)
@@ -149,7 +151,7 @@ def read_summary(place: RunPlace) -> dict[str, Any]:
 
 
 def read_config(place: RunPlace) -> tuple[dict[str, Any], str]:
-    """Return ``config.yaml`` as settings and as text; a file that cannot be read has none."""
+    """Return ``config.yaml`` as settings and as text; no settings if it cannot be parsed."""
     text = read_text(place, CONFIG) or ""
     try:
         found = yaml.load(text, _PlainLoader)

@@ -52,7 +52,7 @@ class QueryFailed(RuntimeError):
 
 
 class FilesMerged(QueryFailed):
-    """A file is gone since it was listed: the run has merged it with others."""
+    """A file has disappeared since it was listed: the run merged it with others."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Rollouts:
         self._old = place.file(ROLLOUTS_1)
 
     def files(self) -> list[RolloutFile]:
-        """List the files there are now; one stands for all in a run of format 1."""
+        """List the current files; in a run of format 1, its only file."""
         found = self._place.rollout_files()
         if not found and self._old is not None:
             return [RolloutFile(0, 2**40, self._old)]
@@ -100,7 +100,7 @@ class Rollouts:
         return [_whole(row) for row in self._ask(_of(step), sql, [step, MOST_ROLLOUTS])]
 
     def of_prompts(self, identities: Sequence[str], limit: int = 1_000) -> dict[str, Any]:
-        """Return the rollouts of some prompts over the steps, in brief, and how many there are.
+        """Return the rollouts of some prompts across the steps, in brief, and how many there are.
 
         With more than ``limit``, steps are left out evenly, but never the last.
         """
@@ -131,7 +131,7 @@ class Rollouts:
         return found
 
     def prompts(self, limit: int = 500) -> list[dict[str, Any]]:
-        """List the prompts that came up in the most steps, of the last files."""
+        """List the prompts that occur in the most steps of the last files."""
         sql = """
             SELECT identity, any_value(left(prompt, 200)) AS prompt, count(DISTINCT step) AS steps,
                 min(step) AS first, max(step) AS last, avg(reward) AS reward
@@ -193,14 +193,14 @@ class Rollouts:
         return found
 
     def component_names(self) -> list[str]:
-        """Return the names of the reward's components, as the last file has them."""
+        """Return the names of the reward's components in the last file."""
         sql = "SELECT DISTINCT unnest(map_keys(components)) AS name FROM {} ORDER BY name LIMIT 100"
         return [row["name"] for row in self._ask(lambda files: files[-1:], sql, [])]
 
     # ---- DuckDB ----
 
     def _ask(self, choose: Choice, sql: str, values: list[Any]) -> list[dict[str, Any]]:
-        """Query some of the files; again if the run has merged them meanwhile."""
+        """Query some of the files; again if the run merged them in the meantime."""
         for _ in range(_TRIES):
             try:
                 return self._ask_files(choose(self.files()), sql, values)
@@ -279,7 +279,7 @@ def _spread(steps: Sequence[int], every: int) -> list[int]:
 
 
 def _share(files: Sequence[RolloutFile], reached: RolloutFile) -> float:
-    """The share of the files that come before one."""
+    """Return the share of the files that come before one."""
     return files.index(reached) / len(files)
 
 

@@ -44,11 +44,11 @@ _TRIES = 5
 
 
 class NotARun(ValueError):
-    """The folder holds no run."""
+    """The folder does not contain a run."""
 
 
 def is_run(path: str | Path) -> bool:
-    """Return whether a folder holds a run."""
+    """Return whether a folder contains a run."""
     names = (CONFIG, METRICS, SUMMARY, ROLLOUTS_1)
     return any((Path(path) / name).is_file() for name in names)
 
@@ -205,7 +205,9 @@ class RunReader:
         return (read_json(file) or {}) if file else {}
 
     def _inside(self, name: str) -> Path | None:
-        """Return a file of the directory; None for none, and for a link that leads out of it."""
+        """Return a file of the directory; None if there is none, or if it is a link that leads
+        outside.
+        """
         file = self.path / name
         return file if file.is_file() and self._is_inside(file) else None
 

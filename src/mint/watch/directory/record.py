@@ -127,7 +127,7 @@ def _free(path: Path) -> RunDirectory:
 
 
 def _placed(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dict[str, Any]]:
-    """Add step, group and index to rollouts; those with the same prompt are a group."""
+    """Add step, group and index to rollouts. Rollouts with the same prompt form a group."""
     groups: dict[Any, int] = {}
     sizes: dict[int, int] = defaultdict(int)
     rows = []

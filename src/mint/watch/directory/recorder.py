@@ -187,7 +187,7 @@ class RunDirectory:
         self._sinks.rollouts(given_rows)
 
     def add_sinks(self, names: Iterable[str]) -> None:
-        """Send what is written to other places too; see :mod:`mint.watch.sinks`.
+        """Also send what is written to other places; see :mod:`mint.watch.sinks`.
 
         Traces of agents go to OpenTelemetry wherever the program has set it up.
         """
