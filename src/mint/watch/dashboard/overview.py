@@ -4,7 +4,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -16,6 +16,7 @@ from mint.watch.directory.files import CONFIG, EVENTS, METRICS, SUMMARY
 from mint.watch.directory.reader import RunReader, summarise
 from mint.watch.verdict.verdict import NEEDED
 
+Found = TypeVar("Found")
 _MOST_BYTES = 1024 * 1024
 _MOST_ROWS_KEPT = 100_000
 _MOST_OVERVIEWS = 2_000
@@ -59,11 +60,12 @@ class RunTables:
 
         return self._unless_known("summary", (len(rows), len(events)), summary)
 
-    def _unless_known(self, name: str, key: object, compute: Callable[[], Any]) -> Any:
+    def _unless_known(self, name: str, key: object, compute: Callable[[], Found]) -> Found:
         """Return the last result for this key, or compute it."""
         if self._computed.get(name, (None,))[0] != key:
             self._computed[name] = key, compute()
-        return self._computed[name][1]
+        found: Found = self._computed[name][1]
+        return found
 
 
 class Tables:
