@@ -15,14 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mint.service.errors import EngineDied, UserError
+from mint.service.errors import Category, explain
 from mint.service.wire.codec import PROTOBUF
 
 from .background import in_background
 from .results import MAX_RESULTS, Queue, Share, Spool
 
 log = logging.getLogger(__name__)
-Category = Literal["user", "server"]
 
 
 @dataclass(frozen=True)
@@ -159,13 +158,8 @@ class Futures:
         async def answer() -> None:
             try:
                 found = await work
-            except UserError as error:
-                found = Response.failure(str(error), "user")
-            except EngineDied as error:
-                found = Response.failure(str(error), "server")
             except Exception as error:
-                log.exception("%s failed: %s", what, request_id)
-                found = Response.failure(f"{what} failed in the service: {error}", "server")
+                found = Response.failure(*explain(error, f"{what} ({request_id})"))
             self.finish(request_id, found)
 
         self.open(request_id, user, reason)
