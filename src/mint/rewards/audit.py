@@ -1,4 +1,4 @@
-"""Audit a reward: score answers that solve nothing, and report which of them are paid."""
+"""Audit a reward: score answers that solve nothing, and report which of them are rewarded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ Finding = Literal["ok", "hackable", "partly paid", "raises"]
 
 @dataclass(frozen=True)
 class Probed:
-    """The reward of a probe, compared with that of an honest right answer."""
+    """The reward of a probe, compared with that of a right answer."""
 
     probe: str
     finding: Finding

@@ -43,7 +43,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of a check. A problem stops work; a warning may, later or in part."""
+    """The result of a check. A problem stops work; a warning may do so later, or in part."""
 
     check: str
     level: Level
@@ -252,7 +252,7 @@ def _is_mint(url: str) -> bool:
 
 
 def check_database(settings: Settings) -> Iterator[CheckResult]:
-    """Check the database, and what it says of the clock and the keys."""
+    """Check the database and, with its content, the clock and the keys."""
     file = settings.home / "mint.db"
     if settings.database_url is None and not file.exists():
         yield CheckResult("database", "ok", "there is none yet; the first start creates it.")

@@ -1,4 +1,4 @@
-"""Rewards for code: the model's program is run against tests, in the sandbox."""
+"""Reward code: run the model's program against tests, in the sandbox."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ class BrokenTest(RuntimeError):
 
 @dataclass(frozen=True)
 class TestResult:
-    """The result of a test, with the reason of a failure."""
+    """The result of a test, with the reason if it failed."""
 
     __test__ = False  # not for pytest to collect
 
@@ -38,7 +38,7 @@ class TestResult:
 
 
 def extract_code(response: str | None) -> str:
-    r"""The last Python block of a response, or the whole response when there is no block.
+    r"""Return the last Python block of a response, or the whole response when there is no block.
 
     >>> extract_code("Here:\n```python\nx = 1\n```\nDone.")
     'x = 1\n'

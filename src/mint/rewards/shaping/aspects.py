@@ -1,4 +1,4 @@
-"""Single aspects of a response, each from 0 to 1, by plain rules and without a model."""
+"""Rate single aspects of a response from 0 to 1, with simple rules and without a model."""
 
 import re
 from collections import Counter
@@ -65,7 +65,7 @@ def evaluate_completeness(response: str | None) -> float:
 
 
 def is_cut_off(text: str) -> bool:
-    """Return whether a text seems to stop in the middle.
+    """Return whether a text seems to end in the middle of something.
 
     >>> is_cut_off("so we add 3 and"), is_cut_off("42"), is_cut_off("```python\\nx = 1")
     (True, False, True)
@@ -106,7 +106,7 @@ def evaluate_clarity(response: str | None) -> float:
 
 
 def repeated_share(items: list[str] | list[int], size: int) -> float:
-    """The share of the runs of ``size`` items that have occurred before.
+    """Return the share of the runs of ``size`` items that have occurred before.
 
     >>> repeated_share(["a", "b", "a", "b", "a", "b"], 2)
     0.6

@@ -1,4 +1,4 @@
-"""Check whether instructions were followed, by rules without a model, each from 0 to 1."""
+"""Check whether instructions were followed, with rules and without a model, from 0 to 1."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The reward design patterns, as functions to use or to copy."""
+"""Reward design patterns, as functions to use or to copy."""
 
 from fractions import Fraction
 

@@ -19,7 +19,7 @@ UNSAFE_PATTERNS = (
 
 
 def measure_length(response: str | None, tokens: Sequence[int] | int | None = None) -> int:
-    """The length in tokens: given as a list or a count, else words and signs are counted.
+    """Return the length in tokens, from a list or a count; else count words and punctuation.
 
     >>> measure_length("Two words!"), measure_length("Two words!", tokens=[5, 6, 7, 8])
     (3, 4)
@@ -152,7 +152,7 @@ def step_count_penalty(
 
 
 def tool_calls(trace: Mapping[str, Any] | None) -> list[Any]:
-    """The tool calls of a trace, none when there is no trace."""
+    """Return the tool calls of a trace; none if there is no trace."""
     return list((trace or {}).get("tool_calls", ()))
 
 

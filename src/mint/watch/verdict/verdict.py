@@ -1,4 +1,4 @@
-"""Judge whether a run is learning: a pure function of its metrics and events.
+"""The verdict on a run, whether it is learning: a pure function of its metrics and events.
 
 learning               reward or success rises by more than its noise
 flat                   it was learning, and has not risen since
@@ -46,8 +46,8 @@ NEEDED = (
 )
 """The metrics that a verdict reads."""
 
-_FEW, _MANY = 5, 20
-"""Steps before the first verdict, and before a run without movement counts as stalled."""
+_MANY = 20
+"""Steps before a run without movement counts as stalled."""
 _WINDOW = 5
 _CONSTANT = 0.8
 """Share of groups with equal rewards from which a run is stalled."""
@@ -102,12 +102,7 @@ class VerdictHistory:
             self.events.append({name: event[name] for name in kept if name in event})
 
 
-def judge(
-    rows: Sequence[Row],
-    events: Sequence[Row] = (),
-    status: str = "running",
-    steps: int | None = None,
-) -> Verdict:
+def judge(rows: Sequence[Row], events: Sequence[Row] = (), status: str = "running") -> Verdict:
     """Judge a run by its metrics and events.
 
     >>> rows = [{"step": n, "reward/mean": 0.1 + n / 50} for n in range(1, 31)]
