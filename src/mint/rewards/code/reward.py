@@ -52,7 +52,7 @@ class CodeReward(SingleReward):
     """The share of tests that the code of a response passes.
 
     Tests are given here, or per sample in ``metadata["tests"]``. With ``partial_credit=False``
-    only a program that passes all of them is paid.
+    only a program that passes all of them is rewarded.
 
     >>> reward = CodeReward(tests=["assert add(2, 3) == 5", "assert add(0, 0) == 0"])
     >>> reward("```python\\ndef add(a, b): return a + b\\n```").total

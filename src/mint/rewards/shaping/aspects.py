@@ -51,9 +51,9 @@ def evaluate_correctness(response: str | None, ground_truth: Gold) -> float:
 
 
 def evaluate_completeness(response: str | None) -> float:
-    """1.0 for a response that ends, 0.5 for one cut off, 0.0 for an empty one.
+    """1.0 for a complete response, 0.5 for one that is cut off, 0.0 for an empty one.
 
-    Cut off means: no end of sentence and more than a few words, or an open bracket, tag or fence.
+    Cut off: more than a few words without an end of sentence, or an open bracket, tag or fence.
 
     >>> evaluate_completeness("It is 4."), evaluate_completeness("We first take the sum of")
     (1.0, 0.5)
@@ -80,7 +80,7 @@ def is_cut_off(text: str) -> bool:
 
 
 def evaluate_relevance(response: str | None, prompt: str | None) -> float:
-    """The share of the prompt's content words and numbers that the response takes up.
+    """The share of the prompt's content words and numbers that the response mentions.
 
     >>> evaluate_relevance("The red balls: 3 of them.", "How many red balls are there: 3 or 4?")
     0.5

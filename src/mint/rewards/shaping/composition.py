@@ -110,7 +110,7 @@ def gated(
         if len(scores) < 2:
             return scores.get("reward")
         is_open = scores["gate"].total >= threshold
-        how = "paid: the gate is at least" if is_open else "not paid: the gate is under"
+        how = "counted: the gate is at least" if is_open else "not counted: the gate is below"
         total = scores["reward"].total if is_open else otherwise
         reasons = {**_reasons(scores), "total": f"{how} {threshold:g}"}
         return Score(total, _flat(scores), reasons)

@@ -94,7 +94,7 @@ def verbosity_penalty(
 def unsafe_penalty(
     response: str | None, patterns: Sequence[str] = UNSAFE_PATTERNS, limit: float = 1.0
 ) -> float:
-    """``-limit`` as soon as one unsafe pattern occurs.
+    """``-limit`` if an unsafe pattern occurs.
 
     >>> unsafe_penalty("Type rm -rf / to clean up."), unsafe_penalty("Type ls.")
     (-1.0, 0.0)
@@ -109,7 +109,7 @@ def tool_cost_penalty(
     cost: float | Mapping[str, float] = 0.02,
     limit: float = 0.5,
 ) -> float:
-    """The price of the tool calls in ``trace["tool_calls"]``, one for all or one per tool name.
+    """The cost of the tool calls in ``trace["tool_calls"]``: one cost for all, or one per tool.
 
     >>> tool_cost_penalty("", {"tool_calls": [{"name": "search"}] * 3}, cost={"search": 0.1})
     -0.3

@@ -211,7 +211,7 @@ def _why(trained: Sequence[Row]) -> str:
 
 
 def _hacking(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict | None:
-    """Detect that the paid reward rises while the wanted result falls."""
+    """Detect that the reward rises while success or the holdout falls."""
     reward = first_named(trained, REWARD)[1]
     if len(reward) < 2 * _WINDOW or not _rose(reward):
         return None
@@ -356,7 +356,7 @@ def _rose(values: Series) -> bool:
 
 
 def _all_numbers(row: Row, names: Sequence[str]) -> bool:
-    return all(bool(series([{"step": 0, "x": row.get(name)}], "x")) for name in names)
+    return all(series([row], name) for name in names)
 
 
 def _said(name: str) -> str:
