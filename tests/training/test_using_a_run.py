@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mint.cli import main
-from mint.rl.recording.run_service import SERVICE
+from mint.rl.recording.directory import SERVICE
 from tests.service_fixture import MODEL, LiveService
 from tests.tiny import build_model
 

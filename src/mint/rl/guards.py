@@ -5,7 +5,7 @@ that means, and what to change.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -109,7 +109,7 @@ class Guards:
         self.told = {**ago, **{finding.name: 0 for finding in findings}}
         return fresh
 
-    def fatal(self, findings: list[Finding]) -> Finding | None:
+    def fatal(self, findings: Sequence[Finding]) -> Finding | None:
         """The first one that the config wants to end the run."""
         return next((f for f in findings if f.name in self.cfg.stop_on), None)
 

@@ -129,11 +129,10 @@ def _unreadable(text: str | None) -> ConfigError:
 
 
 def _unresolved(error: InterpolationResolutionError) -> ConfigError:
-    if variable := re.search(r"Environment variable '(\w+)' not found", str(error)):
+    if variable := re.search(r"\$\{oc\.env:(\w+)\}", str(error.child_node)):
         return ConfigError(
             f"{error.full_key} uses the environment variable {variable[1]}, which is not set. "
-            "Type: "
-            f"export {variable[1]}=... or {error.full_key}=..."
+            f"Type: export {variable[1]}=... or {error.full_key}=..."
         )
     return ConfigError(" ".join(str(error).split()))
 

@@ -1,10 +1,9 @@
 """A job: a composed configuration as what it stands for, settings of the loop and a task."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from functools import partial
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import yaml
 from pydantic_core import ErrorDetails
 
 from mint.config_error import ConfigError
-from mint.rl.recording.directory import RUNS, task_name
+from mint.rl.recording.directory import RUNS, find_directory, task_name
 from mint.rl.rollouts.metadata import as_sample
-from mint.rl.settings.config import RLConfig
+from mint.rl.settings.config import RLConfig, short_hash
 from mint.settings import reporting
 from mint.training.groups import GROUPS
 from mint.training.reward import (
@@ -24,7 +23,6 @@ from mint.training.reward import (
     with_reward,
 )
 from mint.training.task import TaskReference
-from mint.watch.directory.recorder import RunDirectory, RunDirectoryBusy
 
 JOB = "job.yaml"
 _MISSING = "???"
@@ -46,8 +44,7 @@ def load_adapter(job: Job) -> Any:
     task, training = job["task"], job["training"]
     kind: Any = TaskReference.read(task["adapter"]).load()
     if training["reward_function"] is not None:
-        in_threads = training["reward_workers"] > 0
-        kind = with_reward(kind, load_reward(training["reward_function"]), in_threads)
+        kind = with_reward(kind, load_reward(training["reward_function"]))
     try:
         return kind(**task["arguments"] or {})
     except ConfigError:  # its text says all
@@ -137,12 +134,7 @@ def run_directory(job: Job, adapter: Any) -> str:
     if named:
         _check_same_job(Path(named), job)
         return str(named)
-    name = f"{task_name(adapter)}-{fingerprint(job)}"
-    for number in count(1):
-        path = RUNS / (name if number == 1 else f"{name}-{number}")
-        if _is_free(path):
-            return str(path)
-    raise AssertionError("unreachable")
+    return str(find_directory(f"{task_name(adapter)}-{fingerprint(job)}"))
 
 
 def make_folder(path: Path) -> None:
@@ -154,14 +146,6 @@ def make_folder(path: Path) -> None:
             f"The folder {path} cannot be created: {error.strerror}. Choose another: "
             "logging.run_dir=..."
         ) from None
-
-
-def _is_free(path: Path) -> bool:
-    try:
-        with RunDirectory(path) as directory:
-            return not (directory.state() or {}).get("finished")
-    except RunDirectoryBusy:
-        return False
 
 
 def _check_same_job(path: Path, job: Job) -> None:
@@ -188,8 +172,7 @@ def _what(job: Job) -> dict[str, Any]:
 def fingerprint(job: Job) -> str:
     """Eight letters that identify the run, independent of its number of steps."""
     parts = [make_config(job).fingerprint(), _what(job)]
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return short_hash(json.dumps(parts, sort_keys=True, default=str))
 
 
 def read_job(folder: Path) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from mint.config_error import ConfigError
 from mint.rewards import Failure, Reward, Sample, find_reward
 from mint.rewards.code.reward import BrokenTest
 from mint.rewards.registry import RewardNotFound
-from mint.rewards.reward import FunctionReward, run
+from mint.rewards.reward import run
 from mint.rewards.shaping.composition import Scheduled
 from mint.rewards.signature import SignatureError
 from mint.rl.rollouts.metadata import as_sample
+from mint.rl.rollouts.scoring import score_samples
 from mint.training.task import importable
 
 
@@ -70,13 +71,11 @@ def _error_of(reward: Reward, sample: Sample) -> Exception | None:
     return outcome.error if isinstance(outcome, Failure) else None
 
 
-def with_reward(task: type, reward: Reward, in_threads: bool) -> type:
-    """A task's class, paid by another reward. ``in_threads``: a plain function may block there."""
+def with_reward(task: type, reward: Reward) -> type:
+    """Return a task's class with another reward in place of its own."""
     if hasattr(task, "rollout"):
         raise environment_refused(task.__name__)
-    plain = isinstance(reward, FunctionReward) and not reward.signature.is_async
-    paid = _PaidInThreads if in_threads and plain else _Paid
-    return type(task.__name__, (paid, task), {"paid_by": reward})
+    return type(task.__name__, (_Paid, task), {"paid_by": reward})
 
 
 def environment_refused(name: str) -> ConfigError:
@@ -93,13 +92,5 @@ class _Paid:
 
     paid_by: Reward
 
-    async def compute_rewards(self, responses: Sequence[str], sample: Any) -> list[Any]:
-        outcomes = await self.paid_by.outcomes([as_sample(sample, text) for text in responses])
-        return [outcome.error if isinstance(outcome, Failure) else outcome for outcome in outcomes]
-
-
-class _PaidInThreads(_Paid):
-    """The same, called by the loop's threads."""
-
     def compute_rewards(self, responses: Sequence[str], sample: Any) -> Any:
-        return run(super().compute_rewards(responses, sample))
+        return score_samples(self.paid_by, [as_sample(sample, text) for text in responses])

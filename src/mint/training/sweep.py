@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
 from pathlib import Path
 
 from mint.config_error import ConfigError
-from mint.rl.recording.directory import RUNS
+from mint.rl.recording.directory import numbered
+from mint.rl.settings.config import short_hash
 from mint.training.compose import Composed
 from mint.training.job import fingerprint, make_folder
 from mint.watch.directory.recorder import METRICS, read_rows
@@ -103,19 +102,14 @@ def _name(composed: Composed) -> str:
     pairs = [each.partition("=") for each in composed.swept]
     name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs) or "job"
     clean = re.sub(r"[^\w.,=+-]+", "-", name)[:80]
-    return clean if clean == name else f"{clean}-{_short_hash(name)}"
-
-
-def _short_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return clean if clean == name else f"{clean}-{short_hash(name)}"
 
 
 def _unfinished(jobs: Sequence[Composed]) -> Path:
     prints = ",".join(fingerprint(each.job) for each in jobs)
-    name = f"sweep-{_short_hash(prints)}"
-    for number in count(1):
-        folder = RUNS / (name if number == 1 else f"{name}-{number}")
-        results = folder / RESULTS
-        if not results.is_file() or not json.loads(results.read_text())["finished"]:
-            return folder
-    raise AssertionError("unreachable")
+    return next(path for path in numbered(f"sweep-{short_hash(prints)}") if not _finished(path))
+
+
+def _finished(folder: Path) -> bool:
+    results = folder / RESULTS
+    return results.is_file() and bool(json.loads(results.read_text())["finished"])

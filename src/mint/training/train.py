@@ -3,32 +3,29 @@
 import math
 
 from mint.rl import Run, grpo, run_loop
-from mint.rl.groups.collect import Batch
+from mint.rl.sampling.batch import Batch
 from mint.training.compose import Composed
 from mint.training.job import load_adapter, make_config, run_directory, write_job
 
 _SHOWN = 400
 
 
-def train(composed: Composed) -> str:
-    """Train as a job says, and return its run directory.
+def train(composed: Composed) -> None:
+    """Train as a job says.
 
     The service is the one that the environment names, or one that the jobs of a process share.
     """
     job = composed.job
     adapter, cfg = load_adapter(job), make_config(job)
     cfg.run_dir = run_directory(job, adapter)
-    folders = []
 
     async def loop(run: Run) -> None:
-        folders.append(run.directory.path)
         write_job(run.directory.path, job)
         if count := job["logging"]["samples"]:
             run.monitors.append(lambda batch: print_samples(batch, count))
         await grpo(run)
 
     run_loop(loop, adapter, cfg)
-    return str(folders[0])
 
 
 def print_samples(batch: Batch, count: int) -> None:

@@ -14,8 +14,7 @@ from mint.config_error import ConfigError
 from mint.rl.evaluation.scores import METRICS, Estimate
 
 if TYPE_CHECKING:
-    from mint.rl.evaluation.bisect import Bisection, BisectionResult, Measure
-    from mint.rl.evaluation.past_run import PastRun, Point
+    from mint.rl.evaluation.bisect import Bisection, BisectionResult, Measure, PastRun, Point
     from mint.rl.evaluation.scores import Evaluation
 
 _NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
@@ -23,8 +22,7 @@ _NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
 
 def bisect(arguments: Sequence[str]) -> int:
     """Evaluate a run's checkpoints to find where a holdout metric broke."""
-    from mint.rl.evaluation.bisect import Bisection
-    from mint.rl.evaluation.past_run import PastRun
+    from mint.rl.evaluation.bisect import Bisection, PastRun
 
     asked = _parser().parse_args(arguments)
     if asked.drop is not None and not asked.drop > 0:

@@ -3,15 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mint import types
 from mint.rl.datums.datum import Tokens, values
-from mint.rl.groups.collect import Batch
 from mint.rl.rollouts.rollout import Group, Rollout, Segment
-
-Array = NDArray[np.float64]
+from mint.rl.sampling.batch import Array, Batch, Update
 
 
 class TrainedTokens:
@@ -21,28 +16,21 @@ class TrainedTokens:
     order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, updates: Sequence[Update]) -> None:
         self._known: dict[str, dict[Tokens, Array]] = {
             "trainer": {},
             "entropy": {},
             "advantages": {},
         }
-
-    def add(
-        self,
-        datums: Sequence[types.Datum],
-        trainer_D_T: Sequence[Array],
-        entropy_D_T: Sequence[Array] = (),
-    ) -> None:
-        """Keep what an update knows."""
-        for index, datum in enumerate(datums):
-            tokens = datum_tokens(datum)
-            if "advantages" in datum.loss_fn_inputs:
-                self._known["advantages"][tokens] = values(datum, "advantages")
-            if index < len(trainer_D_T):
-                self._known["trainer"][tokens] = trainer_D_T[index]
-            if index < len(entropy_D_T):
-                self._known["entropy"][tokens] = entropy_D_T[index]
+        for update in updates:
+            for index, datum in enumerate(update.datums if update.refused is None else ()):
+                tokens = datum_tokens(datum)
+                if "advantages" in datum.loss_fn_inputs:
+                    self._known["advantages"][tokens] = values(datum, "advantages")
+                if index < len(update.logprobs_D_T):
+                    self._known["trainer"][tokens] = update.logprobs_D_T[index]
+                if index < len(update.entropy_D_T):
+                    self._known["entropy"][tokens] = update.entropy_D_T[index]
 
     def columns(self, segment: Segment) -> dict[str, list[float | None] | None]:
         """Return the trainer's logprob, the entropy it saw and the advantage of each token of a
@@ -83,11 +71,9 @@ class Pieces:
         return [known[token] for token in tokens]
 
 
-def rollout_rows(
-    batch: Batch, pieces: Pieces | None = None, trained: TrainedTokens | None = None
-) -> Iterator[dict[str, Any]]:
+def rollout_rows(batch: Batch, pieces: Pieces) -> Iterator[dict[str, Any]]:
     """One row for every rollout of a step, those of replaced groups too."""
-    pieces = pieces or Pieces(batch.policy.tokenizer)
+    trained = TrainedTokens(batch.updates)
     for number, group in enumerate(batch.everything):
         for index, rollout in enumerate(group.rollouts):
             yield {
@@ -97,10 +83,7 @@ def rollout_rows(
                 "replaced": number >= len(batch.groups),
                 **_row(group, rollout),
                 "digests": _digests(batch, rollout),
-                "segments": [
-                    _segment(segment, pieces, trained or TrainedTokens())
-                    for segment in rollout.segments
-                ],
+                "segments": [_segment(each, pieces, trained) for each in rollout.segments],
             }
 
 

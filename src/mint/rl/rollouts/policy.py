@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,7 @@ class Policy:
     version: int = 0
     filters: Filters = PLAIN
     digest: str | None = None  # of the weights, as the service checks them
+    newest: Callable[[], Policy] | None = None  # asked before every request, for newer weights
 
     @property
     def is_plain(self) -> bool:
@@ -54,7 +55,11 @@ class Policy:
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> list[PolicyAnswer]:
-        """``count`` answers to a prompt."""
+        """Return ``count`` answers to a prompt, at this temperature, from these weights or from
+        ``newest()``: a conversation that is in flight while weights change continues with them."""
+        if self.newest is not None:
+            current = replace(self.newest(), temperature=self.temperature)
+            return await current.sample(prompt, count, seed, max_tokens, stop)
         answer = await self.client.sample_async(
             prompt=types.ModelInput.from_ints(tokens=list(prompt)),
             num_samples=count,
@@ -112,25 +117,6 @@ class Policy:
         """The text of an answer, without the mark that closed it."""
         kept = answer.tokens[:-1] if self.has_ended(answer, stop) else answer.tokens
         return str(self.tokenizer.decode(kept))
-
-
-@dataclass(frozen=True)
-class FollowingPolicy(Policy):
-    """A policy that answers every request with the newest weights, at its own temperature: a
-    conversation that is in flight while weights change goes on with the new ones."""
-
-    newest: Callable[[], Policy] | None = None
-
-    @classmethod
-    def from_policy(cls, policy: Policy, newest: Callable[[], Policy]) -> FollowingPolicy:
-        """Return a policy that begins as another one."""
-        return cls(**{f.name: getattr(policy, f.name) for f in fields(Policy)}, newest=newest)
-
-    async def sample(self, *arguments: Any, **options: Any) -> list[PolicyAnswer]:
-        """Answer with the newest weights."""
-        assert self.newest is not None
-        current = replace(self.newest(), temperature=self.temperature)
-        return await current.sample(*arguments, **options)
 
 
 def make_segment(prompt: Sequence[int], answer: PolicyAnswer) -> Segment:

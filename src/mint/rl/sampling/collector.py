@@ -1,13 +1,11 @@
-"""Groups: the answers to a prompt, sampled, and scored as soon as they arrive."""
+"""Sample the answers to a prompt, and score them as soon as they arrive."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -19,44 +17,9 @@ from mint.rl.rollouts.failures import CodeFailure, FailureLog
 from mint.rl.rollouts.policy import Policy, make_segment, seed_for
 from mint.rl.rollouts.rollout import Group, Rollout
 from mint.rl.rollouts.scoring import Ledger, apply_score, score_responses
+from mint.rl.sampling.batch import Batch
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.schedules import reward_weights_at
-
-
-@dataclass
-class Batch:
-    """The groups of one step, and what it took to get them."""
-
-    step: int
-    groups: list[Group]
-    policy: Policy
-    dropped: list[Group] = field(default_factory=list)  # without signal, and others took its place
-    stale: list[Group] = field(default_factory=list)  # too old to be trained on
-    given_up: int = 0  # groups that were too old before they were complete
-    policies: Mapping[int, Policy] = field(default_factory=dict)  # by version
-
-    @property
-    def clients(self) -> dict[int, mint.SamplingClient]:
-        """The sampling clients by version."""
-        return {version: policy.client for version, policy in self.policies.items()}
-
-    @property
-    def everything(self) -> list[Group]:
-        """All that was sampled."""
-        return [*self.groups, *self.dropped, *self.stale]
-
-
-def merge_parts(parts: Sequence[Batch]) -> Batch:
-    """Return the batch of a step that came in parts."""
-    return Batch(
-        parts[0].step,
-        [group for part in parts for group in part.groups],
-        parts[0].policy,
-        [group for part in parts for group in part.dropped],
-        [group for part in parts for group in part.stale],
-        sum(part.given_up for part in parts),
-        {version: policy for part in parts for version, policy in part.policies.items()},
-    )
 
 
 class StepFailed(TooManyFailures):
@@ -69,21 +32,20 @@ class StepFailed(TooManyFailures):
 
 
 class Collector:
-    """Makes groups of an adapter's prompts or of an environment's tasks."""
+    """Samples and scores groups: answers to an adapter's prompt, or rollouts of an environment."""
 
     def __init__(
         self,
         adapter: Any,
         cfg: RLConfig,
         ledger: Ledger,
-        threads: Executor | None = None,
         failures: FailureLog | None = None,
         sampled_for: str = "training",
     ) -> None:
         self.adapter = adapter
         self.cfg = cfg
         self.ledger = ledger
-        self.threads = threads
+        self.workers = asyncio.Semaphore(cfg.reward_workers) if cfg.reward_workers else None
         self.failures = failures or FailureLog()
         self.sampled_for = sampled_for
         self.answered: Counter[int] = Counter()  # answers so far of each item in progress, by id
@@ -158,7 +120,7 @@ class Collector:
             for answer in answers
         ]
         texts = [rollout.text for rollout in group.rollouts]
-        values = await score_responses(self.adapter, texts, item.sample, self.threads)
+        values = await score_responses(self.adapter, texts, item.sample, self.workers)
         weights = reward_weights_at(self.cfg, step)
         for rollout, value in zip(group.rollouts, values, strict=True):
             apply_score(rollout, value, weights)

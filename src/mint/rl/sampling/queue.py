@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mint.rl.data.prompts import Data, Draw, Item
-from mint.rl.groups.collect import Batch, Collector
-from mint.rl.rollouts.policy import FollowingPolicy, Policy
+from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
+from mint.rl.sampling.batch import Batch
+from mint.rl.sampling.collector import Collector
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.schedules import temperature_at
 
@@ -37,6 +38,7 @@ class GroupQueue:
         self.data = data
         self.cfg = cfg
         self.pending: list[StartedGroup] = []  # in the order in which they were started
+        self.taken: list[Batch] = []  # handed out, and not recorded yet
         self._newest: Policy | None = None
         self._policies: dict[int, Policy] = {}
         self._draw: Draw | None = None  # the latest
@@ -69,7 +71,8 @@ class GroupQueue:
         """The groups of a step, or ``count`` of them; those without signal are replaced as often as
         the config allows."""
         try:
-            return await self._batch(step, count or self._width)
+            self.taken.append(await self._batch(step, count or self._width))
+            return self.taken[-1]
         except (Exception, asyncio.CancelledError):
             tasks = [each.task for each in self.pending]
             for task in tasks:
@@ -149,9 +152,8 @@ class GroupQueue:
     def _policy(self, draw: int) -> Policy:
         assert self._newest is not None
         own = replace(self._newest, temperature=temperature_at(self.cfg, draw))
-        if self.cfg.max_staleness < 2:
-            return own
-        return FollowingPolicy.from_policy(own, lambda: self._newest or own)
+        follows = self.cfg.max_staleness > 1
+        return replace(own, newest=lambda: self._newest or own) if follows else own
 
     def _has_signal(self, group: Group) -> bool:
         return group.kind(self.cfg.success_threshold) == "signal"
