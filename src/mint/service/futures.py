@@ -20,6 +20,7 @@ from mint.service.wire.codec import PROTOBUF
 
 from .background import in_background
 from .results import MAX_RESULTS, Queue, Share, Spool
+from .turns import Turns
 
 log = logging.getLogger(__name__)
 Category = Literal["user", "server"]
@@ -117,6 +118,7 @@ class Futures:
     """All futures of this service by request id."""
 
     def __init__(self, kept_s: float, memory_bytes: int, disk_bytes: int, folder: Path) -> None:
+        self.turns = Turns()
         self._kept_s = kept_s
         self._futures: dict[str, Future] = {}
         self._of_owner: dict[str, dict[str, Future]] = {}

@@ -91,6 +91,14 @@ def test_what_is_held_out_is_never_drawn() -> None:
     assert not held & drawn
 
 
+def test_a_holdout_is_as_large_as_asked_for_however_few_samples_a_call_gives() -> None:
+    data = Data(Numbers(), TOKENIZER, RLConfig(holdout_fraction=0.2, holdout_size=100))
+    assert len({item.identity for item in data.holdout()}) == 100
+    fixed = Data(Numbers(fixed=40), TOKENIZER, RLConfig(holdout_fraction=0.2, holdout_size=100))
+    held = [f"{i}:" for i in range(40) if fixed.split.holds_out(fixed.item(f"{i}:").identity)]
+    assert [item.sample for item in fixed.holdout()] == held
+
+
 def test_the_adapters_own_holdout_is_taken_out_of_its_dataset() -> None:
     data = Data(Numbers(fixed=6, holdout=["1:", "4:"]), TOKENIZER, RLConfig())
     assert [item.sample for item in data.holdout()] == ["1:", "4:"]
