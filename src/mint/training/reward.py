@@ -50,7 +50,8 @@ def missing_from(reward: Reward, sample: Sample) -> str | None:
 
     >>> def exact(response, prompt, metadata):
     ...     return response == metadata["answer"]
-    >>> reward = FunctionReward(exact)
+    >>> from mint.rewards import as_reward
+    >>> reward = as_reward(exact)
     >>> missing_from(reward, Sample("8", "What is 3 + 5?"))
     'answer'
     >>> missing_from(reward, Sample("8", "What is 3 + 5?", {"answer": "8"})) is None
