@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "mint.rewards": (),
     "mint.rl": ("mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
-    "mint.training": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
+    "mint.jobs": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
     "mint.watch": (),
     "agent_tunix": ("mint.rewards",),
 }

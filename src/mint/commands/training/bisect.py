@@ -103,8 +103,8 @@ def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
 
 
 def _task(run: PastRun, reference: str | None) -> Any:
-    from mint.training.job import JOB, load_adapter
-    from mint.training.task import TaskReference
+    from mint.jobs.job import JOB, load_adapter
+    from mint.jobs.task import TaskReference
 
     if reference is not None:
         TaskReference.read(reference).check({})

@@ -12,7 +12,7 @@ from typing import Any, Self
 from mint.config_error import ConfigError as ConfigError
 from mint.config_error import closest
 from mint.rl.settings.checks import conflicts, suspicious
-from mint.rl.settings.groups import (
+from mint.rl.settings.fields import (
     AlgorithmSettings,
     EvaluationSettings,
     LoggingSettings,

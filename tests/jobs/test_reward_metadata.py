@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mint.commands.training.train import main
+from mint.jobs.job import check_rewards
 from mint.rewards import Sandbox, SandboxUnavailable
 from mint.rl import ConfigError
-from mint.training.job import check_rewards
 
 from .conftest import CONF, TASK, Command
 from .test_configuration import composed

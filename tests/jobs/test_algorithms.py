@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import mint
+from mint.jobs.compose import compose_jobs
+from mint.jobs.job import make_config
 from mint.rl import RLAdapter, RLConfig
 from mint.rl.datums.datum import values
 from mint.rl.loop.update import loss_config
-from mint.training.compose import compose_jobs
-from mint.training.job import make_config
 from mint.watch.directory.recorder import METRICS, read_rows
 from tests.rl.stepping import stepping
 from tests.service_fixture import MODEL

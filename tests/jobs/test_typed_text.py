@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
+from mint.jobs.compose import compose_jobs
 from mint.rl import RLConfig
-from mint.training.compose import compose_jobs
 
 from .conftest import CONF
 

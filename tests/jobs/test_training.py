@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from mint.jobs.job import JOB, load_adapter, make_config, read_job
 from mint.rl.recording.report import ANALYSIS, count_kinds
-from mint.training.job import JOB, load_adapter, make_config, read_job
 from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import METRICS, read_rows
 from tests.needs import need_sandbox

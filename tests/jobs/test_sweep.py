@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mint.training.sweep import COLUMNS, RESULTS
+from mint.jobs.sweep import COLUMNS, RESULTS
 
 from .conftest import TASK, Command
 

@@ -11,18 +11,18 @@ import yaml
 from pydantic_core import ErrorDetails
 
 from mint.config_error import ConfigError
-from mint.rl.recording.directory import RUNS, find_directory, task_name
-from mint.rl.rollouts.metadata import as_sample
-from mint.rl.settings.config import RLConfig, short_hash
-from mint.settings import reporting
-from mint.training.groups import GROUPS
-from mint.training.reward import (
+from mint.jobs.reward import (
     environment_refused,
     load_reward,
     missing_from,
     with_reward,
 )
-from mint.training.task import TaskReference
+from mint.jobs.settings import CONFIG_GROUPS
+from mint.jobs.task import TaskReference
+from mint.rl.recording.directory import RUNS, find_directory, task_name
+from mint.rl.rollouts.metadata import as_sample
+from mint.rl.settings.config import RLConfig, short_hash
+from mint.settings import reporting
 
 JOB = "job.yaml"
 _MISSING = "???"
@@ -56,7 +56,7 @@ def load_adapter(job: Job) -> Any:
 
 def check(job: Job) -> None:
     """Raise :class:`ConfigError` for any value that cannot be right, without loading a task."""
-    for group, own in GROUPS.items():
+    for group, own in CONFIG_GROUPS.items():
         _check_set(group, job[group])
         with reporting(own.model_fields, f"{group}.".format, partial(_hint, group)):
             own(**job[group])

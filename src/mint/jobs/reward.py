@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mint.config_error import ConfigError
+from mint.jobs.task import importable
 from mint.rewards import Failure, Reward, Sample, find_reward
 from mint.rewards.code.reward import BrokenTest
 from mint.rewards.registry import RewardNotFound
@@ -15,7 +16,6 @@ from mint.rewards.shaping.composition import Scheduled
 from mint.rewards.signature import SignatureError
 from mint.rl.rollouts.metadata import as_sample
 from mint.rl.rollouts.scoring import score_samples
-from mint.training.task import importable
 
 
 def load_reward(name: str) -> Reward:

@@ -29,7 +29,7 @@ DecayRate = Annotated[float, Field(ge=0, le=0.999999)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class SettingsGroup(BaseModel):
+class StrictSettings(BaseModel):
     """Settings that take values of their own types only: 1 is not true, and "0.5" not a number."""
 
     model_config = ConfigDict(
@@ -37,7 +37,7 @@ class SettingsGroup(BaseModel):
     )
 
 
-class ModelSettings(SettingsGroup):
+class ModelSettings(StrictSettings):
     """The base model and its LoRA adapter."""
 
     base_model: str = setting("Qwen/Qwen3-0.6B", "the model to train", env="MINT_BASE_MODEL")
@@ -48,7 +48,7 @@ class ModelSettings(SettingsGroup):
     start_from: str | None = setting(None, "a checkpoint to begin from, as after SFT")
 
 
-class AlgorithmSettings(SettingsGroup):
+class AlgorithmSettings(StrictSettings):
     """The loss, the advantages, the KL, and how a batch is used."""
 
     loss_fn: Loss = setting(
@@ -130,7 +130,7 @@ class AlgorithmSettings(SettingsGroup):
     overlong_limit: float = setting(1.0, "the penalty at max_tokens", ge=0)
 
 
-class SamplingSettings(SettingsGroup):
+class SamplingSettings(StrictSettings):
     """How answers are sampled."""
 
     group_size: int = setting(4, "answers per prompt: 4 to 16", ge=2, env="MINT_RL_GROUP")
@@ -160,7 +160,7 @@ class SamplingSettings(SettingsGroup):
     context_length: int | None = setting(None, "maximum number of tokens in a conversation", ge=2)
 
 
-class TrainingSettings(SettingsGroup):
+class TrainingSettings(StrictSettings):
     """Steps, the optimizer, the data, rewards, checkpoints and guard rails."""
 
     steps: int = setting(5, "training steps", ge=1)
@@ -216,7 +216,7 @@ class TrainingSettings(SettingsGroup):
     )
 
 
-class EvaluationSettings(SettingsGroup):
+class EvaluationSettings(StrictSettings):
     """Evaluation on held-out prompts."""
 
     eval_every: int = setting(0, "steps between evaluations on the holdout; 0 is off", ge=0)
@@ -227,7 +227,7 @@ class EvaluationSettings(SettingsGroup):
     success_threshold: float = setting(1.0, "the smallest reward of a right answer")
 
 
-class LoggingSettings(SettingsGroup):
+class LoggingSettings(StrictSettings):
     """Where a run and its metrics are written."""
 
     run_dir: str | None = setting(None, "the run directory; none creates one under runs/")

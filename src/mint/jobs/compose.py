@@ -2,7 +2,7 @@
 folders.
 
 An override may be written with or without ``+``. Every setting is checked by its name here and by
-its value in :mod:`mint.training.job`, before anything is loaded.
+its value in :mod:`mint.jobs.job`, before anything is loaded.
 """
 
 import re
@@ -27,14 +27,14 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import YAMLError
 
 from mint.config_error import ConfigError, closest
+from mint.jobs.bundled import bundled
+from mint.jobs.settings import CONFIG_GROUPS, defaults
+from mint.jobs.typed_text import read_escapes, readable
 from mint.rl.settings.config import SHORT_NAMES
 from mint.settings import kind_of
-from mint.training.bundled import bundled
-from mint.training.groups import GROUPS, defaults
-from mint.training.typed_text import read_escapes, readable
 
 CONFIG, PAST, EXPERIMENT = "config", "past_run", "experiment"
-FOLDERS = (*GROUPS, EXPERIMENT)
+FOLDERS = (*CONFIG_GROUPS, EXPERIMENT)
 """The folders of ``conf/``."""
 
 
@@ -169,7 +169,7 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
 
 def _takes_list(key: str) -> bool:
     group, _, name = key.partition(".")
-    own = GROUPS[group].model_fields if group in GROUPS else {}
+    own = CONFIG_GROUPS[group].model_fields if group in CONFIG_GROUPS else {}
     return name.startswith("arguments.") or (name in own and kind_of(own[name]) is tuple)
 
 
@@ -184,7 +184,7 @@ def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
     check_names(job)
     for key, _, _ in typed:
         read_escapes(job, key)
-    if not job.keys() >= GROUPS.keys():
+    if not job.keys() >= CONFIG_GROUPS.keys():
         raise ConfigError(
             f"{CONFIG}.yaml must have `settings` as the first of its defaults, which gives every "
             "setting its own; see conf/config.yaml of the repository."
@@ -230,12 +230,12 @@ def check_names(job: Mapping[str, Any]) -> None:
     """
     for group, values in job.items():
         if not isinstance(values, Mapping):
-            if group not in GROUPS:
+            if group not in CONFIG_GROUPS:
                 raise _unknown(group)
-            example = f"{group}.{next(iter(GROUPS[group].model_fields))}=..."
+            example = f"{group}.{next(iter(CONFIG_GROUPS[group].model_fields))}=..."
             raise ConfigError(f"{group} is {values!r}; it must be settings, as in {example}")
         for name, value in values.items():
-            if name in GROUPS and isinstance(value, Mapping):
+            if name in CONFIG_GROUPS and isinstance(value, Mapping):
                 raise ConfigError(
                     f"There is no setting {group}.{name}. A file of conf/{group} that sets {name} "
                     "must begin with the line `# @package _global_`."
@@ -248,7 +248,7 @@ def check_key(key: str, value: Any = None) -> None:
     value."""
     group, _, rest = key.partition(".")
     name, *below = rest.split(".")
-    own = GROUPS[group].model_fields if group in GROUPS else {}
+    own = CONFIG_GROUPS[group].model_fields if group in CONFIG_GROUPS else {}
     if name not in own:
         raise _unknown(key)
     if (below or isinstance(value, Mapping)) and kind_of(own[name]) is not dict:
@@ -273,18 +273,20 @@ The files in conf/task are: arithmetic, chat.
 
 def _unknown(key: str) -> ConfigError:
     """The error for a setting that does not exist, with the nearest that does."""
-    hint = _nearest(key) or f"The groups are {', '.join(GROUPS)}; --help lists their settings."
+    hint = (
+        _nearest(key) or f"The groups are {', '.join(CONFIG_GROUPS)}; --help lists their settings."
+    )
     return ConfigError(f"There is no setting {key}. {hint}")
 
 
 def _nearest(key: str) -> str:
     group, _, name = key.rpartition(".")
     name = SHORT_NAMES.get(name, name)
-    places = {each: place for place, own in GROUPS.items() for each in own.model_fields}
+    places = {each: place for place, own in CONFIG_GROUPS.items() for each in own.model_fields}
     if name in places:
         return f"It is {places[name]}.{name}."
     for known in ([each for each in places if places[each] == group], places):
         if found := get_close_matches(name, known, n=1):
             return f"Did you mean {places[found[0]]}.{found[0]}?"
-    found = get_close_matches(key, [*GROUPS, EXPERIMENT], n=1)
+    found = get_close_matches(key, [*CONFIG_GROUPS, EXPERIMENT], n=1)
     return f"Did you mean {found[0]}=...?" if found and not group else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mint.training.job import JOB
+from mint.jobs.job import JOB
 from mint.watch.directory.recorder import CONFIG
 
 from .conftest import ROOT, TASK, Command

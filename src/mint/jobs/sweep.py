@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mint.config_error import ConfigError
+from mint.jobs.compose import Composed
+from mint.jobs.job import fingerprint, make_folder
 from mint.rl.recording.directory import numbered
 from mint.rl.settings.config import short_hash
-from mint.training.compose import Composed
-from mint.training.job import fingerprint, make_folder
 from mint.watch.directory.recorder import METRICS, read_rows
 
 RESULTS = "sweep.json"

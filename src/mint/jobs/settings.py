@@ -5,19 +5,19 @@ from typing import Any
 from pydantic import BaseModel
 
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.groups import (
+from mint.rl.settings.fields import (
     AlgorithmSettings,
     EvaluationSettings,
     LoggingSettings,
     ModelSettings,
     SamplingSettings,
-    SettingsGroup,
+    StrictSettings,
     TrainingSettings,
 )
 from mint.settings import setting
 
 
-class TaskSettings(SettingsGroup):
+class TaskSettings(StrictSettings):
     """Where a task comes from."""
 
     adapter: str | None = setting(None, "the task's class: file.py:Class or package.module:Class")
@@ -42,7 +42,7 @@ class JobLogging(LoggingSettings):
     samples: int = setting(0, "number of answers to print per step, with prompt and reward", ge=0)
 
 
-GROUPS: dict[str, type[BaseModel]] = {
+CONFIG_GROUPS: dict[str, type[BaseModel]] = {
     "model": ModelSettings,
     "algorithm": AlgorithmSettings,
     "task": TaskSettings,
@@ -62,5 +62,5 @@ def defaults() -> dict[str, dict[str, Any]]:
     loop = RLConfig.from_env().as_dict()
     return {
         group: {name: loop.get(name, each.get_default()) for name, each in own.model_fields.items()}
-        for group, own in GROUPS.items()
+        for group, own in CONFIG_GROUPS.items()
     }

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from mint.commands.training.train import main
+from mint.jobs.compose import Composed, compose_jobs
+from mint.jobs.job import check, load_adapter, make_config
+from mint.jobs.settings import CONFIG_GROUPS, defaults
+from mint.jobs.task import TaskReference
 from mint.rl import ConfigError, RLConfig
-from mint.training.compose import Composed, compose_jobs
-from mint.training.groups import GROUPS, defaults
-from mint.training.job import check, load_adapter, make_config
-from mint.training.task import TaskReference
 from tests.needs import need_gym
 
 from .conftest import CONF, ROOT
@@ -49,7 +49,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_setting_of_the_loop_is_in_exactly_one_group() -> None:
-    places = Counter(name for group in GROUPS.values() for name in group.model_fields)
+    places = Counter(name for group in CONFIG_GROUPS.values() for name in group.model_fields)
     assert set(places.values()) == {1}
     added = {"adapter", "arguments", "reward_function", "samples"}
     assert places.keys() - added == RLConfig.model_fields.keys()

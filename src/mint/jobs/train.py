@@ -2,10 +2,10 @@
 
 import math
 
+from mint.jobs.compose import Composed
+from mint.jobs.job import load_adapter, make_config, run_directory, write_job
 from mint.rl import Run, grpo, run_loop
 from mint.rl.sampling.batch import Batch
-from mint.training.compose import Composed
-from mint.training.job import load_adapter, make_config, run_directory, write_job
 
 _SHOWN = 400
 
