@@ -12,8 +12,7 @@ from mint.rl.datums.datum import build_datums
 from mint.rl.datums.reference import Reference
 from mint.rl.loop.progress import sampling_line, show_during
 from mint.rl.rollouts.credit import assign_advantages
-from mint.rl.rollouts.filters import Filters
-from mint.rl.rollouts.policy import Policy
+from mint.rl.rollouts.policy import Filters, Policy
 from mint.rl.rollouts.rollout import Group
 from mint.rl.sampling.batch import Batch
 from mint.rl.sampling.queue import GroupQueue

@@ -61,9 +61,7 @@ class Collector:
         try:
             groups = await asyncio.gather(*tasks)
         except (Exception, asyncio.CancelledError):
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
             raise
         self.check(groups, policy, step)
         return groups
@@ -156,6 +154,13 @@ class Collector:
                 buffer=cfg.overlong_buffer,
                 limit=cfg.overlong_limit,
             )
+
+
+async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _longest_reply(rollout: Rollout) -> int:

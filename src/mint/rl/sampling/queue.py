@@ -14,7 +14,7 @@ from mint.rl.data.prompts import Data, Draw, Item
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 from mint.rl.sampling.batch import Batch
-from mint.rl.sampling.collector import Collector
+from mint.rl.sampling.collector import Collector, cancel_all
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.schedules import temperature_at
 
@@ -74,10 +74,7 @@ class GroupQueue:
             self.taken.append(await self._batch(step, count or self._width))
             return self.taken[-1]
         except (Exception, asyncio.CancelledError):
-            tasks = [each.task for each in self.pending]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all([each.task for each in self.pending])
             raise
 
     async def _batch(self, step: int, count: int) -> Batch:
