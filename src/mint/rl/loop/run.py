@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -162,7 +162,7 @@ class Run:
         edited = [with_weights(datum) for datum in edit(list(datums))]
         wrong = unmasked(edited, batch.groups)
         batch.metrics |= {"datums": float(len(edited)), "datums/unmasked": float(len(wrong))}
-        self._stop_if(list(masked_loss(batch.metrics, self.guards.history, self.cfg)))
+        self._stop_if(masked_loss(batch.metrics, self.guards))
         self.interruption.answer, self._half_done = "finish", True
         return edited
 
@@ -216,7 +216,7 @@ class Run:
         print(f"  {finding}", flush=True)
         self.directory.event("finding", step=step, name=finding.name, text=str(finding))
 
-    def _stop_if(self, found: Sequence[Finding]) -> None:
+    def _stop_if(self, found: Iterable[Finding]) -> None:
         """Raise :class:`mint.rl.RunStopped` if one of the findings ends the run."""
         fatal = self.guards.fatal(found)
         if fatal is not None:
