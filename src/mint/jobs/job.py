@@ -20,7 +20,7 @@ from mint.jobs.reward import (
 from mint.jobs.settings import CONFIG_GROUPS
 from mint.jobs.task import TaskReference
 from mint.rl.recording.directory import RUNS, find_directory, task_name
-from mint.rl.rollouts.metadata import as_sample
+from mint.rl.rollouts.scoring import as_sample
 from mint.rl.settings.config import RLConfig, short_hash
 from mint.settings import reporting
 

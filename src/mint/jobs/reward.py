@@ -14,8 +14,7 @@ from mint.rewards.registry import RewardNotFound
 from mint.rewards.reward import run
 from mint.rewards.shaping.composition import Scheduled
 from mint.rewards.signature import SignatureError
-from mint.rl.rollouts.metadata import as_sample
-from mint.rl.rollouts.scoring import score_samples
+from mint.rl.rollouts.scoring import as_sample, score_samples
 
 
 def load_reward(name: str) -> Reward:

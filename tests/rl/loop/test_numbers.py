@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mint.rl import RLConfig
 from mint.rl.algorithms.importance import Correction, entropy
 from mint.rl.algorithms.kl import k1, k3
-from mint.rl.datums.correction import corrected, mismatch
 from mint.rl.datums.datum import make_datum, values
+from mint.rl.datums.ratios import corrected, mismatch
 from mint.rl.evaluation.scores import Evaluation, evaluate, independent_trials, pass_at_k, wilson
 from mint.rl.rollouts.rollout import Segment
 from mint.rl.settings.schedules import learning_rate_at, reward_weights_at, temperature_at

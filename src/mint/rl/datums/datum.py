@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
-from mint.rl.algorithms.batches import part_sizes, token_weights
+from mint.rl.algorithms.sequences import part_sizes, token_weights
 from mint.rl.rollouts.rollout import Group, Kept, Segment
 
 Array = NDArray[np.float64]

@@ -10,8 +10,7 @@ from typing import Literal
 import yaml
 
 from mint.config_error import ConfigError
-from mint.rl.evaluation.outcome import evaluations_in
-from mint.rl.evaluation.scores import Estimate, Evaluation
+from mint.rl.evaluation.scores import Estimate, Evaluation, evaluations_in
 from mint.rl.settings.config import RLConfig
 from mint.watch.directory.reader import RunReader
 from mint.watch.directory.recorder import CONFIG

@@ -21,7 +21,7 @@ from mint.rl.rollouts.failures import FailureLog
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 from mint.rl.rollouts.scoring import Ledger
-from mint.rl.runtime.connection import connect, monitor_service
+from mint.rl.runtime.connection import ServiceMonitor, connect
 from mint.rl.runtime.threads import to_thread
 from mint.rl.sampling.collector import Collector
 from mint.rl.settings.config import RLConfig
@@ -128,7 +128,7 @@ async def sample_from(
     work: Callable[[mint.SamplingClient], Awaitable[Result]],
 ) -> Result:
     """Do some work with a checkpoint of a service, or with the base model, while it is watched."""
-    monitor = monitor_service(service, cfg)
+    monitor = ServiceMonitor(service, cfg.service_timeout)
     await monitor.reach()
     async with monitor.watching():
         await connect(service)

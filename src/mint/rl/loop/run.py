@@ -20,8 +20,7 @@ from mint.rl.data.prompts import Data
 from mint.rl.datums.datum import with_weights
 from mint.rl.datums.masking import unmasked
 from mint.rl.evaluation.evaluator import evaluate_holdout
-from mint.rl.evaluation.outcome import advice, closing_lines, evaluations_in
-from mint.rl.evaluation.scores import Evaluation
+from mint.rl.evaluation.scores import Evaluation, advice, closing_lines, evaluations_in
 from mint.rl.guards import Finding, Guards, masked_loss, stability_advice
 from mint.rl.loop.checkpoints import RunCheckpoints
 from mint.rl.loop.clients import reference, training_client
@@ -34,7 +33,7 @@ from mint.rl.recording.reward_log import RewardLog
 from mint.rl.recording.tables import Pieces, rollout_rows
 from mint.rl.rollouts.failures import CodeFailure, FailureLog
 from mint.rl.rollouts.scoring import Ledger
-from mint.rl.runtime.connection import NoAnswer, ServiceMonitor, connect, monitor_service
+from mint.rl.runtime.connection import NoAnswer, ServiceMonitor, connect
 from mint.rl.runtime.endings import Interrupted, RewardsFailed, RunStopped, lost, resume_hint
 from mint.rl.runtime.interruption import Interruption
 from mint.rl.runtime.threads import to_thread
@@ -62,7 +61,7 @@ async def open_run(
     error: BaseException | None = None
     try:
         run.service = await to_thread(mint.ServiceClient) if service is None else service
-        run.monitor = monitor_service(run.service, run.cfg)
+        run.monitor = ServiceMonitor(run.service, run.cfg.service_timeout)
         await run.monitor.reach()
         async with run.monitor.watching():
             await run._begin()

@@ -7,7 +7,7 @@ from typing import Any
 
 import mint
 from mint import types
-from mint.rl.algorithms.batches import part_sizes
+from mint.rl.algorithms.sequences import part_sizes
 from mint.rl.datums.datum import build_datums
 from mint.rl.datums.reference import Reference
 from mint.rl.loop.progress import sampling_line, show_during

@@ -13,9 +13,8 @@ import mint
 from mint import types
 from mint.error_code import error_code
 from mint.rl.algorithms.importance import Correction
-from mint.rl.datums.clipped import clipped_share
-from mint.rl.datums.correction import corrected, masked_share, mismatch
 from mint.rl.datums.datum import scaled, split, values
+from mint.rl.datums.ratios import clipped_share, corrected, masked_share, mismatch
 from mint.rl.datums.reference import Reference, kl_metrics
 from mint.rl.rollouts.policy import Policy
 from mint.rl.sampling.batch import Array, Update

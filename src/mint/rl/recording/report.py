@@ -9,7 +9,7 @@ from typing import Any
 
 from mint.rewards import Analysis, Sample, Score, Scored, analyse, failure_pattern
 from mint.rl.recording.report_page import as_html, as_markdown
-from mint.rl.rollouts.metadata import ANSWERS, as_sample
+from mint.rl.rollouts.scoring import ANSWERS, as_sample
 from mint.rl.sampling.batch import Batch
 from mint.watch.directory.files import read_rows
 from mint.watch.directory.reader import RunReader

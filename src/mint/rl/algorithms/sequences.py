@@ -1,6 +1,7 @@
-"""Weights of tokens in a batch, and sizes of mini-batches."""
+"""Sequences of tokens: their weights in a batch, their mini-batches, their common prefixes."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 
 def token_weights(lengths: Sequence[int], aggregation: str, max_tokens: int) -> list[float]:
@@ -31,3 +32,13 @@ def part_sizes(count: int, parts: int) -> list[int]:
     """The sizes of at most ``parts`` nearly equal parts, none empty unless there is nothing."""
     parts = max(1, min(parts, count))
     return [count // parts + (index < count % parts) for index in range(parts)]
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many tokens two sequences begin with together.
+
+    >>> common_prefix([5, 6, 7], [5, 6, 8, 9])
+    2
+    """
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
