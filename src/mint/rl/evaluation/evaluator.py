@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import mint
 from mint.config_error import ConfigError, closest
@@ -27,7 +28,6 @@ from mint.rl.sampling.collector import Collector
 from mint.rl.settings.config import RLConfig
 from mint.rl.task import overrides
 
-Result = TypeVar("Result")
 HOLDOUT = "holdout"
 LIMITS = (TurnLimit.__name__, ContextFull.__name__)
 """What a weak policy may run into with every answer: wrong answers, and no mistake in a reward."""
@@ -54,12 +54,10 @@ class Evaluator:
 
     async def of_async(self, path: str | None) -> Evaluation:
         """Async version of :meth:`of`."""
-        return await sample_from(self.service, self.cfg, path, self._evaluate)
-
-    async def _evaluate(self, client: mint.SamplingClient) -> Evaluation:
-        tokenizer = await to_thread(client.get_tokenizer)
-        self._items = self._items or Data(self.adapter, tokenizer, self.cfg).holdout()
-        return await evaluate_holdout(self.adapter, self.cfg, self._items, client, tokenizer)
+        async with sampling_client(self.service, self.cfg, path) as client:
+            tokenizer = await to_thread(client.get_tokenizer)
+            self._items = self._items or Data(self.adapter, tokenizer, self.cfg).holdout()
+            return await evaluate_holdout(self.adapter, self.cfg, self._items, client, tokenizer)
 
 
 @dataclass
@@ -77,10 +75,11 @@ class Examiner:
     def of(self, service: mint.ServiceClient, path: str | None) -> dict[str, SetResult]:
         """Return the results of a checkpoint of the service; None is the base model."""
 
-        async def work(client: mint.SamplingClient) -> dict[str, SetResult]:
-            return await self._of(client, await to_thread(client.get_tokenizer))
+        async def work() -> dict[str, SetResult]:
+            async with sampling_client(service, self.cfg, path) as client:
+                return await self._of(client, await to_thread(client.get_tokenizer))
 
-        return asyncio.run(sample_from(service, self.cfg, path, work))
+        return asyncio.run(work())
 
     def of_endpoint(self, url: str, model: str) -> dict[str, SetResult]:
         """Return the results of a model behind an OpenAI-compatible endpoint."""
@@ -121,19 +120,17 @@ class Examiner:
         return collect_results(name, adapter, groups, cfg.success_threshold)
 
 
-async def sample_from(
-    service: mint.ServiceClient,
-    cfg: RLConfig,
-    path: str | None,
-    work: Callable[[mint.SamplingClient], Awaitable[Result]],
-) -> Result:
-    """Do some work with a checkpoint of a service, or with the base model, while it is watched."""
+@asynccontextmanager
+async def sampling_client(
+    service: mint.ServiceClient, cfg: RLConfig, path: str | None
+) -> AsyncIterator[mint.SamplingClient]:
+    """Sample from a checkpoint, or from the base model, while the service is watched."""
     monitor = ServiceMonitor(service, cfg.service_timeout)
     await monitor.reach()
     async with monitor.watching():
         await connect(service)
         where = {"base_model": cfg.base_model} if path is None else {"model_path": path}
-        return await work(await service.create_sampling_client_async(**where))
+        yield await service.create_sampling_client_async(**where)
 
 
 async def evaluate_holdout(

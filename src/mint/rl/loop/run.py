@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import mint
@@ -30,7 +31,7 @@ from mint.rl.loop.stages import weights_before
 from mint.rl.recording.directory import describe_run, open_directory, write_service
 from mint.rl.recording.report import Analyst
 from mint.rl.recording.reward_log import RewardLog
-from mint.rl.recording.tables import Pieces, rollout_rows
+from mint.rl.recording.tables import rollout_rows
 from mint.rl.rollouts.failures import CodeFailure, FailureLog
 from mint.rl.rollouts.scoring import Ledger
 from mint.rl.runtime.connection import NoAnswer, ServiceMonitor, connect
@@ -103,7 +104,7 @@ class Run:
         latest = self.checkpoints.latest
         self.client = await training_client(self.service, cfg, latest, about)
         self.tokenizer = await to_thread(self.client.get_tokenizer)
-        self._pieces = Pieces(self.tokenizer)
+        self._text = cache(lambda token: str(self.tokenizer.decode([token])))
         self.data = Data(self.adapter, self.tokenizer, cfg)
         self._held_out = self.data.holdout() if cfg.eval_every else []
         collector = Collector(self.adapter, cfg, self.ledger, self._failures)
@@ -193,7 +194,7 @@ class Run:
             numbers |= evaluation.metrics()
         numbers["time/total"] = self._elapsed + time.monotonic() - self._began
         self.queue.taken.clear()
-        self.directory.write_step(rollout_rows(batch, self._pieces), {"step": step, **numbers})
+        self.directory.write_step(rollout_rows(batch, self._text), {"step": step, **numbers})
         seconds = time.monotonic() - self._since
         print(step_line(step, cfg.steps, numbers, seconds), flush=True)
         if (own_line := getattr(self.adapter, "evaluate", None)) is not None:
@@ -303,7 +304,7 @@ class Run:
     def _write_end(self, ending: BaseException | None) -> None:
         """Write what is left of a step that was not completed, and how the run ended."""
         if left := self.queue.taken if hasattr(self, "queue") else []:
-            self.directory.rollouts(rollout_rows(merge_batches(left), self._pieces))
+            self.directory.rollouts(rollout_rows(merge_batches(left), self._text))
         if ending is not None and not isinstance(ending, KeyboardInterrupt):
             self.directory.set_status("failed")
         else:

@@ -1,6 +1,6 @@
 """Rollouts as rows of a table, with their tokens."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mint import types
@@ -56,23 +56,9 @@ def _aligned(found: Mapping[Tokens, Array], segment: Segment) -> list[float | No
     return [*given, *[None] * (len(segment.tokens) - len(given))]
 
 
-class Pieces:
-    """The text of single tokens, decoded once each."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
-
-    def __call__(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each token."""
-        known = self._known
-        for token in set(tokens) - known.keys():
-            known[token] = str(self._tokenizer.decode([token]))
-        return [known[token] for token in tokens]
-
-
-def rollout_rows(batch: Batch, pieces: Pieces) -> Iterator[dict[str, Any]]:
-    """One row for every rollout of a step, those of replaced groups too."""
+def rollout_rows(batch: Batch, text: Callable[[int], str]) -> Iterator[dict[str, Any]]:
+    """Yield one row for every rollout of a step, those of replaced groups too. ``text`` decodes a
+    token."""
     trained = TrainedTokens(batch.updates)
     for number, group in enumerate(batch.everything):
         for index, rollout in enumerate(group.rollouts):
@@ -83,7 +69,7 @@ def rollout_rows(batch: Batch, pieces: Pieces) -> Iterator[dict[str, Any]]:
                 "replaced": number >= len(batch.groups),
                 **_row(group, rollout),
                 "digests": _digests(batch, rollout),
-                "segments": [_segment(each, pieces, trained) for each in rollout.segments],
+                "segments": [_segment(each, text, trained) for each in rollout.segments],
             }
 
 
@@ -123,10 +109,12 @@ def _stop(rollout: Rollout) -> str | None:
     return "length" if rollout.truncated else "stop"
 
 
-def _segment(segment: Segment, pieces: Pieces, trained: TrainedTokens) -> dict[str, Any]:
+def _segment(
+    segment: Segment, text: Callable[[int], str], trained: TrainedTokens
+) -> dict[str, Any]:
     return {
         "tokens": segment.tokens,
-        "pieces": pieces(segment.tokens),
+        "pieces": [text(token) for token in segment.tokens],
         "mask": segment.sampled,
         "versions": segment.versions,
         "sampler": segment.logprobs,

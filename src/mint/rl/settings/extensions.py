@@ -61,14 +61,10 @@ def require_known(
 ) -> None:
     """Raise ConfigError when a service has ignored a setting that only some services have."""
     for name in wanted(cfg, temperature):
-        if not all(_is_acknowledged(name, answer) for answer in answers):
-            raise _unknown(name, "ignores it")
-
-
-def _is_acknowledged(name: str, answer: types.ForwardBackwardOutput) -> bool:
-    if name == "measure_entropy":
-        return all("entropy" in output for output in answer.loss_fn_outputs)
-    return _METRICS[name] in answer.metrics
+        for answer in answers:
+            entropies = all("entropy" in output for output in answer.loss_fn_outputs)
+            if not (entropies if name == "measure_entropy" else _METRICS[name] in answer.metrics):
+                raise _unknown(name, "ignores it")
 
 
 def require_accepted(
