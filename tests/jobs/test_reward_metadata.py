@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mint.commands.training.train import main
-from mint.jobs.job import check_tasks
+from mint.jobs.job import check_rewards
 from mint.rewards import Sandbox, SandboxUnavailable
 from mint.rl import ConfigError
 
@@ -80,7 +80,7 @@ def rewards(tmp_path: Path, folder: Path) -> Path:
 
 def checked(reward: str, *task: str) -> None:
     job = composed(*(task or TASK), f"training.reward_function=mine.py:{reward}").job
-    check_tasks([job])
+    check_rewards([job])
 
 
 @pytest.mark.parametrize("reward", ["looks_it_up", "awaited", "named", "batched", "combined"])

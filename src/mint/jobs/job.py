@@ -69,15 +69,17 @@ def check(job: Job) -> None:
     _check_task(job)
 
 
-def check_tasks(jobs: Iterable[Job], all_of_them: bool = False) -> None:
-    """Raise :class:`ConfigError` when a reward function asks for what no sample of its task has, or
-    when a task cannot be made. Without ``all_of_them``, tasks with rewards of their own are not
-    made."""
+def check_tasks(jobs: Iterable[Job]) -> None:
+    """Raise :class:`ConfigError` when a task of a sweep cannot be made, before any is run."""
+    for job in {str(_what(job)): job for job in jobs}.values():
+        load_adapter(job)
+
+
+def check_rewards(jobs: Iterable[Job]) -> None:
+    """Raise :class:`ConfigError` when a reward function asks for what no sample of its task has."""
     for job in {str(_what(job)): job for job in jobs}.values():
         if job["training"]["reward_function"] is not None:
             _check_reward(job)
-        elif all_of_them:
-            load_adapter(job)
 
 
 def _check_reward(job: Job) -> None:

@@ -9,7 +9,7 @@ from mint.commands.shared.errors import exit_code
 from mint.commands.training.job_arguments import Arguments, read_arguments
 from mint.commands.training.results import print_comparison, print_result
 from mint.config_error import ConfigError, closest
-from mint.jobs.job import JOB, check_tasks, load_adapter, make_config, read_job
+from mint.jobs.job import JOB, check_rewards, load_adapter, make_config, read_job
 from mint.rl.loop.checkpoints import find_checkpoint
 
 CHECKPOINT, AGAINST, SET, ENDPOINT = OWN = ("checkpoint", "against", "set", "endpoint")
@@ -61,7 +61,7 @@ def _evaluate(asked: Arguments) -> int:
     if jobs is None:
         return 0
     other = None if against in (None, BASE) else find_checkpoint(str(against))
-    check_tasks(composed.job for composed in jobs)
+    check_rewards(composed.job for composed in jobs)
     import mint
     from mint.rl.evaluation.evaluator import Examiner
 

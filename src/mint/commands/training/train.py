@@ -8,7 +8,7 @@ from mint.commands.shared.errors import describe_error, exit_code, report_error
 from mint.commands.shared.output import print_table
 from mint.commands.training.job_arguments import Arguments, read_arguments
 from mint.jobs.compose import Composed
-from mint.jobs.job import check_tasks
+from mint.jobs.job import check_rewards, check_tasks
 from mint.jobs.sweep import COLUMNS, Sweep
 
 USAGE = """\
@@ -44,9 +44,9 @@ def _train(asked: Arguments) -> int:
     jobs = asked.jobs()
     if jobs is None:
         return 0
+    check_rewards(composed.job for composed in jobs)
     if asked.multirun:
         return _sweep(jobs)
-    check_tasks(composed.job for composed in jobs)
     from mint.jobs.train import train
 
     train(jobs[0])
@@ -56,7 +56,7 @@ def _train(asked: Arguments) -> int:
 def _sweep(jobs: Sequence[Composed]) -> int:
     """Run every job, even if others fail, and print one table."""
     sweep, complete = Sweep(jobs), False
-    check_tasks((composed.job for composed in jobs), all_of_them=True)
+    check_tasks(composed.job for composed in jobs)
     from mint.jobs.train import train
 
     try:
