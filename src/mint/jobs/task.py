@@ -6,16 +6,17 @@ What can be seen in the source is checked before the task and all it needs is im
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mint.config_error import ConfigError, closest
+from mint.rewards.registry import load_file
 
 _MOVED = {"mint.rl.dataset": "mint.rl.data.dataset"}
 """Modules that older run directories name, and where they are now."""
@@ -93,7 +94,7 @@ class TaskReference:
     def load(self) -> Any:
         """The class."""
         if self.is_file:
-            module = _module_of(Path(self.place))
+            module = _module_of(Path(self.place).resolve())
         else:
             importable(Path.cwd())
             module = importlib.import_module(self.place)
@@ -145,18 +146,7 @@ def importable(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
+@cache
 def _module_of(path: Path) -> Any:
-    name = f"mint_task_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    if name not in sys.modules:
-        importable(path.resolve().parent)
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    importable(path.parent)
+    return load_file(path)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from mint.commands.shared.output import print_table
 from mint.config_error import ConfigError
 from mint.rl.evaluation.scores import METRICS, Estimate
@@ -103,20 +101,19 @@ def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
 
 
 def _task(run: PastRun, reference: str | None) -> Any:
-    from mint.jobs.job import JOB, load_adapter
+    from mint.jobs.job import JOB, load_adapter, read_job
     from mint.jobs.task import TaskReference
 
     if reference is not None:
         TaskReference.read(reference).check({})
         task = {"adapter": reference, "arguments": {}}
         return load_adapter({"task": task, "training": {"reward_function": None}})
-    job = run.folder / JOB
-    if not job.is_file():
+    if not (run.folder / JOB).is_file():
         raise ConfigError(
             f"{run.folder} has no {JOB}, so it was written by a script. Name its task: "
             "--task demos/rl/adapters/verifiable_math.py:VerifiableMathAdapter"
         )
-    return load_adapter(yaml.safe_load(job.read_text()))
+    return load_adapter(read_job(run.folder))
 
 
 def _print_evaluated(bisection: Bisection) -> None:

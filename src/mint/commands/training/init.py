@@ -1,4 +1,4 @@
-"""``mint init``: a small project to change, or the quickstart scripts."""
+"""``mint init``: write a small project to start from, or the quickstart scripts."""
 
 from pathlib import Path
 from typing import Annotated

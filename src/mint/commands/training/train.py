@@ -1,4 +1,6 @@
-"""``mint train`` and ``run_training.py``: train as ``conf/`` and the command line say."""
+"""``mint train`` and ``run_training.py``: train with the settings of ``conf/`` and the command
+line.
+"""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Judge whether a run is learning: a pure function of its metrics and events.
+"""The verdict on a run, whether it is learning: a pure function of its metrics and events.
 
 learning               reward or success rises by more than its noise
 flat                   it was learning, and has not risen since
@@ -46,8 +46,8 @@ NEEDED = (
 )
 """The metrics that a verdict reads."""
 
-_FEW, _MANY = 5, 20
-"""Steps before the first verdict, and before a run without movement counts as stalled."""
+_MANY = 20
+"""Steps before a run without movement counts as stalled."""
 _WINDOW = 5
 _CONSTANT = 0.8
 """Share of groups with equal rewards from which a run is stalled."""
@@ -102,12 +102,7 @@ class VerdictHistory:
             self.events.append({name: event[name] for name in kept if name in event})
 
 
-def judge(
-    rows: Sequence[Row],
-    events: Sequence[Row] = (),
-    status: str = "running",
-    steps: int | None = None,
-) -> Verdict:
+def judge(rows: Sequence[Row], events: Sequence[Row] = (), status: str = "running") -> Verdict:
     """Judge a run by its metrics and events.
 
     >>> rows = [{"step": n, "reward/mean": 0.1 + n / 50} for n in range(1, 31)]
@@ -216,7 +211,7 @@ def _why(trained: Sequence[Row]) -> str:
 
 
 def _hacking(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict | None:
-    """Detect that the paid reward rises while the wanted result falls."""
+    """Detect that the reward rises while success or the holdout falls."""
     reward = first_named(trained, REWARD)[1]
     if len(reward) < 2 * _WINDOW or not _rose(reward):
         return None
@@ -361,7 +356,7 @@ def _rose(values: Series) -> bool:
 
 
 def _all_numbers(row: Row, names: Sequence[str]) -> bool:
-    return all(bool(series([{"step": 0, "x": row.get(name)}], "x")) for name in names)
+    return all(series([row], name) for name in names)
 
 
 def _said(name: str) -> str:
