@@ -6,15 +6,14 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mint.commands.training import evaluate
-from tests.service_fixture import MODEL, LiveService, start_service
-from tests.tiny import build_model
+from tests.service_fixture import MODEL, LiveService
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -65,13 +64,9 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def live_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
-    """A service whose tiny model has room for long prompts, and also goes by a real one's name."""
-    folder = tmp_path_factory.mktemp("training")
-    model = build_model(folder / "tiny", max_position_embeddings=4096)
-    service = start_service(folder / "home", model, aliases={MODEL: model, SMOLLM2: model})
-    yield service
-    service.stop()
+def live_service(roomy_service: LiveService) -> LiveService:
+    """The service that ``service`` is the address of."""
+    return roomy_service
 
 
 @pytest.fixture

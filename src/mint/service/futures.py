@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mint.service.errors import EngineDied, UserError
+from mint.service.errors import Category, explain
 from mint.service.wire.codec import PROTOBUF
 
 from .background import in_background
@@ -23,7 +23,6 @@ from .results import MAX_RESULTS, Queue, Share, Spool
 from .turns import Turns
 
 log = logging.getLogger(__name__)
-Category = Literal["user", "server"]
 
 
 @dataclass(frozen=True)
@@ -161,13 +160,8 @@ class Futures:
         async def answer() -> None:
             try:
                 found = await work
-            except UserError as error:
-                found = Response.failure(str(error), "user")
-            except EngineDied as error:
-                found = Response.failure(str(error), "server")
             except Exception as error:
-                log.exception("%s failed: %s", what, request_id)
-                found = Response.failure(f"{what} failed in the service: {error}", "server")
+                found = Response.failure(*explain(error, f"{what} ({request_id})"))
             self.finish(request_id, found)
 
         self.open(request_id, user, reason)

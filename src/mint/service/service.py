@@ -83,8 +83,7 @@ class Service(Parts):
         await self.runs.close()
         await self.engines.stop()
         self.decoder.close()
-        await self.sessions.save_last_seen()
-        await self.auth.save_last_used()
+        await self.store.save_uses()
         await self.usage.save()
         self.store.close()
 
@@ -136,12 +135,14 @@ class Service(Parts):
                 self.checkpoints.delete(listed[name])
 
     def _delete_silent_sessions(self) -> None:
-        """Delete sessions without a run that were silent for as long as unused runs are kept.
+        """Delete the samplers of sessions that were silent for ``run_kept_s``, and those sessions.
 
-        As for checkpoints, a clock that jumps and is put right deletes none.
+        A session that has runs stays; its samplers stay while the state of one of them does. As for
+        checkpoints, a clock that jumps and is put right deletes nothing.
         """
         silent = self.store.forgotten_sessions(now() - timedelta(seconds=self.settings.run_kept_s))
-        marks = {row.id: str(row.last_seen) for row in silent}
+        kept = self.runs.sessions_with_state()
+        marks = {row.id: str(row.last_seen) for row in silent if row.id not in kept}
         for session_id in self.idleness.due("session", marks, self.settings.expired_kept_s):
             self.store.delete_session(session_id)
 
@@ -163,9 +164,7 @@ class Service(Parts):
 
     async def tidy(self) -> None:
         """Save heartbeats, reap silent sessions, forget old results, delete what has expired."""
-        await self.sessions.save_last_seen()
-        await self.auth.save_last_used()
-        await self.runs.save_last_used()
+        await self.store.save_uses()
         self.futures.forget_old()
         await self.engines.unload_idle()
         for session_id in self.sessions.idle(self.settings.session_idle_s):

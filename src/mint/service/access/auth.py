@@ -63,7 +63,6 @@ class Auth:
         self._only_key = _hash_of(settings.api_key) if settings.api_key else None
         self._keys: dict[str, ApiKey] = {}  # with one, even revoked, the service is not open to all
         self._quotas: dict[str, Quota] = {}
-        self._used: dict[str, datetime] = {}
         self._loaded_at = float("-inf")
 
     def check_start(self) -> None:
@@ -94,11 +93,10 @@ class Auth:
             raise _refused()
         if key.revoked_at is not None:
             raise _refused(f"The API key {key.name!r} was revoked.")
-        when = now()
-        if key.expires_at is not None and key.expires_at <= when:
+        if key.expires_at is not None and key.expires_at <= now():
             expired = f"{key.expires_at:%Y-%m-%d %H:%M} UTC"
             raise _refused(f"The API key {key.name!r} expired on {expired}.")
-        self._used[key_hash] = when
+        self._store.note_use(ApiKey, key_hash)
         return Caller(key.user, key.name, Scope.parse(key.scope))
 
     async def user_of(self, presented: str | None) -> str:
@@ -126,12 +124,6 @@ class Auth:
     def quota_of(self, key: str) -> Quota:
         """Return the limits of a key, by its name."""
         return self._quotas.get(key) or Quota.of(self._settings, {})
-
-    async def save_last_used(self) -> None:
-        """Write to the store when keys were last used."""
-        used, self._used = self._used, {}
-        if used:
-            await asyncio.to_thread(self._store.touch, ApiKey, used)
 
     # ---- tokens -------------------------------------------------------------------------------
 

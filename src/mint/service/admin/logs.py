@@ -32,9 +32,17 @@ def configure(settings: Settings) -> None:
     """Send the log to standard error, in the format that was asked for."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
+    handler.addFilter(_name_uvicorn)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     for library in ("alembic", "httpx", "httpcore"):
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def _name_uvicorn(record: logging.LogRecord) -> bool:
+    """Rename uvicorn's general logger, whose name ``uvicorn.error`` says that something failed."""
+    if record.name == "uvicorn.error":
+        record.name = "uvicorn"
+    return True
 
 
 class JsonLines(logging.Formatter):

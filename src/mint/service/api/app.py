@@ -25,6 +25,8 @@ from mint.service.api.visitors import Visitors
 from mint.service.service import Service
 from mint.service.wire.decoding import machine_budget
 
+_MAX_JSON_BYTES = 16 * 1024 * 1024  # of any request but the operations of a run
+_UPLOAD = "/api/v1/checkpoints/upload"
 _TINKER = (sessions, training, sampling, futures, transfers, weights, rest, tokenizers, usage)
 ROUTERS = (
     ("", health.router),
@@ -43,12 +45,15 @@ def create_app(service: Service) -> FastAPI:
     for prefix, router in ROUTERS:
         app.include_router(router, prefix=prefix)
     app.mount("/watch", Dashboard(service, app.state.gauges), name="watch")
+    largest = service.settings.max_body_bytes
+    limits = dict.fromkeys((f"/api/v1/{kind}" for kind in training.OPERATIONS), largest)
     app.add_middleware(
         BodyLimit,
-        limit=service.settings.max_body_bytes,
+        limit=min(largest, _MAX_JSON_BYTES),
+        limits={**limits, _UPLOAD: service.settings.max_upload_bytes},
         limit_s=service.settings.request_limit_s,
         memory=machine_budget(),
-        on_disk={"/api/v1/checkpoints/upload": service.settings.max_upload_bytes},
+        on_disk=(_UPLOAD,),
     )
     app.add_middleware(
         Visitors,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Request
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mint.service.access.auth import LOCAL_USER
@@ -61,9 +60,9 @@ class Dashboard:
         and only on this machine."""
         try:
             user = await self._user(request)
-        except ApiError as error:
-            if self._service.settings.api_key is not None:  # the page then asks for the key
-                raise HTTPException(error.status, str(error.detail)) from error
+        except ApiError:
+            if self._service.settings.api_key is not None:
+                raise  # the page then asks for the key
             return False
         is_local = self._service.settings.is_loopback and is_same_machine(request)
         return is_local and user == LOCAL_USER
@@ -73,10 +72,7 @@ class Dashboard:
 
     async def _status(self, request: Request) -> dict[str, Any]:
         """Return what the service is doing, as far as the caller may know."""
-        try:
-            user = await self._user(request)
-        except ApiError as error:
-            raise HTTPException(error.status, str(error.detail)) from error
+        user = await self._user(request)
         service, page = self._service, self._service.store.page
         runs, _ = await asyncio.to_thread(page, RunRow, user, _MOST_ROWS, 0)
         checkpoints, _ = await asyncio.to_thread(
@@ -85,7 +81,7 @@ class Dashboard:
         memory = await self._gauges.memory()
         return {
             "ready": service.is_ready,
-            "queues": {"operations": service.runs.waiting, "samples": service.samplers.waiting},
+            "queues": {"operations": service.runs.waiting, "samples": service.samplers.in_progress},
             "models": [
                 _model(engine, memory.get(engine, {})) for engine in service.engines.loaded()
             ],

@@ -1,7 +1,7 @@
 """Numbers that are read from the running service when Prometheus asks for them."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
@@ -67,39 +67,29 @@ class Gauges(Collector):
             self._memory.pop(engine, None)
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        service = self._service
-        depth = GaugeMetricFamily(
-            "mint_queue_depth",
-            "Operations accepted and not yet answered, by kind.",
-            labels=["kind"],
-        )
-        depth.add_metric(["operations"], service.runs.waiting)
-        depth.add_metric(["samples"], service.samplers.waiting)
-        yield depth
+        service, loaded = self._service, self._service.engines.loaded()
+        waiting = {"operations": service.runs.waiting, "samples": service.samplers.in_progress}
+        futures = service.futures
+        kept = {"memory": futures.bytes_in_memory, "disk": futures.bytes_on_disk}
+        calls = {engine.name: engine.depth for engine in loaded}
         yield GaugeMetricFamily("mint_ready", "1 once the service is ready.", service.is_ready)
+        yield GaugeMetricFamily("mint_models_loaded", "Base models in memory.", len(loaded))
         yield GaugeMetricFamily(
             "mint_disk_free_bytes", "Free space on the disk of the home folder.", self._disk_free
         )
         yield GaugeMetricFamily(
             "mint_runs_paused", "Runs that wait for space on the disk.", service.runs.paused
         )
-        results = GaugeMetricFamily(
-            "mint_results_bytes", "Finished results that are kept.", labels=["where"]
-        )
-        results.add_metric(["memory"], service.futures.bytes_in_memory)
-        results.add_metric(["disk"], service.futures.bytes_on_disk)
-        yield results
-        loaded = service.engines.loaded()
-        yield GaugeMetricFamily("mint_models_loaded", "Base models in memory.", len(loaded))
-        calls = GaugeMetricFamily(
-            "mint_engine_calls", "Calls that an engine has not answered yet.", labels=["model"]
-        )
-        for engine in loaded:
-            calls.add_metric([engine.name], engine.depth)
-        yield calls
+        yield _by_label("queue_depth", "Accepted operations without an answer.", "kind", waiting)
+        yield _by_label("results_bytes", "Finished results that are kept.", "where", kept)
+        yield _by_label("engine_calls", "Calls that an engine has not answered.", "model", calls)
         for name, text in _OF_MEMORY.items():
-            family = GaugeMetricFamily(f"mint_{name}", text, labels=["model"])
-            for engine, memory in self._memory.items():
-                if name in memory:
-                    family.add_metric([engine.name], memory[name])
-            yield family
+            found = {e.name: memory[name] for e, memory in self._memory.items() if name in memory}
+            yield _by_label(name, text, "model", found)
+
+
+def _by_label(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"mint_{name}", text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family

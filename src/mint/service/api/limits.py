@@ -1,7 +1,7 @@
 """Limits of requests while they arrive: their size, that of all together, and their time."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import h11
@@ -56,15 +56,23 @@ def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
 class BodyLimit:
     """Refuses bodies that are too large or arrive too slowly, while they arrive.
 
-    All bodies that are in memory together have at most ``memory`` bytes; a body that is alone may
-    have ``limit``. Paths in ``on_disk`` have limits of their own, and write what arrives to disk.
+    ``limits`` are the most bytes for some paths, and ``limit`` for all others. All bodies that are
+    in memory at once have at most ``memory`` bytes, unless there is only one. Those of the paths
+    ``on_disk`` are not in memory.
     """
 
     def __init__(
-        self, app: ASGIApp, limit: int, limit_s: float, memory: int, on_disk: Mapping[str, int]
+        self,
+        app: ASGIApp,
+        limit: int,
+        limits: Mapping[str, int],
+        limit_s: float,
+        memory: int,
+        on_disk: Collection[str],
     ) -> None:
         self._app = app
         self._limit = limit
+        self._limits = limits
         self._limit_s = limit_s
         self._memory = memory
         self._on_disk = on_disk
@@ -74,7 +82,7 @@ class BodyLimit:
         received, is_complete = 0, False
         path = scope.get("path", "")
         in_memory = path not in self._on_disk
-        limit = self._limit if in_memory else self._on_disk[path]
+        limit = self._limits.get(path, self._limit)
         started = asyncio.get_running_loop().time()
 
         async def counted() -> Message:

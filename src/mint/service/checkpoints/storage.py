@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import shutil
@@ -15,13 +14,16 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
 from sqlalchemy import not_, or_
 
 from mint.engine.messages import LoraSpec
+from mint.service.access.ownership import may_read
 from mint.service.access.quotas import Quota
 from mint.service.errors import UserError
 from mint.service.files import FilesDamaged, checksums, sync, sync_folder, verify
 from mint.service.store.database import CheckpointRow, Condition, RunRow, Store, is_at, now
+from mint.service.wire.requests import Texts
 
 TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
 KINDS = (TRAINING, SAMPLER, EXTERNAL)
@@ -100,6 +102,22 @@ class NewCheckpoint:
     user_metadata: dict[str, str] = field(default_factory=dict)
 
 
+class Description(BaseModel):
+    """The content of ``checkpoint.json``: where a checkpoint comes from, and its checksums.
+
+    Checkpoints of older versions have no checksums, and uploaded ones no digest.
+    """
+
+    path: str
+    base_model: str = ""
+    lora: dict[str, Any] = {}
+    user_metadata: Texts = {}
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+    sha256: dict[str, str] = {}
+    adapter_digest: str | None = None
+
+
 class CheckpointStore:
     """The checkpoint folders under the home folder, and their rows in the store."""
 
@@ -117,7 +135,7 @@ class CheckpointStore:
     def find(self, path: CheckpointPath, user: str) -> CheckpointRow | None:
         """The checkpoint, if ``user`` may read it."""
         row = self._store.checkpoint(path.run_id, path.kind, path.name)
-        if row is None or not (row.user == user or row.public):
+        if row is None or not may_read(row, user):
             return None
         return row if row.expires_at is None or row.expires_at > now() else None
 
@@ -138,8 +156,7 @@ class CheckpointStore:
     def verified_folder(self, path: CheckpointPath) -> Path:
         """Return a checkpoint's folder. Raises FilesDamaged unless its files are as saved."""
         folder = self.folder(path)
-        wanted = _description(folder / DESCRIPTION).get("sha256", {})  # older ones have none
-        verify(folder, wanted, f"The checkpoint {path.uri}")
+        verify(folder, _description(folder).sha256, f"The checkpoint {path.uri}")
         return folder
 
     # ---- saving: begin, let the engine write into the draft, then publish or discard -------------
@@ -158,8 +175,8 @@ class CheckpointStore:
         return draft
 
     def weights_digest(self, path: CheckpointPath) -> str | None:
-        """Return the digest of the adapter that was saved; of one from elsewhere there is none."""
-        return _description(self.folder(path) / DESCRIPTION).get("adapter_digest")
+        """Return the digest of the adapter that was saved; an uploaded one has none."""
+        return _description(self.folder(path)).adapter_digest
 
     def publish(
         self, new: NewCheckpoint, draft: Path, run: RunRow, digest: str | None = None
@@ -181,7 +198,17 @@ class CheckpointStore:
             created_at=now(),
             expires_at=_expiry(new.ttl_seconds),
         )
-        _describe(draft / DESCRIPTION, new.path, row, digest)
+        description = Description(
+            path=new.path.uri,
+            base_model=row.base_model,
+            lora=asdict(read_lora(row.lora)),
+            user_metadata=row.user_metadata,
+            created_at=row.created_at,
+            expires_at=row.expires_at,
+            sha256=checksums(draft, but=DESCRIPTION),
+            adapter_digest=digest,
+        )
+        (draft / DESCRIPTION).write_text(description.model_dump_json(indent=2) + "\n")
         sync_folder(draft)
         with self._publishing:
             self.check_quota(run, new.path, row.size_bytes)
@@ -249,33 +276,16 @@ def read_lora(lora: dict[str, object]) -> LoraSpec:
     return LoraSpec(**lora)  # type: ignore[arg-type]
 
 
-def _describe(file: Path, path: CheckpointPath, row: CheckpointRow, digest: str | None) -> None:
-    description = {
-        "path": path.uri,
-        "base_model": row.base_model,
-        "lora": asdict(read_lora(row.lora)),
-        "user_metadata": row.user_metadata,
-        "created_at": row.created_at.isoformat(),
-        "expires_at": row.expires_at.isoformat() if row.expires_at else None,
-        "sha256": checksums(file.parent, but=file.name),
-        "adapter_digest": digest,
-    }
-    file.write_text(json.dumps(description, indent=2) + "\n")
-
-
-def _description(file: Path) -> dict[str, Any]:
+def _description(folder: Path) -> Description:
     try:
-        found = json.loads(file.read_text())
-        if not isinstance(found, dict):
-            raise ValueError("no object")
-    except ValueError as error:
+        return Description.model_validate_json((folder / DESCRIPTION).read_bytes())
+    except ValidationError as error:
         raise FilesDamaged(
-            f"A checkpoint's {file.name} is damaged, so its other files cannot be checked and were "
-            "not loaded. Use another checkpoint, or restore this one from a backup."
+            f"A checkpoint's {DESCRIPTION} is damaged, so its other files cannot be checked and "
+            "were not loaded. Use another checkpoint, or restore this one from a backup."
         ) from error
     except FileNotFoundError:
-        return {}
-    return found
+        return Description(path="")
 
 
 def _swap_in(draft: Path, final: Path) -> None:

@@ -108,11 +108,10 @@ class Engines:
             self._folders[base_model] = task
         try:
             return await asyncio.shield(task)
-        except ModelNotFound as error:
+        except (ModelNotFound, OSError) as error:
             self._folders.pop(base_model, None)
-            raise UserError(str(error)) from error
-        except OSError as error:
-            self._folders.pop(base_model, None)
+            if isinstance(error, ModelNotFound):
+                raise UserError(str(error)) from error
             if error.errno != errno.ENAMETOOLONG:
                 raise
             raise UserError(

@@ -25,7 +25,6 @@ from mint.service.checkpoints.storage import (
 )
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import EngineDied, is_disk_full
-from mint.service.files import link_files
 from mint.service.futures import Response, ResultExpired
 from mint.service.parts import Parts
 from mint.service.runs.journal import Journal, Outcome
@@ -68,7 +67,6 @@ class RunInEngine:
         self._journal = journal
         self._parts = parts
         self._engines = parts.engines
-        self._checkpoints = parts.checkpoints
         self._samplers = samplers
         self._references = References(row, journal, parts.checkpoints)
         self._engine: EngineProcess | None = None
@@ -77,8 +75,11 @@ class RunInEngine:
         self.gradients = Gradients()
 
     @property
-    def log_file(self) -> Path | None:
-        return self._engine.log_file if self._engine is not None else None
+    def log_hint(self) -> str | None:
+        """Where to read more about a failure in the engine."""
+        if self._engine is None:
+            return None
+        return f"The engine's log is logs/{self._engine.log_file.name} in the home folder."
 
     def why_waiting(self) -> str | None:
         """Return in words what keeps the run from working."""
@@ -91,11 +92,7 @@ class RunInEngine:
 
     async def enter(self) -> None:
         """Bring the run into its engine, if it is not there."""
-
-        async def work(engine: EngineProcess) -> None:
-            pass
-
-        await self._in_engine("loading", work)
+        await self._in_engine("loading", lambda engine: asyncio.sleep(0))
 
     async def perform(self, kind: str, seq_ids: Sequence[int]) -> Done:
         """Run a group of operations. Raises UserError for the user's mistakes."""
@@ -288,13 +285,15 @@ class RunInEngine:
 
     async def _write(self, engine: EngineProcess, method: str, new: NewCheckpoint) -> CheckpointRow:
         """Let the engine save a checkpoint, which appears whole or not at all."""
-        await asyncio.to_thread(self._checkpoints.check_quota, self._row, new.path)
-        draft = await asyncio.to_thread(self._checkpoints.begin, new)
+        await asyncio.to_thread(self._parts.checkpoints.check_quota, self._row, new.path)
+        draft = await asyncio.to_thread(self._parts.checkpoints.begin, new)
         try:
             digest = await engine.call(method, run_id=self._row.id, folder=str(draft))
-            return await asyncio.to_thread(self._checkpoints.publish, new, draft, self._row, digest)
+            return await asyncio.to_thread(
+                self._parts.checkpoints.publish, new, draft, self._row, digest
+            )
         except BaseException:
-            await asyncio.to_thread(self._checkpoints.discard, draft)
+            await asyncio.to_thread(self._parts.checkpoints.discard, draft)
             raise
 
     async def _load(
@@ -307,16 +306,6 @@ class RunInEngine:
         return Done.json("load_weights", path=CheckpointPath.parse(request.path).uri)
 
     # ---- snapshots ------------------------------------------------------------------------------
-
-    async def begin_from(self, files: Sequence[Path]) -> None:
-        """Let a run without operations begin from these files instead of a fresh adapter."""
-
-        def write() -> None:
-            folder = self._journal.new_snapshot_folder(1)
-            link_files(files, folder)
-            self._journal.cut(folder, 1)
-
-        await asyncio.to_thread(write)
 
     async def maybe_snapshot(self, kind: str, first: int) -> None:
         """Cut a journal that is long to replay, only when no gradients are accumulated."""

@@ -17,13 +17,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mint.service.files import checksums, sync, sync_folder, verify
-from mint.service.futures import Category, Response
+from mint.service.errors import Category
+from mint.service.files import checksums, link_files, sync, sync_folder, verify
+from mint.service.futures import Response
 from mint.service.runs.records import encode, read_record, records_after
 
 log = logging.getLogger(__name__)
 TORN = "journal.torn"
 """What was cut off the end of the journal when it was last found torn."""
+_OF_OUTCOME = ("error", "category", "result")
 MAX_TAKEN = 10_000
 """Operations without a number that are recognised when they are sent again after a snapshot."""
 
@@ -129,9 +131,8 @@ class Journal:
     def append_outcome(self, outcome: Outcome) -> None:
         """Note how operations ended. On a full disk the note waits for the next write."""
         header: dict[str, Any] = {"done": outcome.seq_ids, "of": outcome.kind}
-        for key in ("error", "category", "result"):
-            if getattr(outcome, key) is not None:
-                header[key] = getattr(outcome, key)
+        optional = {key: getattr(outcome, key) for key in _OF_OUTCOME}
+        header |= {key: value for key, value in optional.items() if value is not None}
         with self._lock:
             try:
                 self._append(header, b"", durable=False)
@@ -254,15 +255,8 @@ class Journal:
             entry = JournalEntry(header["seq"], header["op"], header["type"], start, size)
             self.entries[entry.seq_id] = entry
         elif "done" in header:
-            self.outcomes.append(
-                Outcome(
-                    header["of"],
-                    header["done"],
-                    header.get("error"),
-                    header.get("category"),
-                    header.get("result"),
-                )
-            )
+            optional = {key: header.get(key) for key in _OF_OUTCOME}
+            self.outcomes.append(Outcome(header["of"], header["done"], **optional))
         elif "answer" in header:
             kind = "failure" if header["failed"] else "answer"
             number = header["answer"]
@@ -273,6 +267,13 @@ class Journal:
             self._checksums = header.get("sha256", {})
 
     # ---- snapshots ------------------------------------------------------------------------------
+
+    def begin_from(self, files: Iterable[Path]) -> None:
+        """Start an empty journal from a snapshot with these files, not from a fresh adapter."""
+        if self.snapshot is None and not self.entries:
+            folder = self.new_snapshot_folder(1)
+            link_files(files, folder)
+            self.cut(folder, 1)
 
     def new_snapshot_folder(self, first: int) -> Path:
         """Create an empty folder for the state before operation ``first``, beside the others."""

@@ -7,7 +7,6 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ from mint.service.background import in_background
 from mint.service.checkpoints.peft import OPTIMIZER
 from mint.service.checkpoints.storage import run_folder_name
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import ApiError, EngineDied, UserError, not_found
+from mint.service.errors import ApiError, UserError, not_found
 from mint.service.futures import Response
 from mint.service.idleness import Idleness
 from mint.service.parts import Parts
 from mint.service.runs.journal import Journal, JournalDamaged, RunIsElsewhere
 from mint.service.runs.run import TrainingRun
 from mint.service.sampling.samplers import Samplers
-from mint.service.store.database import RunRow, now
+from mint.service.store.database import RunRow
 from mint.service.wire.requests import CreateByLoad, CreateModel, check_optimizer
 
 log = logging.getLogger(__name__)
@@ -39,62 +38,57 @@ class Runs:
         self._idleness = idleness
         self._settings = parts.settings
         self._store = parts.store
-        self._sessions = parts.sessions
-        self._futures = parts.futures
-        self._checkpoints = parts.checkpoints
         self._samplers = samplers
         self._runs: dict[str, TrainingRun] = {}
         self._opening: dict[tuple[str, str], asyncio.Task[TrainingRun]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
-        self._used: dict[str, datetime] = {}
         self._creating = asyncio.Lock()
 
     # ---- creating -------------------------------------------------------------------------------
 
     async def create(self, caller: Caller, request: CreateModel) -> str:
         """Start creating a run; returns the request id. The same request gives the same run."""
-        await self._sessions.require(request.session_id, caller.user)
+        await self._parts.sessions.require(request.session_id, caller.user)
         check_optimizer(request.optimizer_config)
-        row = RunRow(
-            base_model=request.base_model,
-            lora=asdict(_lora_spec(request)),
-            user_metadata=request.user_metadata,
-        )
-        return await self._create(caller, request.session_id, request.model_seq_id, row)
+        row = RunRow(base_model=request.base_model, lora=asdict(_lora_spec(request)))
+        return await self._create(caller, request, row)
 
     async def create_by_load(self, caller: Caller, request: CreateByLoad) -> str:
         """Start creating a run that begins where a checkpoint ends; returns the request id."""
         user = caller.user
-        await self._sessions.require(request.session_id, user)
+        await self._parts.sessions.require(request.session_id, user)
         check_optimizer(request.optimizer_config)
-        path, found = await asyncio.to_thread(self._checkpoints.require, request.path, user)
+        path, found = await asyncio.to_thread(self._parts.checkpoints.require, request.path, user)
         if request.optimizer:
             path.require_optimizer()
-        row = RunRow(
-            base_model=request.base_model or found.base_model,
-            lora=found.lora,
-            user_metadata=request.user_metadata,
-        )
-        folder = await asyncio.to_thread(self._checkpoints.verified_folder, path)
+        row = RunRow(base_model=request.base_model or found.base_model, lora=found.lora)
+        folder = await asyncio.to_thread(self._parts.checkpoints.verified_folder, path)
         files = [
             file
             for file in folder.iterdir()
             if file.name.startswith("adapter_") or (request.optimizer and file.name == OPTIMIZER)
         ]
-        return await self._create(caller, request.session_id, request.model_seq_id, row, files)
+        return await self._create(caller, request, row, files)
 
     async def _create(
-        self, caller: Caller, session_id: str, number: int, row: RunRow, files: Sequence[Path] = ()
+        self,
+        caller: Caller,
+        request: CreateModel | CreateByLoad,
+        row: RunRow,
+        files: Sequence[Path] = (),
     ) -> str:
-        user = caller.user
-        row.id, row.session_id, row.user = f"{session_id}:train:{number}", session_id, user
-        row.key = caller.key
+        user = row.user = caller.user
+        row.key, row.session_id = caller.key, request.session_id
+        row.id = f"{request.session_id}:train:{request.model_seq_id}"
+        row.user_metadata = request.user_metadata
         run_folder_name(row.id)
         request_id = f"{row.id}:0"
         async with self._creating:
-            known = self._futures.find(request_id, user)
+            known = self._parts.futures.find(request_id, user)
             if known is not None and known.answer is not None and known.answer.is_failure:
-                self._futures.forget(request_id, user)  # it was undone: asked again, it starts anew
+                self._parts.futures.forget(
+                    request_id, user
+                )  # it was undone: asked again, it starts anew
                 known = None
             if known is None:
                 await asyncio.to_thread(self._add, row)
@@ -102,8 +96,8 @@ class Runs:
                 run = await self._get(row.id, user)
                 if files:
                     await run.begin_from(files)
-                self._futures.open(request_id, user, run.why_waiting)
-                in_background(self._finish_creation(run, request_id))
+                work = self._load_or_undo(run)
+                self._parts.futures.compute(request_id, user, "create_model", work, run.why_waiting)
         return request_id
 
     def _add(self, row: RunRow) -> None:
@@ -118,26 +112,17 @@ class Runs:
         folder = self._folder(run_id)
         return folder.exists() and not (folder / _UNLOADED).exists()
 
-    async def _finish_creation(self, run: TrainingRun, request_id: str) -> None:
+    async def _load_or_undo(self, run: TrainingRun) -> Response:
+        """Load a new run; on failure delete it, so that the same request can create it again."""
         try:
             await run.load()
-        except Exception as error:
-            is_users = isinstance(error, UserError)
-            if not is_users and not isinstance(error, EngineDied):
-                log.exception("%s could not be created", run.row.id)
-            try:
-                await self._undo_creation(run)  # first: who hears of the failure may ask again
-            finally:
-                failure = Response.failure(str(error), "user" if is_users else "server")
-                self._futures.finish(request_id, failure)
-        else:
-            run.finish_creation()
-
-    async def _undo_creation(self, run: TrainingRun) -> None:
-        self._runs.pop(run.row.id, None)
-        await run.release()
-        await asyncio.to_thread(self._store.delete_run, run.row.id)
-        await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
+        except Exception:
+            self._runs.pop(run.row.id, None)
+            await run.release()
+            await asyncio.to_thread(self._store.delete_run, run.row.id)
+            await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
+            raise
+        return run.creation_answer()
 
     # ---- finding --------------------------------------------------------------------------------
 
@@ -152,8 +137,8 @@ class Runs:
         if run.row.user != user:
             raise _unknown(run_id)
         self.resume_if_due(run_id)
-        self._sessions.saw(run.row.session_id, user)
-        self._used[run_id] = now()
+        self._parts.sessions.saw(run.row.session_id, user)
+        self._store.note_use(RunRow, run_id)
         return run
 
     def resume_if_due(self, run_id: str) -> None:
@@ -284,6 +269,11 @@ class Runs:
                     Journal(folder).close()
                     shutil.rmtree(folder, ignore_errors=True)
 
+    def sessions_with_state(self) -> set[str]:
+        """Return the ids of the sessions with a run whose journal is on disk."""
+        folders = (self._settings.home / "runs").glob("*")
+        return {folder.name.partition("_")[0] for folder in folders}
+
     def open_runs(self) -> set[str]:
         """Return the ids of the runs that are open in this service."""
         return set(self._runs)
@@ -291,11 +281,6 @@ class Runs:
     async def close(self) -> None:
         """Stop every run where it is: the service is ending, and the journals have the rest."""
         await asyncio.gather(*(run.close() for run in self._runs.values()))
-
-    async def save_last_used(self) -> None:
-        used, self._used = self._used, {}
-        if used:
-            await asyncio.to_thread(self._store.touch, RunRow, used)
 
 
 def _unknown(run_id: str) -> ApiError:

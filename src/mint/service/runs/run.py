@@ -11,20 +11,17 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from sqlalchemy.exc import OperationalError
 
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import (
     ApiError,
+    Category,
     EngineDied,
     UserError,
-    log_hint,
-    readable_database_error,
+    explain,
     readable_os_error,
 )
-from mint.service.futures import Category, Response, WaitReason
+from mint.service.futures import Response, WaitReason
 from mint.service.parts import Parts
 from mint.service.runs.disk_space import DiskSpace
 from mint.service.runs.in_engine import Done, RunInEngine
@@ -224,7 +221,9 @@ class TrainingRun:
             done = await self._perform(kind, group)
             outcome = Outcome(kind, seq_ids, result=done.result)
         except Exception as error:
-            outcome = Outcome(kind, seq_ids, *self._explain(group, error))
+            doing = f"{kind} of {self.row.id}"
+            why, category = explain(error, doing, self._in_engine.log_hint)
+            outcome = Outcome(kind, seq_ids, f"{why}{_together(group, category)}", category)
         await self._close(outcome, done)
         if done is not None:
             self._trouble = None
@@ -250,25 +249,6 @@ class TrainingRun:
             assert answer is not None, "a failure has an answer"
             self._finish(seq_id, answer)
 
-    def _explain(self, group: list[Operation], error: Exception) -> tuple[str, Category]:
-        """Return what clients hear of a failure, and whose it is."""
-        kind = group[0].kind
-        match error:
-            case UserError():
-                return _together(group, str(error)), "user"
-            case EngineDied():
-                return str(error), "server"
-            case OSError():
-                return readable_os_error(error, f"{kind} of {self.row.id}"), "server"
-            case OperationalError():
-                return f"{kind} failed. {readable_database_error(error)}", "server"
-        error_id = uuid.uuid4().hex[:8]
-        log.exception("%s of %s failed (error %s)", kind, self.row.id, error_id, exc_info=error)
-        where = log_hint()
-        if (log_file := self._in_engine.log_file) is not None:
-            where = f"The engine's log is logs/{log_file.name} in the home folder."
-        return f"{kind} failed in the service (error {error_id}): {error}. {where}", "server"
-
     # ---- in the engine --------------------------------------------------------------------------
 
     async def load(self) -> None:
@@ -279,8 +259,7 @@ class TrainingRun:
     async def begin_from(self, files: Sequence[Path]) -> None:
         """Start a new run from a checkpoint's files; sent again, it changes nothing."""
         async with self._turn:
-            if self._journal.snapshot is None and not self._journal.entries:
-                await self._in_engine.begin_from(files)
+            await asyncio.to_thread(self._journal.begin_from, files)
 
     async def prepare_to_leave(self, engine: EngineProcess) -> None:
         """The engine is about to go: save the run, so that it comes back without a replay."""
@@ -295,7 +274,7 @@ class TrainingRun:
         self._retry_at = float("inf")
         try:
             await self.load()
-            self.finish_creation()
+            self._finish(0, self.creation_answer())
         except EngineDied as died:
             # What was carried out stays promised: whoever waits for it hears why, and the next
             # operation, or the next question after a while, restores the run.
@@ -323,11 +302,11 @@ class TrainingRun:
         """Somebody may still wait to hear that the run was made."""
         self._open_future(0)
 
-    def finish_creation(self) -> None:
-        result: dict[str, Any] = {"model_id": self.row.id, "type": "create_model"}
-        if self._journal.snapshot is not None and self._journal.first == 1:
-            result["type"] = "load_weights"
-        self._finish(0, Response.json(result))
+    def creation_answer(self) -> Response:
+        """Return the answer to the request that created the run."""
+        is_loaded = self._journal.snapshot is not None and self._journal.first == 1
+        kind = "load_weights" if is_loaded else "create_model"
+        return Response.json({"model_id": self.row.id, "type": kind})
 
     async def close(self) -> None:
         """The service is ending: stop at once. What has not run is in the journal."""
@@ -357,11 +336,12 @@ class TrainingRun:
                 await asyncio.to_thread(self._journal.close)
 
 
-def _together(group: list[Operation], text: str) -> str:
-    if len(group) == 1:
-        return text
+def _together(group: list[Operation], category: Category) -> str:
+    """Return what to add to the error of a batch that was sent in parts."""
+    if len(group) == 1 or category == "server":
+        return ""
     first, last = group[0].seq_id, group[-1].seq_id
     return (
-        f"{text} (Operations {first} to {last} arrived together as parts of one batch, so none of "
+        f" (Operations {first} to {last} arrived together as parts of one batch, so none of "
         "their gradients were kept.)"
     )

@@ -4,6 +4,8 @@ SQLite (WAL) by default, PostgreSQL by URL. Every method is one short transactio
 from the service through ``asyncio.to_thread``.
 """
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -158,6 +160,9 @@ _TOUCHED: dict[type[Table], tuple[str, str]] = {
 """The key of a table, and its column for the time of the last use."""
 
 
+_HAS_RUN = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
+
+
 class Store:
     """Short transactions over one database that several services may share."""
 
@@ -168,6 +173,7 @@ class Store:
             event.listen(self._engine, "connect", _prepare_sqlite)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         self._home = home
+        self._used: defaultdict[Any, dict[str, datetime]] = defaultdict(dict)
 
     def migrate(self, version: str = "head") -> None:
         """Bring the tables to the newest version; several services may start at once.
@@ -245,10 +251,20 @@ class Store:
             )
             return list(rows), total
 
+    def note_use(self, table: type[SessionRow | RunRow | ApiKey], key: str) -> None:
+        """Note in memory that a session, run or key is used now, so that no request waits."""
+        self._used[table][key] = now()
+
+    async def save_uses(self) -> None:
+        """Write what :meth:`note_use` noted."""
+        used, self._used = self._used, defaultdict(dict)
+        for table, seen in used.items():
+            await asyncio.to_thread(self.touch, table, seen)
+
     def touch(
         self, table: type[SessionRow | RunRow | ApiKey], seen: Mapping[str, datetime]
     ) -> None:
-        """Note when sessions were last seen, or runs or keys last used, in one transaction."""
+        """Write when sessions were last seen, or runs or keys last used, in one transaction."""
         name, column = _TOUCHED[table]
         with self.transaction() as session:
             for key, when in seen.items():
@@ -268,23 +284,16 @@ class Store:
         changed = update(SessionRow).where(SessionRow.id == session_id)
         self._change(changed.values(project_id=project_id))
 
-    def forgotten_sessions(self, before: datetime, limit: int = 1000) -> list[SessionRow]:
-        """Return sessions that were last seen before a time and have no run."""
-        has_run = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
-        forgotten = select(SessionRow).where(SessionRow.last_seen < before, ~has_run)
-        return self._all(forgotten.limit(limit))
+    def forgotten_sessions(self, before: datetime) -> list[SessionRow]:
+        """Return sessions last seen before a time that have samplers to delete, or no runs."""
+        has_sampler = select(SamplerRow.id).where(SamplerRow.session_id == SessionRow.id).exists()
+        is_forgotten = (SessionRow.last_seen < before, or_(has_sampler, ~_HAS_RUN))
+        return self._all(select(SessionRow).where(*is_forgotten))
 
     def delete_session(self, session_id: str) -> None:
-        """Delete a session and its samplers."""
+        """Delete the samplers of a session, and the session itself unless it has runs."""
         samplers = delete(SamplerRow).where(SamplerRow.session_id == session_id)
-        self._change(samplers, delete(SessionRow).where(SessionRow.id == session_id))
-
-    def readable_run(self, run_id: str, user: str) -> RunRow | None:
-        """A run of the user's own, or another's with a public checkpoint."""
-        is_public = CheckpointRow.public.is_(True)
-        public = select(CheckpointRow.run_id).where(CheckpointRow.run_id == run_id, is_public)
-        may_read = or_(RunRow.user == user, RunRow.id.in_(public))
-        return next(iter(self._all(select(RunRow).where(RunRow.id == run_id, may_read))), None)
+        self._change(samplers, delete(SessionRow).where(SessionRow.id == session_id, ~_HAS_RUN))
 
     def runs_of_key(self, key: str) -> list[str]:
         """Return the ids of all runs that a key made."""

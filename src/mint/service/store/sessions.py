@@ -5,7 +5,7 @@ import time
 import uuid
 
 from mint.service.errors import not_found
-from mint.service.store.database import SessionRow, Store, now
+from mint.service.store.database import SessionRow, Store
 from mint.service.wire.requests import CreateSession
 
 
@@ -16,7 +16,6 @@ class Sessions:
         self._store = store
         self._seen: dict[str, float] = {}
         self._owners: dict[str, str] = {}
-        self._unsaved: set[str] = set()
 
     async def create(self, user: str, request: CreateSession) -> str:
         session_id = str(uuid.uuid4())
@@ -36,19 +35,13 @@ class Sessions:
     def saw(self, session_id: str, user: str) -> None:
         self._seen[session_id] = time.monotonic()
         self._owners[session_id] = user
-        self._unsaved.add(session_id)
+        self._store.note_use(SessionRow, session_id)
 
     async def finish(self, session_id: str, user: str, reason: str, detail: str | None) -> None:
         """The client is done: the next round of housekeeping releases what the session holds."""
         await self.require(session_id, user)
         await asyncio.to_thread(self._store.finish_session, session_id, reason, detail)
         self._seen[session_id] = float("-inf")
-
-    async def save_last_seen(self) -> None:
-        seen, self._unsaved = self._unsaved, set()
-        if seen:
-            when = now()
-            await asyncio.to_thread(self._store.touch, SessionRow, dict.fromkeys(seen, when))
 
     def idle(self, idle_s: float) -> list[str]:
         """Sessions that have been silent for too long."""

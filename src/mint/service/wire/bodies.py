@@ -19,9 +19,12 @@ class BadBody(UserError):
 
 @dataclass(frozen=True)
 class Address:
-    """The run and the operation of a request: all that queueing needs to know."""
+    """The run and the operation of a request: all that queueing needs to know.
 
-    run_id: str
+    A ``load_weights`` that creates its run has no run id; its body names a session.
+    """
+
+    run_id: str | None
     seq_id: int | None
     forward_only: bool = False
 
@@ -52,30 +55,23 @@ def read_address(body: bytes, is_protobuf: bool) -> Address | None:
     return _protobuf_address(body) if is_protobuf else _json_address(body)
 
 
-def is_creation(body: bytes) -> bool:
-    """Return whether a ``load_weights`` makes a new run, which is addressed by its session."""
-    try:
-        payload = from_json(body)
-    except ValueError:
-        return False
-    return (
-        isinstance(payload, dict)
-        and payload.get("session_id") is not None
-        and payload.get("model_id") is None
-    )
-
-
 def _json_address(body: bytes) -> Address | None:
     try:
         payload = from_json(body)
     except ValueError:
         return None
-    if not isinstance(payload, dict) or not isinstance(payload.get("model_id"), str):
+    if not isinstance(payload, dict):
         return None
-    seq_id = payload.get("seq_id")
-    if isinstance(seq_id, bool) or not isinstance(seq_id, int | None):
+    run_id, seq_id = payload.get("model_id"), payload.get("seq_id")
+    if run_id is None and payload.get("session_id") is not None:
+        return Address(None, None)
+    if (
+        not isinstance(run_id, str)
+        or isinstance(seq_id, bool)
+        or not isinstance(seq_id, int | None)
+    ):
         return None
-    return Address(payload["model_id"], seq_id)
+    return Address(run_id, seq_id)
 
 
 def _protobuf_address(body: bytes) -> Address | None:

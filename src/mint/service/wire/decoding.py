@@ -16,7 +16,7 @@ from typing import TypeVar
 from mint.engine.messages import PackedOperation
 from mint.service.errors import ApiError, UserError
 from mint.service.wire import codec
-from mint.service.wire.bodies import Address, is_creation, open_body, read_address
+from mint.service.wire.bodies import Address, open_body, read_address
 
 LARGE = 2 * 1024 * 1024
 """Bodies from here on are parsed in another process."""
@@ -64,10 +64,6 @@ class Decoder:
             return read_address(body, is_protobuf)
         async with self._reserve(len(body) * _JSON_GROWS):
             return await self._elsewhere(read_address, body, is_protobuf)
-
-    async def is_creation(self, body: bytes) -> bool:
-        """Return whether a ``load_weights`` makes a new run; no large body does."""
-        return len(body) < LARGE and is_creation(body)
 
     async def forward_backward(
         self, bodies: list[bytes], is_protobuf: list[bool], forward_only: bool

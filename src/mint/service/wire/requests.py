@@ -326,8 +326,6 @@ class SampleBody(Request):
     sampling_params: SamplingParamsField = SamplingParamsField()
     num_samples: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     sampling_session_id: str | None = None
-    base_model: str | None = None
-    model_path: str | None = None
     seq_id: int | None = None
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = Field(default=0, ge=0)

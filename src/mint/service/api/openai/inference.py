@@ -20,7 +20,7 @@ from mint.engine.messages import (
 from mint.service.access.scopes import Caller
 from mint.service.api.openai.requests import ChatCompletion, Completion, Inference
 from mint.service.errors import ApiError, UserError
-from mint.service.sampling.weights import SamplerInEngine
+from mint.service.sampling.session import SamplingSession
 from mint.service.service import Service
 from mint.service.text.stream import TextStream, TokenScore
 from mint.service.text.tokenizer import ModelTokenizer, check_length
@@ -52,7 +52,7 @@ class PreparedRequest:
     """A request, ready to run: which sampler, which tokens, which tokenizer."""
 
     request: Inference
-    sampler: SamplerInEngine
+    sampler: SamplingSession
     tokenizer: ModelTokenizer
     prompts: list[list[int]]
     engine_request: SampleRequest
@@ -64,15 +64,20 @@ class PreparedRequest:
         return len(self.prompts) * self.request.n
 
 
+async def find_model(service: Service, caller: Caller, name: str) -> SamplingSession:
+    """Return the sampler of a base model or checkpoint. Raises ApiError 404 if there is none."""
+    try:
+        return await service.samplers.named(caller, name)
+    except UserError as error:
+        raise ApiError(404, str(error)) from error
+
+
 async def prepare(
     service: Service, caller: Caller, request: Completion | ChatCompletion
 ) -> PreparedRequest:
     """Find the model, and turn text into tokens. Raises ApiError 404 when there is no model."""
-    try:
-        sampler = await service.samplers.named(caller, request.model)
-        folder = await service.engines.locate(sampler.row.base_model)
-    except UserError as error:
-        raise ApiError(404, str(error)) from error
+    sampler = await find_model(service, caller, request.model)
+    folder = await service.engines.locate(sampler.row.base_model)
     tokenizer = await service.tokenizers.get(folder)
     encode = _chat_prompt if isinstance(request, ChatCompletion) else _plain_prompts
     prompts = await asyncio.to_thread(encode, request, tokenizer)  # type: ignore[arg-type]

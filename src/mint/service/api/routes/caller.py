@@ -10,6 +10,7 @@ from fastapi import Body, Depends, Request
 from fastapi.dependencies.models import Dependant
 
 from mint.service.access.scopes import Caller, Scope
+from mint.service.admin.settings import is_loopback
 from mint.service.service import Service
 
 
@@ -76,4 +77,4 @@ def find_scope(dependant: Dependant) -> Scope | None:
 
 def is_same_machine(request: Request) -> bool:
     """Return whether the client runs where the service does."""
-    return request.client is not None and request.client.host in ("127.0.0.1", "::1")
+    return request.client is not None and is_loopback(request.client.host)

@@ -11,12 +11,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from mint.service.api.failures import describe_failure
 from mint.service.api.openai.answers import ChatForm, CompletionForm, Form
-from mint.service.api.openai.inference import Piece, PreparedRequest, pieces, prepare
+from mint.service.api.openai.inference import Piece, PreparedRequest, find_model, pieces, prepare
 from mint.service.api.openai.requests import ChatCompletion, Completion
 from mint.service.api.routes.caller import ReadUser, SampleUser, TheCaller, TheService
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.checkpoints.storage import SAMPLER, CheckpointPath
-from mint.service.errors import ApiError, UserError
+from mint.service.errors import ApiError
 from mint.service.store.database import CheckpointRow
 
 T = TypeVar("T")
@@ -77,10 +77,7 @@ async def list_models(service: TheService, user: ReadUser) -> dict[str, Any]:
 async def get_model(
     service: TheService, _: ReadUser, caller: TheCaller, name: str
 ) -> dict[str, Any]:
-    try:
-        sampler = await service.samplers.named(caller, name)
-    except UserError as error:
-        raise ApiError(404, str(error)) from error
+    sampler = await find_model(service, caller, name)
     return _model(name, sampler.row.user or "mint")
 
 

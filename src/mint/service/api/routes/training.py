@@ -90,13 +90,13 @@ async def submit(
         body = await decoder.open(body, request.headers.get("content-encoding"), is_protobuf)
     except BadBody as bad:
         body, error = bad.readable, str(bad)
-    if kind == "load_weights" and error is None and await decoder.is_creation(body):
+    address = await decoder.address(body, is_protobuf)
+    if address is not None and address.run_id is None and kind == "load_weights" and error is None:
         request_id = await service.runs.create_by_load(
             caller, requests.parse(requests.CreateByLoad, body)
         )
         return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
-    address = await decoder.address(body, is_protobuf)
-    if address is None:
+    if address is None or address.run_id is None:
         raise ApiError(
             400,
             error or "The request needs model_id (a string) and seq_id (a number).",

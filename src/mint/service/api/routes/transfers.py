@@ -12,7 +12,7 @@ from fastapi.responses import FileResponse, RedirectResponse, StreamingResponse
 from mint.service.api.routes.caller import ReadUser, TheCaller, TheService, TrainUser
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.api.routes.weights import ONE, Readable, describe_checkpoint
-from mint.service.api.uploads import Upload
+from mint.service.api.uploads import receive_archive
 from mint.service.checkpoints.archives import pack
 from mint.service.checkpoints.links import Link, link_version
 from mint.service.checkpoints.storage import CheckpointPath, tinker_path
@@ -85,10 +85,9 @@ async def upload(
     inbox = await asyncio.to_thread(service.transfers.inbox)
     try:
         check = await asyncio.to_thread(service.transfers.upload_check, caller)
-        form = Upload(inbox / "archive", service.settings.max_upload_bytes, check)
-        await form.receive(request.headers.get("content-type", ""), request.stream())
+        archive, texts = await receive_archive(inbox, request.headers, request.stream(), check)
         row = await service.transfers.take_in(
-            caller, form.target, form.texts.get("name"), form.texts.get("base_model")
+            caller, archive, texts.get("name"), texts.get("base_model")
         )
     finally:
         await asyncio.to_thread(shutil.rmtree, inbox, ignore_errors=True)

@@ -25,7 +25,7 @@ async def usage(
 ) -> dict[str, Any]:
     """Tokens of the last ``since_s`` seconds, and checkpoints now: the key's own, or all of them
     for a key with the scope ``admin``."""
-    await service.auth.save_last_used()
+    await service.store.save_uses()
     since = None if since_s is None else now() - timedelta(seconds=since_s)
     key = None if caller.scope >= Scope.ADMIN else caller.key
     return {"by": by, "usage": await service.usage.read(by, since, key)}
@@ -38,7 +38,7 @@ async def load(service: TheService, _: ReadUser, request: Request) -> dict[str, 
     return {
         "ready": service.is_ready,
         "operations_waiting": service.runs.waiting,
-        "samples_in_progress": service.samplers.waiting,
+        "samples_in_progress": service.samplers.in_progress,
         "engines": [
             {"model": engine.name, "calls": engine.depth, **memory.get(engine, {})}
             for engine in service.engines.loaded()

@@ -4,6 +4,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 
+from mint.service.access.ownership import (
+    find_readable_run,
+    may_change,
+    readable_checkpoints,
+)
 from mint.service.api.routes.caller import OneField, ReadUser, TheCaller, TheService, TrainUser
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.checkpoints.retention import Rule
@@ -66,7 +71,7 @@ def _find(
     service: Service, path: CheckpointPath, user: str, to_change: bool = False
 ) -> CheckpointRow:
     row = service.checkpoints.find(path, user)
-    if row is None or (to_change and row.user != user):
+    if row is None or (to_change and not may_change(row, user)):
         raise not_found("checkpoint", path.uri, "`mint checkpoints list` shows yours.")
     return row
 
@@ -108,13 +113,10 @@ def list_run_checkpoints(
     offset: Offset = 0,
 ) -> dict[str, Any]:
     """All checkpoints of a run of one's own; of another's, those that are public."""
-    run = service.store.readable_run(run_id, user)
+    run = find_readable_run(service.store, run_id, user)
     if run is None:
         raise not_found("training run", run_id, "`mint runs list` shows yours.")
-    conditions = [CheckpointRow.run_id == run_id]
-    if run.user != user:
-        conditions.append(CheckpointRow.public.is_(True))
-    return _page(service, run.user, limit, offset, *conditions)
+    return _page(service, run.user, limit, offset, *readable_checkpoints(run, user))
 
 
 def _page(
