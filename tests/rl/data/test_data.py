@@ -64,7 +64,7 @@ def test_data_is_the_same_after_a_replay_whoever_owns_the_random_numbers() -> No
     batches(first, 2)
     random.seed()
     continued = Data(Numbers(), TOKENIZER, RLConfig())
-    continued.replay(first.calls)
+    continued.resume(first.calls)
     assert [[i.sample for i in continued.draw(s).batch(3)] for s in (3, 4)] == whole[2:]
 
 
@@ -223,7 +223,7 @@ def test_a_batch_drawn_ahead_is_the_same_whenever_its_lessons_come_in() -> None:
         assert data.curriculum is not None
         known = [replace(g, identity=data.item(g.sample).identity) for g in lessons]
         data.curriculum.learn_from(known[:10], 1.0, step=1)
-        data.replay(2)
+        data.resume(2)
         if learn_first:
             data.curriculum.learn_from(known, 1.0, step=2)
         draw = data.draw(3)

@@ -12,8 +12,7 @@ from mint.config_error import ConfigError
 from mint.rl.evaluation.scores import METRICS, Estimate
 
 if TYPE_CHECKING:
-    from mint.rl.evaluation.bisect import Bisection, BisectionResult, Measure
-    from mint.rl.evaluation.past_run import PastRun, Point
+    from mint.rl.evaluation.bisect import Bisection, BisectionResult, Measure, PastRun, Point
     from mint.rl.evaluation.scores import Evaluation
 
 _NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
@@ -21,8 +20,7 @@ _NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
 
 def bisect(arguments: Sequence[str]) -> int:
     """Evaluate a run's checkpoints to find where a holdout metric broke."""
-    from mint.rl.evaluation.bisect import Bisection
-    from mint.rl.evaluation.past_run import PastRun
+    from mint.rl.evaluation.bisect import Bisection, PastRun
 
     asked = _parser().parse_args(arguments)
     if asked.drop is not None and not asked.drop > 0:
@@ -103,8 +101,8 @@ def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
 
 
 def _task(run: PastRun, reference: str | None) -> Any:
-    from mint.training.job import JOB, load_adapter, read_job
-    from mint.training.task import TaskReference
+    from mint.jobs.job import JOB, load_adapter, read_job
+    from mint.jobs.task import TaskReference
 
     if reference is not None:
         TaskReference.read(reference).check({})

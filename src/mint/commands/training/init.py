@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mint.commands.shared.output import Mistake
-from mint.training.bundled import bundled
+from mint.jobs.bundled import bundled
 
 HERE = Path()
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"

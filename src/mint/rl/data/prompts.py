@@ -134,10 +134,6 @@ class Data:
         self._samples = built.samples
         return built.samples
 
-    def replay(self, calls: int) -> None:
-        """Bring an adapter with random numbers of its own to where it was after so many calls."""
-        self.resume(calls, None)
-
     def position(self) -> dict[str, Any] | None:
         """Return the position in the dataset, for :meth:`resume`."""
         return self.epochs.state() if self.epochs is not None else None
@@ -145,12 +141,13 @@ class Data:
     def resume(
         self,
         calls: int,
-        position: Mapping[str, Any] | None,
+        position: Mapping[str, Any] | None = None,
         draw: Mapping[str, Any] | None = None,
         wanted: Sequence[tuple[int, str]] = (),
     ) -> tuple[Draw | None, dict[tuple[int, str], Item]]:
-        """Continue where an interrupted run stood. Returns the draw that was in use, and those of
-        the ``wanted`` items, named by their call and identity, that the calls give again."""
+        """Continue where an interrupted run stood, after so many calls of ``build_dataset``. Return
+        the draw that was in use, and those of the ``wanted`` items, named by their call and
+        identity, that the calls give again."""
         self.decide_order()
         found: dict[tuple[int, str], Item] = {}
         latest = None
