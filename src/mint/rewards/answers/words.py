@@ -1,6 +1,7 @@
-"""Numbers spelt out in English words."""
+"""Parse numbers that are spelt out in English."""
 
 import re
+from itertools import takewhile
 
 _UNITS = [
     *["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
@@ -22,24 +23,20 @@ _RUN = re.compile(
 
 
 def spelt_number(text: str) -> int | None:
-    """The integer that ``text`` spells out at its start, or None.
+    """Return the integer that ``text`` spells out at its start, or None.
 
     >>> spelt_number("Forty-two apples")
     42
     >>> spelt_number("minus one hundred and five"), spelt_number("none of them")
     (-105, None)
     """
-    words = []
-    for word in _WORD.findall(text[:200].lower()):
-        if word not in _SPELT:
-            break
-        words.append(word)
+    words = list(takewhile(_SPELT.__contains__, _WORD.findall(text[:200].lower())))
     sign = -1 if words[:1] in (["minus"], ["negative"]) else 1
     return _total(words[1:] if sign < 0 else words, sign)
 
 
 def last_spelt_number(text: str) -> int | None:
-    """The last integer that is spelt out in a text; "one" alone is too often a pronoun.
+    """Return the last integer that is spelt out in a text; "one" alone is too often a pronoun.
 
     >>> last_spelt_number("Ann has seven apples left."), last_spelt_number("No one knows.")
     (7, None)
