@@ -129,12 +129,15 @@ def test_prompts_are_scored_with_their_own_adapter_in_any_slot(base: BaseModel) 
     assert not np.allclose(fresh[0].prompt_logprobs[1:], fresh[1].prompt_logprobs[1:], atol=1e-3)
 
 
-def test_filters_and_penalties_of_others_change_nothing(base: BaseModel) -> None:
+@pytest.mark.parametrize("precision", ["exact", "bfloat16"])
+def test_filters_and_penalties_of_others_change_nothing(tiny_model: Path, precision: str) -> None:
+    base = BaseModel.load("tiny", tiny_model, device="cpu", precision=precision)
     plain = request(PROMPTS[1], 3, topk_sample_logprobs=4)
     others = [
         request(PROMPTS[1], 4, temperature=0.0),
         request(PROMPTS[0], 5, top_p=0.7, renormalize=True),
         request(PROMPTS[0], 6, top_k=3, temperature=0.5, frequency_penalty=0.5),
+        request(PROMPTS[0], 7, temperature=0.7),
     ]
     together = sample(with_adapters(base), "base", plain, *others)
     for one, result in zip([plain, *others], together, strict=True):

@@ -176,7 +176,11 @@ def check_device(settings: Settings) -> Iterator[CheckResult]:
         advice = "Run nvidia-smi, and install a PyTorch that was built for your CUDA version."
         yield warning("device", text, advice)
     else:
-        text = f"no GPU: models run on the CPU ({os.cpu_count()} cores)."
+        from mint.engine.native import missing
+
+        why = missing()
+        kernels = "with C kernels" if why is None else f"without C kernels: {why}"
+        text = f"no GPU: models run on the CPU ({os.cpu_count()} cores), {kernels}."
         yield CheckResult("device", text)
 
 

@@ -8,7 +8,7 @@ trainer batch differently, and each rounding is amplified by the layers above it
 |------------|----------------------------------------------|--------------------------------------|
 | `exact`    | bfloat16 weights, activations in three parts | float32                              |
 | `half`     | float16 products, float32 sums               | float16 operands (slow: for tests)   |
-| `bfloat16` | bfloat16 products, float32 sums              | bfloat16 products, float32 otherwise |
+| `bfloat16` | bfloat16 products, float32 sums              | bfloat16 products, float32 sums      |
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def choose(name: str, device: torch.device) -> Precision:
         }[name]
     missing = native.missing() if name == "bfloat16" else None
     if missing is not None:
-        reason += f"; without mint's own kernels: {missing}"
+        reason += f"; without C kernels: {missing}"
     kernels = missing is None
     return {
         "exact": Precision(name, reason, f32, f32, f32, f32, f32),

@@ -385,14 +385,16 @@ INLINE __m512 tanh16(__m512 x) { /* 1 - 2 / (exp(2x) + 1) */
 
 /* Let some queries attend to one block of keys. A block that a query does not see changes nothing,
  * so the result does not depend on which queries share a call. */
-INLINE void attend_block(const int count, const Layer *layer, Query *queries, const float *keys,
-                         const float *values, int64_t start) {
+INLINE void attend_block(const int count, const Layer *layer, Query *queries, int64_t place,
+                         int64_t next, int64_t start) {
+    const float *keys = layer->keys + place, *values = layer->values + place;
     __m512 scores[QUERIES];
     float weights[QUERIES][BLOCK];
     __mmask16 visible[QUERIES], any = 0;
     UNROLL for (int i = 0; i < count; i++) scores[i] = _mm512_setzero_ps();
     for (int64_t k = 0; k < layer->size; k++) {
         __m512 key = _mm512_loadu_ps(keys + k * BLOCK);
+        _mm_prefetch((const char *)(layer->keys + next + k * BLOCK), _MM_HINT_T0);
         UNROLL for (int i = 0; i < count; i++)
             scores[i] = _mm512_fmadd_ps(_mm512_set1_ps(queries[i].q[k]), key, scores[i]);
     }
@@ -429,6 +431,7 @@ INLINE void attend_block(const int count, const Layer *layer, Query *queries, co
             sums[i] = _mm512_maskz_loadu_ps(mask, queries[i].sum + k);
         for (int at = first; at <= last; at++) {
             __m512 value = _mm512_maskz_loadu_ps(mask, values + at * layer->size + k);
+            _mm_prefetch((const char *)(layer->values + next + at * layer->size + k), _MM_HINT_T0);
             UNROLL for (int i = 0; i < count; i++)
                 sums[i] = _mm512_fmadd_ps(_mm512_set1_ps(weights[i][at]), value, sums[i]);
         }
@@ -437,16 +440,25 @@ INLINE void attend_block(const int count, const Layer *layer, Query *queries, co
     }
 }
 
+INLINE int64_t place(const Layer *layer, int64_t head, int64_t block) {
+    return (block * layer->key_heads + head) * layer->size * BLOCK;
+}
+
+/* Attend to some blocks of a sequence. The first queries prefetch the next block, line by line, or at
+ * the end the one that comes after: blocks are scattered over more memory than the caches hold. */
 static void attend_blocks(const Layer *layer, int64_t head, Query *queries, int64_t count,
-                          const int64_t *blocks, int64_t from, int64_t to) {
+                          const int64_t *blocks, int64_t from, int64_t to, int64_t after) {
     for (int64_t b = from; b < to; b++) {
-        int64_t at = (blocks[b] * layer->key_heads + head) * layer->size * BLOCK;
-        const float *keys = layer->keys + at, *values = layer->values + at;
-        int64_t i = 0;
-        for (; i + 4 <= count; i += 4) attend_block(4, layer, queries + i, keys, values, b * BLOCK);
-        if (i + 3 <= count) attend_block(3, layer, queries + i, keys, values, b * BLOCK), i += 3;
-        if (i + 2 <= count) attend_block(2, layer, queries + i, keys, values, b * BLOCK), i += 2;
-        if (i < count) attend_block(1, layer, queries + i, keys, values, b * BLOCK);
+        int64_t at = place(layer, head, blocks[b]);
+        int64_t next = place(layer, head, b + 1 < to ? blocks[b + 1] : after);
+        for (int64_t i = 0, size; i < count; i += size, next = at) {
+            size = least(count - i, QUERIES);
+            Query *some = queries + i;
+            if (size == 4) attend_block(4, layer, some, at, next, b * BLOCK);
+            if (size == 3) attend_block(3, layer, some, at, next, b * BLOCK);
+            if (size == 2) attend_block(2, layer, some, at, next, b * BLOCK);
+            if (size == 1) attend_block(1, layer, some, at, next, b * BLOCK);
+        }
     }
 }
 
@@ -480,11 +492,15 @@ void mint_attend(const Layer *layer, const Layout *layout, const float *x, int64
         int64_t from = layer->window ? most(0, earliest - layer->window + 1) / BLOCK : 0;
         int64_t common = layout->common[group];
         const int64_t *blocks = layout->tables + layout->table_of[rows[0]];
-        attend_blocks(layer, head, queries, count * repeat, blocks, least(from, common), common);
-        for (int64_t i = 0; i < count; i++)
-            attend_blocks(layer, head, queries + i * repeat, repeat,
-                          layout->tables + layout->table_of[rows[i]], most(from, common),
-                          layout->positions[rows[i]] / BLOCK + 1);
+        attend_blocks(layer, head, queries, count * repeat, blocks, least(from, common), common, 0);
+        from = most(from, common);
+        for (int64_t i = 0; i < count; i++) {
+            blocks = layout->tables + layout->table_of[rows[i]];
+            int64_t next = i + 1 < count ? layout->positions[rows[i + 1]] / BLOCK : -1;
+            int64_t after = next < from ? 0 : layout->tables[layout->table_of[rows[i + 1]] + from];
+            attend_blocks(layer, head, queries + i * repeat, repeat, blocks, from,
+                          layout->positions[rows[i]] / BLOCK + 1, after);
+        }
         for (int64_t i = 0; i < count * repeat; i++) {
             float *out = y + (rows[i / repeat] * layer->heads + head * repeat + i % repeat) * size;
             for (int64_t k = 0; k < size; k++) out[k] = queries[i].sum[k] / queries[i].total;

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mint.engine.messages import IntArray, SampleRequest
+from mint.engine.native import layers
 
 _CANDIDATES = 1024  # tokens among which a nucleus usually lies
 _GOLDEN, _MIX1, _MIX2 = (
@@ -142,6 +143,39 @@ def pick(logits: Tensor, picks: Picks, steps: Tensor) -> Picked:
         scaled = torch.where(picks.renormalize[:, None] & (kept == 0), float("-inf"), scaled)
     top = (scaled - peak - mass[:, None]).topk(picks.top)
     return Picked(tokens, logprobs, top.indices, top.values)
+
+
+def pick_by_kernels(
+    logits: Tensor, requests: Sequence[SampleRequest], seeds: list[int], samples: list[int],
+    steps: Tensor,
+) -> Picked:  # fmt: skip
+    """Pick as :func:`pick` does, on a CPU with kernels.
+
+    Whether a row is picked by the kernel depends on its own request alone, so its bits do too.
+    """
+    is_plain = [not is_filtered(r) and not r.topk_sample_logprobs for r in requests]
+    temperatures = torch.tensor([r.temperature for r in requests], dtype=torch.float32)
+    signs = torch.tensor([signed(seed) for seed in seeds])
+    numbers = uniforms(signs, torch.tensor(samples), steps)
+    tokens, logprobs = layers.pick(logits, temperatures, numbers)
+    others = [row for row, plain in enumerate(is_plain) if not plain]
+    if not others:
+        return Picked(tokens, logprobs)
+    picks = Picks.of(
+        [requests[row] for row in others],
+        [seeds[row] for row in others],
+        [samples[row] for row in others],
+        logits.shape[-1],
+        logits.device,
+    )
+    picked = pick(logits[others], picks, steps[others])
+    tokens[others], logprobs[others] = picked.tokens, picked.logprobs
+    if picked.top_ids is None or picked.top_logprobs is None:
+        return Picked(tokens, logprobs)
+    shape = (len(requests), picks.top)
+    top_ids, top_logprobs = tokens.new_zeros(shape), logprobs.new_zeros(shape)
+    top_ids[others], top_logprobs[others] = picked.top_ids, picked.top_logprobs
+    return Picked(tokens, logprobs, top_ids, top_logprobs)
 
 
 def pick_plain(

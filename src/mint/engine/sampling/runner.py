@@ -15,7 +15,14 @@ from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import Attention, Lora
 from mint.engine.model.head import Head
 from mint.engine.sampling.kv_pool import KVPool
-from mint.engine.sampling.picking import Picked, Picks, is_penalized, penalize, pick
+from mint.engine.sampling.picking import (
+    Picked,
+    Picks,
+    is_penalized,
+    penalize,
+    pick,
+    pick_by_kernels,
+)
 from mint.engine.sampling.scheduler import PrefillStep
 from mint.engine.sampling.sequence import Sequence
 
@@ -122,14 +129,12 @@ class Runner:
         for row, request in enumerate(requests):
             if is_penalized(request):
                 penalize(logits, row, request, sequences[row].tokens)
-        picks = Picks.of(
-            requests,
-            [sequence.job.seed for sequence in sequences],
-            [sequence.index for sequence in sequences],
-            logits.shape[-1],
-            logits.device,
-        )
+        seeds = [sequence.job.seed for sequence in sequences]
+        samples = [sequence.index for sequence in sequences]
         steps = self._model.tensor([len(sequence.tokens) for sequence in sequences])
+        if self._model.precision.has_kernels:
+            return Tokens(sequences, pick_by_kernels(logits, requests, seeds, samples, steps))
+        picks = Picks.of(requests, seeds, samples, logits.shape[-1], logits.device)
         return Tokens(sequences, pick(logits, picks, steps))
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
