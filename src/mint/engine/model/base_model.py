@@ -16,6 +16,7 @@ from mint.engine.adapters.lora import AdapterBank, find_sites
 from mint.engine.messages import IntArray, ModelInfo, UserError
 from mint.engine.model.context import Attention, Lora, NoLora, running
 from mint.engine.model.experts import replace_experts
+from mint.engine.model.training_kernels import fuse
 from mint.engine.model.head import Head
 from mint.engine.model.layers import wrap_layers
 from mint.engine.model.linear import FrozenLinear, Product, Site, replace_layers
@@ -86,6 +87,8 @@ class BaseModel:
             **replace_layers(model, linear, precision),
             **replace_experts(model, [s for s in sites if s.experts], precision),
         }
+        if device.type == "cpu":
+            fuse(trunk, precision)
         wrap_layers(trunk, compiled=device.type == "cuda")
         products[head_name] = head.linear
         return cls(
