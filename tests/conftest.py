@@ -21,6 +21,7 @@ from tests.service_fixture import (
     other_service,
     own_service,
     raw,
+    roomy_service,
     service,
 )
 from tests.tiny import build_model
@@ -33,6 +34,7 @@ __all__ = [
     "other_service",
     "own_service",
     "raw",
+    "roomy_service",
     "service",
     "tiny_model",
 ]

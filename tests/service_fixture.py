@@ -16,8 +16,9 @@ import pytest
 from mint.service.access.auth import create_key
 from mint.service.store.database import Store
 from tests.postgres import Postgres, postgres
+from tests.tiny import build_model
 
-MODEL = "tiny/llama"
+MODEL, SMOLLM2 = "tiny/llama", "HuggingFaceTB/SmolLM2-135M-Instruct"
 USERS = ("ada", "eve", "bob", "mallory", "carol", "oscar")
 """Of the service with keys. A test that counts a user's objects has one of its own."""
 _RUN_WITH_SETTINGS = """
@@ -109,6 +110,16 @@ def live_service(
 def service(live_service: LiveService) -> str:
     """The base URL of a live service that serves ``tiny/llama``."""
     return live_service.base_url
+
+
+@pytest.fixture(scope="session")
+def roomy_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
+    """A service whose tiny model has room for conversations, and also goes by a real one's name."""
+    folder = tmp_path_factory.mktemp("roomy")
+    model = build_model(folder / "tiny" / "llama", max_position_embeddings=4096)
+    service = start_service(folder / "home", model, aliases={MODEL: model, SMOLLM2: model})
+    yield service
+    service.stop()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ SDK = (
     "mint.client",
     "mint.reverse_kl",
     "mint.extended_sampling",
+    "mint.error_code",
     "mint.embedded",
     "mint.tokenizer",
     "mint.digest",
@@ -48,7 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "mint.rewards": (),
     "mint.rl": ("mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
-    "mint.training": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
+    "mint.jobs": ("mint.rl", "mint.watch", "mint.rewards", "mint", *SDK, *SETTINGS),
     "mint.watch": (),
     "agent_tunix": ("mint.rewards",),
 }
@@ -62,7 +63,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     ),
     "mint.rl": (
         *("algorithms", "settings", "task", "messages", "runtime", "rollouts", "agents", "datums"),
-        *("data", "groups", "evaluation", "recording", "guards", "loop"),
+        *("data", "sampling", "evaluation", "recording", "guards", "loop"),
     ),
     "mint.rewards": (
         *("score", "signature", "registry", "reward", "answers", "shaping"),

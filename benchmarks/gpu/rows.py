@@ -264,10 +264,18 @@ def _long(gpu: GpuResult) -> list[Row]:
         f"{context}: a new token": (seconds, gpu.get("long", "decode_seconds_per_token")),
         f"{context}: forward and backward": (rate, gpu.get("long", "train", "tokens_per_second")),
     }
-    return [
+    found = [
         Row(gpu.key("long", str(number)), what, form(figure) if figure else "failed")
         for number, (what, (form, figure)) in enumerate(figures.items())
     ]
+    if heavy := gpu.get("prefill", "tokens_per_second"):
+        sizes = gpu.sizes
+        what = (
+            f"{sizes['heavy_prompts']} prompts of {sizes['heavy_prompt']:,} tokens, "
+            f"{sizes['heavy_new']} new tokens each: all tokens"
+        )
+        found.append(Row(gpu.key("prefill"), what, rate(heavy)))
+    return found
 
 
 def _ratios(gpu: GpuResult) -> list[Row]:

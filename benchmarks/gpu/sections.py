@@ -203,6 +203,17 @@ def long(bench: Bench) -> dict[str, Any]:
     }
 
 
+def prefill(bench: Bench) -> dict[str, Any]:
+    """Sample short answers to many long prompts: most of the work is prefill."""
+    sizes, driver = bench.shape.sizes, bench.driver
+    texts = driver.prompts(sizes.heavy_prompts, sizes.heavy_prompt)
+    times = driver.rounds(
+        lambda: driver.sample(texts, 1, sizes.heavy_new), before=driver.renew_sampler
+    )
+    tokens = sizes.heavy_prompts * (sizes.heavy_prompt + sizes.heavy_new)
+    return {**times, "tokens_per_second": tokens / times["seconds"]}
+
+
 def stall(bench: Bench) -> dict[str, Any]:
     """Time the steps of running answers, and the longest after a long prompt has joined them."""
     sizes, driver = bench.shape.sizes, bench.driver
@@ -322,6 +333,7 @@ SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "grpo": grpo,
     "adapters": adapters,
     "long": long,
+    "prefill": prefill,
     "stall": stall,
     "sharing": sharing,
     "conversation": conversation,

@@ -34,6 +34,9 @@ class Sizes:
     adapter_answers: int = 256
     context: int = 32_768
     long_prompt: int = 4_000
+    heavy_prompts: int = 256  # of a load that is mostly prefill
+    heavy_prompt: int = 1_024
+    heavy_new: int = 32
     gap_answers: int = 64
     gap_new: int = 64
     talks: int = 8
@@ -105,6 +108,9 @@ SHAPES = {
             adapter_answers=12,
             context=256,
             long_prompt=200,
+            heavy_prompts=8,
+            heavy_prompt=64,
+            heavy_new=4,
             gap_answers=8,
             gap_new=8,
             talks=2,
@@ -115,8 +121,11 @@ SHAPES = {
 }
 
 
-def build(folder: Path, shape: Shape, device: str) -> None:
-    """Write a random model of a shape, with a tokenizer of bytes; bfloat16 weights on a GPU."""
+def build(folder: Path, shape: Shape, device: str, spread: float = SPREAD) -> None:
+    """Write a random model of a shape, with a tokenizer of bytes; bfloat16 weights on a GPU.
+
+    ``spread`` is the standard deviation of its weights.
+    """
     torch.manual_seed(0)
     config = AutoConfig.for_model("qwen3", **shape.config, **SPECIAL_TOKENS)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -125,6 +134,6 @@ def build(folder: Path, shape: Shape, device: str) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0, SPREAD)
+                parameter.normal_(0, spread)
     model.save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)

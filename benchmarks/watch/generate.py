@@ -22,7 +22,7 @@ import yaml
 from mint.watch.directory.files import block_file, step_file
 from mint.watch.directory.reader import open_run
 from mint.watch.directory.schema import build_table
-from mint.watch.verdict.judge import judge
+from mint.watch.verdict.verdict import judge
 
 MERGED = 100
 """Steps of one merged file."""
@@ -262,7 +262,7 @@ def write_summary(path: Path, step: int, steps: int, status: str) -> None:
         "steps": steps,
         "started": _STARTED,
         "updated": _STARTED + step * _SECONDS,
-        "verdict": judge(rows, events, status, steps).as_dict(),
+        "verdict": judge(rows, events, status).as_dict(),
         "last": rows[-1],
     }
     new = path / ".summary.json.new"

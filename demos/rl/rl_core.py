@@ -40,7 +40,20 @@ from __future__ import annotations
 from typing import Any
 
 import mint.rl
-from mint.rl import Group, RLAdapter, RLConfig, Run, advantages, build_datums, with_signal
+from mint.rl import (
+    Group,
+    RLAdapter,
+    RLConfig,
+    Run,
+    advantages,
+    build_datums,
+    learning_rate_at,
+    penalise,
+    policy_before,
+    sample,
+    train,
+    with_signal,
+)
 
 __all__ = ["RLAdapter", "RLConfig", "run_grpo"]
 
@@ -55,32 +68,34 @@ def run_grpo(adapter: Any, cfg: RLConfig | None = None) -> str:
 
 async def grpo(run: Run) -> None:
     """The loop. It runs in an event loop, so that all groups can be in flight at once."""
-    cfg = run.cfg
+    cfg, client, queue = run.cfg, run.client, run.queue
     for step in run.steps():
         # 1. Sample, with the newest weights. Every prompt of the step is in flight at once, and
         #    each group is scored as soon as it arrives. An answer whose reward failed is counted,
         #    and left out.
-        run.queue.publish(await run.policy_before(step))
-        run.queue.fill(batches=min(max(1, cfg.max_staleness), cfg.steps - step + 1))
-        batch = await run.sample(step)
+        queue.publish(await policy_before(client, run.tokenizer, cfg, step))
+        queue.fill(batches=min(max(1, cfg.max_staleness), cfg.steps - step + 1))
+        batch = await sample(queue, step)
 
         # 2. Compare. Where all answers are equally good there is nothing to prefer. With
         #    kl_penalty_coef, an answer pays for being unlikely under the reference.
-        await run.penalise(batch)
+        await penalise(batch, run.reference)
         groups_P = with_signal(batch.groups, cfg)
         rewards_P_G = [[rollout.total for rollout in group.counted] for group in groups_P]
         set_advantages(groups_P, advantages(rewards_P_G, cfg.advantage))
 
         # 3. Train. A datum is the tokens of a prompt and an answer, how likely each token of the
         #    answer was when it was sampled, and how good the answer was. Tokens of the prompt have
-        #    no weight.
+        #    no weight. The task may edit the datums.
         datums_D = build_datums(groups_P, cfg.token_weights, cfg.max_tokens, cfg.loss_fn)
-        run.queue.fill(batches=min(cfg.max_staleness, cfg.steps - step))  # sampled meanwhile
-        datums_D = await run.train(batch, datums_D)
+        datums_D = run.edit_datums(batch, datums_D)
+        queue.fill(batches=min(cfg.max_staleness, cfg.steps - step))  # sampled meanwhile
+        rate = learning_rate_at(cfg, step)
+        batch.updates += [await train(client, datums_D, cfg, rate, run.reference, batch.policy)]
 
         # 4. Write down: metrics, every rollout, what looks wrong, and a checkpoint now and then.
         #    The adapter's evaluate() says how the step went.
-        await run.record(batch, datums_D)
+        await run.record([batch])
 
 
 def set_advantages(groups_P: list[Group], advantages_P_G: list[list[float]]) -> None:

@@ -5,38 +5,22 @@ from typing import Any
 import tinker
 from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
-from mint.types import ExtendedSampleRequest, SamplingParams
+from mint.types import ExtendedSampleRequest
+
+_FIELDS = (
+    *("seq_id", "num_samples", "prompt", "sampling_params", "prompt_logprobs"),
+    *("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs"),
+    *("prompt_alt_tokens_k", "prompt_logprobs_last_n"),
+)
+"""What the arguments of the SDK's ``SamplingClient._send_asample_request`` are in a request."""
 
 
-async def send_extended_sample(
-    client: tinker.SamplingClient,
-    request_id: int,
-    num_samples: int,
-    prompt: tinker.types.ModelInput,
-    sampling_params: SamplingParams,
-    include_prompt_logprobs: bool,
-    topk_prompt_logprobs: int,
-    topk_sample_logprobs: int,
-    target_prompt_logprobs: Any,
-    prompt_alt_tokens_k: int,
-    prompt_logprobs_last_n: int | None,
-) -> Any:
-    """Send a sample request with all of its parameters. None means: wait, then send it again.
-
-    The arguments are those of the SDK's ``SamplingClient._send_asample_request``.
-    """
+async def send_extended_sample(client: tinker.SamplingClient, *arguments: Any) -> Any:
+    """Send a sample request with all of its parameters, given as to the SDK's
+    ``SamplingClient._send_asample_request``. None means: wait, then send it again."""
     request = ExtendedSampleRequest(
         sampling_session_id=client._sampling_session_id,
-        seq_id=request_id,
-        num_samples=num_samples,
-        prompt=prompt,
-        sampling_params=sampling_params,
-        prompt_logprobs=include_prompt_logprobs,
-        topk_prompt_logprobs=topk_prompt_logprobs,
-        topk_sample_logprobs=topk_sample_logprobs,
-        target_prompt_logprobs=target_prompt_logprobs,
-        prompt_alt_tokens_k=prompt_alt_tokens_k,
-        prompt_logprobs_last_n=prompt_logprobs_last_n,
+        **dict(zip(_FIELDS, arguments, strict=True)),
     )
     try:
         with client.holder.aclient(ClientConnectionPoolType.SAMPLE) as http:

@@ -20,7 +20,7 @@ import verifiers_bridge
 from datasets import Dataset
 
 from mint import types
-from mint.rl import RLConfig, Rollout, compare_answers, open_run
+from mint.rl import RLConfig, Rollout, compare_answers, open_run, policy_before, sample
 from mint.rl.datums.datum import values
 from mint.watch.directory.recorder import METRICS, read_rows
 
@@ -74,9 +74,9 @@ def one_batch(environment: vf.Environment, name: str, turns: int = 3) -> list[di
 
     async def sampled() -> list[dict[str, Any]]:
         async with open_run(bridge, RLConfig.from_env({**os.environ, **own})) as run:
-            run.queue.publish(await run.policy_before(1))
+            run.queue.publish(await policy_before(run.client, run.tokenizer, run.cfg, 1))
             run.queue.fill(1)
-            batch = await run.sample(1)
+            batch = await sample(run.queue, 1)
             datums = iter(compare_answers(batch.groups, run.cfg))
             return [
                 {

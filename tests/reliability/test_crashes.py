@@ -19,7 +19,6 @@ from tests.service_fixture import (
     SLOWLY_BOTH,
     LiveService,
     RawClient,
-    start_service,
 )
 
 Start = Callable[..., LiveService]
@@ -46,16 +45,12 @@ def steps(raw: RawClient, run: str, count: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def undisturbed(live_service: LiveService) -> bytes:
     """The adapter after three steps that nothing disturbed."""
-    service = start_service(tmp_path_factory.mktemp("quiet"), tiny_model)
-    try:
-        raw = RawClient(service.base_url)
-        run = raw.run()
-        steps(raw, run, 3)
-        return saved(raw, run, service.home, 7)
-    finally:
-        service.stop()
+    raw = RawClient(live_service.base_url)
+    run = raw.run()
+    steps(raw, run, 3)
+    return saved(raw, run, live_service.home, 7)
 
 
 def no_failures(raw: RawClient, request_ids: list[str]) -> None:

@@ -29,7 +29,7 @@ from mint.service.engines.pool import MAX_LOOK_UPS
 from mint.service.errors import ApiError, UserError
 from mint.service.files import shorten_logs
 from mint.service.idleness import Idleness
-from mint.service.store.database import SessionRow, Store, now
+from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store, now
 from mint.service.wire.bodies import BadBody
 from mint.service.wire.codec import decode_forward_backward
 from mint.service.wire.decoding import LARGE, Decoder
@@ -111,7 +111,7 @@ def test_a_few_bytes_cannot_name_a_huge_matrix() -> None:
         "sparse_col_indices": [0],
     }
     datum = {**json_datum(), "loss_fn_inputs": {"target_tokens": targets}}
-    with pytest.raises(UserError, match="too large when written out"):
+    with pytest.raises(UserError, match="too large as a dense tensor"):
         decode_forward_backward(json.dumps(batch(datum)).encode(), False, False)
 
 
@@ -319,6 +319,39 @@ def test_silent_sessions_go_after_a_while_and_not_because_of_a_clock(tmp_path: P
         return left
 
     assert with_service(tmp_path, work) == [1, 1, 0]
+
+
+def test_samplers_of_a_silent_session_go_when_the_state_of_its_runs_is_gone(tmp_path: Path) -> None:
+    """The session stays, as its runs have checkpoints."""
+
+    async def work(local: Local) -> list[tuple[int, int]]:
+        service, store = local.service, local.service.store
+        session = await local.session()
+        store.touch(SessionRow, {session: now() - timedelta(days=8)})
+        run = RunRow(
+            id=f"{session}:train:0", session_id=session, user=LOCAL_USER, base_model="m", lora={}
+        )
+        store.add(run)
+        for number in range(2):
+            sampler = SamplerRow(
+                id=f"{session}:sample:{number}", session_id=session, base_model="m"
+            )
+            sampler.user, sampler.run_id = LOCAL_USER, run.id if number else None
+            store.add(sampler)
+        state = tmp_path / "runs" / f"{session}_train_0"
+        state.mkdir(parents=True)
+        seconds = [0.0]
+        service.idleness = Idleness(tmp_path / "idle.json", lambda: seconds[0])
+        left = []
+        for seconds[0] in (0.0, 3600.0, 7200.0, 10800.0):
+            service._delete_silent_sessions()
+            tables = (SamplerRow, SessionRow)
+            left.append(tuple(store.page(table, LOCAL_USER, 10, 0)[1] for table in tables))
+            if seconds[0] == 3600.0:
+                state.rmdir()
+        return left  # type: ignore[return-value]
+
+    assert with_service(tmp_path, work) == [(2, 1), (2, 1), (2, 1), (0, 1)]
 
 
 def test_a_log_that_has_grown_keeps_its_end_and_is_written_on(tmp_path: Path) -> None:

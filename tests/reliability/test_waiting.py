@@ -65,11 +65,10 @@ def test_the_tinker_client_hears_that_a_model_loads_and_how_many_are_before_it(
 
 
 def test_an_operation_behind_others_of_its_run_is_active_and_says_how_many(
-    own_service: Callable[..., LiveService],
+    other_service: LiveService,
 ) -> None:
     """The second waits for the first, which trains on 60,000 tokens."""
-    service = own_service(long_poll_s=0.05)
-    client = RawClient(service.base_url)
+    client = RawClient(other_service.base_url)
     run = client.run()
     tensors = {
         "target_tokens": {"data": [6] * 200, "dtype": "int64"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ import pytest
 import mint
 from mint.rl import RLAdapter, RLConfig
 from mint.watch.directory.recorder import METRICS, read_rows
-from tests.service_fixture import MODEL, LiveService, start_service
-from tests.tiny import build_model
+from tests.service_fixture import MODEL, LiveService
 
 OUR_VARIABLES = re.compile(r"(MINT|TINKER)_")
 
@@ -44,13 +43,9 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def live_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
-    """A service with a tiny model that has room for conversations."""
-    folder = tmp_path_factory.mktemp("rl")
-    model = build_model(folder / "tiny" / "llama", max_position_embeddings=4096)
-    service = start_service(folder / "home", model)
-    yield service
-    service.stop()
+def live_service(roomy_service: LiveService) -> LiveService:
+    """The service that ``service`` is the address of."""
+    return roomy_service
 
 
 @pytest.fixture

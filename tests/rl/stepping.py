@@ -9,8 +9,20 @@ from typing import Any
 
 import mint
 from mint import types
-from mint.rl import Group, RLConfig, Run, compare_answers, open_run, with_signal
-from mint.rl.groups.collect import Batch
+from mint.rl import (
+    Group,
+    RLConfig,
+    Run,
+    compare_answers,
+    learning_rate_at,
+    open_run,
+    penalise,
+    policy_before,
+    sample,
+    train,
+    with_signal,
+)
+from mint.rl.sampling.batch import Batch
 
 
 class Stepper:
@@ -28,12 +40,12 @@ class Stepper:
         return self.runner.run(self._sample(step))
 
     async def _sample(self, step: int) -> Batch:
-        self.run.queue.publish(await self.run.policy_before(step))
+        self.run.queue.publish(await policy_before(self.client, self.tokenizer, self.cfg, step))
         self.run.queue.fill(min(max(1, self.cfg.max_staleness), self.cfg.steps - step + 1))
-        return await self.run.sample(step)
+        return await sample(self.run.queue, step)
 
     def build_datums(self, batch: Batch) -> list[types.Datum]:
-        self.runner.run(self.run.penalise(batch))
+        self.runner.run(penalise(batch, self.run.reference))
         return compare_answers(batch.groups, self.cfg)
 
     def useful(self, batch: Batch) -> list[Group]:
@@ -43,11 +55,15 @@ class Stepper:
         return self.runner.run(self._train(batch, datums))
 
     async def _train(self, batch: Batch, datums: Sequence[types.Datum]) -> list[types.Datum]:
-        self.run.queue.fill(min(self.cfg.max_staleness, self.cfg.steps - batch.step))
-        return await self.run.train(batch, datums)
+        run, cfg = self.run, self.cfg
+        edited, rate = run.edit_datums(batch, datums), learning_rate_at(cfg, batch.step)
+        run.queue.fill(min(cfg.max_staleness, cfg.steps - batch.step))
+        update = await train(run.client, edited, cfg, rate, run.reference, batch.policy)
+        batch.updates.append(update)
+        return edited
 
     def record(self, batch: Batch, datums: Sequence[types.Datum]) -> None:
-        self.runner.run(self.run.record(batch, datums))
+        self.runner.run(self.run.record([batch]))
 
     def finish(self) -> str:
         return self.runner.run(self.run.finish())

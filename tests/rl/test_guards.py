@@ -11,7 +11,7 @@ import pytest
 from mint.rl import RLConfig
 from mint.rl.evaluation.scores import wilson
 from mint.rl.guards import _GUARDS, Finding, Guards
-from mint.rl.settings.groups import Guard
+from mint.rl.settings.fields import Guard
 
 HEALTHY: dict[str, float] = {
     "datums": 32.0,

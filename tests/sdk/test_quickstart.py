@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy
 import pytest
 
-from mint.training.evaluate import saved_checkpoint
+from mint.rl.loop.checkpoints import saved_checkpoint
 from mint.watch.directory.reader import open_run
 
 from .conftest import REPOSITORY

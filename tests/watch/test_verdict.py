@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mint.watch.dashboard.library import DEMO
 from mint.watch.directory.files import read_rows
-from mint.watch.verdict.judge import NEEDED, VERDICTS, VerdictHistory, judge
+from mint.watch.verdict.verdict import NEEDED, VERDICTS, VerdictHistory, judge
 
 Rows = list[dict[str, Any]]
 
@@ -267,7 +267,7 @@ def test_a_finished_run_that_did_not_learn_names_its_best_weights_too(steps: int
 def test_the_recorded_run_has_the_verdict_of_this_code() -> None:
     [path] = DEMO.glob("*/summary.json")
     rows, events = (read_rows(path.with_name(name)) for name in ("metrics.jsonl", "events.jsonl"))
-    found = judge(list(rows), list(events), "finished", 30)
+    found = judge(list(rows), list(events), "finished")
     assert json.loads(path.read_text())["verdict"] == found.as_dict()
 
 

@@ -1,4 +1,4 @@
-"""Reward functions that compare answers exactly, and the parts to build rewards from.
+"""Reward functions that compare answers exactly, and the building blocks of rewards.
 
 Runs on the client, imports no torch, and works without a service. Names are loaded when they
 are first used, so that ``from mint.rewards import check_answer`` is quick.

@@ -26,7 +26,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The figures of a set of scored samples."""
+    """Statistics of a set of scored samples."""
 
     count: int
     failed: int
@@ -47,11 +47,11 @@ class Analysis:
     lowest: tuple[Example, ...]
 
     def as_data(self) -> dict[str, Any]:
-        """Plain types, for JSON."""
+        """Return plain types, for JSON."""
         return asdict(self)
 
     def as_text(self) -> str:
-        """A summary for people, with a histogram."""
+        """Return a summary to read, with a histogram."""
         lines = [
             f"{self.count} rewards, {self.failed} could not be scored",
             f"mean {self.mean:.3f}  std {self.std:.3f}  variance {self.variance:.3f}  "
@@ -73,7 +73,7 @@ class Analysis:
         return "\n".join(lines)
 
     def bars(self, width: int = 40) -> list[str]:
-        """The histogram, a line per bin."""
+        """Return the histogram, a line per bin."""
         most = max((count for _, _, count in self.histogram), default=0)
         return [
             f"{low:7.2f} to {high:5.2f} | {'#' * round(width * count / most):<{width}} {count}"
@@ -104,13 +104,24 @@ def analyse(scored: Sequence[Scored], examples: int = 3) -> Analysis:
     >>> found.mean, found.skewness, found.length_correlation, found.ties
     (0.5, 0.0, 1.0, 0.0)
     """
-    kept = [one for one in scored if one.score is not None]
-    rewards = [one.score.total for one in kept if one.score is not None]
+    kept = [(one.sample, one.score) for one in scored if one.score is not None]
+    rewards = [score.total for _, score in kept]
     mean = _mean(rewards)
     variance = _mean([(reward - mean) ** 2 for reward in rewards])
-    components = _components(kept)
-    ranked = sorted(kept, key=lambda one: -float(one.score or 0))
-    groups = _groups(kept)
+    groups: dict[Hashable, list[float]] = defaultdict(list)
+    components: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    patterns: Counter[str] = Counter()
+    for sample, score in kept:
+        groups[sample.metadata.get("group", sample.prompt)].append(score.total)
+        for name, value in score.components.items():
+            components[name].append((value, score.total))
+        if sample.gold is not None:
+            form = sample.metadata.get("format")
+            patterns[failure_pattern(sample.response, sample.gold, form)] += 1
+    ranked = [
+        Example(score.total, sample.prompt, sample.response)
+        for sample, score in sorted(kept, key=lambda pair: -pair[1].total)
+    ]
     return Analysis(
         count=len(rewards),
         failed=sum(one.error is not None for one in scored),
@@ -123,20 +134,19 @@ def analyse(scored: Sequence[Scored], examples: int = 3) -> Analysis:
         histogram=_histogram(rewards),
         groups=len(groups),
         ties=_mean([float(len(set(values)) == 1) for values in groups.values()]),
-        component_means={name: _mean(values) for name, values in components.items()},
+        component_means={n: _mean([value for value, _ in each]) for n, each in components.items()},
         component_correlations={
-            name: correlation(values, _totals_with(name, kept))
-            for name, values in components.items()
+            n: correlation(*zip(*e, strict=True)) for n, e in components.items()
         },
-        length_correlation=correlation(rewards, [len(one.sample.response) for one in kept]),
-        failure_patterns=_patterns(kept),
-        highest=tuple(map(_example, ranked[:examples])),
-        lowest=tuple(map(_example, ranked[::-1][:examples])),
+        length_correlation=correlation(rewards, [len(sample.response) for sample, _ in kept]),
+        failure_patterns=dict(patterns.most_common()),
+        highest=tuple(ranked[:examples]),
+        lowest=tuple(ranked[::-1][:examples]),
     )
 
 
 def correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Pearson's correlation, 0.0 when one of the two does not vary.
+    """Return Pearson's correlation, 0.0 when one of the two does not vary.
 
     >>> correlation([1, 2, 3], [2, 4, 6])
     1.0
@@ -165,37 +175,3 @@ def _histogram(rewards: Sequence[float]) -> tuple[tuple[float, float, int], ...]
     bins = ((reward - low) / width + 1e-9 for reward in rewards)  # 0.3 / 0.1 is a little below 3
     counts = Counter(min(_BINS - 1, int(each)) for each in bins)
     return tuple((low + b * width, low + (b + 1) * width, counts[b]) for b in range(_BINS))
-
-
-def _groups(kept: Sequence[Scored]) -> dict[Hashable, list[float]]:
-    groups: dict[Hashable, list[float]] = defaultdict(list)
-    for one in kept:
-        key = one.sample.metadata.get("group", one.sample.prompt)
-        groups[key].append(float(one.score or 0))
-    return groups
-
-
-def _components(kept: Sequence[Scored]) -> dict[str, list[float]]:
-    values: dict[str, list[float]] = defaultdict(list)
-    for one in kept:
-        for name, value in (one.score.components if one.score else {}).items():
-            values[name].append(value)
-    return dict(values)
-
-
-def _totals_with(name: str, kept: Sequence[Scored]) -> list[float]:
-    return [one.score.total for one in kept if one.score and name in one.score.components]
-
-
-def _patterns(kept: Sequence[Scored]) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for one in kept:
-        sample = one.sample
-        if sample.gold is not None:
-            form = sample.metadata.get("format")
-            counts[failure_pattern(sample.response, sample.gold, form)] += 1
-    return dict(counts.most_common())
-
-
-def _example(one: Scored) -> Example:
-    return Example(float(one.score or 0), one.sample.prompt, one.sample.response)

@@ -1,4 +1,4 @@
-"""Audit a reward: score answers that solve nothing, and report which of them are paid."""
+"""Audit a reward: score answers that solve nothing, and report which of them are rewarded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,12 +7,12 @@ from typing import Literal
 from mint.rewards.reward import RewardLike, as_reward, run
 from mint.rewards.score import Failure, Outcome, Sample, Score
 
-Finding = Literal["ok", "hackable", "partly paid", "raises"]
+Finding = Literal["ok", "hackable", "partly rewarded", "raises"]
 
 
 @dataclass(frozen=True)
 class Probed:
-    """The reward of a probe, compared with that of an honest right answer."""
+    """The reward of a probe, compared with that of a right answer."""
 
     probe: str
     finding: Finding
@@ -55,9 +55,9 @@ def audit_reward(
 ) -> list[Probed]:
     """Probe a reward with degenerate answers to real prompts.
 
-    A probe is "hackable" when it is paid ``paid`` of an honest right answer, "partly paid" from
-    ``partly`` on, and "raises" when the reward cannot even score it. "repeated gold" is right, but
-    should not be paid more than saying it once.
+    A probe is "hackable" if its reward is at least ``paid`` times that of a right answer, "partly
+    rewarded" from ``partly`` times on, and "raises" if the reward fails on it. "repeated gold" is
+    right, but should not be rewarded more than a single statement of it.
 
     >>> from mint.rewards import check_answer
     >>> audit = audit_reward(check_answer, [Sample("", "What is 6 x 7?", {"answer": "42"})])
@@ -114,5 +114,5 @@ def _finding(
     elif highest >= paid * full:
         finding = "hackable"
     else:
-        finding = "partly paid" if highest >= partly * full else "ok"
+        finding = "partly rewarded" if highest >= partly * full else "ok"
     return Probed(probe, finding, highest, best, sample.response[:200])

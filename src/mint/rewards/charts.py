@@ -1,4 +1,4 @@
-"""Small charts as inline SVG, without a plotting library."""
+"""Draw small charts as inline SVG, without a plotting library."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -17,7 +17,7 @@ Band = Sequence[tuple[float, float, float]]
 
 
 class _Scale:
-    """The scale from numbers to places in the picture."""
+    """Maps values to coordinates in the picture."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         self.x0, self.x1 = min(xs), max(xs)
@@ -48,7 +48,7 @@ class _Scale:
 
 
 def line_chart(lines: Mapping[str, Points], band: Band = (), label: str = "step") -> str:
-    """Draw some series, and the band between two of them; empty without a point.
+    """Draw series as lines, and a band behind them; return an empty string if there are no points.
 
     >>> line_chart({"mean": [(1, 0.5), (2, 0.75)]}).startswith("<svg")
     True
@@ -95,7 +95,7 @@ def bar_chart(bins: Sequence[tuple[float, float, int]]) -> str:
 
 
 def standalone(chart: str, title: str) -> str:
-    """Return a chart as an SVG document of its own, with colours and a title.
+    """Return a chart as a separate SVG document, with colours and a title.
 
     >>> standalone(bar_chart([(0.0, 1.0, 3)]), "3 rewards").startswith("<svg")
     True

@@ -1,4 +1,4 @@
-"""reasoning-gym's generators and scorers as tasks."""
+"""Tasks from reasoning-gym's generators, with its scorers."""
 
 from importlib import import_module
 from typing import Any
@@ -14,7 +14,7 @@ class GymUnavailable(RuntimeError):
 
 
 def reasoning_gym(name: str, count: int = 100, seed: int = 0, **options: Any) -> list[Task]:
-    """``count`` tasks of one of reasoning-gym's generators, scored by its own scorer.
+    """Return ``count`` tasks of one of reasoning-gym's generators, with its own scorer.
 
     The answer is what the last ``<answer>`` tag or box holds, or else the whole response.
 

@@ -1,4 +1,4 @@
-"""Rewards by name, by dotted path, or by ``path/to/file.py:function``."""
+"""Find rewards by name, by dotted path, or by ``path/to/file.py:function``."""
 
 import hashlib
 import importlib
@@ -18,46 +18,31 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Where a bare name is looked for. A function added to agent_tunix/rewards.py is found by its name.
 _MODULES = ("mint.rewards", "agent_tunix.rewards")
 _REGISTERED: dict[str, Callable[..., Any] | Reward] = {}
-RANGES = {
-    "binary_reward": "0 or 1",
-    "check_answer": "0, 0.5 or 1",
-    "check_case": "0 or 1",
-    "check_instructions": "0 to 1",
-    "check_json": "0, 0.5 or 1",
-    "check_keywords": "0 to 1",
-    "check_length": "0 or 1",
-    "check_numbers": "0 to 1",
-    "check_structure": "0 to 1",
-    "check_tool_use": "0 or 1",
-    "combined_reward": "0 to 1",
-    "composite_reward": "0 to 1",
-    "compute_reward_breakdown": "0 to 1",
-    "continuous_reward": "0 to 1",
-    "evaluate_clarity": "0 to 1",
-    "evaluate_completeness": "0, 0.5 or 1",
-    "evaluate_conciseness": "0 to 1",
-    "evaluate_correctness": "0, 0.5 or 1",
-    "evaluate_format": "0, 0.5 or 1",
-    "evaluate_relevance": "0 to 1",
-    "graduated_reward": "0, 0.5 or 1",
-    "length_penalty": "-0.5 to 0",
-    "match_format_approximately": "0 to 1",
-    "match_format_exactly": "0, 0.5 or 1",
-    "overlong_penalty": "-1 to 0",
-    "repetition_penalty": "-0.5 to 0",
-    "robust_reward": "0, 0.5 or 1",
-    "shaped_reward": "-0.3 to 1.3",
-    "stable_reward": "0.1 to 1",
-    "step_count_penalty": "-0.5 to 0",
-    "tool_cost_penalty": "-0.5 to 0",
-    "tool_spam_penalty": "-0.5 to 0",
-    "unsafe_penalty": "-1 to 0",
-    "verbosity_penalty": "-0.5 to 0",
+_NAMES_BY_RANGE = {
+    "0 or 1": "binary_reward check_case check_length check_tool_use",
+    "0, 0.5 or 1": (
+        "check_answer check_json evaluate_completeness evaluate_correctness evaluate_format "
+        "graduated_reward match_format_exactly robust_reward"
+    ),
+    "0 to 1": (
+        "check_instructions check_keywords check_numbers check_structure combined_reward "
+        "composite_reward compute_reward_breakdown continuous_reward evaluate_clarity "
+        "evaluate_conciseness evaluate_relevance match_format_approximately"
+    ),
+    "-0.5 to 0": (
+        "length_penalty repetition_penalty step_count_penalty tool_cost_penalty "
+        "tool_spam_penalty verbosity_penalty"
+    ),
+    "-1 to 0": "overlong_penalty unsafe_penalty",
+    "-0.3 to 1.3": "shaped_reward",
+    "0.1 to 1": "stable_reward",
 }
+RANGES = {name: span for span, names in _NAMES_BY_RANGE.items() for name in names.split()}
+"""The range of every built-in reward function."""
 
 
 class RewardNotFound(LookupError):
-    """No reward of this name; the text suggests similar ones."""
+    """There is no reward of this name; the message suggests similar ones."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +55,7 @@ class Listed:
 
 
 def register(name: str | None = None) -> Callable[[Function], Function]:
-    """Make a reward known under a name (its own, unless another is given).
+    """Register a reward under a name (by default its own).
 
     >>> @register("always_one")
     ... def one(response, **metadata):
@@ -88,7 +73,7 @@ def register(name: str | None = None) -> Callable[[Function], Function]:
 
 
 def find_reward(name: str) -> Reward:
-    """The reward of this name, dotted path, or ``file.py:function``.
+    """Return the reward of this name, dotted path, or ``file.py:function``.
 
     >>> find_reward("check_answer")("4", metadata={"answer": "4"}).total
     1.0
@@ -99,7 +84,7 @@ def find_reward(name: str) -> Reward:
         return as_reward(_REGISTERED[name], name)
     path, separator, attribute = name.rpartition(":")
     if separator and path.endswith(".py"):
-        return as_reward(_attribute(_module_from_file(Path(path)), attribute, name))
+        return as_reward(_attribute(load_file(Path(path)), attribute, name))
     if "." in name:
         module_name, _, attribute = name.rpartition(".")
         return as_reward(_attribute(_imported(module_name, name), attribute, name))
@@ -111,7 +96,7 @@ def find_reward(name: str) -> Reward:
 
 
 def list_rewards() -> list[Listed]:
-    """Every built-in and registered reward function, by name.
+    """List all built-in and registered reward functions by name.
 
     >>> "check_answer" in [listed.name for listed in list_rewards()]
     True
@@ -137,13 +122,14 @@ def _imported(module_name: str, name: str) -> Any:
         raise _not_found(name) from None
 
 
-def _module_from_file(path: Path) -> Any:
+def load_file(path: Path) -> Any:
+    """Run a Python file and return its module."""
     if not path.is_file():
         raise RewardNotFound(
             f"There is no file {path}. Write the reward as path/to/file.py:function."
         )
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
-    spec = importlib.util.spec_from_file_location(f"mint_rewards_file_{digest}", path)
+    spec = importlib.util.spec_from_file_location(f"mint_file_{digest}", path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The interface of a reward, and functions of any known signature as rewards."""
+"""The interface of a reward, and the adapter for functions of any known signature."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RewardLike = Union["Reward", Callable[..., Any], str]
 
 
 class RewardFailed(RuntimeError):
-    """A reward raised; the text names the reward and its error."""
+    """A reward raised; the message names the reward and its error."""
 
 
 class Reward(ABC):
@@ -27,20 +27,20 @@ class Reward(ABC):
 
     @abstractmethod
     async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
-        """A score, a failure, or None ("does not apply") for each sample. Does not raise."""
+        """Return a score, a failure, or None ("does not apply") for each sample. Never raises."""
 
     def score(self, samples: Sequence[Sample]) -> list[Score | None]:
-        """The scores of the samples; raises :class:`RewardFailed` if one could not be scored."""
+        """Return the scores of the samples; raise :class:`RewardFailed` if one has none."""
         return [_or_raise(outcome) for outcome in run(self.outcomes(samples))]
 
     def __call__(
         self, response: str, prompt: str = "", metadata: Mapping[str, Any] | None = None
     ) -> Score | None:
-        """The score of one response."""
+        """Return the score of one response."""
         return self.score([Sample(response, prompt, metadata or {})])[0]
 
     def at(self, step: int) -> Reward:
-        """This reward as it is at a training step; only schedules change."""
+        """Return this reward as it is at a training step; only schedules change."""
         return self
 
 
@@ -51,7 +51,7 @@ class SingleReward(Reward):
 
     @abstractmethod
     async def score_one(self, sample: Sample) -> Score | None:
-        """Score one sample. What it raises becomes the sample's failure."""
+        """Score one sample. An exception becomes the sample's failure."""
 
     async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
         slots = asyncio.Semaphore(self.parallel)
@@ -112,7 +112,7 @@ class FunctionReward(SingleReward):
 
 
 def as_reward(reward: RewardLike, name: str | None = None) -> Reward:
-    """A reward from a reward, a function of any known signature, or a name of the registry.
+    """Return a reward from a reward, a function of any known signature, or a registered name.
 
     >>> from mint.rewards import check_answer
     >>> as_reward(check_answer)("The answer is 4.", metadata={"ground_truth": "4"}).total
@@ -133,7 +133,7 @@ def as_reward(reward: RewardLike, name: str | None = None) -> Reward:
 
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine to its end from synchronous code, inside a running loop or not."""
+    """Run a coroutine to completion from synchronous code, inside a running event loop or not."""
     if not in_event_loop():
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(1) as threads:

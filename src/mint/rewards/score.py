@@ -1,4 +1,4 @@
-"""Samples to score, their scores, and failures."""
+"""Samples, scores and failures."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Sample:
 
     @property
     def gold(self) -> Any:
-        """The right answer in the metadata, None when there is none."""
+        """The right answer in the metadata, or None."""
         return self.metadata.get("answer", self.metadata.get("ground_truth"))
 
 
@@ -45,7 +45,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Failure:
-    """A reward that raised: never a score. The rollout is left out of training."""
+    """A reward that raised; never a score. The rollout is left out of training."""
 
     reward: str
     error: Exception
@@ -82,7 +82,7 @@ def read_score(value: Any) -> Score | None:
 
 
 def _number(value: Any) -> float:
-    """A number of any library as a float. A string is none, even when it reads like one."""
+    """Convert a number of any library to a float; a string is rejected, whatever it contains."""
     try:
         if isinstance(value, str | bytes):
             raise TypeError

@@ -1,4 +1,4 @@
-"""Scoring for training: failures are caught, counted and logged, and too many stop the run."""
+"""Score samples for training: failures are counted and logged, and too many stop the run."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ class Scored:
 
 
 class Scorer:
-    """A reward with counts of its failures over a run.
+    """A reward that counts its failures over a run.
 
     >>> scorer = Scorer(lambda response: 1.0 / len(response), max_failure_share=0.5)
     >>> [scored.counts for scored in scorer.score([Sample("four"), Sample(""), Sample("x")])]
@@ -59,11 +59,11 @@ class Scorer:
         self.reasons: Counter[str] = Counter()
 
     def score(self, samples: Sequence[Sample], step: int | None = None) -> list[Scored]:
-        """Score the samples. Raises :class:`TooManyFailures` past the set share."""
+        """Score the samples. Raises :class:`TooManyFailures` above the allowed share."""
         return run(self.ascore(samples, step))
 
     async def ascore(self, samples: Sequence[Sample], step: int | None = None) -> list[Scored]:
-        """The same, inside a running event loop."""
+        """Score the samples inside a running event loop."""
         reward = self.reward if step is None else self.reward.at(step)
         outcomes = await reward.outcomes(samples)
         scored = [self._seen(s, outcome) for s, outcome in zip(samples, outcomes, strict=True)]

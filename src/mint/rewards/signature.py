@@ -1,4 +1,4 @@
-"""Detect the signature of a reward function, once.
+"""Detect the signature of a reward function.
 
 ``(response, prompt, metadata)``, ``(response, **metadata)`` with any names taken from the
 metadata, or batched: ``(prompts, completions, **columns) -> list``. Each may be async.
@@ -29,12 +29,12 @@ _KNOWN = (
 
 
 class SignatureError(TypeError):
-    """A function that cannot be a reward; the text shows the signatures that can."""
+    """A function that cannot be a reward; the message shows the accepted signatures."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The way to call a reward function."""
+    """How to call a reward function."""
 
     kind: Kind
     is_async: bool
@@ -43,7 +43,7 @@ class Signature:
     takes_any: bool
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
-        """The keyword arguments for one sample, besides its response."""
+        """Return the keyword arguments for one sample, besides its response."""
         values = dict(sample.metadata)
         available = {"prompt": sample.prompt, "metadata": dict(sample.metadata), **values}
         chosen = dict(values) if self.takes_any else {}
@@ -60,7 +60,7 @@ class Signature:
         return chosen
 
     def columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
-        """The keyword arguments for a batch: one list per column."""
+        """Return the keyword arguments for a batch: one list per column."""
         names = {name for sample in samples for name in sample.metadata}
         columns = {name: [sample.metadata.get(name) for sample in samples] for name in names}
         columns |= {
@@ -78,7 +78,7 @@ class Signature:
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
-    """The signature of a reward function.
+    """Return the signature of a reward function.
 
     >>> read_signature(lambda response, prompt, metadata: 1.0).kind
     'positional'

@@ -34,25 +34,25 @@ _CLASSICS = Path(__file__).parent / "code/classics.jsonl"
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt, what its reward needs to know, and the reward."""
+    """A prompt, its metadata, and the reward."""
 
     prompt: str
     reward: Reward
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def score(self, response: str) -> Score | None:
-        """The score of a response to this task."""
+        """Return the score of a response to this task."""
         return self.reward(response, self.prompt, self.metadata)
 
     def sample(self, response: str) -> Sample:
-        """A response to this task, ready for a scorer."""
+        """Return a response to this task, ready for a scorer."""
         return Sample(response, self.prompt, self.metadata)
 
 
 def arithmetic_tasks(
     count: int, seed: int = 0, digits: int = 2, operations: str = "+-*"
 ) -> list[Task]:
-    """Questions such as "What is 12 + 34?"; question and answer come from the same numbers.
+    """Return questions such as "What is 12 + 34?" with their answers.
 
     >>> task = arithmetic_tasks(1, seed=1)[0]
     >>> task.score(f"The answer is {task.metadata['answer']}.").total
@@ -75,7 +75,7 @@ def arithmetic_tasks(
 
 
 def countdown_tasks(count: int, seed: int = 0, numbers: int = 4, highest: int = 50) -> list[Task]:
-    """Reach a target with each given number at most once; every task can be solved.
+    """Return puzzles: reach a target using each given number at most once. All can be solved.
 
     >>> task = countdown_tasks(1)[0]
     >>> task.score("<answer>1 + 1</answer>").total
@@ -98,7 +98,7 @@ def countdown_tasks(count: int, seed: int = 0, numbers: int = 4, highest: int = 
 
 
 def countdown_reward(response: str, numbers: Sequence[int], target: int) -> float:
-    """1.0 for an expression that uses the numbers rightly and makes the target, 0.1 if it misses.
+    """1.0 if an expression uses only the given numbers and makes the target, 0.1 if it misses it.
 
     >>> countdown_reward("<answer>(3 + 4) * 6</answer>", [3, 4, 6, 9], 42)
     1.0
@@ -119,7 +119,7 @@ def countdown_reward(response: str, numbers: Sequence[int], target: int) -> floa
 
 
 def _value(expression: str) -> tuple[Fraction, Counter[int]]:
-    """The exact value of an expression, and the numbers it uses."""
+    """Return the exact value of an expression, and the numbers it uses."""
     if len(expression) > _LONGEST_EXPRESSION or not re.fullmatch(r"[-+*/() 0-9]+", expression):
         raise ValueError("not an expression of numbers")
     used: Counter[int] = Counter()
@@ -136,7 +136,7 @@ def _value(expression: str) -> tuple[Fraction, Counter[int]]:
 
 
 def _reachable(given: Sequence[int], draw: random.Random) -> int | None:
-    """A target made from some of the numbers, when it comes out positive and not given."""
+    """Return a target made from some of the numbers, or None if it is not positive or was given."""
     chosen = draw.sample(list(given), draw.randint(2, len(given)))
     value = chosen[0]
     for number in chosen[1:]:
@@ -145,7 +145,7 @@ def _reachable(given: Sequence[int], draw: random.Random) -> int | None:
 
 
 def code_tasks(count: int | None = None, seed: int = 0) -> list[Task]:
-    """Small programs with tests; the reward runs them in the sandbox.
+    """Return small programs to write; the reward runs their tests in the sandbox.
 
     >>> task = code_tasks(1)[0]
     >>> task.score(f"```python\\n{task.metadata['solution']}```").total

@@ -35,9 +35,17 @@ from .evaluation.evaluator import Evaluator as Evaluator, Examiner as Examiner
 from .evaluation.results import SetResult as SetResult
 from .evaluation.scores import Evaluation as Evaluation, evaluate as evaluate
 from .guards import Guards as Guards
-from .loop.compare import compare_answers as compare_answers, with_signal as with_signal
 from .loop.grpo import grpo as grpo, run_grpo as run_grpo, run_loop as run_loop
 from .loop.run import Run as Run, open_run as open_run
+from .loop.stages import (
+    compare_answers as compare_answers,
+    mini_batch_sizes as mini_batch_sizes,
+    penalise as penalise,
+    policy_before as policy_before,
+    sample as sample,
+    with_signal as with_signal,
+)
+from .loop.update import service_loss as service_loss, train as train
 from .messages.tool_calls import parse_tool_calls as parse_tool_calls
 from .rollouts.credit import (
     TurnScore as TurnScore,
@@ -57,6 +65,6 @@ from .runtime.endings import (
     RunStopped as RunStopped,
     ServiceLost as ServiceLost,
 )
-from .settings.config import ConfigError as ConfigError
-from .settings.config import RLConfig as RLConfig
+from .settings.config import ConfigError as ConfigError, RLConfig as RLConfig
+from .settings.schedules import learning_rate_at as learning_rate_at
 from .task import RLAdapter as RLAdapter

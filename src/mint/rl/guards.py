@@ -5,8 +5,8 @@ that means, and what to change.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -37,16 +37,22 @@ class Finding:
         return f"{self.name}: {self.seen} {self.advice}"
 
 
-@dataclass
-class GuardHistory:
-    """Metrics of earlier steps that guards compare with."""
+class Guards:
+    """All guards, and the metrics of earlier steps that they compare with."""
 
-    first: list[dict[str, float]] = field(default_factory=list)
-    last: list[dict[str, float]] = field(default_factory=list)
-    evaluations: list[dict[str, float]] = field(default_factory=list)
+    def __init__(self, cfg: RLConfig) -> None:
+        self.cfg = cfg
+        self.first: list[dict[str, float]] = []
+        self.last: list[dict[str, float]] = []
+        self.evaluations: list[dict[str, float]] = []
+        self.told: dict[str, int] = {}  # findings, and how many steps ago they were last seen
 
-    def add(self, metrics: Metrics) -> None:
-        """Take a step into account."""
+    def begin(self, evaluation: Metrics) -> None:
+        """Remember the evaluation before the first step."""
+        self.evaluations.append(dict(evaluation))
+
+    def check(self, metrics: Metrics) -> list[Finding]:
+        """Return the findings after a step."""
         row = dict(metrics)
         if len(self.first) < _BASELINE:
             self.first.append(row)
@@ -54,25 +60,45 @@ class GuardHistory:
         if "holdout/pass@1" in row:
             held_out = {name: value for name, value in row.items() if name.startswith("holdout/")}
             self.evaluations.append({**held_out, "train": self.recent("reward/mean") or 0.0})
+        return [finding for guard in _GUARDS for finding in guard(metrics, self)]
 
-    def begin(self, evaluation: Metrics) -> None:
-        """Take the holdout before the first step into account."""
-        self.evaluations.append(dict(evaluation))
+    def news(self, findings: list[Finding]) -> list[Finding]:
+        """Return the findings that were not seen in the last steps: worth a line on the screen."""
+        fresh = [finding for finding in findings if finding.name not in self.told]
+        ago = {name: steps + 1 for name, steps in self.told.items() if steps < _WINDOW}
+        self.told = {**ago, **{finding.name: 0 for finding in findings}}
+        return fresh
+
+    def fatal(self, findings: Iterable[Finding]) -> Finding | None:
+        """Return the first finding that ends the run, by the config's ``stop_on``."""
+        return next((f for f in findings if f.name in self.cfg.stop_on), None)
 
     def examined(self) -> list[dict[str, float]]:
-        """The evaluations with what training paid then; before the first step, the first steps'."""
+        """Return the evaluations, each with the training reward at that time; with the one before
+        the first step, that of the first steps."""
         first = _mean(self.first, "reward/mean") or 0.0
         return [{"train": first, **evaluation} for evaluation in self.evaluations]
 
     def baseline(self, name: str) -> float | None:
-        """The mean of the first steps, once there are later ones."""
+        """Return the mean of the first steps, once there are later ones."""
         if len(self.first) < _BASELINE or self.first[-1] == self.last[-1]:
             return None
         return _mean(self.first, name)
 
     def recent(self, name: str) -> float | None:
-        """The mean of the last steps."""
+        """Return the mean of the last steps."""
         return _mean(self.last, name)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        history = {"first": self.first, "last": self.last, "evaluations": self.evaluations}
+        return {"history": history, "told": self.told}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
+        history = state["history"]
+        self.first, self.last = list(history["first"]), list(history["last"])
+        self.evaluations, self.told = list(history["evaluations"]), dict(state["told"])
 
 
 def _mean(rows: list[dict[str, float]], name: str) -> float | None:
@@ -85,45 +111,7 @@ def _clear(*rewards: float) -> float:
     return _CLEAR * max(1.0, *(abs(reward) for reward in rewards))
 
 
-class Guards:
-    """All guards, with their memory."""
-
-    def __init__(self, cfg: RLConfig) -> None:
-        self.cfg = cfg
-        self.history = GuardHistory()
-        self.told: dict[str, int] = {}  # findings, and how many steps ago they were last seen
-
-    def begin(self, evaluation: Metrics) -> None:
-        """Remember how the holdout was before the first step."""
-        self.history.begin(evaluation)
-
-    def check(self, metrics: Metrics) -> list[Finding]:
-        """Return the findings after a step."""
-        self.history.add(metrics)
-        return [finding for guard in _GUARDS for finding in guard(metrics, self.history, self.cfg)]
-
-    def news(self, findings: list[Finding]) -> list[Finding]:
-        """Those that were not seen in the last steps: worth a line on the screen."""
-        fresh = [finding for finding in findings if finding.name not in self.told]
-        ago = {name: steps + 1 for name, steps in self.told.items() if steps < _WINDOW}
-        self.told = {**ago, **{finding.name: 0 for finding in findings}}
-        return fresh
-
-    def fatal(self, findings: list[Finding]) -> Finding | None:
-        """The first one that the config wants to end the run."""
-        return next((f for f in findings if f.name in self.cfg.stop_on), None)
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return {"history": asdict(self.history), "told": self.told}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
-        self.history = GuardHistory(**state["history"])
-        self.told = dict(state["told"])
-
-
-def no_signal(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def no_signal(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """Nothing to learn from: every group has equal rewards."""
     if m.get("datums", 1.0) > 0:
         return
@@ -143,7 +131,7 @@ def no_signal(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Find
             "the goal, or raise group_size and temperature."
         )
     elif right > wrong:
-        more = "" if cfg.curriculum else ", or set curriculum=true"
+        more = "" if guards.cfg.curriculum else ", or set curriculum=true"
         advice = f"The prompts are too easy now: use harder ones{more}."
     else:
         advice = (
@@ -158,11 +146,11 @@ def no_signal(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Find
     )
 
 
-def reward_hacking(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """Train and holdout part ways: what is paid rises, what is wanted falls or stays."""
-    if "holdout/pass@1" not in m or len(history.evaluations) < 2:
+    if "holdout/pass@1" not in m or len(guards.evaluations) < 2:
         return
-    *earlier, now = history.examined()
+    *earlier, now = guards.examined()
     best = max(earlier, key=lambda row: (round(row["holdout/pass@1"], 9), row["holdout/reward"]))
     paid, held_out = best["holdout/reward"], now["holdout/reward"]
     fell = now["holdout/pass@1_high"] < best[
@@ -198,17 +186,18 @@ def _hacked(before: Metrics, now: Metrics, how: str) -> Finding:
     )
 
 
-def length_runaway(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def length_runaway(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """Answers grow, and success does not."""
-    before, now = history.baseline("length/mean"), history.recent("length/mean")
-    right, right_now = history.baseline("reward/success"), history.recent("reward/success")
+    before, now = guards.baseline("length/mean"), guards.recent("length/mean")
+    right, right_now = guards.baseline("reward/success"), guards.recent("reward/success")
     if not before or now is None or right is None or right_now is None:
         return
-    if now > cfg.length_growth * before and right_now <= right + _CLEAR:
+    if now > guards.cfg.length_growth * before and right_now <= right + _CLEAR:
         yield Finding(
             "length_runaway",
             f"answers grew from {before:.0f} to {now:.0f} tokens, and no more of them are right.",
-            f"The reward favours length: {_against_length(cfg)}, or penalise length in the reward.",
+            f"The reward favours length: {_against_length(guards.cfg)}, or penalise length in the "
+            "reward.",
         )
 
 
@@ -217,12 +206,12 @@ def _against_length(cfg: RLConfig) -> str:
     return known if cfg.token_weights == "constant" else f"{known} or advantage=dr_grpo"
 
 
-def component_runaway(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def component_runaway(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """One component of the reward rises at the cost of the others."""
     names = [name for name in m if name.startswith("component/")]
     gains, clear = {}, {}
     for name in names:
-        before, now = history.baseline(name), history.recent(name)
+        before, now = guards.baseline(name), guards.recent(name)
         if before is not None and now is not None:
             component = name.removeprefix("component/")
             gains[component], clear[component] = now - before, _clear(before, now)
@@ -239,7 +228,7 @@ def component_runaway(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Itera
         )
 
 
-def masked_loss(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def masked_loss(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """Weights on tokens that the policy did not sample."""
     if m.get("datums/unmasked", 0.0) > 0:
         yield Finding(
@@ -249,16 +238,16 @@ def masked_loss(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Fi
         )
 
 
-def truncation(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def truncation(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """Most answers were cut off."""
     share = m.get("length/truncated", 0.0)
-    if share <= cfg.truncation_limit:
+    if share <= guards.cfg.truncation_limit:
         return
     advice = (
         "Their rewards are misleading: raise max_tokens, set stop strings, or set "
         "mask_truncated=true."
     )
-    if cfg.mask_truncated:
+    if guards.cfg.mask_truncated:
         advice = "They are excluded from training: raise max_tokens, or set stop strings."
     paid = ""
     if "reward/truncated" in m and "reward/untruncated" in m:
@@ -268,40 +257,40 @@ def truncation(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Fin
         )
     yield Finding(
         "truncation",
-        f"{share:.0%} of the answers were cut off (max_tokens={cfg.max_tokens}).{paid}",
+        f"{share:.0%} of the answers were cut off (max_tokens={guards.cfg.max_tokens}).{paid}",
         advice,
     )
 
 
-def entropy_collapse(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def entropy_collapse(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """The policy no longer explores, and is not yet right."""
-    before, now = history.baseline("policy/entropy"), history.recent("policy/entropy")
-    solved = (history.recent("reward/success") or 0.0) >= _SOLVED
-    if before and now is not None and now < cfg.entropy_floor * before and not solved:
-        explore = " or clip_high_threshold" if cfg.loss_fn in CLIPPED else ""
+    before, now = guards.baseline("policy/entropy"), guards.recent("policy/entropy")
+    solved = (guards.recent("reward/success") or 0.0) >= _SOLVED
+    if before and now is not None and now < guards.cfg.entropy_floor * before and not solved:
+        explore = " or clip_high_threshold" if guards.cfg.loss_fn in CLIPPED else ""
         yield Finding(
             "entropy_collapse",
             f"entropy fell from {before:.3f} to {now:.3f} per token: the answers of a group are "
             "nearly identical.",
             f"Lower the learning rate, raise temperature{explore}, or "
-            f"{'raise' if cfg.kl_penalty_coef else 'set'} kl_penalty_coef.",
+            f"{'raise' if guards.cfg.kl_penalty_coef else 'set'} kl_penalty_coef.",
         )
 
 
-def kl_runaway(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def kl_runaway(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """The policy has left the reference far behind."""
-    if m.get("kl/k3", 0.0) > cfg.kl_limit:
+    if m.get("kl/k3", 0.0) > guards.cfg.kl_limit:
         yield Finding(
             "kl_runaway",
-            f"the KL to the reference is {m['kl/k3']:.2f} per token, over {cfg.kl_limit:g}.",
-            f"{'Raise' if cfg.kl_penalty_coef else 'Set'} kl_penalty_coef, lower the learning "
-            "rate, or return to an earlier checkpoint.",
+            f"the KL to the reference is {m['kl/k3']:.2f} per token, over {guards.cfg.kl_limit:g}.",
+            f"{'Raise' if guards.cfg.kl_penalty_coef else 'Set'} kl_penalty_coef, lower the "
+            "learning rate, or return to an earlier checkpoint.",
         )
 
 
-def repetition(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def repetition(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """Answers repeat themselves."""
-    if m.get("policy/repetition", 0.0) > cfg.repetition_limit:
+    if m.get("policy/repetition", 0.0) > guards.cfg.repetition_limit:
         yield Finding(
             "repetition",
             f"{m['policy/repetition']:.0%} of the 4-token runs in answers are repeats.",
@@ -309,7 +298,7 @@ def repetition(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Fin
         )
 
 
-def reward_errors(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def reward_errors(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """Rewards that could not be computed."""
     if m.get("reward/failures", 0.0) > 0:
         yield Finding(
@@ -320,14 +309,14 @@ def reward_errors(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[
         )
 
 
-def not_finite(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def not_finite(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """NaN or infinity."""
     wrong = [name for name, value in m.items() if not math.isfinite(value)]
     if wrong:
         yield Finding(
             "not_finite",
             f"{', '.join(wrong)}: not a finite number.",
-            f"{stability_advice(cfg)} Return to the last checkpoint.",
+            f"{stability_advice(guards.cfg)} Return to the last checkpoint.",
         )
 
 
@@ -336,12 +325,12 @@ def stability_advice(cfg: RLConfig) -> str:
     return f"Lower the learning rate{'' if cfg.grad_clip_norm else ', and set grad_clip_norm=1.0'}."
 
 
-def mismatch(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Finding]:
+def mismatch(m: Metrics, guards: Guards) -> Iterator[Finding]:
     """Sampler and trainer disagree on the same weights. Told only where they should agree."""
-    same_logits = m.get("policy/temperature") == 1.0 or cfg.matches_sampling
+    same_logits = m.get("policy/temperature") == 1.0 or guards.cfg.matches_sampling
     same_weights = m.get("staleness/max", 0.0) == 0 and same_logits
-    if same_weights and m.get("mismatch/mean", 0.0) > cfg.mismatch_limit:
-        remedy = "" if cfg.truncated_importance else "Set truncated_importance=2.0. "
+    if same_weights and m.get("mismatch/mean", 0.0) > guards.cfg.mismatch_limit:
+        remedy = "" if guards.cfg.truncated_importance else "Set truncated_importance=2.0. "
         yield Finding(
             "mismatch",
             f"sampler and trainer differ by {m['mismatch/mean']:.3f} in logprob per token.",
@@ -349,7 +338,7 @@ def mismatch(m: Metrics, history: GuardHistory, cfg: RLConfig) -> Iterator[Findi
         )
 
 
-_GUARDS: tuple[Callable[[Metrics, GuardHistory, RLConfig], Iterator[Finding]], ...] = (
+_GUARDS: tuple[Callable[[Metrics, Guards], Iterator[Finding]], ...] = (
     *(no_signal, reward_hacking, length_runaway, component_runaway, masked_loss, truncation),
     *(entropy_collapse, kl_runaway, repetition, reward_errors, not_finite, mismatch),
 )

@@ -1,13 +1,16 @@
 """A task, as MinT writes it: a dataset, a prompt, a reward."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mint import types
+if TYPE_CHECKING:
+    from mint import types
 
 
 class RLAdapter(ABC):
@@ -70,13 +73,6 @@ def overrides(adapter: Any, name: str) -> bool:
     """Return whether a task has its own version of an optional method."""
     method = getattr(type(adapter), name, None)
     return method is not None and method is not getattr(RLAdapter, name)
-
-
-def report(adapter: Any, step: int, rewards: list[float], num_datums: int) -> None:
-    """Let a task say something of its own about a step, where it has an ``evaluate``."""
-    evaluate = getattr(adapter, "evaluate", None)
-    if evaluate is not None:
-        evaluate(step, rewards, num_datums)
 
 
 def identify(adapter: Any, sample: Any, prompt: Sequence[int] | None) -> str:

@@ -1,42 +1,80 @@
-"""Errors of requests, and how they reach the client."""
+"""Errors of requests, and what clients are told about them."""
 
 import errno
+import logging
 import os
+import uuid
+from typing import Literal
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, OperationalError
+from starlette.exceptions import HTTPException
 
 from mint.engine.messages import UserError as UserError
 
+log = logging.getLogger(__name__)
+Category = Literal["user", "server"]
 _DISK_FULL = "53100"
 """PostgreSQL's code."""
 
 
-class ApiError(Exception):
-    """An HTTP answer other than 200: a status and one text for the person who reads it."""
+class ApiError(HTTPException):
+    """An HTTP answer other than 200: a status and a message for the person who reads it."""
 
     def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
+        super().__init__(status, detail)
+
+    def __str__(self) -> str:
+        return self.detail
 
 
 class EngineDied(Exception):
-    """The worker process of a base model ended, or never came up. Its text names the log."""
+    """The worker process of a base model ended, or never came up. The message names its log."""
+
+
+EXPLAINED = (UserError, EngineDied, OSError, OperationalError, DataError)
+"""Failures that are not bugs of the service."""
+
+
+def explain(error: Exception, doing: str, where: str | None = None) -> tuple[str, Category]:
+    """Return what clients are told about a failure, and whose it is; log it if it is a bug.
+
+    ``where`` says where to read more about a bug.
+    """
+    match error:
+        case UserError():
+            return str(error), "user"
+        case EngineDied():
+            return str(error), "server"
+        case OSError():
+            return readable_os_error(error, doing), "server"
+        case OperationalError():
+            why = str(error.orig).splitlines()[0]
+            return (
+                f"The service's database failed: {why}. It may be down, or its disk full or "
+                "read-only. Start it, free space or fix its permissions, then try again."
+            ), "server"
+        case DataError():  # PostgreSQL does not store or compare a string with a NUL, for example
+            why = f"A value of this request cannot be stored: {error.orig}."
+            return f"{why} Correct it and send it again.", "user"
+    error_id = uuid.uuid4().hex[:8]
+    log.error("%s failed (error %s)", doing, error_id, exc_info=error)
+    text = f"{doing} failed in the service (error {error_id}): {error}. {where or log_hint()}"
+    return text, "server"
 
 
 def log_hint() -> str:
-    """Say where to read more: the log file, when the starter of the service named one."""
+    """Return where to read more: the log file, if the environment names one."""
     log_file = os.environ.get("MINT_LOG_FILE")
     return f"The service's log is {log_file}." if log_file else "See the service's own output."
 
 
 def not_found(what: str, identifier: str, hint: str) -> ApiError:
-    """The same answer for an unknown object and for one of another user."""
+    """Return the 404 for an object that does not exist, or that belongs to another user."""
     return ApiError(404, f"There is no {what} {identifier!r} for this API key. {hint}")
 
 
 def is_disk_full(error: OSError | OperationalError) -> bool:
-    """Say whether a write failed because the disk, or the part of it that is ours, is full."""
+    """Return whether a write failed because the disk or a disk quota is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     sqlite, postgres = (
@@ -46,7 +84,7 @@ def is_disk_full(error: OSError | OperationalError) -> bool:
 
 
 def readable_os_error(error: OSError, doing: str) -> str:
-    """A sentence about a failed file operation, with what to do when the disk is full."""
+    """Describe a failed file operation, with what to do when the disk is full."""
     if is_disk_full(error):
         return (
             f"The disk of the service is full, so {doing} failed. Everything saved earlier is "
@@ -54,12 +92,3 @@ def readable_os_error(error: OSError, doing: str) -> str:
         )
     where = f" ({os.path.basename(os.fsdecode(error.filename))})" if error.filename else ""
     return f"{doing[0].upper()}{doing[1:]} failed: {error.strerror or error}{where}."
-
-
-def readable_database_error(error: OperationalError) -> str:
-    """A sentence about a database that does not answer, with what to do about it."""
-    why = str(error.orig).splitlines()[0]
-    return (
-        f"The service's database failed: {why}. It may be down, or its disk full or "
-        "read-only. Start it, free space or fix its permissions, then try again."
-    )

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mint.watch.sinks.sink import Sink
-from mint.watch.verdict.judge import (
+from mint.watch.verdict.series import Series, series
+from mint.watch.verdict.verdict import (
     DIVERGING,
     FLAT,
     HACKING,
@@ -26,7 +27,6 @@ from mint.watch.verdict.judge import (
     VerdictHistory,
     judge,
 )
-from mint.watch.verdict.series import Series, series
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 32
@@ -197,7 +197,7 @@ class LiveView(Sink):
         view = self.view
         view.step, view.last = step, metrics
         view.curves = {name: series(self._all, name) for _, name in _CURVES}
-        view.verdict = judge(self._history.rows, steps=view.steps)
+        view.verdict = judge(self._history.rows)
         if len(self._times) > 1:
             view.seconds_a_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
         if not self._live.is_started:

@@ -32,9 +32,9 @@ def test_a_gate_says_whether_it_paid() -> None:
     closed, opened = gated(plain, polite)("x"), gated(polite, plain)("x")
     assert closed is not None
     assert opened is not None
-    assert closed.reasons["total"] == "not paid: the gate is under 0.8"
+    assert closed.reasons["total"] == "not counted: the gate is below 0.8"
     assert closed.reasons["gate"] == "no greeting"
-    assert opened.reasons["total"] == "paid: the gate is at least 0.8"
+    assert opened.reasons["total"] == "counted: the gate is at least 0.8"
 
 
 def test_shaping_and_clipping_say_what_they_changed() -> None:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mint.rl.algorithms.advantage import advantages, has_signal
-from mint.rl.settings.groups import Advantage
+from mint.rl.settings.fields import Advantage
 
 REWARDS = st.lists(st.floats(-100, 100), min_size=1, max_size=16)
 GROUPS = st.lists(REWARDS, min_size=1, max_size=6)

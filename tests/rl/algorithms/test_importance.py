@@ -13,8 +13,8 @@ import pytest
 import mint
 from mint.rl import RLConfig, Segment, run_grpo
 from mint.rl.algorithms.importance import Correction
-from mint.rl.datums.correction import corrected, masked_share
 from mint.rl.datums.datum import make_datum, values
+from mint.rl.datums.ratios import corrected, masked_share
 from tests.rl.conftest import Letters
 from tests.rl.stepping import stepping
 

@@ -64,7 +64,7 @@ def test_data_is_the_same_after_a_replay_whoever_owns_the_random_numbers() -> No
     batches(first, 2)
     random.seed()
     continued = Data(Numbers(), TOKENIZER, RLConfig())
-    continued.replay(first.calls)
+    continued.resume(first.calls)
     assert [[i.sample for i in continued.draw(s).batch(3)] for s in (3, 4)] == whole[2:]
 
 
@@ -89,6 +89,14 @@ def test_what_is_held_out_is_never_drawn() -> None:
     drawn = {i.identity for draw in draws for i in [*draw.batch(8), *draw.more(8)]}
     assert len(held) == 20
     assert not held & drawn
+
+
+def test_a_holdout_is_as_large_as_asked_for_however_few_samples_a_call_gives() -> None:
+    data = Data(Numbers(), TOKENIZER, RLConfig(holdout_fraction=0.2, holdout_size=100))
+    assert len({item.identity for item in data.holdout()}) == 100
+    fixed = Data(Numbers(fixed=40), TOKENIZER, RLConfig(holdout_fraction=0.2, holdout_size=100))
+    held = [f"{i}:" for i in range(40) if fixed.split.holds_out(fixed.item(f"{i}:").identity)]
+    assert [item.sample for item in fixed.holdout()] == held
 
 
 def test_the_adapters_own_holdout_is_taken_out_of_its_dataset() -> None:
@@ -215,7 +223,7 @@ def test_a_batch_drawn_ahead_is_the_same_whenever_its_lessons_come_in() -> None:
         assert data.curriculum is not None
         known = [replace(g, identity=data.item(g.sample).identity) for g in lessons]
         data.curriculum.learn_from(known[:10], 1.0, step=1)
-        data.replay(2)
+        data.resume(2)
         if learn_first:
             data.curriculum.learn_from(known, 1.0, step=2)
         draw = data.draw(3)

@@ -13,7 +13,6 @@ import pytest
 import mint
 from mint.rl import ConfigError, DataError, DatasetTask, RLConfig, run_grpo
 from mint.rl.rollouts.scoring import score_responses
-from mint.rl.runtime.threads import Threads
 from mint.watch.directory.reader import open_run
 from tests.tiny import build_tokenizer
 
@@ -125,20 +124,40 @@ def test_a_reward_sees_every_column(write: Write) -> None:
     assert [value.total for value in values] == [2.0, 2.0]
 
 
-def test_a_plain_reward_runs_in_the_workers_threads(write: Write) -> None:
+def test_a_plain_reward_runs_in_threads_as_many_as_there_are_workers(write: Write) -> None:
     import threading
 
+    pair, counting = threading.Barrier(2), threading.Lock()
+    running: list[int] = [0]
+
     def where(response: str, prompt: str, metadata: dict[str, Any]) -> float:
-        return float(threading.current_thread() is threading.main_thread())
+        if threading.current_thread() is threading.main_thread():
+            return 1.0
+        with counting:
+            running.append(running[-1] + 1)
+        pair.wait(60)
+        with counting:
+            running.append(running[-1] - 1)
+        return 0.0
+
+    class Adapter:
+        def compute_reward(self, response: str, sample: Any) -> float:
+            return where(response, "", {})
 
     task = DatasetTask(write(SUMS), reward=where)
     assert score(task, "").total == 1.0
-    threads = Threads(1)
-    try:
-        (value,) = asyncio.run(score_responses(task, [""], task.problems[0], threads))
-    finally:
-        threads.shutdown()
-    assert value.total == 0.0
+
+    async def in_workers() -> list[Any]:
+        return await score_responses(Adapter(), ["a", "b", "c", "d"], None, asyncio.Semaphore(2))
+
+    assert asyncio.run(in_workers()) == [0.0] * 4
+    assert max(running) == 2
+
+    async def in_a_group() -> list[Any]:
+        both = [score_responses(task, [""], task.problems[0], asyncio.Semaphore(1)) for _ in "ab"]
+        return [value for values in await asyncio.gather(*both) for value in values]
+
+    assert [value.total for value in asyncio.run(in_a_group())] == [0.0, 0.0]
 
 
 def test_a_reward_may_be_a_function_of_a_file(write: Write, tmp_path: Path) -> None:

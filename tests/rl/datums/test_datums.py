@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mint import types
-from mint.rl.algorithms.batches import token_weights
+from mint.rl.algorithms.sequences import token_weights
 from mint.rl.datums.datum import build_datums, make_datum, replaced, split, values, with_weights
 from mint.rl.datums.masking import unmasked
 from mint.rl.rollouts.rollout import Group, MissingLogprobs, Rollout, Segment

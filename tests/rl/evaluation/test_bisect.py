@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 import mint
 from mint.commands.training.bisect import bisect
 from mint.rl import ConfigError, Evaluation, RLConfig, evaluate, run_grpo
-from mint.rl.evaluation.bisect import Bisection, narrowed
-from mint.rl.evaluation.past_run import Point
+from mint.rl.evaluation.bisect import Bisection, Point, narrowed
 from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.evaluation.test_evaluator import HELD, Fooled
 

@@ -10,8 +10,8 @@ import pytest
 
 import mint
 from mint.rl import Chat, Evaluation, Evaluator, RLConfig, run_grpo
+from mint.rl.evaluation.bisect import PastRun
 from mint.rl.evaluation.evaluator import as_examined
-from mint.rl.evaluation.past_run import PastRun
 from mint.rl.evaluation.scores import METRICS
 from tests.rl.conftest import Letters
 

@@ -10,7 +10,7 @@ import pytest
 
 import mint
 from mint.rl import Evaluation, RLConfig, evaluate, run_grpo
-from mint.rl.evaluation.outcome import advice, verdict
+from mint.rl.evaluation.scores import advice, verdict
 from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.loop.test_guard_runs import Hackable
 

@@ -18,7 +18,7 @@ from mint import types
 from mint.rl import Chat, ConfigError, RLConfig, run_grpo
 from mint.rl.datums.datum import values
 from mint.rl.datums.reference import score_by_version
-from mint.rl.groups.collect import Batch
+from mint.rl.sampling.batch import Batch
 from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
 from tests.rl.loop.test_resume import FULL, Crashed

@@ -12,7 +12,7 @@ import pytest
 
 import mint
 from mint.rl import ConfigError, RLConfig, run_grpo
-from mint.rl.rollouts.filters import Filters
+from mint.rl.rollouts.policy import Filters
 from mint.watch.directory.reader import open_run
 from tests.rl.conftest import Letters
 from tests.rl.stepping import stepping

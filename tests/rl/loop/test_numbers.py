@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mint.rl import RLConfig
-from mint.rl.algorithms.importance import Correction, entropy, truncated_weights
+from mint.rl.algorithms.importance import Correction, entropy
 from mint.rl.algorithms.kl import k1, k3
-from mint.rl.datums.correction import corrected, mismatch
 from mint.rl.datums.datum import make_datum, values
+from mint.rl.datums.ratios import corrected, mismatch
 from mint.rl.evaluation.scores import Evaluation, evaluate, independent_trials, pass_at_k, wilson
 from mint.rl.rollouts.rollout import Segment
 from mint.rl.settings.schedules import learning_rate_at, reward_weights_at, temperature_at
@@ -66,7 +66,7 @@ def test_both_estimates_have_the_kl_as_their_mean() -> None:
 @given(LOGPROBS, st.floats(1, 10))
 def test_importance_weights_are_ratios_cut_at_the_limit(logs: list[float], limit: float) -> None:
     trainer, sampler = np.asarray(logs), np.asarray(logs[::-1])
-    found = truncated_weights(trainer, sampler, limit)
+    found = Correction(limit).weights(trainer, sampler)
     wanted = np.minimum(np.exp(trainer - sampler), limit)
     assert found == pytest.approx(wanted)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import mint
 from mint.rl import RLConfig, run_grpo
-from mint.rl.loop.progress import Progress
+from mint.rl.loop.progress import show_during
 from tests.rl.conftest import Letters
 
 Settings = Callable[..., RLConfig]
@@ -36,7 +36,7 @@ def shown_on(stream: io.StringIO) -> str:
                 await looked.wait()
             return "done"
 
-        return await Progress(stream).during(work, text)
+        return await show_during(work, text, stream)
 
     assert asyncio.run(wait()) == "done"
     return stream.getvalue()

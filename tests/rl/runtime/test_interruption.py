@@ -81,11 +81,11 @@ def answers(folder: Path) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("where", "times"),
     [
-        ("Run.sample", 1),
+        ("sample", 1),
         ("Letters.make_prompt", 1),
         ("Letters.compute_reward", 1),
         ("Letters.compute_reward", 2),
-        ("Run._weights_before", 1),
+        ("weights_before", 1),
         ("compare_answers", 1),
         ("train", 1),
         ("train", 2),

@@ -17,7 +17,7 @@ from mint import types
 from mint.rewards import Score, TooManyFailures
 from mint.rl import Chat, RLConfig, RunStopped, run_grpo
 from mint.rl.datums.datum import replaced, values
-from mint.rl.settings.groups import Advantage, Aggregation, Loss
+from mint.rl.settings.fields import Advantage, Aggregation, Loss
 from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.conftest import Letters

@@ -37,7 +37,7 @@ def user(auth: Auth, key: str | None) -> str:
 def refused(auth: Auth, key: str | None) -> str:
     with pytest.raises(ApiError) as error:
         user(auth, key)
-    assert error.value.status == 401
+    assert error.value.status_code == 401
     return error.value.detail
 
 
@@ -168,7 +168,7 @@ def test_the_last_use_of_a_key_is_kept(store: Store, tmp_path: Path) -> None:
 
     async def use() -> None:
         await service.caller(key)
-        await service.save_last_used()
+        await store.save_uses()
 
     asyncio.run(use())
     assert [k.last_used_at is not None for k in store.all_keys()] == [True, False]

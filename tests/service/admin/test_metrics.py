@@ -95,6 +95,8 @@ def test_the_log_has_one_json_line_a_request_and_no_secrets(
     assert "s3cret" not in text
     lines = [json.loads(line) for line in text.splitlines()]
     (line,) = [line for line in lines if line.get("request_id") == "trace-18"]
+    assert {"mint.service.requests", "uvicorn"} <= {each["logger"] for each in lines}
+    assert "uvicorn.error" not in text
     assert line["method"] == "POST"
     assert line["path"] == "/v1/completions"
     assert line["status"] == 404

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import tinker
 from tinker import types
 
 from tests.service.samples import datum, prompt
-from tests.service_fixture import MODEL, LiveService, RawClient
+from tests.service_fixture import MODEL, LiveService, RawClient, start_service
 
 REFUSALS = (
     tinker.RequestFailedError,
@@ -166,10 +167,16 @@ def test_loading_into_another_shape(client: tinker.ServiceClient) -> None:
     assert_usable(narrow)
 
 
-def test_a_full_disk_while_saving(
-    own_service: Callable[..., LiveService], subtests: pytest.Subtests
-) -> None:
-    service = own_service(disk_wait_s=0.1)
+@pytest.fixture(scope="module")
+def impatient(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
+    """A service that hardly waits for space on its disk."""
+    service = start_service(tmp_path_factory.mktemp("full"), tiny_model, disk_wait_s=0.1)
+    yield service
+    service.stop()
+
+
+def test_a_full_disk_while_saving(impatient: LiveService, subtests: pytest.Subtests) -> None:
+    service = impatient
     raw = RawClient(service.base_url)
     run = raw.run()
     saved = raw.result(raw.operate("save_weights", run, 1, path="kept"))["path"]
@@ -186,8 +193,8 @@ def test_a_full_disk_while_saving(
     assert not drafts
 
 
-def test_a_full_disk_while_training(own_service: Callable[..., LiveService]) -> None:
-    service = own_service(disk_wait_s=0.1)
+def test_a_full_disk_while_training(impatient: LiveService) -> None:
+    service = impatient
     raw = RawClient(service.base_url)
     run = raw.run()
     unlimited = resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (50, -1))

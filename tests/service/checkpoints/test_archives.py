@@ -136,7 +136,7 @@ def test_a_link_opens_only_as_it_was_made() -> None:
     ):
         with pytest.raises(ApiError) as refused:
             links.open(bad)
-        assert refused.value.status == 403
+        assert refused.value.status_code == 403
     with pytest.raises(ApiError, match="not issued by this service"):
         Links(SECRET[::-1], 60).open(token)
 

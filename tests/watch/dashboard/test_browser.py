@@ -191,12 +191,12 @@ def test_from_a_point_of_a_curve_to_a_token(page: Page, dashboard: Dashboard) ->
     coloured.nth(1).hover()
     expect(page.locator(".picked")).to_contain_text("trainer − sampler")
     page.get_by_role("radio", name="entropy").check()
-    expect(page.get_by_text("strong is undecided")).to_be_visible()
+    expect(page.get_by_text("strong is uncertain")).to_be_visible()
     expect(page.get_by_role("img", name=re.compile("^Scale from 0"))).to_be_visible()
     expect(coloured.first).to_have_attribute("style", re.compile("--token"))
     expect(page.locator(".picked")).to_contain_text(re.compile(r"entropy \d"))
     page.locator(".token.given").first.hover()
-    expect(page.locator(".picked")).to_contain_text("given, not sampled")
+    expect(page.locator(".picked")).to_contain_text(": not sampled")
 
 
 def test_a_curve_zooms_and_goes_back(page: Page, dashboard: Dashboard) -> None:
@@ -295,7 +295,7 @@ def test_a_sample_is_copied_in_three_ways(browser: Browser, dashboard: Dashboard
     assert row["segments"][0]["tokens"]
     scope: dict[str, object] = {"my_reward": lambda response, prompt: row["reward"]}
     exec(copied["test case"], scope)
-    test = scope["test_this_answer_earns_what_it_should"]
+    test = scope["test_reward_of_a_recorded_answer"]
     assert callable(test)
     test()
     assert copied["command"].startswith("mint sample --model 'tinker://run/final'")

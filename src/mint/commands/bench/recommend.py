@@ -14,7 +14,7 @@ SMALL_GROUP = 4
 
 @dataclass(frozen=True)
 class SamplingSpeed:
-    """Sampled tokens a second with so many answers at once."""
+    """The rate of sampling with a number of concurrent answers."""
 
     answers: int
     seconds: float
@@ -75,7 +75,7 @@ class BenchReport:
 
 
 def matmul_dtype(precision: str | None, ceilings: Mapping[str, Any]) -> str:
-    """Return the type of number that a precision multiplies.
+    """Return the data type of the matrix products of a precision.
 
     >>> machine = {"device": "cpu", "matmul": {"bfloat16": 4e11, "float32": 2e11}}
     >>> matmul_dtype("exact", machine), matmul_dtype("auto", machine)

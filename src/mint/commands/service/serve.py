@@ -100,7 +100,7 @@ def serve(
 
 
 def parse_models(options: list[str] | None) -> tuple[tuple[str, ...], dict[str, Path]]:
-    """The names to load at the start, and the folders given with ``NAME=FOLDER``.
+    """Return the names to load at the start, and the folders given with ``NAME=FOLDER``.
 
     >>> parse_models(["a/b", "c/d=models/c"])
     (('a/b', 'c/d'), {'c/d': PosixPath('models/c')})

@@ -1,2 +1,3 @@
-"""What several commands use: the service they talk to, names of checkpoints, transfers, output.
-No command is defined here."""
+"""Code shared by commands: the service they talk to, names of checkpoints, transfers, output. No
+command is defined here.
+"""

@@ -37,7 +37,7 @@ def find(text: str, url: str | None) -> Named:
     if text.startswith(SCHEMES):
         return Named(text, Remote.running_or_embedded(url))
     if is_run_directory(folder):
-        from mint.training.evaluate import find_checkpoint
+        from mint.rl.loop.checkpoints import find_checkpoint
 
         return Named(find_checkpoint(text), _service_of(folder, url), folder)
     if (folder / ADAPTER_CONFIG).is_file():
@@ -51,7 +51,7 @@ def find(text: str, url: str | None) -> Named:
 
 def is_run_directory(folder: Path) -> bool:
     """Return whether a training run wrote this folder."""
-    from mint.training.evaluate import saved_checkpoint
+    from mint.rl.loop.checkpoints import saved_checkpoint
     from mint.watch.directory.recorder import CONFIG, STATE
 
     if not (folder / CONFIG).is_file():
@@ -66,7 +66,7 @@ def is_run_directory(folder: Path) -> bool:
 
 
 def _service_of(folder: Path, url: str | None) -> Remote:
-    from mint.rl.recording.run_service import read_service
+    from mint.rl.recording.directory import read_service
 
     if named_url(url):
         return Remote(url)
@@ -102,7 +102,7 @@ def checkpoint_path(remote: Remote, text: str) -> str:
     if text.startswith(SCHEMES):
         return text
     if is_run_directory(Path(text)):
-        from mint.training.evaluate import find_checkpoint
+        from mint.rl.loop.checkpoints import find_checkpoint
 
         return find_checkpoint(text)
     if found := short_path(remote, text):

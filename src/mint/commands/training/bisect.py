@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from mint.commands.shared.output import print_table
 from mint.config_error import ConfigError
 from mint.rl.evaluation.scores import METRICS, Estimate
 
 if TYPE_CHECKING:
-    from mint.rl.evaluation.bisect import Bisection, BisectionResult, Measure
-    from mint.rl.evaluation.past_run import PastRun, Point
+    from mint.rl.evaluation.bisect import Bisection, BisectionResult, Measure, PastRun, Point
     from mint.rl.evaluation.scores import Evaluation
 
 _NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
@@ -23,8 +20,7 @@ _NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
 
 def bisect(arguments: Sequence[str]) -> int:
     """Evaluate a run's checkpoints to find where a holdout metric broke."""
-    from mint.rl.evaluation.bisect import Bisection
-    from mint.rl.evaluation.past_run import PastRun
+    from mint.rl.evaluation.bisect import Bisection, PastRun
 
     asked = _parser().parse_args(arguments)
     if asked.drop is not None and not asked.drop > 0:
@@ -105,20 +101,19 @@ def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
 
 
 def _task(run: PastRun, reference: str | None) -> Any:
-    from mint.training.job import JOB, load_adapter
-    from mint.training.task import TaskReference
+    from mint.jobs.job import JOB, load_adapter, read_job
+    from mint.jobs.task import TaskReference
 
     if reference is not None:
         TaskReference.read(reference).check({})
         task = {"adapter": reference, "arguments": {}}
         return load_adapter({"task": task, "training": {"reward_function": None}})
-    job = run.folder / JOB
-    if not job.is_file():
+    if not (run.folder / JOB).is_file():
         raise ConfigError(
             f"{run.folder} has no {JOB}, so it was written by a script. Name its task: "
             "--task demos/rl/adapters/verifiable_math.py:VerifiableMathAdapter"
         )
-    return load_adapter(yaml.safe_load(job.read_text()))
+    return load_adapter(read_job(run.folder))
 
 
 def _print_evaluated(bisection: Bisection) -> None:

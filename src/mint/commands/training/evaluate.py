@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mint.commands.shared.errors import exit_code
+from mint.commands.training.evaluation_tables import print_comparison, print_result
 from mint.commands.training.job_arguments import Arguments, read_arguments
-from mint.commands.training.results import print_comparison, print_result
 from mint.config_error import ConfigError, closest
-from mint.training.evaluate import find_checkpoint
-from mint.training.job import JOB, check_rewards, load_adapter, make_config, read_job
+from mint.jobs.job import JOB, check_rewards, load_adapter, make_config, read_job
+from mint.rl.loop.checkpoints import find_checkpoint
 
 CHECKPOINT, AGAINST, SET, ENDPOINT = OWN = ("checkpoint", "against", "set", "endpoint")
 BASE = "base"

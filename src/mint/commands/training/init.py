@@ -1,4 +1,4 @@
-"""``mint init``: a small project to change, or the quickstart scripts."""
+"""``mint init``: write a small project to start from, or the quickstart scripts."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mint.commands.shared.output import Mistake
-from mint.training.bundled import bundled
+from mint.jobs.bundled import bundled
 
 HERE = Path()
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"

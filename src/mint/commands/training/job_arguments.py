@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mint.config_error import ConfigError
-from mint.training.compose import Composed, compose_jobs, find_conf, list_choices
-from mint.training.groups import GROUPS, defaults
-from mint.training.job import as_yaml, check
+from mint.jobs.compose import Composed, compose_jobs, find_conf, list_choices
+from mint.jobs.job import as_yaml, check
+from mint.jobs.settings import CONFIG_GROUPS, defaults
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _settings_text(conf: Path | None) -> str:
         lines += [f"  {group + '=':<12}{', '.join(names)}" for group, names in files.items()]
     values = defaults()
     lines.append("\nGROUP.SETTING=DEFAULT, before any file:")
-    for group, known in GROUPS.items():
+    for group, known in CONFIG_GROUPS.items():
         lines.append("")
         for name, each in known.model_fields.items():
             value = values[group][name]

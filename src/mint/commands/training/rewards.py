@@ -67,7 +67,9 @@ def audit_command(samples: _Samples, reward: _RewardName) -> None:
         (p.probe, p.finding, _figure(p.highest), _figure(p.honest), p.error or repr(p.example[:50]))
         for p in findings
     )
-    print_table(["PROBE", "FINDING", "PAID", "HONEST", "EXAMPLE"], rows, "Nothing was probed.")
+    print_table(
+        ["PROBE", "FINDING", "REWARD", "RIGHT ANSWER", "EXAMPLE"], rows, "Nothing was probed."
+    )
     bad = [probed for probed in findings if probed.finding in ("hackable", "raises")]
     typer.echo(_verdict(bad))
     if bad:
@@ -76,7 +78,7 @@ def audit_command(samples: _Samples, reward: _RewardName) -> None:
 
 def _verdict(bad: list[Probed]) -> str:
     if not bad:
-        return "No probe was rewarded like an honest answer."
+        return "No probe was rewarded like a right answer."
     names = ", ".join(probed.probe for probed in bad)
     return f"{len(bad)} probes succeed: {names}. Gate the reward with a format, or tighten it."
 

@@ -1,4 +1,6 @@
-"""``mint train`` and ``run_training.py``: train as ``conf/`` and the command line say."""
+"""``mint train`` and ``run_training.py``: train with the settings of ``conf/`` and the command
+line.
+"""
 
 import time
 from collections.abc import Sequence
@@ -7,9 +9,9 @@ from pathlib import Path
 from mint.commands.shared.errors import describe_error, exit_code, report_error
 from mint.commands.shared.output import print_table
 from mint.commands.training.job_arguments import Arguments, read_arguments
-from mint.training.compose import Composed
-from mint.training.job import check_rewards, check_tasks
-from mint.training.sweep import COLUMNS, Sweep
+from mint.jobs.compose import Composed
+from mint.jobs.job import check_rewards, check_tasks
+from mint.jobs.sweep import COLUMNS, Sweep
 
 USAGE = """\
 usage: {program} [--multirun] [--cfg job] [--config-dir FOLDER] [OVERRIDE ...]
@@ -47,7 +49,7 @@ def _train(asked: Arguments) -> int:
     check_rewards(composed.job for composed in jobs)
     if asked.multirun:
         return _sweep(jobs)
-    from mint.training.train import train
+    from mint.jobs.train import train
 
     train(jobs[0])
     return 0
@@ -57,7 +59,7 @@ def _sweep(jobs: Sequence[Composed]) -> int:
     """Run every job, even if others fail, and print one table."""
     sweep, complete = Sweep(jobs), False
     check_tasks(composed.job for composed in jobs)
-    from mint.training.train import train
+    from mint.jobs.train import train
 
     try:
         for number, job in enumerate(jobs, start=1):

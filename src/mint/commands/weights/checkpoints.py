@@ -294,7 +294,7 @@ def set_ttl(
 
 
 def _find(path: str, url: str | None) -> tuple[Remote, CheckpointPath]:
-    """Return a service and the path of the checkpoint that a name stands for."""
+    """Return a service, and the path of the checkpoint that was named."""
     remote = Remote.running_or_embedded(url)
     return remote, _parse(remote, path)
 

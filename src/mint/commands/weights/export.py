@@ -141,7 +141,7 @@ def _merge(folder: Path, adapter: Path, draft: Path, dtype: Dtype | None, check:
 
 
 def _copy(adapter: Path, draft: Path, base: str | None, dtype: Dtype | None) -> None:
-    """Copy an adapter, with other numbers or another base model where asked for."""
+    """Copy an adapter, converted to another data type or base model if asked for."""
     if dtype is None:
         for name in ADAPTER_FILES:
             shutil.copyfile(adapter / name, draft / name)

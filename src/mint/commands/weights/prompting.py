@@ -1,4 +1,4 @@
-"""Read from a run directory how a run prompted its model, to prompt it the same way again."""
+"""Read from a run directory how a run prompted its model, to prompt it the same way."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-import yaml
-
+from mint.watch.directory.files import CONFIG, read_yaml
 from mint.watch.directory.reader import RunReader
-from mint.watch.directory.recorder import CONFIG
 
 _SYSTEM = ("system_prompt", "system")
 _TEMPLATE = ("template", "prompt_template")
@@ -23,7 +21,7 @@ _MARK = re.compile(r"<\|[^|<>]+\|>|<(?:start|end)_of_turn>|\[/?INST\]|<｜[^｜]
 
 @dataclass(frozen=True)
 class TrainedPrompt:
-    """How a run prompts its model. None where the run directory does not say."""
+    """How a run prompts its model; None where the run directory does not say."""
 
     system: str | None = None
     template: str | None = None
@@ -37,8 +35,8 @@ class TrainedPrompt:
     @classmethod
     def read(cls, folder: Path) -> TrainedPrompt:
         """Read the settings and the first rollout of a run directory."""
-        config = _yaml(folder / CONFIG)
-        arguments = (_yaml(folder / "job.yaml").get("task") or {}).get("arguments") or {}
+        config, job = read_yaml(folder / CONFIG), read_yaml(folder / "job.yaml")
+        arguments = (job.get("task") or {}).get("arguments") or {}
         template, shots = _first(arguments, _TEMPLATE), int(arguments.get("shots") or 0)
         prompts = _prompts(folder)
         raw = not arguments["chat"] if "chat" in arguments else _is_plain(next(iter(prompts), ""))
@@ -74,10 +72,6 @@ class TrainedPrompt:
         parts += [f"stop {', '.join(map(repr, self.stop))}"] if self.stop else []
         parts += [f"at most {self.max_tokens} tokens"] if self.max_tokens else []
         return ", ".join(parts)
-
-
-def _yaml(file: Path) -> dict[str, Any]:
-    return dict(yaml.safe_load(file.read_text()) or {}) if file.is_file() else {}
 
 
 def _first(arguments: Mapping[str, Any], names: tuple[str, ...]) -> str | None:

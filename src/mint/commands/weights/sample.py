@@ -98,7 +98,7 @@ def sample(
 
 
 def _trained_prompt(named: Named) -> TrainedPrompt:
-    """Return how the run prompted its model; the defaults where there is no run directory."""
+    """Return how the run prompted its model; defaults if there is no run directory."""
     from mint.commands.weights.prompting import TrainedPrompt
 
     if named.run_directory is None:

@@ -10,7 +10,7 @@ _READ = 20_000
 
 @dataclass(frozen=True)
 class RewardBreakdown:
-    """A reward in [0, 1] and the three parts it is made of."""
+    """A reward from 0 to 1 and its three parts."""
 
     total: float
     format_reward: float
@@ -19,7 +19,7 @@ class RewardBreakdown:
 
 
 def extract_prediction(response: str) -> int | None:
-    r"""The first integer of a response, or None.
+    r"""Return the first integer of a response, or None.
 
     The first, because a small model that has answered often continues with a question of its own.
 

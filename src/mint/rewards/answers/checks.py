@@ -108,7 +108,7 @@ def _final_numbers(response: str, count: int) -> list[Number]:
 
 
 def _matches(found: list[Number], golds: list[ReadGold]) -> list[bool]:
-    """Position by position; when some are missing, in order."""
+    """Compare position by position; when numbers are missing, in order."""
     if len(found) == len(golds):
         return [_matches_gold(a, b) for a, b in zip(found, golds, strict=True)]
     matches, position = [], 0
@@ -124,7 +124,7 @@ def _matches_gold(number: Number, gold: ReadGold) -> bool:
 
 
 def _says(response: str, answer: FoundAnswer, gold: ReadGold) -> bool:
-    """Return whether an answer says a gold that is not a number."""
+    """Return whether an answer states a gold that is not a number."""
     compared = normalised_formula if gold.kind == "formula" else normalised
     wanted = compared(gold.text)
     candidates = _candidates(response, answer, gold)
@@ -144,7 +144,7 @@ def _says(response: str, answer: FoundAnswer, gold: ReadGold) -> bool:
 
 
 def _candidates(response: str, answer: FoundAnswer, gold: ReadGold) -> list[str]:
-    """The spans that may be the answer, the most likely first."""
+    """Return the spans that may be the answer, the most likely first."""
     if answer.source in ("tag", "boxed"):
         inner = answer.text.rpartition("=")[2] if gold.kind == "formula" else ""
         return [answer.text, inner] if inner and inner != answer.text else [answer.text]
@@ -163,7 +163,9 @@ _MATH = re.compile(r"\$\$?([^$]{1,1000})\$\$?|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000
 
 
 def _math_span(text: str) -> str | None:
-    """The last formula between dollars or LaTeX brackets; an unopened one counts to its end."""
+    """Return the last formula between dollar signs or LaTeX brackets, or all text before a lone
+    dollar sign.
+    """
     spans = _MATH.findall(text[-4000:])
     if spans:
         return str(next(part for part in spans[-1] if part))

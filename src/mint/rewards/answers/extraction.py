@@ -1,4 +1,4 @@
-"""The final answer of a response: where it is, and which number it is.
+"""Find the final answer of a response, and the number it is.
 
 In this order: the last ``<answer>…</answer>``; the last ``\\boxed{…}``; the text after the last
 "answer is", "answer:", "####" or "="; a number that the sentence calls the answer; the last number.
@@ -35,11 +35,11 @@ _FILLER = re.compile(
     r"fraction|decimal|a|an|total|sum|of|given|by|be|as|follows|option|minus|negative)\b){0,40}",
     re.IGNORECASE,
 )
-_GOES_ON = re.compile(
+_CONTINUES = re.compile(
     r"[$)]?\s?(?:(?:[+*×·÷^]|\\times|\\cdot|\\div|[-/x](?=\s?\(?[0-9]))\s?-?\s?[0-9A-Za-z(\\]"
     r"|(?:[xyzn]\b|π|\\pi|i\b))"
 )
-_GOES_ON_AFTER_SPACE = re.compile(r"\s(?:[xyzni]\b)")
+_CONTINUES_AFTER_SPACE = re.compile(r"\s(?:[xyzni]\b)")
 _BETWEEN_LIST_ITEMS = re.compile(r"[\s,;/|&$()\[\]{}<>*-]*(?:(?:and|or)[\s,;]*)?")
 _OPERATOR = re.compile(r"\s?\)?\s?(?:[-+*/×·÷^x]|\\times|\\cdot|\\div)\s?\(?\s?[-+]?\s?")
 _CALL = re.compile(r"[A-Za-z]\($|\\[a-z]+\s?[({]?\s?$")
@@ -66,7 +66,7 @@ class FoundAnswer:
 
 
 def extract_answer(response: str | None) -> str | None:
-    r"""The text of the final answer, or None when there is none.
+    r"""Return the text of the final answer, or None when there is none.
 
     >>> extract_answer("2 + 2 = 4. The answer is 4.")
     '4'
@@ -84,7 +84,7 @@ def extract_answer(response: str | None) -> str | None:
 
 
 def extract_number(response: str | None) -> float | int | None:
-    """The number that is the final answer, or None.
+    """Return the number that is the final answer, or None.
 
     >>> extract_number("Half of 9 is 4.5"), extract_number("8 is the answer, not 9.")
     (4.5, 8)
@@ -94,12 +94,12 @@ def extract_number(response: str | None) -> float | int | None:
 
 
 def as_plain(value: int | Fraction) -> int | float:
-    """An integer when it is one, else the nearest float."""
+    """Return an integer if the value is one, else the nearest float."""
     return value.numerator if value.denominator == 1 else float(value)
 
 
 def final_answer(text: str) -> FoundAnswer:
-    """The final answer of a response of any length.
+    """Return the final answer of a response of any length.
 
     >>> final_answer("<answer>42</answer>").source
     'tag'
@@ -169,7 +169,9 @@ def _balanced(text: str, start: int) -> str | None:
 
 
 def _contained(content: str, source: Source) -> FoundAnswer:
-    """The answer of a tag or box: its number only when it is one number and not an expression."""
+    """Return the answer in a tag or box: a number only if the content is one number, not an
+    expression.
+    """
     inner = last_boxed(content) if source == "tag" else None
     if inner is not None:
         return _contained(inner, source)
@@ -196,19 +198,17 @@ def _is_list_or_expression(content: str) -> bool:
     if any(_OPERATOR.fullmatch(gap) for gap in gaps):
         return True
     factorial = text[last.end :].startswith("!")
-    return bool(factorial or _goes_on(text, last) or _CALL.search(text[: first.start]))
+    return bool(factorial or _continues(text, last) or _CALL.search(text[: first.start]))
 
 
-def _goes_on(text: str, number: Number) -> bool:
-    """Return whether an expression continues after the number, so that the number is not the
-    answer.
-    """
+def _continues(text: str, number: Number) -> bool:
+    """Return whether an expression continues after the number, so that it is not the answer."""
     tail = text[number.end : number.end + 16]
-    return bool(_GOES_ON.match(tail) or _GOES_ON_AFTER_SPACE.fullmatch(tail.rstrip("$ .")))
+    return bool(_CONTINUES.match(tail) or _CONTINUES_AFTER_SPACE.fullmatch(tail.rstrip("$ .")))
 
 
 def _open_answer(text: str) -> FoundAnswer:
-    """The answer of a response without tags and boxes."""
+    """Return the answer of a response without tags or boxes."""
     end = _without_check(text)
     for _ in range(_MARKER_TRIES):
         marker = _last_marker(text, end)
@@ -230,8 +230,7 @@ def _open_answer(text: str) -> FoundAnswer:
 
 
 def _without_check(text: str) -> int:
-    """Return where the answer part ends: before a check of it ("Check: 3(5) + 4 = 19"), if there is
-    one.
+    """Return where the answer ends: before a check of it ("Check: 3(5) + 4 = 19"), if there is one.
 
     A check that names the answer itself is kept.
     """
@@ -242,14 +241,16 @@ def _without_check(text: str) -> int:
 
 
 def _before_reasons(text: str) -> Number | None:
-    """The number before the "because" or "since" of the last sentence, which gives reasons only."""
+    """Return the number before "because" or "since" in the last sentence; what follows only gives
+    reasons.
+    """
     sentence = _SENTENCE.split(text[-_SPAN:].rstrip(" .!\n"))[-1]
     claim, reasons, _ = sentence.partition(next(iter(_REASONS.findall(sentence)), "\0"))
     return last_number(claim) if reasons else None
 
 
 def _last_marker(text: str, end: int) -> tuple[int, int] | None:
-    """Start and end of the last marker before ``end``."""
+    """Return the start and end of the last marker before ``end``."""
     said = _last(_ANSWER_IS.finditer(text, max(0, end - _MARKERS_READ), end))
     best = said.span() if said else None
     hashes = text.rfind("####", 0, end)
@@ -260,7 +261,7 @@ def _last_marker(text: str, end: int) -> tuple[int, int] | None:
 
 
 def _last_equals(text: str, start: int, end: int) -> int:
-    """The last "=" that is not part of <=, >=, != or =>."""
+    """Return the last "=" that is not part of <=, >=, != or =>."""
     for _ in range(_EQUALS_TRIES):
         end = text.rfind("=", start, end)
         if end < 0:
@@ -278,7 +279,7 @@ def _after_marker(text: str, start: int, source: Source) -> FoundAnswer:
         first = numbers[0]
         if not _FILLER.fullmatch(window, 0, first.start):
             return FoundAnswer(line, source, numbers[-1])
-        return FoundAnswer(line, source, None if _goes_on(window, first) else first)
+        return FoundAnswer(line, source, None if _continues(window, first) else first)
     spelt = spelt_number(_FILLER.sub("", window, count=1))
     if spelt is not None:
         return FoundAnswer(line, source, Number(spelt))
@@ -286,7 +287,9 @@ def _after_marker(text: str, start: int, source: Source) -> FoundAnswer:
 
 
 def _first_line(text: str, start: int) -> str:
-    """The first line with something on it after ``start``, at most a few thousand characters."""
+    """Return the first line after ``start`` that is not blank, at most a few thousand characters of
+    it.
+    """
     piece = text[start : start + 2 * _SPAN].lstrip(" \t\r\n*:`_")
     return piece.partition("\n")[0][:_SPAN].strip()
 

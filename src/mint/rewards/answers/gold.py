@@ -1,4 +1,4 @@
-"""The gold of a task: a number, a formula, or a text."""
+"""Gold answers: a number, a formula, or text."""
 
 import re
 import string
@@ -27,7 +27,7 @@ _TEXT_LIMIT = 2000
 
 @dataclass(frozen=True, slots=True)
 class ReadGold:
-    """A gold read once: what kind it is, its number if it is one, and its text."""
+    """A parsed gold answer: its kind, its text, and its number if it is one."""
 
     kind: Kind
     text: str

@@ -1,4 +1,4 @@
-"""Values of unsigned numbers: digits, groups, fractions, powers of ten, roots."""
+"""Parse unsigned numbers: digits, groups, fractions, powers of ten, roots."""
 
 import re
 from decimal import Context, Decimal
@@ -43,7 +43,7 @@ _ROOTS = Context(prec=60)
 
 
 def magnitude(text: str) -> tuple[Value | None, bool]:
-    r"""The value of a match of ``MAGNITUDE``, and whether it is exact.
+    r"""Return the value of a match of ``MAGNITUDE``, and whether it is exact.
 
     An irrational root is kept to sixty digits. None: too long, or divided by zero.
 
@@ -76,7 +76,7 @@ def magnitude(text: str) -> tuple[Value | None, bool]:
 
 
 def decimal(text: str) -> Value | None:
-    """Digits with separators and a decimal point; None when there are too many of them."""
+    """Parse digits with separators and a decimal point; None when there are too many of them."""
     whole, _, decimals = text.partition(".")
     whole = "".join(character for character in whole if character.isdigit())
     if len(whole) + len(decimals) > MAX_DIGITS or not (whole + decimals).isdigit():
@@ -87,7 +87,7 @@ def decimal(text: str) -> Value | None:
 
 
 def power_of_ten(text: str) -> Value | None:
-    """10 to the power written in ``text``; None beyond a thousand digits."""
+    """Return 10 to the power written in ``text``; None beyond a thousand digits."""
     exponent = int(text.strip("{}() "))
     if abs(exponent) > MAX_EXPONENT:
         return None
@@ -138,7 +138,7 @@ def _root(text: str) -> tuple[Value | None, bool]:
 
 
 def _whole_root(value: int, degree: int) -> int | None:
-    """The integer whose ``degree``-th power is ``value``, by bisection."""
+    """Return the integer whose ``degree``-th power is ``value``, by bisection."""
     low, high = 0, 1 << (value.bit_length() // degree + 1)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Numbers as people and models write them, found in text and compared exactly.
+"""Find numbers in text as people and models write them, and compare them exactly.
 
 A value is an ``int`` or a ``Fraction``; floats never take part in a comparison.
 """
@@ -85,12 +85,12 @@ class Number:
 
 
 def distance(a: Value, b: Value) -> Fraction:
-    """Return how far two values are from each other, exactly."""
+    """Return the exact absolute difference of two values."""
     return abs(Fraction(a) - Fraction(b))
 
 
 def parse_number(text: str) -> Number | None:
-    r"""The number that ``text`` is as a whole, units and currency aside, or None.
+    r"""Return the number that ``text`` as a whole is, apart from units and currency, or None.
 
     >>> parse_number("-$1,234.50").value
     Fraction(-2469, 2)
@@ -114,7 +114,7 @@ def parse_number(text: str) -> Number | None:
 
 
 def find_numbers(text: str) -> Iterator[Number]:
-    """Every number of a text that :func:`~mint.rewards.answers.plaintext.plain` has seen, in order.
+    """Yield the numbers of a text that went through :func:`~mint.rewards.answers.plaintext.plain`.
 
     A hyphen between two numbers is not a sign.
 
@@ -130,7 +130,7 @@ def find_numbers(text: str) -> Iterator[Number]:
 
 
 def last_number(text: str) -> Number | None:
-    """The last number of a text of any length, read from the end in bounded windows.
+    """Return the last number of a text of any length, reading from the end in bounded windows.
 
     A number that is denied ("not 9") does not count.
 
@@ -200,7 +200,7 @@ def _sign_before(text: str, start: int) -> int:
 
 
 def _is_sign(before: str, spaced: bool) -> bool:
-    """Return whether a minus after ``before`` is a sign: never between two numbers, nor as a
+    """Return whether a minus after ``before`` is a sign: not between two numbers, and not as a
     bullet.
     """
     if not before:
@@ -215,9 +215,7 @@ def _is_sign(before: str, spaced: bool) -> bool:
 
 
 def _ends_an_operand(before: str) -> bool:
-    """Return whether the left side of a subtraction stands at the end: a number, a bracket, a
-    letter.
-    """
+    """Return whether a text ends in something to subtract from: a number, a bracket, a letter."""
     before = before.rstrip(" \t")
     if not before:
         return False

@@ -1,27 +1,16 @@
-"""Normalise text: digits of other scripts, exotic spaces and minus signs become ASCII."""
+"""Convert text to plain ASCII: digits of other scripts, unusual spaces and minus signs."""
 
 import re
 import unicodedata
 
 _REPLACED = {
-    "\u2212": "-",  # minus sign
-    "\u2010": "-",  # hyphen
-    "\u2011": "-",  # non-breaking hyphen
-    "\u2012": "-",  # figure dash
-    "\u2013": "-",  # en dash
-    "\u2044": "/",  # fraction slash
-    "\u2215": "/",  # division slash
+    **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013", "-"),  # the minus sign, hyphens and dashes
+    **dict.fromkeys("\u2044\u2215", "/"),  # slashes of fractions and divisions
+    **dict.fromkeys("\u2032\u2019", "'"),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),  # of no width
     "\u22c5": "·",
     "\u2217": "*",
-    "\u2032": "'",
-    "\u2019": "'",
     "\u00b0": " degrees",
-    "\u200b": "",
-    "\u200c": "",
-    "\u200d": "",
-    "\u2060": "",
-    "\ufeff": "",
-    "\u00ad": "",
 }
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
 _RAISED_RUN = re.compile(f"(?<![{_RAISED}])(?=[{_RAISED}])")
@@ -33,7 +22,7 @@ _LONGEST_EXPANSION = 6
 
 
 class _Table(dict[int, str]):
-    """One character at a time: whole-string NFKC is quadratic on long runs of marks."""
+    """Filled character by character: NFKC of a whole string is quadratic on runs of marks."""
 
     def __missing__(self, codepoint: int) -> str:
         character = chr(codepoint)
@@ -52,7 +41,7 @@ _TABLE = _Table()
 
 
 def plain(text: str) -> str:
-    """Digits, signs, fractions and spaces of any script, written in ASCII.
+    """Write digits, signs, fractions and spaces of any script in ASCII.
 
     >>> plain("\u2212１½ × 10³")
     '-1 1/2 × 10^3'
@@ -77,7 +66,7 @@ _LATEX_ESCAPED = re.compile(r"\\([$%#&_])")
 
 
 def strip_latex(text: str) -> str:
-    r"""LaTeX text wrappers, spaces and escapes removed; fractions and roots stay.
+    r"""Remove LaTeX text wrappers, spaces and escapes, but not fractions and roots.
 
     >>> strip_latex(r"1{,}000\,\text{cm} = \$\frac{1}{2}")
     '1,000  cm  = $\\frac{1}{2}'

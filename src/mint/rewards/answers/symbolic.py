@@ -1,4 +1,4 @@
-"""Formulas compared by math-verify, in worker processes that can be killed."""
+"""Compare formulas with math-verify, in worker processes that can be killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANSWER_SECONDS = 60.0
 
 
 class SymbolicUnavailable(RuntimeError):
-    """math-verify cannot be used here; the text says what to install."""
+    """math-verify cannot be used here; the message says what to install."""
 
 
 class FormulaPool:
@@ -48,7 +48,7 @@ class FormulaPool:
             self._idle.put(worker)
 
     def same(self, gold: str, answer: str) -> bool:
-        """Return whether two formulas are equal; one that takes too long or is too long is not."""
+        """Return whether two formulas are equal; not if one is too long or takes too long."""
         if max(len(gold), len(answer)) > _FORMULA_LIMIT or not answer.strip():
             return False
         worker = self._idle.get()
@@ -80,19 +80,17 @@ class _Worker:
     """One worker process, used by one thread at a time."""
 
     def __init__(self) -> None:
-        self._process = self._started()
+        self._start()
 
-    @staticmethod
-    def _started() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    def _start(self) -> None:
+        self._is_ready = False
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "mint.rewards.answers.symbolic_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-
-    _is_ready = False
 
     def ready(self) -> None:
         if self._is_ready:
@@ -117,7 +115,7 @@ class _Worker:
             reply = ""
         if not reply:
             self.end()
-            self._process, self._is_ready = self._started(), False
+            self._start()
             return False
         return json.loads(reply)["same"] is True
 
@@ -137,18 +135,16 @@ def _one_line(formula: str) -> str:
 
 
 _lock = threading.Lock()
-_shared: FormulaPool | None = None
-_shared_by = 0
+_shared: dict[int, FormulaPool] = {}  # by process: a forked child has its own
 
 
 def shared_pool() -> FormulaPool:
-    """The pool of this process, started on first use and ended with the process."""
-    global _shared, _shared_by
+    """Return the pool of this process, started on first use and ended with the process."""
     with _lock:
-        if _shared is None or _shared_by != os.getpid():
-            _shared, _shared_by = FormulaPool(), os.getpid()
-            atexit.register(_shared.close)
-        return _shared
+        if os.getpid() not in _shared:
+            _shared[os.getpid()] = FormulaPool()
+            atexit.register(_shared[os.getpid()].close)
+        return _shared[os.getpid()]
 
 
 @lru_cache(maxsize=4096)

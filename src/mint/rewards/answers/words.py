@@ -1,4 +1,4 @@
-"""Numbers spelt out in English words."""
+"""Parse numbers that are spelt out in English."""
 
 import re
 
@@ -22,7 +22,7 @@ _RUN = re.compile(
 
 
 def spelt_number(text: str) -> int | None:
-    """The integer that ``text`` spells out at its start, or None.
+    """Return the integer that ``text`` spells out at its start, or None.
 
     >>> spelt_number("Forty-two apples")
     42
@@ -39,7 +39,7 @@ def spelt_number(text: str) -> int | None:
 
 
 def last_spelt_number(text: str) -> int | None:
-    """The last integer that is spelt out in a text; "one" alone is too often a pronoun.
+    """Return the last integer that is spelt out in a text; "one" alone is too often a pronoun.
 
     >>> last_spelt_number("Ann has seven apples left."), last_spelt_number("No one knows.")
     (7, None)

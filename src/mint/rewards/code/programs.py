@@ -1,4 +1,4 @@
-"""Hundreds of small programming problems with tests, generated from templates."""
+"""Generate hundreds of small programming problems with tests from templates."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ _PROBLEMS = (
 
 
 def program_tasks(count: int, seed: int = 0) -> list[Task]:
-    """Small programs to write, each with tests that run in the sandbox.
+    """Return small programs to write, each with tests that run in the sandbox.
 
     >>> program_tasks(1, seed=5)[0].prompt
     'Write a Python function solve(items) that returns the sum of items, plus 52.'

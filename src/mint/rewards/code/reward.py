@@ -1,4 +1,4 @@
-"""Rewards for code: the model's program is run against tests, in the sandbox."""
+"""Reward code: run the model's program against tests, in the sandbox."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ class BrokenTest(RuntimeError):
 
 @dataclass(frozen=True)
 class TestResult:
-    """The result of a test, with the reason of a failure."""
+    """The result of a test, with the reason if it failed."""
 
     __test__ = False  # not for pytest to collect
 
@@ -38,7 +38,7 @@ class TestResult:
 
 
 def extract_code(response: str | None) -> str:
-    r"""The last Python block of a response, or the whole response when there is no block.
+    r"""Return the last Python block of a response, or the whole response when there is no block.
 
     >>> extract_code("Here:\n```python\nx = 1\n```\nDone.")
     'x = 1\n'
@@ -52,7 +52,7 @@ class CodeReward(SingleReward):
     """The share of tests that the code of a response passes.
 
     Tests are given here, or per sample in ``metadata["tests"]``. With ``partial_credit=False``
-    only a program that passes all of them is paid.
+    only a program that passes all of them is rewarded.
 
     >>> reward = CodeReward(tests=["assert add(2, 3) == 5", "assert add(0, 0) == 0"])
     >>> reward("```python\\ndef add(a, b): return a + b\\n```").total

@@ -124,7 +124,7 @@ class Sandbox:
             process.wait()
 
     def _limited(self) -> list[str]:
-        """A shell that sets hard limits, which nothing inside can raise, and runs bubblewrap."""
+        """Return a shell command that sets hard limits and runs bubblewrap."""
         limits = self.limits
         script = (
             f"ulimit -t {limits.cpu_seconds}; ulimit -v {limits.memory_mb * 1024}; "
@@ -135,13 +135,13 @@ class Sandbox:
 
 
 def python_command(script: str, *arguments: str) -> list[str]:
-    """The command that runs one of our own scripts inside the sandbox."""
+    """Return the command that runs one of our own scripts inside the sandbox."""
     return [_python(), "-I", "-S", "-B", f"/box/{script}.pyc", *arguments]
 
 
 @cache
 def _compiled(script: str) -> bytes:
-    """One of our own scripts as the bytes of a .pyc file: compiling is a third of a short run."""
+    """Return one of our own scripts as .pyc bytes: compiling is a third of a short run."""
     path = _INSIDE / f"{script}.py"
     code = compile(path.read_text(encoding="utf-8"), f"/box/{script}.py", "exec")
     return MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
@@ -177,7 +177,7 @@ def _sealed(filter_descriptor: int) -> list[str]:
 
 
 def _libraries() -> list[str]:
-    """The interpreter, its standard library and the C library; nothing else of the host."""
+    """Return the interpreter, its standard library and the C library; nothing else of the host."""
     prefix = Path(sys.base_prefix)
     own = [path for path in (prefix / "lib", prefix / "lib64") if path.is_dir()]
     paths = [path for path in _HOST_LIBRARIES if os.path.isdir(path)]

@@ -65,7 +65,7 @@ def supported() -> bool:
 
 
 def filter_program() -> bytes:
-    """The filter for this machine, in the kernel's classic BPF."""
+    """Return the filter for this machine, in the kernel's classic BPF."""
     machine = platform.machine()
     column = list(_ARCHITECTURES).index(machine)
     program = [

@@ -39,7 +39,7 @@ class CallTest:
         encode([list(self.args), dict(self.kwargs), self.expected], _not_plain)
 
     def message(self) -> dict[str, Any]:
-        """The test as it is sent to the checker."""
+        """Return the test as it is sent to the checker."""
         return {**vars(self), "args": list(self.args), "kwargs": dict(self.kwargs)}
 
 
@@ -63,7 +63,7 @@ CodeTest = StdioTest | CallTest | AssertTest
 
 
 def read_test(data: CodeTest | str | Mapping[str, Any]) -> CodeTest:
-    """A test from a dataset: statements, or a mapping with the fields of one of the kinds.
+    """Read a test from a dataset: statements, or a mapping with the fields of one of the kinds.
 
     >>> read_test("assert add(2, 3) == 5")
     AssertTest(code='assert add(2, 3) == 5')
@@ -85,7 +85,7 @@ def read_test(data: CodeTest | str | Mapping[str, Any]) -> CodeTest:
 
 @lru_cache(maxsize=256)
 def assert_module(tests: tuple[AssertTest, ...], setup: str = "") -> tuple[str, list[str]]:
-    """One module with a function per test, and the names that the program must define.
+    """Return one module with a function per test, and the names that the program must define.
 
     >>> assert_module((AssertTest("assert add(2, 3) == 5"),))[1]
     ['add']
@@ -106,7 +106,7 @@ def assert_module(tests: tuple[AssertTest, ...], setup: str = "") -> tuple[str, 
 
 
 def _names_needed(test: ast.FunctionDef, setup: ast.Module) -> set[str]:
-    """Names that are used, and neither built in nor bound by the test or the setup.
+    """Return the names that are used, but neither built in nor bound by the test or the setup.
 
     The tests decide what the program may define: it cannot replace ``sorted`` or ``abs`` in them.
     """

@@ -23,16 +23,16 @@ _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 class JudgeFailed(RuntimeError):
-    """The judge gave no usable answer. This is never a score."""
+    """The judge gave no usable answer. This never becomes a score."""
 
 
 class BudgetSpent(JudgeFailed):
-    """The judge was asked as often as the budget allows."""
+    """The judge's budget is spent."""
 
 
 @dataclass
 class Budget:
-    """Limits of an endpoint: requests sent, and tokens in and out. None: no limit.
+    """Limits of an endpoint: requests sent, and tokens in and out. None means no limit.
 
     >>> Budget(requests=0).left()
     False
@@ -106,7 +106,7 @@ class ChatEndpoint:
     async def ask_json(
         self, messages: Sequence[Message], schema: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The answer as a JSON object that follows ``schema``; asked again once if it does not."""
+        """Return the answer as a JSON object that follows ``schema``; ask again once if not."""
         answer = await self.ask(messages, schema)
         try:
             return read_object(answer, schema)
@@ -180,11 +180,11 @@ class ChatEndpoint:
 
 
 class NoReply(RuntimeError):
-    """An endpoint gave no reply, or refused; the text is the last problem."""
+    """An endpoint did not reply, or refused; the message is the last problem."""
 
 
 def make_client(api_key: str | None, timeout: float) -> httpx.AsyncClient:
-    """Return a client that sends a key, where there is one."""
+    """Return a client that sends the key, if there is one."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.AsyncClient(timeout=timeout, headers=headers)
 
@@ -225,7 +225,7 @@ async def post(
 
 
 def read_object(answer: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON object of an answer, checked against the schema.
+    """Return the JSON object of an answer, checked against the schema.
 
     >>> read_object('Sure: {"a": 1}', {"type": "object", "required": ["a"]})
     {'a': 1}

@@ -1,4 +1,4 @@
-"""A language model as a judge, by a rubric with weighted criteria."""
+"""Grade answers with a language model and a rubric of weighted criteria."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _SYSTEM = (
 
 @dataclass(frozen=True)
 class Criterion:
-    """One line of a rubric: its name, what it asks, and how much it counts."""
+    """One line of a rubric: its name, its question, and its weight."""
 
     name: str
     question: str
@@ -33,7 +33,7 @@ class Criterion:
 
 
 class JudgeReward(SingleReward):
-    """The weighted mean of a rubric's criteria as a model grades them, from 0 to 1.
+    """The weighted mean of a rubric's criteria as graded by a model, from 0 to 1.
 
     A judge that fails, or that the budget stops, is a failure and never a score.
     """
@@ -98,7 +98,7 @@ class JudgeReward(SingleReward):
 
 
 def marked(name: str, text: str, longest: int) -> str:
-    """A text between markers that it cannot close, cut in the middle when it is too long.
+    """Put a text between markers that it cannot close, and cut its middle if it is too long.
 
     >>> print(marked("answer", "4", 10))
     <<<answer>>>

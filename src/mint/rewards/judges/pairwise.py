@@ -1,4 +1,4 @@
-"""A language model as a preference judge: the answers of a group are compared in pairs."""
+"""Compare the answers of a group in pairs, with a language model as a preference judge."""
 
 import asyncio
 import math
@@ -15,7 +15,6 @@ from mint.rewards.judges.judge import marked
 from mint.rewards.reward import Reward
 from mint.rewards.score import Failure, Outcome, Sample, Score
 
-Verdict = Literal["A", "B", "tie"]
 Pair = tuple[int, int]
 
 _ROUNDS = 10_000
@@ -38,7 +37,7 @@ _SCHEMA: dict[str, Any] = {
 
 
 class PairwiseJudge(Reward):
-    """Bradley-Terry scores inside each group, squashed to 0..1; 0.5 is the group's middle.
+    """Bradley-Terry scores within each group, squashed to 0..1; 0.5 is the middle of the group.
 
     Each pair is judged in both orders; two verdicts that differ count as a tie. Samples of
     one group share ``metadata["group"]``, or else their prompt. ``mode`` is "round robin" (every
@@ -94,7 +93,7 @@ class PairwiseJudge(Reward):
         ]
 
     def _rounds(self, players: int, wins: dict[Pair, float]) -> Any:
-        """The pairs to compare, round by round; later rounds see the wins of earlier ones."""
+        """Yield the pairs to compare, round by round; later rounds see the wins of earlier ones."""
         if self.mode == "round robin":
             yield list(combinations(range(players), 2))
             return
@@ -108,7 +107,7 @@ class PairwiseJudge(Reward):
             yield pairs
 
     async def _better(self, group: list[Sample], pair: Pair, slots: asyncio.Semaphore) -> float:
-        """1.0 when the first of the pair is better, 0.0 the second, 0.5 for a tie."""
+        """Return 1.0 if the first of the pair is better, 0.0 if the second is, 0.5 for a tie."""
         first, second = group[pair[0]], group[pair[1]]
         if first.response == second.response:
             return 0.5
@@ -155,7 +154,7 @@ def _won(wins: dict[Pair, float], players: int) -> list[float]:
 
 
 def bradley_terry(wins: Mapping[Pair, float], players: int, prior: float = 0.1) -> list[float]:
-    """The log-strength of each player, mean zero, from ``wins[winner, loser]`` (a tie is a half).
+    """Return each player's log-strength, mean zero, from ``wins[winner, loser]`` (a tie is a half).
 
     Fits Bradley and Terry's model by minorisation-maximisation. ``prior`` adds that many ties
     between every two players, which keeps scores finite when one wins everything.

@@ -1,4 +1,4 @@
-"""A reward model trained from preference pairs, with the service itself.
+"""Train a reward model from preference pairs, on the service itself.
 
 The model reads a request and an answer and is asked whether the answer is good. Its score is the
 logit of "yes" against "no" at that point, trained with the Bradley-Terry loss
@@ -56,7 +56,7 @@ class Asked:
         self.yes, self.no = yes[shared], no[shared]
 
     def tokens(self, prompt: str, response: str) -> list[int]:
-        """The question about an answer; of a very long one, the last part."""
+        """Return the tokens of the question about an answer; the last part if they are too many."""
         text = self._question.format(prompt=prompt, response=response)
         tokens = [*self._tokenizer.encode(text), *self._lead]
         return tokens[-self._longest :]
@@ -75,7 +75,7 @@ class RewardModel(SingleReward):
 
     @classmethod
     def load(cls, service: ServiceClient, path: str, question: str = QUESTION) -> RewardModel:
-        """The reward model that was saved at ``path``."""
+        """Return the reward model that was saved at ``path``."""
         return cls(service.create_sampling_client(model_path=path), question)
 
     async def score_one(self, sample: Sample) -> Score:
@@ -94,7 +94,7 @@ class RewardModel(SingleReward):
         return Score(1 / (1 + math.exp(-max(-700.0, logit))), {"logit": logit})
 
     def accuracy(self, pairs: Sequence[Preference]) -> float:
-        """The share of pairs whose chosen answer scores higher; a tie counts a half."""
+        """Return the share of pairs whose chosen answer scores higher; a tie counts as half."""
         chosen = [Sample(pair.chosen, pair.prompt) for pair in pairs]
         rejected = [Sample(pair.rejected, pair.prompt) for pair in pairs]
         scores = [score.components["logit"] for score in self.score([*chosen, *rejected]) if score]
@@ -141,7 +141,7 @@ def train_reward_model(
 
 
 def bradley_terry_loss(_: Sequence[Any], logprobs: Sequence[Any]) -> tuple[Any, dict[str, float]]:
-    """The loss of pairs, four datums each: chosen yes and no, rejected yes and no.
+    """Return the loss of pairs, four datums each: chosen yes and no, rejected yes and no.
 
     ``log(1 + exp(-margin))`` in a form that cannot overflow, with tensor methods only.
     """

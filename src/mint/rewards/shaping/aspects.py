@@ -1,4 +1,4 @@
-"""Single aspects of a response, each from 0 to 1, by plain rules and without a model."""
+"""Rate single aspects of a response from 0 to 1, with simple rules and without a model."""
 
 import re
 from collections import Counter
@@ -51,9 +51,9 @@ def evaluate_correctness(response: str | None, ground_truth: Gold) -> float:
 
 
 def evaluate_completeness(response: str | None) -> float:
-    """1.0 for a response that ends, 0.5 for one cut off, 0.0 for an empty one.
+    """1.0 for a complete response, 0.5 for one that is cut off, 0.0 for an empty one.
 
-    Cut off means: no end of sentence and more than a few words, or an open bracket, tag or fence.
+    Cut off: more than a few words without an end of sentence, or an open bracket, tag or fence.
 
     >>> evaluate_completeness("It is 4."), evaluate_completeness("We first take the sum of")
     (1.0, 0.5)
@@ -65,7 +65,7 @@ def evaluate_completeness(response: str | None) -> float:
 
 
 def is_cut_off(text: str) -> bool:
-    """Return whether a text seems to stop in the middle.
+    """Return whether a text seems to end in the middle of something.
 
     >>> is_cut_off("so we add 3 and"), is_cut_off("42"), is_cut_off("```python\\nx = 1")
     (True, False, True)
@@ -80,7 +80,7 @@ def is_cut_off(text: str) -> bool:
 
 
 def evaluate_relevance(response: str | None, prompt: str | None) -> float:
-    """The share of the prompt's content words and numbers that the response takes up.
+    """The share of the prompt's content words and numbers that the response mentions.
 
     >>> evaluate_relevance("The red balls: 3 of them.", "How many red balls are there: 3 or 4?")
     0.5
@@ -106,7 +106,7 @@ def evaluate_clarity(response: str | None) -> float:
 
 
 def repeated_share(items: list[str] | list[int], size: int) -> float:
-    """The share of the runs of ``size`` items that have occurred before.
+    """Return the share of the runs of ``size`` items that have occurred before.
 
     >>> repeated_share(["a", "b", "a", "b", "a", "b"], 2)
     0.6

@@ -1,4 +1,4 @@
-"""Rewards made of rewards. Every component's value is kept beside the total."""
+"""Rewards composed of rewards. The value of every component is kept along with the total."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ Combine = Callable[[Scores], Score | None]
 
 
 class Combined(Reward):
-    """One score from those of several rewards; the first failure among them is the outcome.
+    """Combines the scores of several rewards into one; a failure of any of them is the outcome.
 
     ``combine`` gets the scores of the components that apply to a sample.
     """
@@ -38,7 +38,7 @@ class Combined(Reward):
 
 
 def weighted(components: Mapping[str, tuple[float, RewardLike]]) -> Reward:
-    """A weighted sum: ``{"name": (weight, reward)}``. A component that does not apply adds nothing.
+    """Return a weighted sum of ``{"name": (weight, reward)}``; what does not apply adds nothing.
 
     >>> from mint.rewards import check_answer, match_format_exactly
     >>> total = weighted(
@@ -62,7 +62,7 @@ def _weighted_sum(scores: Scores, weights: Weights) -> Score | None:
 
 
 class Scheduled(Combined):
-    """A weighted sum whose weights follow the training step."""
+    """A weighted sum whose weights depend on the training step."""
 
     def __init__(
         self, weights_at: Callable[[int], Weights], components: Mapping[str, Reward], step: int = 0
@@ -80,7 +80,7 @@ class Scheduled(Combined):
 def schedule(
     weights_at: Callable[[int], Weights], components: Mapping[str, RewardLike]
 ) -> Scheduled:
-    """A weighted sum whose weights are a function of the step; ``reward.at(step)`` moves it.
+    """Return a weighted sum whose weights are a function of the step, set by ``reward.at(step)``.
 
     >>> from mint.rewards import check_answer, match_format_exactly
     >>> reward = schedule(
@@ -98,7 +98,7 @@ def schedule(
 def gated(
     reward: RewardLike, gate: RewardLike, threshold: float = 0.8, otherwise: float = 0.0
 ) -> Reward:
-    """``reward`` where ``gate`` is at least ``threshold``, else ``otherwise``.
+    """Return ``reward`` where ``gate`` is at least ``threshold``, and ``otherwise`` elsewhere.
 
     >>> from mint.rewards import check_answer, match_format_exactly
     >>> reward = gated(check_answer, match_format_exactly)
@@ -110,7 +110,7 @@ def gated(
         if len(scores) < 2:
             return scores.get("reward")
         is_open = scores["gate"].total >= threshold
-        how = "paid: the gate is at least" if is_open else "not paid: the gate is under"
+        how = "counted: the gate is at least" if is_open else "not counted: the gate is below"
         total = scores["reward"].total if is_open else otherwise
         reasons = {**_reasons(scores), "total": f"{how} {threshold:g}"}
         return Score(total, _flat(scores), reasons)
@@ -121,7 +121,7 @@ def gated(
 def shaped(
     base: RewardLike, shaping: Mapping[str, tuple[float, RewardLike]], limit: float = 0.3
 ) -> Reward:
-    """``base`` plus weighted additions, whose sum is at most ``limit`` and at least ``-limit``.
+    """Return ``base`` plus weighted additions, whose sum is limited to ``limit`` either way.
 
     >>> from mint.rewards import check_answer, has_reasoning_steps
     >>> reward = shaped(check_answer, {"reasoning": (0.1, has_reasoning_steps)})
@@ -146,7 +146,7 @@ def shaped(
 
 
 def _mapped(name: str, reward: RewardLike, change: Callable[[float], float]) -> Reward:
-    """``reward`` with its total changed by a function."""
+    """Return ``reward`` with its total changed by a function."""
 
     def combine(scores: Scores) -> Score | None:
         if (score := scores.get("unchanged")) is None:
@@ -160,7 +160,7 @@ def _mapped(name: str, reward: RewardLike, change: Callable[[float], float]) -> 
 
 
 def clip(reward: RewardLike, low: float = 0.0, high: float = 1.0) -> Reward:
-    """``reward`` clipped to ``[low, high]``.
+    """Return ``reward`` clipped to ``[low, high]``.
 
     >>> clip(lambda response: 7.0)("x").total
     1.0
@@ -171,7 +171,7 @@ def clip(reward: RewardLike, low: float = 0.0, high: float = 1.0) -> Reward:
 
 
 def floored(reward: RewardLike, minimum: float = 0.1) -> Reward:
-    """``reward``, but never under ``minimum``.
+    """Return ``reward``, raised to at least ``minimum``.
 
     >>> floored(lambda response: 0.0)("x").total
     0.1
@@ -180,7 +180,7 @@ def floored(reward: RewardLike, minimum: float = 0.1) -> Reward:
 
 
 class MultiTask(Reward):
-    """A reward per task; each sample is scored by the one that its metadata names."""
+    """A reward for each task; a sample's metadata names the one that scores it."""
 
     name = "multi_task"
 
@@ -201,7 +201,7 @@ class MultiTask(Reward):
 
 
 def multi_task(rewards: Mapping[str, RewardLike], key: str = "task") -> Reward:
-    """The reward that a sample's ``metadata[key]`` names; None for a task without one.
+    """Return the reward that a sample's ``metadata[key]`` names; None for an unknown task.
 
     >>> reward = multi_task({"short": lambda response: len(response) < 5})
     >>> reward("abc", metadata={"task": "short"}).total, reward("abc", metadata={"task": "other"})
@@ -211,7 +211,7 @@ def multi_task(rewards: Mapping[str, RewardLike], key: str = "task") -> Reward:
 
 
 def _flat(scores: Scores) -> dict[str, float]:
-    """Every component's value, those of nested rewards under ``outer/inner``."""
+    """Return every component's value; those of nested rewards are named ``outer/inner``."""
     values: dict[str, float] = {}
     for name, score in scores.items():
         values[name] = score.total
@@ -220,7 +220,7 @@ def _flat(scores: Scores) -> dict[str, float]:
 
 
 def _reasons(scores: Scores, nested: bool = True) -> dict[str, str]:
-    """Every component's reason: that of a total under the component's own name."""
+    """Return every component's reason; that of a total gets the component's name."""
     reasons: dict[str, str] = {}
     for name, score in scores.items():
         for inner, reason in score.reasons.items():

@@ -1,4 +1,4 @@
-"""Schedules of rewards: weights by step, difficulty by skill."""
+"""Curricula: weights that depend on the step, and difficulty that depends on skill."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from mint.rewards.shaping.composition import Weights
 
 
 def linear_weights(start: Weights, end: Weights, steps: int) -> Callable[[int], Weights]:
-    """Weights that are interpolated linearly from ``start`` to ``end`` over ``steps`` steps.
+    """Return weights that change linearly from ``start`` to ``end`` over ``steps`` steps.
 
     >>> linear_weights({"format": 1.0}, {"format": 0.0}, steps=10)(5)
     {'format': 0.5}
@@ -24,7 +24,7 @@ def linear_weights(start: Weights, end: Weights, steps: int) -> Callable[[int], 
 
 
 def staged_weights(stages: Mapping[int, Weights]) -> Callable[[int], Weights]:
-    """Weights by stage: ``{first step: weights}``.
+    """Return weights by stage: ``{first step: weights}``.
 
     >>> weights = staged_weights({0: {"format": 1.0}, 100: {"format": 0.3}})
     >>> weights(99), weights(100)
@@ -37,7 +37,7 @@ def staged_weights(stages: Mapping[int, Weights]) -> Callable[[int], Weights]:
 
 @dataclass
 class SkillCurriculum:
-    """Harder tasks when the easy ones are mastered, easier ones when all fails.
+    """Moves to harder tasks when most succeed, and to easier ones when most fail.
 
     >>> curriculum = SkillCurriculum(levels=["easy", "hard"], window=2)
     >>> curriculum.record([1.0, 1.0])
@@ -61,11 +61,11 @@ class SkillCurriculum:
 
     @property
     def level(self) -> str:
-        """The level to draw tasks from now."""
+        """The level from which to draw tasks now."""
         return self.levels[self._position]
 
     def record(self, rewards: Sequence[float]) -> None:
-        """Take the rewards of the current level into account, and move when a window is full."""
+        """Record the rewards of the current level, and change the level when a window is full."""
         for reward in rewards:
             self._recent.append(reward)
             if len(self._recent) < self.window:

@@ -29,7 +29,7 @@ _SCALES = tuple(Fraction(10) ** power for power in range(-12, 13) if power)
 def failure_pattern(
     response: str | None, ground_truth: Gold, expected_format: str | None = None
 ) -> Pattern:
-    """Return why a response is wrong: the first pattern that fits.
+    """Return why a response is wrong: the first pattern that matches.
 
     >>> failure_pattern("The answer is -42.", 42), failure_pattern("420", 42)
     ('off by sign', 'off by scale')

@@ -12,9 +12,6 @@ from functools import lru_cache
 from mint.rewards.answers.number import NUMBER
 from mint.rewards.answers.plaintext import plain
 
-REASONING_AND_ANSWER = "<reasoning>[TEXT]</reasoning><answer>[TEXT]</answer>"
-
-_PLACEHOLDER = re.compile(r"\[(NUM|TEXT)\]")
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 _ELLIPSIS_IN_TAG = re.compile(r"(?<=>)\s*(?:…|\.\.\.)\s*(?=</)")
 _PIECE = re.compile(r"\[NUM\]|\[TEXT\]|</?[A-Za-z][\w-]*>")
@@ -25,7 +22,7 @@ _EMPTY_WORDS = frozenset(["", ".", ",", ":", ";"])
 
 @dataclass(frozen=True)
 class Template:
-    """A format, cut where it says ``[TEXT]``: the parts between are searched one after another."""
+    """A format, split at ``[TEXT]``; its parts are searched for one after another."""
 
     parts: tuple[re.Pattern[str], ...]
     text_after: tuple[bool, ...]
@@ -34,7 +31,7 @@ class Template:
     pieces: tuple[str, ...]
 
     def find(self, text: str, at_end: bool) -> bool:
-        """Return whether the template matches in ``text``, or up to the end of it."""
+        """Return whether the template matches somewhere in ``text``, or at its end."""
         position = 0
         for index, part in enumerate(self.parts):
             last = index == len(self.parts) - 1
@@ -71,7 +68,7 @@ class Template:
 
 @lru_cache(maxsize=256)
 def read_template(expected_format: str) -> Template:
-    """A template read once."""
+    """Parse a template."""
     if _TAG.search(expected_format):
         expected_format = _ELLIPSIS_IN_TAG.sub("[TEXT]", expected_format)
         expected_format = re.sub(r">\s*<", "> <", expected_format)
@@ -96,7 +93,7 @@ def _pattern(segment: str) -> re.Pattern[str]:
 
 
 def _literal(piece: str) -> str:
-    """Literal text; white space may be any, and may lack between tags."""
+    """Return a pattern for literal text: any white space matches; between tags it is optional."""
     words = re.split(r"(\s+)", piece)
     source = "".join(r"\s+" if word.isspace() else re.escape(word) for word in words)
     return re.sub(r">\\s\+<", r">\\s*<", source)
@@ -137,7 +134,7 @@ def match_format_exactly(response: str | None, expected_format: str) -> float:
 
 
 def _read(response: str | None) -> str:
-    """The response made plain; of a very long one, its beginning and its end."""
+    """Return the response in plain ASCII; if it is very long, its beginning and its end."""
     text = response or ""
     if len(text) > 2 * _READ:
         text = f"{text[:_READ]}\n{text[-_READ:]}"
@@ -145,7 +142,7 @@ def _read(response: str | None) -> str:
 
 
 def plain_template(expected_format: str) -> str:
-    """A template as its responses are read: the ellipsis kept, the rest made plain."""
+    """Return a template in plain ASCII like its responses, except for the ellipsis."""
     return "…".join(plain(part) for part in expected_format.split("…"))
 
 

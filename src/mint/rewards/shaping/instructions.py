@@ -1,4 +1,4 @@
-"""Check whether instructions were followed, by rules without a model, each from 0 to 1."""
+"""Check whether instructions were followed, with rules and without a model, from 0 to 1."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def check_keywords(
 def check_json(response: str | None, schema: Mapping[str, Any] | None = None) -> float:
     r"""1.0 for JSON that follows the schema, 0.5 for JSON that does not, 0.0 for no JSON.
 
-    The response is JSON as a whole, or its last fenced block is.
+    Either the whole response is JSON, or its last fenced block.
 
     >>> schema = {"type": "object", "required": ["x"], "properties": {"x": {"type": "integer"}}}
     >>> check_json('{"x": 1}', schema), check_json('{"x": "1"}', schema), check_json("x: 1", schema)
@@ -78,7 +78,7 @@ def check_json(response: str | None, schema: Mapping[str, Any] | None = None) ->
 def check_case(
     response: str | None, case: Literal["upper", "lower", "sentence"] = "lower"
 ) -> float:
-    """1.0 when every letter has the case; "sentence": every sentence begins with a capital.
+    """1.0 when all letters have the case; with "sentence", each sentence begins with a capital.
 
     >>> check_case("all small"), check_case("Not small"), check_case("LOUD", "upper")
     (1.0, 0.0, 1.0)
@@ -105,7 +105,7 @@ def check_structure(
     ends_with: str | None = None,
     no_commas: bool = False,
 ) -> float:
-    r"""The share of the given rules of form that hold.
+    r"""The share of the given formatting rules that hold.
 
     >>> check_structure("- a\n- b", bullets=2), check_structure("- a\n- b", bullets=2, lines=3)
     (1.0, 0.5)

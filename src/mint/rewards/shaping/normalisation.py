@@ -1,4 +1,4 @@
-"""Rewards on a common scale: inside a group, a batch, or over the whole run."""
+"""Normalise rewards: within a group, within a batch, or over the whole run."""
 
 import math
 from collections import defaultdict
@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 
 def centre(rewards_G: Sequence[float]) -> list[float]:
-    """Rewards minus their mean.
+    """Subtract the mean of the rewards.
 
     >>> centre([0.0, 1.0])
     [-0.5, 0.5]
@@ -16,7 +16,7 @@ def centre(rewards_G: Sequence[float]) -> list[float]:
 
 
 def z_scores(rewards: Sequence[float], clip: float | None = None) -> list[float]:
-    """Centred and divided by the standard deviation; all zero when all are equal.
+    """Subtract the mean and divide by the standard deviation; all zero when all are equal.
 
     >>> z_scores([0.0, 2.0]), z_scores([3.0, 3.0]), z_scores([0.0] * 99 + [1.0], clip=5.0)[-1]
     ([-1.0, 1.0], [0.0, 0.0], 5.0)
@@ -29,7 +29,7 @@ def z_scores(rewards: Sequence[float], clip: float | None = None) -> list[float]
 
 
 def min_max(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Stretched to ``[low, high]``; all in the middle when all are equal.
+    """Stretch the rewards to ``[low, high]``; all in the middle when all are equal.
 
     >>> min_max([2.0, 4.0, 3.0]), min_max([5.0, 5.0])
     ([0.0, 1.0, 0.5], [0.5, 0.5])
@@ -48,7 +48,7 @@ def normalise_by_group(
     scale: bool = True,
     clip: float | None = None,
 ) -> list[float]:
-    """Each reward against its own group: centred, and in standard deviations when ``scale``.
+    """Centre each reward in its own group and, with ``scale``, divide by the standard deviation.
 
     >>> normalise_by_group([0.0, 1.0, 5.0, 5.0], ["a", "a", "b", "b"])
     [-1.0, 1.0, 0.0, 0.0]
@@ -68,7 +68,7 @@ def normalise_by_group(
 
 
 def normalise_by_batch(rewards: Sequence[float], clip: float | None = None) -> list[float]:
-    """Each reward against the whole batch, in standard deviations.
+    """Return each reward in standard deviations from the mean of the batch.
 
     >>> normalise_by_batch([1.0, 3.0])
     [-1.0, 1.0]
@@ -77,7 +77,7 @@ def normalise_by_batch(rewards: Sequence[float], clip: float | None = None) -> l
 
 
 class RunningNormaliser:
-    """Rewards against everything seen so far (Welford's mean and variance).
+    """Normalises rewards by everything seen so far (Welford's mean and variance).
 
     >>> normaliser = RunningNormaliser()
     >>> normaliser.update([0.0, 2.0])
@@ -97,7 +97,7 @@ class RunningNormaliser:
         return math.sqrt(self._squares / self.count) if self.count else 0.0
 
     def update(self, rewards: Sequence[float]) -> None:
-        """Take rewards into account."""
+        """Add rewards to the mean and the variance."""
         for reward in rewards:
             self.count += 1
             difference = reward - self.mean
@@ -105,7 +105,7 @@ class RunningNormaliser:
             self._squares += difference * (reward - self.mean)
 
     def normalise(self, rewards: Sequence[float]) -> list[float]:
-        """Rewards in standard deviations from the running mean."""
+        """Return rewards in standard deviations from the running mean."""
         if self.std < 1e-12:
             return [0.0] * len(rewards)
         return [_clipped((reward - self.mean) / self.std, self.clip) for reward in rewards]

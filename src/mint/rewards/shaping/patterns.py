@@ -1,4 +1,4 @@
-"""The reward design patterns, as functions to use or to copy."""
+"""Reward design patterns, as functions to use or to copy."""
 
 from fractions import Fraction
 
@@ -106,9 +106,9 @@ def composite_reward(response: str | None, prompt: str, ground_truth: Gold) -> f
 
 
 def shaped_reward(response: str | None, ground_truth: Gold, prompt: str = "") -> float:
-    """Correctness with a penalty for length, a bonus for steps, a penalty for invented sources.
+    """Correctness with penalties for length and invented sources, and a bonus for reasoning steps.
 
-    The shaping together stays inside 0.3 either way, so that it never outweighs the answer.
+    The sum of the shaping is limited to 0.3 either way, so that it never outweighs the answer.
 
     >>> shaped_reward("First, 2 + 2 = 4. So the answer is 4.", "4")
     1.089
@@ -123,7 +123,7 @@ def shaped_reward(response: str | None, ground_truth: Gold, prompt: str = "") ->
 def robust_reward(
     response: str | None, ground_truth: Gold, expected_format: str, threshold: float = 0.8
 ) -> float:
-    """Correctness, paid only when the format is good enough. Against reward hacking.
+    """Correctness if the format is good enough, else 0.0. Against reward hacking.
 
     >>> robust_reward("4", "4", "The answer is [NUM].")
     0.0
@@ -136,7 +136,7 @@ def robust_reward(
 
 
 def stable_reward(response: str | None, ground_truth: Gold, minimum: float = 0.1) -> float:
-    """Correctness, but never under ``minimum``. Against noise around zero.
+    """Correctness, but at least ``minimum``. Against noise around zero.
 
     >>> stable_reward("5", "4"), stable_reward("4", "4")
     (0.1, 1.0)

@@ -19,7 +19,7 @@ UNSAFE_PATTERNS = (
 
 
 def measure_length(response: str | None, tokens: Sequence[int] | int | None = None) -> int:
-    """The length in tokens: given as a list or a count, else words and signs are counted.
+    """Return the length in tokens, from a list or a count; else count words and punctuation.
 
     >>> measure_length("Two words!"), measure_length("Two words!", tokens=[5, 6, 7, 8])
     (3, 4)
@@ -94,7 +94,7 @@ def verbosity_penalty(
 def unsafe_penalty(
     response: str | None, patterns: Sequence[str] = UNSAFE_PATTERNS, limit: float = 1.0
 ) -> float:
-    """``-limit`` as soon as one unsafe pattern occurs.
+    """``-limit`` if an unsafe pattern occurs.
 
     >>> unsafe_penalty("Type rm -rf / to clean up."), unsafe_penalty("Type ls.")
     (-1.0, 0.0)
@@ -109,7 +109,7 @@ def tool_cost_penalty(
     cost: float | Mapping[str, float] = 0.02,
     limit: float = 0.5,
 ) -> float:
-    """The price of the tool calls in ``trace["tool_calls"]``, one for all or one per tool name.
+    """The cost of the tool calls in ``trace["tool_calls"]``: one cost for all, or one per tool.
 
     >>> tool_cost_penalty("", {"tool_calls": [{"name": "search"}] * 3}, cost={"search": 0.1})
     -0.3
@@ -152,7 +152,7 @@ def step_count_penalty(
 
 
 def tool_calls(trace: Mapping[str, Any] | None) -> list[Any]:
-    """The tool calls of a trace, none when there is no trace."""
+    """Return the tool calls of a trace; none if there is no trace."""
     return list((trace or {}).get("tool_calls", ()))
 
 

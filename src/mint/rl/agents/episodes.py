@@ -7,6 +7,7 @@ action brings a reward and the next observation. Each reply is paid with the rew
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mint.rl.agents.chat import Chat, ContextFull
@@ -14,28 +15,22 @@ from mint.rl.rollouts.credit import TurnScore, per_turn
 from mint.rl.runtime.threads import to_thread
 
 
+@dataclass
 class Episodes(ABC):
     """The common part of both kinds of environments.
 
-    ``to_action`` makes an action of a reply's text; a ``ValueError`` that it raises is shown to the
-    model and paid with ``invalid_reward``. ``show`` makes text of an observation.
+    ``make`` returns a new environment, or a client of one, for every rollout. ``tasks`` are
+    arguments of its ``reset``. ``to_action`` makes an action of a reply's text; a ``ValueError``
+    that it raises is shown to the model and paid with ``invalid_reward``. ``show`` makes text of an
+    observation.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        tasks: Sequence[Mapping[str, Any]],
-        to_action: Callable[[str], Any],
-        show: Callable[[Any], str],
-        instructions: str,
-        invalid_reward: float,
-    ) -> None:
-        self.make = make
-        self.tasks = [dict(task) for task in tasks]
-        self.to_action = to_action
-        self.show = show
-        self.instructions = instructions
-        self.invalid_reward = invalid_reward
+    make: Callable[[], Any]
+    tasks: Sequence[Mapping[str, Any]] = ({},)
+    to_action: Callable[[str], Any] = lambda text: {"message": text}
+    show: Callable[[Any], str] = str
+    instructions: str = ""
+    invalid_reward: float = 0.0
 
     def build_dataset(self) -> list[dict[str, Any]]:
         """Return what episodes are begun with: the arguments of ``reset``."""
@@ -55,7 +50,9 @@ class Episodes(ABC):
         rewards: list[float] = []
         try:
             observation = await self.begin(episode, task)
-            shown, over = self._opening(self.show(observation)), False
+            shown, over = self.show(observation), False
+            if self.instructions:
+                shown = f"{self.instructions}\n\n{shown}"
             while not over and chat.turns_left:
                 chat.user(shown)
                 try:
@@ -75,9 +72,6 @@ class Episodes(ABC):
             if hasattr(episode, "close"):
                 await _result(episode.close)
         return per_turn(rewards)
-
-    def _opening(self, observation: str) -> str:
-        return f"{self.instructions}\n\n{observation}" if self.instructions else observation
 
 
 class GymnasiumEnvironment(Episodes):
@@ -113,23 +107,12 @@ class GymnasiumEnvironment(Episodes):
 class OpenEnvEnvironment(Episodes):
     """An environment behind an OpenEnv server.
 
-    ``connect`` returns a client for every rollout: the environment's own, from its package, or one
-    of :mod:`.openenv`. A client has ``reset(**task)`` and ``step(action)``, async or not, whose
+    ``make`` returns a client for every rollout: the environment's own, from its package, or one of
+    :mod:`.openenv`. A client has ``reset(**task)`` and ``step(action)``, async or not, whose
     results have ``observation``, ``reward`` and ``done``::
 
         OpenEnvEnvironment(lambda: EchoEnv(base_url=url), to_action=EchoAction)
     """
-
-    def __init__(
-        self,
-        connect: Callable[[], Any],
-        tasks: Sequence[Mapping[str, Any]] = ({},),
-        to_action: Callable[[str], Any] = lambda text: {"message": text},
-        show: Callable[[Any], str] = str,
-        instructions: str = "",
-        invalid_reward: float = 0.0,
-    ) -> None:
-        super().__init__(connect, tasks, to_action, show, instructions, invalid_reward)
 
     async def begin(self, episode: Any, task: Mapping[str, Any]) -> Any:
         return (await _result(lambda: episode.reset(**task))).observation

@@ -239,49 +239,35 @@ def python_tool(limits: Limits | None = None) -> Tool:
     return tool(python)
 
 
-class Documents:
-    """Search by words (BM25) over texts on this machine.
+def search_tool(texts: Mapping[str, str], shown: int = 3) -> Tool:
+    """Return a tool that searches texts on this machine by their words (BM25).
 
-    >>> documents = Documents({"cats": "Cats purr and sleep.", "dogs": "Dogs bark at cats."})
-    >>> documents.search("who does bark").splitlines()[0]
+    >>> search = search_tool({"cats": "Cats purr and sleep.", "dogs": "Dogs bark at cats."})
+    >>> search.function(query="who does bark").splitlines()[0]
     'dogs: Dogs bark at cats.'
     """
+    counts = {name: Counter(_words(text)) for name, text in texts.items()}
+    holders = Counter(word for words in counts.values() for word in words)
+    mean = max(1.0, sum(words.total() for words in counts.values()) / max(1, len(texts)))
 
-    def __init__(self, texts: Mapping[str, str], shown: int = 3) -> None:
-        self.texts = dict(texts)
-        self.shown = shown
-        self._counts = {name: Counter(_words(text)) for name, text in texts.items()}
-        self._holders = Counter(word for counts in self._counts.values() for word in counts)
-        self._length = sum(count.total() for count in self._counts.values()) / max(1, len(texts))
+    def score(name: str, terms: set[str]) -> float:
+        words, found = counts[name], 0.0
+        length = words.total() / mean
+        for term in terms & words.keys():
+            rarity = math.log(1 + (len(texts) - holders[term] + 0.5) / (holders[term] + 0.5))
+            found += rarity * words[term] * 2.5 / (words[term] + 1.5 * (0.25 + 0.75 * length))
+        return found
 
-    def search(self, query: str) -> str:
+    def search(query: str) -> str:
         """Find the documents that fit a query best."""
         terms = set(_words(query))
-        scores = {name: self._score(name, terms) for name in self.texts}
-        ranked = sorted(self.texts, key=lambda name: (-scores[name], name))
-        found = [name for name in ranked[: self.shown] if scores[name] > 0]
-        return "\n".join(f"{name}: {self.texts[name]}" for name in found) or "nothing found"
+        scores = {name: score(name, terms) for name in texts}
+        ranked = sorted(texts, key=lambda name: (-scores[name], name))
+        best = [name for name in ranked[:shown] if scores[name] > 0]
+        return "\n".join(f"{name}: {texts[name]}" for name in best) or "nothing found"
 
-    def _score(self, name: str, terms: set[str]) -> float:
-        counts, score = self._counts[name], 0.0
-        length = counts.total() / max(1.0, self._length)
-        for term in terms & counts.keys():
-            holders = self._holders[term]
-            rarity = math.log(1 + (len(self.texts) - holders + 0.5) / (holders + 0.5))
-            score += rarity * counts[term] * 2.5 / (counts[term] + 1.5 * (0.25 + 0.75 * length))
-        return score
+    return tool(search)
 
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
-
-
-def search_tool(texts: Mapping[str, str], shown: int = 3) -> Tool:
-    """Search over documents as a tool."""
-    documents = Documents(texts, shown)
-
-    def search(query: str) -> str:
-        """Find the documents that fit a query best."""
-        return documents.search(query)
-
-    return tool(search)

@@ -3,11 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from mint.rl.algorithms.importance import Array, bounded_ratio
 
 BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (1 - 3e-4, 1 + 4e-4)}
 """The protocol's own thresholds, where the config sets none."""
-_WIDEST = 20.0
 
 
 def is_clipped(
@@ -21,7 +20,7 @@ def is_clipped(
     >>> is_clipped("ppo", np.log([1.5, 1.5]), np.array([1.0, -1.0]), 0.8, 1.2).tolist()
     [True, False]
     """
-    ratio = np.exp(np.clip(log_ratio, -_WIDEST, _WIDEST))
+    ratio = bounded_ratio(log_ratio)
     above, below = ratio > high, ratio < low
     if loss_fn == "cispo":
         return np.asarray(above | below)

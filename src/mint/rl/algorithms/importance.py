@@ -11,14 +11,9 @@ _WIDEST = 20.0
 """Log ratios beyond this are as good as infinite."""
 
 
-def truncated_weights(trainer: Array, sampler: Array, limit: float) -> Array:
-    """min(p_trainer / p_sampler, limit) of each token.
-
-    >>> [float(w) for w in truncated_weights(np.log([0.5, 0.9]), np.log([0.5, 0.1]), limit=2.0)]
-    [1.0, 2.0]
-    """
-    ratio = np.exp(np.clip(trainer - sampler, -_WIDEST, _WIDEST))
-    return np.asarray(np.minimum(ratio, limit))
+def bounded_ratio(log_ratio: Array) -> Array:
+    """exp(log_ratio), without overflow."""
+    return np.asarray(np.exp(np.clip(log_ratio, -_WIDEST, _WIDEST)))
 
 
 @dataclass(frozen=True)
@@ -31,6 +26,8 @@ class Correction:
     ``low``.
 
     >>> trainer, sampler = np.log([0.5, 0.9]), np.log([0.5, 0.1])
+    >>> [float(w) for w in Correction(2.0).weights(trainer, sampler)]
+    [1.0, 2.0]
     >>> [float(w) for w in Correction(2.0, rule="mask").weights(trainer, sampler)]
     [1.0, 0.0]
     >>> [round(float(w), 6) for w in Correction(99.0, level="sequence").weights(trainer, sampler)]
@@ -44,13 +41,11 @@ class Correction:
 
     def weights(self, trainer: Array, sampler: Array) -> Array:
         """Return the weight of each sampled token of one sequence."""
-        if self.rule == "truncate" and self.level == "token":
-            return truncated_weights(trainer, sampler, self.limit)
         log_ratio = trainer - sampler
         if self.level != "token" and len(log_ratio):
             whole = log_ratio.sum() if self.level == "sequence" else log_ratio.mean()
             log_ratio = np.full_like(log_ratio, whole)
-        ratio = np.exp(np.clip(log_ratio, -_WIDEST, _WIDEST))
+        ratio = bounded_ratio(log_ratio)
         if self.rule == "truncate":
             return np.asarray(np.minimum(ratio, self.limit))
         return np.where((ratio >= self.low) & (ratio <= self.limit), ratio, 0.0)
@@ -60,7 +55,7 @@ def mismatch_figures(differences: Array) -> dict[str, float]:
     """Return how trainer and sampler differ, from the differences of their logprobs."""
     if not len(differences):
         return {}
-    ratio = np.exp(np.clip(differences, -_WIDEST, _WIDEST))
+    ratio = bounded_ratio(differences)
     effective = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
     return {
         "mismatch/mean": float(np.abs(differences).mean()),

@@ -7,19 +7,20 @@
 On the command line it is ``mint train task=jsonl task.arguments.file=train.jsonl``.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mint.config_error import ConfigError
-from mint.rewards import Failure, Reward, Sample, as_reward, check_answer
+from mint.rewards import Reward, as_reward, check_answer
 from mint.rewards.registry import RewardNotFound
-from mint.rewards.reward import FunctionReward, RewardLike, in_event_loop, run
+from mint.rewards.reward import FunctionReward, RewardLike
 from mint.rewards.signature import SignatureError
 from mint.rl.data.columns import Columns, Problem, split_messages
 from mint.rl.data.file_formats import DataError, Row, read_rows, setting
+from mint.rl.rollouts.scoring import score_samples
+from mint.rl.settings.config import short_hash
 from mint.rl.task import RLAdapter
 
 
@@ -161,8 +162,7 @@ class DatasetTask(RLAdapter):
         shown = [[each.messages, each.metadata] for each in (*self.examples, *self.problems)]
         held = [[each.messages, each.metadata] for each in self.held_out]
         parts = [shown, held, len(self.examples), self.system_prompt, self.chat]
-        text = json.dumps([*parts, self.chat_template_kwargs], default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return short_hash(json.dumps([*parts, self.chat_template_kwargs], default=str))
 
     # ---- what the loop asks for ----
 
@@ -222,13 +222,7 @@ class DatasetTask(RLAdapter):
         return self.reward(response, sample.prompt, sample.metadata)
 
     def compute_rewards(self, responses: Sequence[str], sample: Problem) -> Any:
-        scores = self._scores([sample.as_sample(response) for response in responses])
-        plain = isinstance(self.reward, FunctionReward) and not self.reward.signature.is_async
-        return run(scores) if plain and not in_event_loop() else scores  # in ``reward_workers``
-
-    async def _scores(self, samples: Sequence[Sample]) -> list[Any]:
-        outcomes = await self.reward.outcomes(samples)
-        return [outcome.error if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+        return score_samples(self.reward, [sample.as_sample(each) for each in responses])
 
 
 def _check_type(name: str, value: Any, kind: Any, wanted: str) -> None:

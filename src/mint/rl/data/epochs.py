@@ -45,9 +45,10 @@ class Epochs:
         """
         keys = _distinct(identities)
         order = self._order(keys, identities, curriculum, step)
+        is_dropped = curriculum.is_dropped if curriculum is not None else lambda identity: False
         taken: list[int] = []
         for dropped in (False, True):
-            pool = [i for i in order if _is_dropped(curriculum, identities[i]) is dropped]
+            pool = [i for i in order if is_dropped(identities[i]) is dropped]
             while len(taken) < count:
                 fresh = [i for i in pool if keys[i] not in self.used and keys[i] not in seen]
                 chosen = fresh[: count - len(taken)]
@@ -103,7 +104,3 @@ def _distinct(identities: Sequence[str]) -> list[str]:
         counts[name] += 1
         keys.append(name if counts[name] == 1 else f"{name} {counts[name]}")
     return keys
-
-
-def _is_dropped(curriculum: Curriculum | None, identity: str) -> bool:
-    return curriculum is not None and curriculum.is_dropped(identity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _MOST_CALLS = 20
 """How often a dataset is built in vain before there is too little of it."""
 _USED_UP = 3
 """How often it may give only samples that a step has had, before there are no others."""
+_NO_MORE_HELD_OUT = 5
+"""How many calls in a row give nothing new to hold out, before the holdout is complete."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +134,6 @@ class Data:
         self._samples = built.samples
         return built.samples
 
-    def replay(self, calls: int) -> None:
-        """Bring an adapter with random numbers of its own to where it was after so many calls."""
-        self.resume(calls, None)
-
     def position(self) -> dict[str, Any] | None:
         """Return the position in the dataset, for :meth:`resume`."""
         return self.epochs.state() if self.epochs is not None else None
@@ -142,12 +141,13 @@ class Data:
     def resume(
         self,
         calls: int,
-        position: Mapping[str, Any] | None,
+        position: Mapping[str, Any] | None = None,
         draw: Mapping[str, Any] | None = None,
         wanted: Sequence[tuple[int, str]] = (),
     ) -> tuple[Draw | None, dict[tuple[int, str], Item]]:
-        """Continue where an interrupted run stood. Returns the draw that was in use, and those of
-        the ``wanted`` items, named by their call and identity, that the calls give again."""
+        """Continue where an interrupted run stood, after so many calls of ``build_dataset``. Return
+        the draw that was in use, and those of the ``wanted`` items, named by their call and
+        identity, that the calls give again."""
         self.decide_order()
         found: dict[tuple[int, str], Item] = {}
         latest = None
@@ -240,13 +240,15 @@ class Data:
                 "holdout_fraction=0.1, or define build_holdout() on the adapter."
             )
         found: dict[str, Item] = {}
-        for call in range(_MOST_CALLS):
+        in_vain = 0
+        for call in itertools.count():
             self._seed("holdout", call)
             before = len(found)
             for item in self.items(list(self.adapter.build_dataset())):
                 if self.split.holds_out(item.identity):
                     found.setdefault(item.identity, item)
-            if len(found) >= self.cfg.holdout_size or (call > 3 and len(found) == before):
+            in_vain = in_vain + 1 if len(found) == before else 0
+            if len(found) >= self.cfg.holdout_size or in_vain == _NO_MORE_HELD_OUT:
                 break
         if not found:
             raise NotEnoughData(

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
-from mint.rl.algorithms.batches import part_sizes, token_weights
-from mint.rl.rollouts.filters import Kept
-from mint.rl.rollouts.rollout import Group, Segment
+from mint.rl.algorithms.sequences import part_sizes, token_weights
+from mint.rl.rollouts.rollout import Group, Kept, Segment
 
 Array = NDArray[np.float64]
 Tokens = tuple[int, ...]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
-from mint.rl.algorithms.prefixes import common_prefix
+from mint.rl.algorithms.sequences import common_prefix
 from mint.rl.datums.datum import Tokens, values
 from mint.rl.rollouts.rollout import Group
 

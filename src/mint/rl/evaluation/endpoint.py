@@ -108,11 +108,13 @@ class EndpointClient:
             "max_tokens": sampling_params.max_tokens,
             "temperature": sampling_params.temperature,
         }
-        if texts := _texts(sampling_params.stop):
+        stop, seed = sampling_params.stop, sampling_params.seed
+        given = [stop] if isinstance(stop, str) else list(stop or [])
+        if texts := [each for each in given if isinstance(each, str)]:  # it knows no token ids
             request["stop"] = texts
-        seeds = [_seed(sampling_params.seed, index) for index in range(num_samples)]
+        seeds = [{} if seed is None else {"seed": (seed + i) % 2**31} for i in range(num_samples)]
         return SimpleNamespace(
-            sequences=await asyncio.gather(*(self._answer({**request, **seed}) for seed in seeds))
+            sequences=await asyncio.gather(*(self._answer({**request, **own}) for own in seeds))
         )
 
     async def _answer(self, request: Mapping[str, Any]) -> Any:
@@ -141,16 +143,6 @@ class EndpointClient:
             logprobs=[math.nan] * len(tokens),
             stop_reason="length" if cut else "stop",
         )
-
-
-def _texts(stop: Any) -> list[str]:
-    """The stops that are text: tokens mean nothing to an endpoint."""
-    given = [stop] if isinstance(stop, str) else list(stop or [])
-    return [each for each in given if isinstance(each, str)]
-
-
-def _seed(seed: int | None, index: int) -> dict[str, int]:
-    return {} if seed is None else {"seed": (seed + index) % 2**31}
 
 
 def _said(message: Mapping[str, Any]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import mint
 from mint.config_error import ConfigError, closest
@@ -18,17 +18,16 @@ from mint.rl.data.prompts import Data, Item
 from mint.rl.evaluation.endpoint import EndpointClient
 from mint.rl.evaluation.results import SetResult, collect_results
 from mint.rl.evaluation.scores import Evaluation, evaluate
-from mint.rl.groups.collect import Collector
 from mint.rl.rollouts.failures import FailureLog
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 from mint.rl.rollouts.scoring import Ledger
-from mint.rl.runtime.connection import connect, monitor_service
-from mint.rl.runtime.threads import Threads, to_thread
+from mint.rl.runtime.connection import ServiceMonitor, connect
+from mint.rl.runtime.threads import to_thread
+from mint.rl.sampling.collector import Collector
 from mint.rl.settings.config import RLConfig
 from mint.rl.task import overrides
 
-Result = TypeVar("Result")
 HOLDOUT = "holdout"
 LIMITS = (TurnLimit.__name__, ContextFull.__name__)
 """What a weak policy may run into with every answer: wrong answers, and no mistake in a reward."""
@@ -47,9 +46,7 @@ class Evaluator:
         self.adapter = adapter
         self.cfg = cfg
         self.service = service
-        self._holdout: HoldoutEvaluator | None = None
-        workers = cfg.reward_workers
-        self._threads = Threads(workers) if workers else None
+        self._items: list[Item] | None = None
 
     def of(self, path: str | None) -> Evaluation:
         """Evaluate a checkpoint, of training or of sampling; None is the base model."""
@@ -57,16 +54,10 @@ class Evaluator:
 
     async def of_async(self, path: str | None) -> Evaluation:
         """Async version of :meth:`of`."""
-        return await sample_from(self.service, self.cfg, path, self._evaluate)
-
-    async def _evaluate(self, client: mint.SamplingClient) -> Evaluation:
-        if self._holdout is None:
+        async with sampling_client(self.service, self.cfg, path) as client:
             tokenizer = await to_thread(client.get_tokenizer)
-            items = Data(self.adapter, tokenizer, self.cfg).holdout()
-            self._holdout = HoldoutEvaluator(
-                self.adapter, self.cfg, items, tokenizer, self._threads
-            )
-        return await self._holdout.evaluate(client)
+            self._items = self._items or Data(self.adapter, tokenizer, self.cfg).holdout()
+            return await evaluate_holdout(self.adapter, self.cfg, self._items, client, tokenizer)
 
 
 @dataclass
@@ -84,10 +75,11 @@ class Examiner:
     def of(self, service: mint.ServiceClient, path: str | None) -> dict[str, SetResult]:
         """Return the results of a checkpoint of the service; None is the base model."""
 
-        async def work(client: mint.SamplingClient) -> dict[str, SetResult]:
-            return await self._of(client, await to_thread(client.get_tokenizer))
+        async def work() -> dict[str, SetResult]:
+            async with sampling_client(service, self.cfg, path) as client:
+                return await self._of(client, await to_thread(client.get_tokenizer))
 
-        return asyncio.run(sample_from(service, self.cfg, path, work))
+        return asyncio.run(work())
 
     def of_endpoint(self, url: str, model: str) -> dict[str, SetResult]:
         """Return the results of a model behind an OpenAI-compatible endpoint."""
@@ -120,66 +112,58 @@ class Examiner:
     async def _result(
         self, name: str, items: Sequence[Item], client: Any, tokenizer: Any
     ) -> SetResult:
-        workers = self.cfg.reward_workers
-        threads = Threads(workers) if workers else None
-        holdout = HoldoutEvaluator(self.adapter, self.cfg, items, tokenizer, threads)
-        try:
-            groups = await holdout.groups(client, Ledger(1.0), name)
-        finally:
-            if threads is not None:
-                threads.shutdown()
+        adapter, cfg, ledger = self.adapter, self.cfg, Ledger(1.0)
+        groups = await sample_groups(adapter, cfg, items, client, tokenizer, ledger, name=name)
         errors = [rollout.error for group in groups for rollout in group.rollouts]
         if errors and all(errors):
             raise TooManyFailures(f"No answer to the set {name!r} could be scored: {errors[0]}")
-        return collect_results(name, self.adapter, groups, self.cfg.success_threshold)
+        return collect_results(name, adapter, groups, cfg.success_threshold)
 
 
-async def sample_from(
-    service: mint.ServiceClient,
-    cfg: RLConfig,
-    path: str | None,
-    work: Callable[[mint.SamplingClient], Awaitable[Result]],
-) -> Result:
-    """Do some work with a checkpoint of a service, or with the base model, while it is watched."""
-    monitor = monitor_service(service, cfg)
+@asynccontextmanager
+async def sampling_client(
+    service: mint.ServiceClient, cfg: RLConfig, path: str | None
+) -> AsyncIterator[mint.SamplingClient]:
+    """Sample from a checkpoint, or from the base model, while the service is watched."""
+    monitor = ServiceMonitor(service, cfg.service_timeout)
     await monitor.reach()
     async with monitor.watching():
         await connect(service)
         where = {"base_model": cfg.base_model} if path is None else {"model_path": path}
-        return await work(await service.create_sampling_client_async(**where))
+        yield await service.create_sampling_client_async(**where)
 
 
-class HoldoutEvaluator:
-    """Held-out prompts, and how answers to them are scored."""
+async def evaluate_holdout(
+    adapter: Any,
+    cfg: RLConfig,
+    items: Sequence[Item],
+    client: mint.SamplingClient,
+    tokenizer: Any,
+    failures: FailureLog | None = None,
+) -> Evaluation:
+    """Return the result of some weights on held-out items."""
+    ledger = Ledger(cfg.max_reward_failures, expected=LIMITS)
+    groups = await sample_groups(adapter, cfg, items, client, tokenizer, ledger, failures)
+    rewards = [[r.reward for r in group.rollouts if r.applies] for group in groups]
+    return evaluate(rewards, cfg.success_threshold)
 
-    def __init__(
-        self,
-        adapter: Any,
-        cfg: RLConfig,
-        items: Sequence[Item],
-        tokenizer: Any,
-        threads: Executor | None = None,
-        failures: FailureLog | None = None,
-    ) -> None:
-        self.items = list(items)
-        self.tokenizer = tokenizer
-        self.task = as_examined(adapter)
-        self.cfg = _without_schedules(cfg, own_reward=self.task is adapter)
-        self.threads = threads
-        self.failures = failures or FailureLog()
 
-    async def evaluate(self, client: mint.SamplingClient) -> Evaluation:
-        """The result of some weights."""
-        groups = await self.groups(client, Ledger(self.cfg.max_reward_failures, expected=LIMITS))
-        rewards = [[r.reward for r in group.rollouts if r.applies] for group in groups]
-        return evaluate(rewards, self.cfg.success_threshold)
-
-    async def groups(self, client: Any, ledger: Ledger, name: str = HOLDOUT) -> list[Group]:
-        """Sample and score the answers to all prompts."""
-        cfg = self.cfg
-        policy = Policy(client, self.tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
-        collector = Collector(self.task, cfg, ledger, self.threads, self.failures, "evaluation")
-        return await collector.groups(policy, self.items, 1, cfg.eval_samples, f"{name} ")
+async def sample_groups(
+    adapter: Any,
+    cfg: RLConfig,
+    items: Sequence[Item],
+    client: Any,
+    tokenizer: Any,
+    ledger: Ledger,
+    failures: FailureLog | None = None,
+    name: str = HOLDOUT,
+) -> list[Group]:
+    """Sample answers to all items of a set, and score them as evaluation does."""
+    task = as_examined(adapter)
+    cfg = _without_schedules(cfg, own_reward=task is adapter)
+    policy = Policy(client, tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
+    collector = Collector(task, cfg, ledger, failures, "evaluation")
+    return await collector.groups(policy, items, 1, cfg.eval_samples, f"{name} ")
 
 
 def _without_schedules(cfg: RLConfig, own_reward: bool) -> RLConfig:

@@ -34,7 +34,12 @@ async def training_client(
         client = await service.create_training_client_from_state_async(
             cfg.start_from, user_metadata=metadata
         )
-        await _require_model(client, cfg)
+        name = (await client.get_info_async()).model_data.model_name
+        if name != cfg.base_model:  # which evaluation and the KL would compare with
+            raise ConfigError(
+                f"start_from has weights of {name}, and base_model is {cfg.base_model}. Set "
+                f"base_model={name}."
+            )
         return client
     return await service.create_lora_training_client_async(
         base_model=cfg.base_model,
@@ -45,16 +50,6 @@ async def training_client(
         train_unembed=cfg.train_unembed,
         user_metadata=metadata,
     )
-
-
-async def _require_model(client: mint.TrainingClient, cfg: RLConfig) -> None:
-    """Refuse to begin from weights of another model: evaluation and KL would compare with it."""
-    name = (await client.get_info_async()).model_data.model_name
-    if name != cfg.base_model:
-        raise ConfigError(
-            f"start_from has weights of {name}, and base_model is {cfg.base_model}. Set "
-            f"base_model={name}."
-        )
 
 
 async def reference(service: mint.ServiceClient, cfg: RLConfig) -> Reference | None:

@@ -11,39 +11,47 @@ from typing import Any
 
 import mint
 from mint.rewards.reward import in_event_loop
-from mint.rl.groups.collect import merge_parts
-from mint.rl.loop.compare import compare_answers
 from mint.rl.loop.run import Run, open_run
-from mint.rl.loop.update import Loss, service_loss
+from mint.rl.loop.stages import (
+    compare_answers,
+    mini_batch_sizes,
+    penalise,
+    policy_before,
+    sample,
+)
+from mint.rl.loop.update import Loss, service_loss, train
 from mint.rl.runtime.endings import Interrupted
 from mint.rl.runtime.interruption import Interruption
 from mint.rl.runtime.threads import in_a_thread
 from mint.rl.settings.config import RLConfig
+from mint.rl.settings.schedules import learning_rate_at
 
 
 async def grpo(run: Run, loss: Loss = service_loss) -> None:
     """Train a run to its last step. ``loss`` computes the gradients of a mini-batch."""
-    cfg, groups = run.cfg, run.queue
+    cfg, client, queue, reference = run.cfg, run.client, run.queue, run.reference
     for step in run.steps():
         # Sample with the newest weights, up to max_staleness steps ahead. All groups are in flight
         # at once, and each is scored as soon as it is complete.
-        groups.publish(await run.policy_before(step))
-        groups.fill(min(max(1, cfg.max_staleness), cfg.steps - step + 1))
-        parts, datums_D = [], []
-        for size in run.mini_batch_sizes():
-            batch = await run.sample(step, size)
+        queue.publish(await policy_before(client, run.tokenizer, cfg, step))
+        queue.fill(min(max(1, cfg.max_staleness), cfg.steps - step + 1))
+        parts = []
+        for size in mini_batch_sizes(cfg):
+            batch = await sample(queue, step, size)
 
-            # Compare the answers of each group, after the KL penalty has been taken from rewards.
-            await run.penalise(batch)
-            datums = compare_answers(batch.groups, cfg)
+            # Compare the answers of each group, after the KL has been subtracted from the rewards.
+            await penalise(batch, reference)
+            datums_D = run.edit_datums(batch, compare_answers(batch.groups, cfg))
 
             # Train, while the groups of later steps are sampled.
-            groups.fill(min(cfg.max_staleness, cfg.steps - step))
-            datums_D += await run.train(batch, datums, loss)
+            queue.fill(min(cfg.max_staleness, cfg.steps - step))
+            rate = learning_rate_at(cfg, step)
+            update = await train(client, datums_D, cfg, rate, reference, batch.policy, loss)
+            batch.updates.append(update)
             parts.append(batch)
 
         # Record metrics and rollouts, check the guards, evaluate and save when it is time.
-        await run.record(merge_parts(parts), datums_D)
+        await run.record(parts)
 
 
 def run_grpo(
@@ -72,21 +80,21 @@ def run_loop(
     """Train on a task with a loop like :func:`grpo`, and return the path of the trained weights."""
     interruption = Interruption()
 
-    async def train() -> str:
+    async def work() -> str:
         async with open_run(adapter, cfg, service, interruption) as run:
             await loop(run)
             return await run.finish()
 
-    final = _run_outside(interruption, train) if in_event_loop() else interruption.run(train)
+    final = _run_outside(interruption, work) if in_event_loop() else interruption.run(work)
     if interruption.presses:
         print(f"Interrupted. The run is already finished: {final}", flush=True)
         raise Interrupted
     return final
 
 
-def _run_outside(interruption: Interruption, train: Callable[[], Coroutine[Any, Any, str]]) -> str:
+def _run_outside(interruption: Interruption, work: Callable[[], Coroutine[Any, Any, str]]) -> str:
     """Run where an event loop runs already, as in a notebook: in a thread."""
-    end = in_a_thread(lambda: interruption.run(train))
+    end = in_a_thread(lambda: interruption.run(work))
     try:
         return end.result()
     except KeyboardInterrupt:

@@ -1,21 +1,13 @@
 """The numbers of a step."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from mint.rewards.shaping.aspects import repeated_share
 from mint.rl.algorithms.importance import entropy
-from mint.rl.groups.collect import Batch
 from mint.rl.rollouts.rollout import Group, Rollout
+from mint.rl.sampling.batch import Batch
 
-_SUMS = frozenset(
-    (
-        *("time/sample", "time/train", "datums", "datums/unmasked"),
-        *("train/loss", "train/tokens", "train/updates", "train/refused"),
-    )
-)
-"""Of the numbers of a step's parts, those that add up."""
 _LOOKED_AT = 64
 """Rollouts of a step whose repetition is measured."""
 
@@ -90,36 +82,3 @@ def repetition(rollout: Rollout, size: int = 4) -> float:
 
 def _mean(numbers: Sequence[float]) -> float:
     return float(fmean(numbers)) if numbers else 0.0
-
-
-class Tally:
-    """Collects metrics part by part: counts and times add up, of the rest the mean is taken. The
-    mismatch is that before the first update.
-
-    >>> tally = Tally()
-    >>> tally.add({"datums": 2.0, "train/grad_norm": 1.0})
-    >>> tally.add({"datums": 3.0, "train/grad_norm": 2.0})
-    >>> tally.numbers
-    {'datums': 5.0, 'train/grad_norm': 1.5}
-    """
-
-    def __init__(self) -> None:
-        self._found: defaultdict[str, list[float]] = defaultdict(list)
-
-    def add(self, numbers: Mapping[str, float]) -> None:
-        """Take the numbers of a part into account."""
-        for name, value in numbers.items():
-            self._found[name].append(value)
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """The numbers of the step so far."""
-        return {name: _together(name, values) for name, values in self._found.items()}
-
-
-def _together(name: str, values: list[float]) -> float:
-    if len(values) == 1 or name.startswith("mismatch/"):
-        return values[0]
-    if name in _SUMS:
-        return sum(values)
-    return fmean(values)

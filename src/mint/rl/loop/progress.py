@@ -1,4 +1,4 @@
-"""Progress of a run: a line for every step and, on a terminal, how far sampling is."""
+"""Progress of a run: a line for every step and, on a terminal, the progress of sampling."""
 
 import asyncio
 import sys
@@ -35,26 +35,21 @@ def sampling_line(step: int, total: int, answered: int, answers: int, seconds: f
     return f"Step {step}/{total}: sampling, {counted}, {seconds:.0f} s"
 
 
-class Progress:
-    """A line on a terminal that changes during work; nothing in pipes and files."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream
-
-    async def during(
-        self, work: Callable[[], Awaitable[Result]], shown: Callable[[], str]
-    ) -> Result:
-        """Return the result of ``work()``; until it is there, show ``shown()`` on the last line."""
-        stream = self._stream or sys.stdout
-        if not stream.isatty():
-            return await work()
-        ticking = asyncio.ensure_future(_tick(stream, shown))
-        try:
-            return await work()
-        finally:
-            ticking.cancel()
-            stream.write(_CLEAR)
-            stream.flush()
+async def show_during(
+    work: Callable[[], Awaitable[Result]], shown: Callable[[], str], stream: TextIO | None = None
+) -> Result:
+    """Return the result of ``work()``. Until it is there, show ``shown()`` on the last line of a
+    terminal, and nothing in pipes and files."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        return await work()
+    ticking = asyncio.ensure_future(_tick(stream, shown))
+    try:
+        return await work()
+    finally:
+        ticking.cancel()
+        stream.write(_CLEAR)
+        stream.flush()
 
 
 async def _tick(stream: TextIO, shown: Callable[[], str]) -> None:

@@ -9,44 +9,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import mint
 from mint import types
 from mint.rewards import TooManyFailures
-from mint.rl.algorithms.batches import part_sizes
 from mint.rl.data.prompts import Data
 from mint.rl.datums.datum import with_weights
 from mint.rl.datums.masking import unmasked
-from mint.rl.evaluation.evaluator import HoldoutEvaluator
-from mint.rl.evaluation.outcome import advice, closing_lines, evaluations_in
-from mint.rl.evaluation.scores import Evaluation
-from mint.rl.groups.collect import Batch, Collector, StepFailed
-from mint.rl.groups.group_queue import GroupQueue
+from mint.rl.evaluation.evaluator import evaluate_holdout
+from mint.rl.evaluation.scores import Evaluation, advice, closing_lines, evaluations_in
 from mint.rl.guards import Finding, Guards, masked_loss, stability_advice
 from mint.rl.loop.checkpoints import RunCheckpoints
 from mint.rl.loop.clients import reference, training_client
-from mint.rl.loop.findings import Findings
-from mint.rl.loop.measures import Tally, measure, staleness
-from mint.rl.loop.progress import Progress, sampling_line, step_line
-from mint.rl.loop.update import Loss, Update, service_loss, train, trained_tokens
-from mint.rl.recording.directory import describe_run, open_directory
+from mint.rl.loop.measures import measure, staleness
+from mint.rl.loop.progress import step_line
+from mint.rl.loop.stages import weights_before
+from mint.rl.recording.directory import describe_run, open_directory, write_service
 from mint.rl.recording.report import Analyst
 from mint.rl.recording.reward_log import RewardLog
-from mint.rl.recording.run_service import write_service
-from mint.rl.recording.step import Recording
-from mint.rl.rollouts.failures import FailureLog
-from mint.rl.rollouts.filters import Filters
-from mint.rl.rollouts.policy import Policy
+from mint.rl.recording.tables import rollout_rows
+from mint.rl.rollouts.failures import CodeFailure, FailureLog
 from mint.rl.rollouts.scoring import Ledger
-from mint.rl.runtime.connection import NoAnswer, ServiceMonitor, connect, monitor_service
-from mint.rl.runtime.endings import Interrupted, RewardsFailed, lost, resume_hint
+from mint.rl.runtime.connection import NoAnswer, ServiceMonitor, connect
+from mint.rl.runtime.endings import Interrupted, RewardsFailed, RunStopped, lost, resume_hint
 from mint.rl.runtime.interruption import Interruption
-from mint.rl.runtime.threads import Threads, to_thread
+from mint.rl.runtime.threads import to_thread
+from mint.rl.sampling.batch import Batch, merge_batches
+from mint.rl.sampling.collector import Collector, StepFailed
+from mint.rl.sampling.queue import GroupQueue
 from mint.rl.settings.config import RLConfig
-from mint.rl.settings.schedules import learning_rate_at
-from mint.rl.task import report
 from mint.watch.directory.recorder import METRICS, read_rows
 
 INTERRUPTED = (KeyboardInterrupt, asyncio.CancelledError)
@@ -67,7 +62,7 @@ async def open_run(
     error: BaseException | None = None
     try:
         run.service = await to_thread(mint.ServiceClient) if service is None else service
-        run.monitor = monitor_service(run.service, run.cfg)
+        run.monitor = ServiceMonitor(run.service, run.cfg.service_timeout)
         await run.monitor.reach()
         async with run.monitor.watching():
             await run._begin()
@@ -88,19 +83,16 @@ class Run:
         self.adapter = adapter
         self.cfg = cfg
         self.directory = open_directory(cfg, adapter)
-        self.recording = Recording(self.directory)
         self.done = 0
         self.final: str | None = None
         self.interruption = interruption
         self.guards = Guards(cfg)
         self.ledger = Ledger(cfg.max_reward_failures)
         self.checkpoints = RunCheckpoints(cfg.checkpoint_every, cfg.keep_every)
-        self.progress = Progress()
         self.monitors: list[Callable[[Batch], None]] = []  # called with the batch of every step
         self._analyst: Analyst | None = None
         self._half_done = False  # the weights are those of no step: one is being trained on
-        self._findings = Findings(self.guards, self.directory, self.checkpoints)
-        self._threads = Threads(cfg.reward_workers) if cfg.reward_workers else None
+        self._failures = FailureLog(self._keep_failure)
         self._elapsed, self._began = 0.0, time.monotonic()
 
     async def _begin(self) -> None:
@@ -112,13 +104,10 @@ class Run:
         latest = self.checkpoints.latest
         self.client = await training_client(self.service, cfg, latest, about)
         self.tokenizer = await to_thread(self.client.get_tokenizer)
+        self._text = cache(lambda token: str(self.tokenizer.decode([token])))
         self.data = Data(self.adapter, self.tokenizer, cfg)
-        held_out = self.data.holdout() if cfg.eval_every else []
-        failures = FailureLog(self._findings.keep_failure)
-        self.holdout = HoldoutEvaluator(
-            self.adapter, cfg, held_out, self.tokenizer, self._threads, failures
-        )
-        collector = Collector(self.adapter, cfg, self.ledger, self._threads, failures)
+        self._held_out = self.data.holdout() if cfg.eval_every else []
+        collector = Collector(self.adapter, cfg, self.ledger, self._failures)
         self.queue = GroupQueue(collector, self.data, cfg)
         self.reference = await reference(self.service, cfg)
         print(f"Model: {cfg.base_model}, run directory: {self.directory.path}", flush=True)
@@ -144,7 +133,6 @@ class Run:
             self._analyst = Analyst(self.directory.path)
             self.monitors.append(self._analyst.see)
         self._began = self._since = time.monotonic()
-        self._tally = Tally()
 
     def _load(self, state: dict[str, Any]) -> None:
         self.done = state["step"]
@@ -157,7 +145,7 @@ class Run:
         self.queue.load(state)
         self._position = self.queue.state()
 
-    # ---- the steps of a step ----
+    # ---- what a loop calls ----
 
     def steps(self) -> Iterator[int]:
         """The steps that are still to be done. Ctrl-C during a step ends them."""
@@ -165,93 +153,37 @@ class Run:
             self.interruption.check()
             yield self.done + 1
 
-    def mini_batch_sizes(self) -> list[int | None]:
-        """The groups to sample before each call of ``train``: all of them, or with
-        ``stream_mini_batches`` those of a mini-batch, while the others are sampled."""
-        if not self.cfg.stream_mini_batches:
-            return [None]
-        return [*part_sizes(self.cfg.batch_size, self.cfg.mini_batches)]
+    def edit_datums(self, batch: Batch, datums: Sequence[types.Datum]) -> list[types.Datum]:
+        """Return the datums of a batch as the task edits them, checked and ready to be trained on.
 
-    async def policy_before(self, step: int) -> Policy:
-        """Return the weights as they are before a step, to sample with."""
-        client = await self._weights_before(step)
-        cfg, digest = self.cfg, await client.weights_digest()
-        filters = Filters(cfg.top_k, cfg.top_p, cfg.min_p)
-        heat, most, stop = cfg.temperature, cfg.max_tokens, cfg.stop
-        return Policy(client, self.tokenizer, heat, most, stop, step - 1, filters, digest)
-
-    async def _weights_before(self, step: int) -> mint.SamplingClient:
-        request = self.client.save_weights_and_get_sampling_client_async(f"rl-step-{step}")
-        return await asyncio.shield(request)  # the service waits for one that was begun
-
-    async def sample(self, step: int, groups: int | None = None) -> Batch:
-        """Take the scored groups of a step from the queue, or as many as are complete first."""
-        since = time.monotonic()
-        answers = self.cfg.batch_size * self.cfg.group_size
-
-        def shown() -> str:
-            seconds = time.monotonic() - self._since
-            return sampling_line(step, self.cfg.steps, self.queue.answered, answers, seconds)
-
-        batch = await self.progress.during(lambda: self.queue.batch(step, groups), shown)
-        self.recording.sampled(batch)
-        self._tally.add({"time/sample": time.monotonic() - since})
-        return batch
-
-    async def penalise(self, batch: Batch) -> None:
-        """Take the KL to the reference from the rewards, when the config asks for it."""
-        if self.reference is not None:
-            policy = None if batch.policy.is_plain else batch.clients
-            self._tally.add(await self.reference.penalise(batch.groups, policy))
-
-    async def train(
-        self, batch: Batch, datums: Sequence[types.Datum], loss: Loss = service_loss
-    ) -> list[types.Datum]:
-        """Train on a batch, and return its datums as the task has edited them. From here to the end
-        of ``record``, Ctrl-C waits: a step is done or not begun."""
-        since, cfg = time.monotonic(), self.cfg
+        From here to the end of ``record`` Ctrl-C waits: a step is done or not begun.
+        """
         edit = getattr(self.adapter, "edit_datums", list)
         edited = [with_weights(datum) for datum in edit(list(datums))]
         wrong = unmasked(edited, batch.groups)
-        self._tally.add({"datums": float(len(edited)), "datums/unmasked": float(len(wrong))})
-        self._findings.stop_if(list(masked_loss(self._tally.numbers, self.guards.history, cfg)))
+        batch.metrics |= {"datums": float(len(edited)), "datums/unmasked": float(len(wrong))}
+        self._stop_if(masked_loss(batch.metrics, self.guards))
         self.interruption.answer, self._half_done = "finish", True
-        rate, temperature = learning_rate_at(cfg, batch.step), batch.policy.temperature
-        parts = 1 if cfg.stream_mini_batches else cfg.mini_batches
-        update = Update({})
-        if edited:
-            update = await train(
-                self.client, edited, cfg, rate, self.reference, temperature, parts, loss
-            )
-        if update.refused is not None:
-            refused = Finding("not_finite", update.refused, stability_advice(cfg))
-            self._findings.report(batch.step, refused)
-            self._findings.stop_if([refused])
-        else:
-            self.recording.trained(edited, update.logprobs_D_T, update.entropy_D_T)
-        self._tally.add(
-            {
-                "train/learning_rate": rate,
-                "train/tokens": float(trained_tokens(edited)),
-                "policy/temperature": temperature,
-                **update.metrics,
-                "time/train": time.monotonic() - since,
-            }
-        )
         return edited
 
-    async def record(self, batch: Batch, datums: Sequence[types.Datum]) -> None:
-        """Write a step down, look for trouble, evaluate and save when it is time."""
+    async def record(self, parts: Sequence[Batch]) -> None:
+        """Write a step down that was trained on in these parts, look for trouble, evaluate and save
+        when it is time."""
+        batch = merge_batches(parts)
+        for refused in (update.refused for update in batch.updates if update.refused):
+            finding = Finding("not_finite", refused, stability_advice(self.cfg))
+            self._report(batch.step, finding)
+            self._stop_if([finding])
         try:
-            await self._record(batch, datums)
+            await self._record(batch)
         finally:  # also of a step at which a guard rail ends the run
             for monitor in self.monitors:
                 monitor(batch)
 
-    async def _record(self, batch: Batch, datums: Sequence[types.Datum]) -> None:
+    async def _record(self, batch: Batch) -> None:
         cfg, step = self.cfg, batch.step
         numbers = measure(batch.everything, cfg.success_threshold) | staleness(batch)
-        numbers |= self._tally.numbers
+        numbers |= batch.metrics
         numbers["groups/refilled"] = float(len(batch.dropped))
         if (curriculum := self.data.curriculum) is not None:
             numbers |= curriculum.learn_from(batch.everything, cfg.success_threshold, step)
@@ -261,23 +193,48 @@ class Run:
             evaluation = await self._evaluated(step)
             numbers |= evaluation.metrics()
         numbers["time/total"] = self._elapsed + time.monotonic() - self._began
-        self.recording.write({"step": step, **numbers})
-        rewards = [reward for group in batch.everything for reward in group.rewards]
+        self.queue.taken.clear()
+        self.directory.write_step(rollout_rows(batch, self._text), {"step": step, **numbers})
         seconds = time.monotonic() - self._since
         print(step_line(step, cfg.steps, numbers, seconds), flush=True)
-        report(self.adapter, step, rewards, len(datums))
-        self._findings.check(step, numbers)
+        if (own_line := getattr(self.adapter, "evaluate", None)) is not None:
+            rewards = [reward for group in batch.everything for reward in group.rewards]
+            own_line(step, rewards, sum(len(update.datums) for update in batch.updates))
+        found = self.guards.check(numbers)
+        for finding in self.guards.news(found):
+            self._report(step, finding)
+        self._stop_if(found)
         self.done, self.final = step, None
         self._position, self._half_done = self.queue.state(), False
         if last or evaluation or self.checkpoints.due(step) or self.interruption.presses:
             await self._saved(evaluation)
         self.interruption.answer = "cancel"
-        self._since, self._tally = time.monotonic(), Tally()
+        self._since = time.monotonic()
+
+    def _report(self, step: int, finding: Finding) -> None:
+        """Print a finding of a guard, and keep it as an event."""
+        print(f"  {finding}", flush=True)
+        self.directory.event("finding", step=step, name=finding.name, text=str(finding))
+
+    def _stop_if(self, found: Iterable[Finding]) -> None:
+        """Raise :class:`mint.rl.RunStopped` if one of the findings ends the run."""
+        fatal = self.guards.fatal(found)
+        if fatal is not None:
+            self.directory.event("stopped", name=fatal.name, text=str(fatal))
+            anyway = "To continue regardless, remove it from stop_on."
+            raise RunStopped(f"{fatal} {self.checkpoints.where} {anyway}")
+
+    def _keep_failure(self, failure: CodeFailure, step: int, sampled_for: str) -> None:
+        """Keep a failure of a reward, a tool or a rollout as an event."""
+        self.directory.event("failure", step=step, sampled_for=sampled_for, **asdict(failure))
 
     # ---- evaluation, checkpoints, the end ----
 
     async def _evaluated(self, step: int) -> Evaluation:
-        found = await self.holdout.evaluate(await self._weights_before(step + 1))
+        client = await weights_before(self.client, step + 1)
+        found = await evaluate_holdout(
+            self.adapter, self.cfg, self._held_out, client, self.tokenizer, self._failures
+        )
         print(f"Step {step}: {found}", flush=True)
         self.directory.event("evaluation", step=step, **found.metrics())
         return found
@@ -336,17 +293,24 @@ class Run:
             if isinstance(error, INTERRUPTED):
                 await self._leave()
             ending = self._ending(error)
-            self.recording.end(ending, finished=self.final is not None)
-            if self._analyst is not None:
-                self._analyst.write()
+            self._write_end(ending)
         finally:
-            if self._threads is not None:
-                self._threads.shutdown()
             self.directory.close()
         if isinstance(ending, Interrupted):
             print(f"Interrupted. {resume_hint(self.saved_step)}", flush=True)
         if ending is not None:
             raise ending
+
+    def _write_end(self, ending: BaseException | None) -> None:
+        """Write what is left of a step that was not completed, and how the run ended."""
+        if left := self.queue.taken if hasattr(self, "queue") else []:
+            self.directory.rollouts(rollout_rows(merge_batches(left), self._text))
+        if ending is not None and not isinstance(ending, KeyboardInterrupt):
+            self.directory.set_status("failed")
+        else:
+            self.directory.set_status("interrupted" if self.final is None else "finished")
+        if self._analyst is not None:
+            self._analyst.write()
 
     async def _leave(self) -> None:
         """After Ctrl-C: keep what was done, unless it is pressed again meanwhile."""
@@ -363,7 +327,7 @@ class Run:
             return Interrupted()
         if isinstance(error, TooManyFailures):
             if isinstance(error, StepFailed) and error.sampled_for == "training":
-                self.recording.sampled(error.batch)  # to be written at the end
+                self.queue.taken.append(error.batch)  # to be written at the end
             self.directory.event("stopped", name="reward_errors", text=str(error))
             failed = RewardsFailed(f"{error} {self.checkpoints.where}")
             failed.__cause__ = error

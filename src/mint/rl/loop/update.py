@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import mint
 from mint import types
+from mint.error_code import error_code
 from mint.rl.algorithms.importance import Correction
-from mint.rl.datums.clipped import clipped_share
-from mint.rl.datums.correction import corrected, masked_share, mismatch
 from mint.rl.datums.datum import scaled, split, values
+from mint.rl.datums.ratios import clipped_share, corrected, masked_share, mismatch
 from mint.rl.datums.reference import Reference, kl_metrics
+from mint.rl.rollouts.policy import Policy
+from mint.rl.sampling.batch import Array, Update
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.extensions import extensions, require_accepted, require_known
-
-Array = NDArray[np.float64]
-_NOT_FINITE = "[not_finite]"  # the code of the error in a service that refuses such an update
-
-
-@dataclass(frozen=True)
-class Update:
-    """The metrics of an update, and the trainer's logprobs of each datum before it, with entropies
-    where they are measured. ``refused`` says why the service has not made the update."""
-
-    metrics: dict[str, float]
-    logprobs_D_T: Sequence[Array] = ()
-    entropy_D_T: Sequence[Array] = ()
-    refused: str | None = None
 
 
 def loss_config(cfg: RLConfig, temperature: float = 1.0) -> dict[str, float | str] | None:
@@ -68,71 +55,95 @@ async def train(
     cfg: RLConfig,
     learning_rate: float,
     reference: Reference | None = None,
-    temperature: float = 1.0,
-    mini_batches: int = 1,
+    policy: Policy | None = None,
     loss: Loss = service_loss,
 ) -> Update:
-    """Train on a batch that was sampled at a temperature, in so many parts; with a KL term in the
-    loss, towards a reference. Every request is on its way before the first answer is waited for."""
+    """Train on datums that a policy sampled; with a KL term in the loss, towards a reference. Every
+    request is on its way before the first answer is waited for."""
+    since, temperature = time.monotonic(), policy.temperature if policy else 1.0
+    update = Update(datums, {})
     try:
-        found: dict[str, float] = {}
-        batch = list(datums)
-        if cfg.kl_loss_coef > 0:
-            assert reference is not None
-            batch = await reference.with_logprobs(batch)
-        old: list[Array] | None = None
-        if cfg.truncated_importance is not None:
-            loss_fn: Any = cfg.loss_fn
-            request = client.forward(batch, loss_fn, loss_config(cfg, temperature))
-            old = read_logprobs(await request)
-            found |= mismatch(batch, old)
-            batch, before = corrected(batch, old, _correction(cfg)), batch
-            if cfg.importance_rule == "mask":
-                found["mismatch/masked"] = masked_share(before, batch)
-        parts = split(batch, mini_batches)
-        adam = types.AdamParams(
-            learning_rate=learning_rate,
-            betas=cfg.betas,
-            eps=cfg.eps,
-            weight_decay=cfg.weight_decay,
-            grad_clip_norm=cfg.grad_clip_norm,
-        )
-        waiting: list[Awaitable[Any]] = []
-        passes = parts * cfg.substeps
-        for part in passes:
-            weighed = [scaled(datum, _share(cfg, len(parts))) for datum in part]
-            waiting.append(loss(client, weighed, cfg, temperature))
-            waiting.append(client.optim_step(adam))
-        answers = await _all(waiting)
-        losses, steps = answers[::2], answers[1::2]
-        require_known(cfg, losses, temperature)
-        first = losses[: len(parts)]
-        first_D_T = [each for answer in first for each in read_logprobs(answer)]
-        entropy_D_T: list[Array] = []
-        if cfg.measures_entropy:
-            entropy_D_T = [each for answer in first for each in read_outputs(answer, "entropy")]
-            found["train/entropy"] = mean_over_tokens(batch, entropy_D_T)
-        if cfg.clips:
-            answered = zip(passes, map(read_logprobs, losses), strict=True)
-            found |= clipped_share(cfg, list(answered))
-        if cfg.kl_loss_coef > 0:
-            found |= kl_metrics(batch, first_D_T)
-        if cfg.truncated_importance is None:
-            found |= mismatch(parts[0], read_logprobs(losses[0]))
-        if len(losses) > 1:
-            moved = mismatch(parts[-1], read_logprobs(losses[-1]))  # by the updates before it
-            found["train/drift"] = moved.get("mismatch/k3", 0.0)
-        norms = [(step.metrics or {}).get("grad_norm") for step in steps]
-        known = [float(norm) for norm in norms if norm is not None]
-        found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
-        found["train/updates"] = float(len(steps))
-        found |= {"train/grad_norm": float(np.mean(known))} if known else {}
-        return Update(found, first_D_T if old is None else old, entropy_D_T)
+        if datums:
+            update = await _update(client, datums, cfg, learning_rate, reference, temperature, loss)
     except mint.RequestFailedError as error:
-        require_accepted(cfg, error, temperature)
-        if _NOT_FINITE in str(error):
-            return Update({"train/refused": 1.0}, refused=str(error))
-        raise
+        if error_code(error) != "not_finite":
+            if policy is not None and policy.digest is None:  # then this is not a mint service
+                require_accepted(cfg, error, temperature)
+            raise
+        update = Update(datums, {"train/refused": 1.0}, refused=str(error))
+    update.metrics.update(
+        {
+            "train/learning_rate": learning_rate,
+            "train/tokens": float(trained_tokens(datums)),
+            "policy/temperature": temperature,
+            "time/train": time.monotonic() - since,
+        }
+    )
+    return update
+
+
+async def _update(
+    client: mint.TrainingClient,
+    datums: Sequence[types.Datum],
+    cfg: RLConfig,
+    learning_rate: float,
+    reference: Reference | None,
+    temperature: float,
+    loss: Loss,
+) -> Update:
+    """Request the gradients and the optimizer steps, and read the answers."""
+    batch, found = list(datums), dict[str, float]()
+    if cfg.kl_loss_coef > 0:
+        assert reference is not None
+        batch = await reference.with_logprobs(batch)
+    old: list[Array] | None = None
+    if cfg.truncated_importance is not None:
+        loss_fn: Any = cfg.loss_fn
+        request = client.forward(batch, loss_fn, loss_config(cfg, temperature))
+        old = read_logprobs(await request)
+        found |= mismatch(batch, old)
+        batch, before = corrected(batch, old, _correction(cfg)), batch
+        if cfg.importance_rule == "mask":
+            found["mismatch/masked"] = masked_share(before, batch)
+    parts = split(batch, 1 if cfg.stream_mini_batches else cfg.mini_batches)
+    adam = types.AdamParams(
+        learning_rate=learning_rate,
+        betas=cfg.betas,
+        eps=cfg.eps,
+        weight_decay=cfg.weight_decay,
+        grad_clip_norm=cfg.grad_clip_norm,
+    )
+    waiting: list[Awaitable[Any]] = []
+    passes = parts * cfg.substeps
+    for part in passes:
+        weighed = [scaled(datum, _share(cfg, len(parts))) for datum in part]
+        waiting.append(loss(client, weighed, cfg, temperature))
+        waiting.append(client.optim_step(adam))
+    answers = await _all(waiting)
+    losses, steps = answers[::2], answers[1::2]
+    require_known(cfg, losses, temperature)
+    first = losses[: len(parts)]
+    first_D_T = [each for answer in first for each in read_logprobs(answer)]
+    entropy_D_T: list[Array] = []
+    if cfg.measures_entropy:
+        entropy_D_T = [each for answer in first for each in read_outputs(answer, "entropy")]
+        found["train/entropy"] = mean_over_tokens(batch, entropy_D_T)
+    if cfg.clips:
+        answered = zip(passes, map(read_logprobs, losses), strict=True)
+        found |= clipped_share(cfg, list(answered))
+    if cfg.kl_loss_coef > 0:
+        found |= kl_metrics(batch, first_D_T)
+    if cfg.truncated_importance is None:
+        found |= mismatch(parts[0], read_logprobs(losses[0]))
+    if len(losses) > 1:
+        moved = mismatch(parts[-1], read_logprobs(losses[-1]))  # by the updates before it
+        found["train/drift"] = moved.get("mismatch/k3", 0.0)
+    norms = [(step.metrics or {}).get("grad_norm") for step in steps]
+    known = [float(norm) for norm in norms if norm is not None]
+    found["train/loss"] = float(sum(answer.metrics.get("loss:sum", 0.0) for answer in losses))
+    found["train/updates"] = float(len(steps))
+    found |= {"train/grad_norm": float(np.mean(known))} if known else {}
+    return Update(datums, found, first_D_T if old is None else old, entropy_D_T)
 
 
 def _correction(cfg: RLConfig) -> Correction:

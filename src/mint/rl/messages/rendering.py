@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from mint.rl.algorithms.prefixes import common_prefix
+from mint.rl.algorithms.sequences import common_prefix
 from mint.rl.messages.tool_calls import ToolCall
 from mint.tokenizer import plain_tokenizer
 

@@ -1,17 +1,21 @@
 """Choose the run directory: a new one, or that of an interrupted run."""
 
-import hashlib
+import json
 import re
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from mint.config_error import ConfigError
-from mint.rl.settings.config import RLConfig
+from mint.embedded import embedded_home
+from mint.rl.settings.config import RLConfig, short_hash
 from mint.watch.directory.recorder import RunDirectory, RunDirectoryBusy
 
 RUNS = Path("runs")
+SERVICE = "service.json"
 _LONGEST = 48
 
 
@@ -50,7 +54,11 @@ def open_directory(cfg: RLConfig, adapter: Any) -> RunDirectory:
     With ``cfg.run_dir`` it is that one. Without, the same script with the same settings continues
     its unfinished run, and begins a new one when there is none.
     """
-    directory = _named(cfg, adapter) if cfg.run_dir else _found(cfg, adapter)
+    if cfg.run_dir:
+        directory = _named(cfg, adapter)
+    else:
+        name = f"{task_name(adapter)}-{_fingerprint(cfg, adapter)}"
+        directory = RunDirectory(find_directory(name))
     directory.rewind()
     directory.write_config({"task": own_name(adapter) or task_name(adapter), **cfg.as_dict()})
     directory.add_sinks(cfg.sinks)
@@ -82,23 +90,57 @@ def _differences(cfg: RLConfig, adapter: Any, config: dict[str, Any]) -> dict[st
     return found
 
 
-def _found(cfg: RLConfig, adapter: Any) -> RunDirectory:
-    name = f"{task_name(adapter)}-{_fingerprint(cfg, adapter)}"
-    for number in count(1):
-        path = RUNS / (name if number == 1 else f"{name}-{number}")
-        try:
-            directory = RunDirectory(path)
-        except RunDirectoryBusy:
-            continue
-        if not (directory.state() or {}).get("finished"):
-            return directory
-        directory.close()
-    raise AssertionError("unreachable")
+def find_directory(name: str) -> Path:
+    """Return the first of ``runs/NAME``, ``runs/NAME-2``, … that has no finished run, and that no
+    process is writing to."""
+    return next(path for path in numbered(name) if _is_free(path))
+
+
+def numbered(name: str) -> Iterator[Path]:
+    """Yield ``runs/NAME``, ``runs/NAME-2``, ``runs/NAME-3`` and so on."""
+    yield RUNS / name
+    yield from (RUNS / f"{name}-{number}" for number in count(2))
+
+
+def _is_free(path: Path) -> bool:
+    try:
+        with RunDirectory(path) as directory:
+            return not (directory.state() or {}).get("finished")
+    except RunDirectoryBusy:
+        return False
 
 
 def _fingerprint(cfg: RLConfig, adapter: Any) -> str:
     """Tells tasks with names apart by all of their names, not only by what a path shows of them."""
     name = own_name(adapter)
-    if name is None:
-        return cfg.fingerprint()
-    return hashlib.sha256(f"{cfg.fingerprint()} {name}".encode()).hexdigest()[:8]
+    return cfg.fingerprint() if name is None else short_hash(f"{cfg.fingerprint()} {name}")
+
+
+@dataclass(frozen=True)
+class RunService:
+    """The URL of a run's service, or the home folder of one that the run started for itself."""
+
+    url: str | None
+    home: Path | None
+
+
+def write_service(folder: Path, url: str) -> None:
+    """Keep which service a run uses. An embedded service has another URL whenever it starts."""
+    home = embedded_home(url)
+    found = {"url": url} if home is None else {"home": str(home)}
+    (folder / SERVICE).write_text(json.dumps(found) + "\n")
+
+
+def read_service(folder: Path) -> RunService:
+    """Return what is known of a run's service; nothing where the file is missing.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> write_service(folder, "http://gpu:8000")
+    >>> read_service(folder)
+    RunService(url='http://gpu:8000', home=None)
+    """
+    file = folder / SERVICE
+    found = json.loads(file.read_text()) if file.exists() else {}
+    home = found.get("home")
+    return RunService(found.get("url"), Path(home) if home else None)

@@ -2,15 +2,15 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mint.rewards import Analysis, Sample, Score, Scored, analyse, failure_pattern
-from mint.rl.groups.collect import Batch
 from mint.rl.recording.report_page import as_html, as_markdown
-from mint.rl.rollouts.metadata import ANSWERS, as_sample
+from mint.rl.rollouts.scoring import ANSWERS, as_sample
+from mint.rl.sampling.batch import Batch
 from mint.watch.directory.files import read_rows
 from mint.watch.directory.reader import RunReader
 
@@ -114,32 +114,27 @@ def make_report(run: RunReader, answers: Mapping[str, Any]) -> Report | None:
     return Report(data, found)
 
 
-def count_kinds(
-    rows: Sequence[Mapping[str, Any]], answers: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def count_kinds(rows: Sequence[Row], answers: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Count the kinds of responses with their rewards, the best first."""
-    rewards: dict[str, list[float]] = defaultdict(list)
-    counts: dict[str, int] = defaultdict(int)
-    for row in rows:
-        kind = response_kind(row, answers)
-        counts[kind] += 1
-        if row["reward"] is not None:
-            rewards[kind].append(row["reward"])
-    found = [
-        {
-            "type": kind,
-            "count": count,
-            "share": count / len(rows),
-            "mean_reward": sum(rewards[kind]) / len(rewards[kind]) if rewards[kind] else None,
-        }
-        for kind, count in counts.items()
-    ]
+    found = []
+    for kind, own in _by_kind(rows, answers).items():
+        rewards = [row["reward"] for row in own if row["reward"] is not None]
+        mean = sum(rewards) / len(rewards) if rewards else None
+        shares = {"count": len(own), "share": len(own) / len(rows)}
+        found.append({"type": kind, **shares, "mean_reward": mean})
     return sorted(
         found, key=lambda each: (each["mean_reward"] is None, -(each["mean_reward"] or 0))
     )
 
 
-def response_kind(row: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
+def _by_kind(rows: Iterable[Row], answers: Mapping[str, Any]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[response_kind(row, answers)].append(row)
+    return found
+
+
+def response_kind(row: Row, answers: Mapping[str, Any]) -> str:
     """Return how a response compares with the right answer, where there is one, or how it ended."""
     if row["error"] is not None:
         return f"not scored: {row['error'].partition(':')[0]}"
@@ -173,50 +168,43 @@ def by_step(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def failures(rows: Sequence[Row], answers: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the commonest ways to earn less than the best, with examples of the latest steps."""
     best = max((row["reward"] for row in rows if row["reward"] is not None), default=0.0)
-    examples: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    counts: dict[str, int] = defaultdict(int)
-    for row in reversed(rows):
-        if row["reward"] is not None and row["reward"] >= best:
-            continue
-        kind = response_kind(row, answers)
-        counts[kind] += 1
-        if len(examples[kind]) < _EXAMPLES:
-            examples[kind].append(
-                {
-                    "step": row["step"],
-                    "reward": row["reward"],
-                    "prompt": row["prompt"][-_SHOWN:],
-                    "response": row["response"][:_SHOWN],
-                    "answer": answers.get(row["identity"]),
-                    "error": row["error"],
-                    "reasons": dict(row["reasons"] or {}),
-                }
-            )
-    ordered = sorted(counts, key=lambda kind: -counts[kind])
+    worse = [row for row in reversed(rows) if row["reward"] is None or row["reward"] < best]
+    kinds = sorted(_by_kind(worse, answers).items(), key=lambda kind: -len(kind[1]))
     return [
         {
             "type": kind,
-            "count": counts[kind],
-            "share": counts[kind] / len(rows),
-            "examples": examples[kind],
+            "count": len(own),
+            "share": len(own) / len(rows),
+            "examples": [_example(row, answers) for row in own[:_EXAMPLES]],
         }
-        for kind in ordered
+        for kind, own in kinds
     ]
+
+
+def _example(row: Row, answers: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "step": row["step"],
+        "reward": row["reward"],
+        "prompt": row["prompt"][-_SHOWN:],
+        "response": row["response"][:_SHOWN],
+        "answer": answers.get(row["identity"]),
+        "error": row["error"],
+        "reasons": dict(row["reasons"] or {}),
+    }
 
 
 def _curves(metrics: Sequence[Row]) -> dict[str, list[list[float]]]:
     """The series of a run that a report draws."""
     names = ("reward/mean", "reward/success", "holdout/pass@1", "length/mean", "length/truncated")
-    found = {}
-    for name in names:
-        points = [
+    points = {
+        name: [
             [row.get("step", place), row[name]]
             for place, row in enumerate(metrics)
             if isinstance(row.get(name), int | float)
         ]
-        if points:
-            found[name] = points
-    return found
+        for name in names
+    }
+    return {name: found for name, found in points.items() if found}
 
 
 def _scored(row: Row) -> Scored:

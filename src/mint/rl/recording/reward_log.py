@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mint.rewards import Analysis, Sample, Score, Scored, analyse
-from mint.rl.groups.collect import Batch
+from mint.rl.sampling.batch import Batch
 from mint.watch.directory.reader import RunReader
 
 

@@ -1,17 +1,12 @@
 """Rollouts as rows of a table, with their tokens."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mint import types
 from mint.rl.datums.datum import Tokens, values
-from mint.rl.groups.collect import Batch
 from mint.rl.rollouts.rollout import Group, Rollout, Segment
-
-Array = NDArray[np.float64]
+from mint.rl.sampling.batch import Array, Batch, Update
 
 
 class TrainedTokens:
@@ -21,28 +16,21 @@ class TrainedTokens:
     order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, updates: Sequence[Update]) -> None:
         self._known: dict[str, dict[Tokens, Array]] = {
             "trainer": {},
             "entropy": {},
             "advantages": {},
         }
-
-    def add(
-        self,
-        datums: Sequence[types.Datum],
-        trainer_D_T: Sequence[Array],
-        entropy_D_T: Sequence[Array] = (),
-    ) -> None:
-        """Keep what an update knows."""
-        for index, datum in enumerate(datums):
-            tokens = datum_tokens(datum)
-            if "advantages" in datum.loss_fn_inputs:
-                self._known["advantages"][tokens] = values(datum, "advantages")
-            if index < len(trainer_D_T):
-                self._known["trainer"][tokens] = trainer_D_T[index]
-            if index < len(entropy_D_T):
-                self._known["entropy"][tokens] = entropy_D_T[index]
+        for update in updates:
+            for index, datum in enumerate(update.datums if update.refused is None else ()):
+                tokens = datum_tokens(datum)
+                if "advantages" in datum.loss_fn_inputs:
+                    self._known["advantages"][tokens] = values(datum, "advantages")
+                if index < len(update.logprobs_D_T):
+                    self._known["trainer"][tokens] = update.logprobs_D_T[index]
+                if index < len(update.entropy_D_T):
+                    self._known["entropy"][tokens] = update.entropy_D_T[index]
 
     def columns(self, segment: Segment) -> dict[str, list[float | None] | None]:
         """Return the trainer's logprob, the entropy it saw and the advantage of each token of a
@@ -68,26 +56,10 @@ def _aligned(found: Mapping[Tokens, Array], segment: Segment) -> list[float | No
     return [*given, *[None] * (len(segment.tokens) - len(given))]
 
 
-class Pieces:
-    """The text of single tokens, decoded once each."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
-
-    def __call__(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each token."""
-        known = self._known
-        for token in set(tokens) - known.keys():
-            known[token] = str(self._tokenizer.decode([token]))
-        return [known[token] for token in tokens]
-
-
-def rollout_rows(
-    batch: Batch, pieces: Pieces | None = None, trained: TrainedTokens | None = None
-) -> Iterator[dict[str, Any]]:
-    """One row for every rollout of a step, those of replaced groups too."""
-    pieces = pieces or Pieces(batch.policy.tokenizer)
+def rollout_rows(batch: Batch, text: Callable[[int], str]) -> Iterator[dict[str, Any]]:
+    """Yield one row for every rollout of a step, those of replaced groups too. ``text`` decodes a
+    token."""
+    trained = TrainedTokens(batch.updates)
     for number, group in enumerate(batch.everything):
         for index, rollout in enumerate(group.rollouts):
             yield {
@@ -97,10 +69,7 @@ def rollout_rows(
                 "replaced": number >= len(batch.groups),
                 **_row(group, rollout),
                 "digests": _digests(batch, rollout),
-                "segments": [
-                    _segment(segment, pieces, trained or TrainedTokens())
-                    for segment in rollout.segments
-                ],
+                "segments": [_segment(each, text, trained) for each in rollout.segments],
             }
 
 
@@ -140,10 +109,12 @@ def _stop(rollout: Rollout) -> str | None:
     return "length" if rollout.truncated else "stop"
 
 
-def _segment(segment: Segment, pieces: Pieces, trained: TrainedTokens) -> dict[str, Any]:
+def _segment(
+    segment: Segment, text: Callable[[int], str], trained: TrainedTokens
+) -> dict[str, Any]:
     return {
         "tokens": segment.tokens,
-        "pieces": pieces(segment.tokens),
+        "pieces": [text(token) for token in segment.tokens],
         "mask": segment.sampled,
         "versions": segment.versions,
         "sampler": segment.logprobs,

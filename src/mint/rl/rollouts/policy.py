@@ -4,15 +4,72 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 import mint
 from mint import types
+from mint.config_error import ConfigError
 from mint.rl.messages.rendering import special_tokens
-from mint.rl.rollouts.filters import PLAIN, Filters, Kept
-from mint.rl.rollouts.rollout import Segment
+from mint.rl.rollouts.rollout import Kept, Segment
+
+
+@dataclass(frozen=True)
+class Filters:
+    """``top_k``, ``top_p`` and ``min_p`` of sampling. The defaults leave nothing out.
+
+    The sampler reports logprobs among the tokens that it kept, and which those were, so that the
+    trainer can compute logprobs of the same distribution. ``top_k`` bounds how many they are.
+    """
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        return self.top_k > 0
+
+    def params(self) -> dict[str, Any]:
+        """The sampling parameters that they add."""
+        if not self.is_on:
+            return {}
+        return {
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "renormalize": True,
+        }
+
+    def requests(self) -> dict[str, Any]:
+        """Return what a request asks for beside samples: the tokens that were kept."""
+        return {"topk_sample_logprobs": self.top_k} if self.is_on else {}
+
+    def kept_tokens(self, sequence: Any) -> list[Kept] | None:
+        """Return the tokens that each token of a sampled sequence was chosen from.
+
+        Raises ConfigError when the service has not said so, or its logprobs are those of another
+        distribution.
+        """
+        if not self.is_on:
+            return None
+        top = sequence.topk_logprobs_np
+        if top is None:
+            raise _unknown("returns no top-k logprobs of sampled tokens")
+        if np.abs(np.exp(top.logprobs.astype(np.float64)).sum(-1) - 1).max() > 1e-3:
+            raise _unknown("reports logprobs before the filters")
+        rows = zip(top.token_ids, np.isfinite(top.logprobs), strict=True)
+        return [tuple(int(token) for token in ids[inside]) for ids, inside in rows]
+
+
+def _unknown(what: str) -> ConfigError:
+    return ConfigError(
+        f"top_k, top_p and min_p need a mint service, and this one {what}. Train on a service "
+        "started by `mint serve`, or leave them out."
+    )
 
 
 @dataclass(frozen=True)
@@ -38,8 +95,9 @@ class Policy:
     max_tokens: int
     stop: tuple[str, ...] = ()
     version: int = 0
-    filters: Filters = PLAIN
+    filters: Filters = Filters()
     digest: str | None = None  # of the weights, as the service checks them
+    newest: Callable[[], Policy] | None = None  # asked before every request, for newer weights
 
     @property
     def is_plain(self) -> bool:
@@ -54,7 +112,11 @@ class Policy:
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> list[PolicyAnswer]:
-        """``count`` answers to a prompt."""
+        """Return ``count`` answers to a prompt, at this temperature, from these weights or from
+        ``newest()``: a conversation that is in flight while weights change continues with them."""
+        if self.newest is not None:
+            current = replace(self.newest(), temperature=self.temperature)
+            return await current.sample(prompt, count, seed, max_tokens, stop)
         answer = await self.client.sample_async(
             prompt=types.ModelInput.from_ints(tokens=list(prompt)),
             num_samples=count,
@@ -112,25 +174,6 @@ class Policy:
         """The text of an answer, without the mark that closed it."""
         kept = answer.tokens[:-1] if self.has_ended(answer, stop) else answer.tokens
         return str(self.tokenizer.decode(kept))
-
-
-@dataclass(frozen=True)
-class FollowingPolicy(Policy):
-    """A policy that answers every request with the newest weights, at its own temperature: a
-    conversation that is in flight while weights change goes on with the new ones."""
-
-    newest: Callable[[], Policy] | None = None
-
-    @classmethod
-    def from_policy(cls, policy: Policy, newest: Callable[[], Policy]) -> FollowingPolicy:
-        """Return a policy that begins as another one."""
-        return cls(**{f.name: getattr(policy, f.name) for f in fields(Policy)}, newest=newest)
-
-    async def sample(self, *arguments: Any, **options: Any) -> list[PolicyAnswer]:
-        """Answer with the newest weights."""
-        assert self.newest is not None
-        current = replace(self.newest(), temperature=self.temperature)
-        return await current.sample(*arguments, **options)
 
 
 def make_segment(prompt: Sequence[int], answer: PolicyAnswer) -> Segment:

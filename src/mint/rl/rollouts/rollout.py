@@ -8,7 +8,9 @@ from typing import Any
 
 from mint.rl.algorithms.advantage import by_turn, has_signal, returns_to_go
 from mint.rl.rollouts.failures import CodeFailure
-from mint.rl.rollouts.filters import Kept
+
+Kept = tuple[int, ...]
+"""The tokens that one was sampled from; none means all."""
 
 
 class MissingLogprobs(RuntimeError):

@@ -7,13 +7,14 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Executor
 from typing import Any
 
-from mint.rewards import Score, TooManyFailures
+from mint.rewards import Failure, Reward, Sample, Score, TooManyFailures
+from mint.rewards.reward import FunctionReward, in_event_loop, run
 from mint.rewards.score import read_score
 from mint.rl.rollouts.failures import CodeFailure
 from mint.rl.rollouts.rollout import Group, Rollout
+from mint.rl.runtime.threads import to_thread
 from mint.rl.task import overrides
 
 _LOGGER = logging.getLogger("mint.rl")
@@ -23,6 +24,8 @@ _FEWEST = 20
 _RECENT = 200
 """Rollouts over which failures are counted."""
 _SCORED, _NONE = "", "None"
+_QUESTIONS = ("prompt", "question", "problem")
+ANSWERS = ("answer", "ground_truth")
 
 
 class Ledger:
@@ -130,12 +133,29 @@ def _weighed(score: Score, weights: Mapping[str, float]) -> float:
     return sum(weight * float(score.components[name]) for name, weight in weights.items())
 
 
+def score_samples(reward: Reward, samples: Sequence[Sample]) -> Any:
+    """Return a reward or an exception for each sample, for a task's ``compute_rewards``.
+
+    In the event loop they are to be awaited. In one of the threads of ``reward_workers`` a plain
+    function is called at once.
+    """
+    scores = _scores(reward, samples)
+    plain = isinstance(reward, FunctionReward) and not reward.signature.is_async
+    return run(scores) if plain and not in_event_loop() else scores
+
+
+async def _scores(reward: Reward, samples: Sequence[Sample]) -> list[Any]:
+    outcomes = await reward.outcomes(samples)
+    return [outcome.error if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+
+
 async def score_responses(
-    adapter: Any, responses: Sequence[str], sample: Any, threads: Executor | None = None
+    adapter: Any, responses: Sequence[str], sample: Any, workers: asyncio.Semaphore | None = None
 ) -> list[Any]:
-    """A reward or an exception for each response of a group."""
+    """Return a reward or an exception for each response of a group. With ``workers``, functions
+    that are not async are called in so many threads."""
     if overrides(adapter, "compute_rewards"):
-        values = await _outcome(adapter.compute_rewards, threads, responses, sample)
+        values = await _outcome(adapter.compute_rewards, workers, responses, sample)
         if isinstance(values, BaseException):
             return [values] * len(responses)
         if not isinstance(values, Collection) or len(values) != len(responses):
@@ -145,17 +165,43 @@ async def score_responses(
         return list(values)
     return list(
         await asyncio.gather(
-            *(_outcome(adapter.compute_reward, threads, text, sample) for text in responses)
+            *(_outcome(adapter.compute_reward, workers, text, sample) for text in responses)
         )
     )
 
 
-async def _outcome(method: Any, threads: Executor | None, *arguments: Any) -> Any:
+async def _outcome(method: Any, workers: asyncio.Semaphore | None, *arguments: Any) -> Any:
     try:
-        if threads is None or inspect.iscoroutinefunction(method):
+        if workers is None or inspect.iscoroutinefunction(method):
             value = method(*arguments)
         else:
-            value = await asyncio.get_running_loop().run_in_executor(threads, method, *arguments)
+            async with workers:
+                value = await to_thread(lambda: method(*arguments))
         return await value if inspect.isawaitable(value) else value
     except Exception as error:
         return error
+
+
+def as_sample(sample: Any, response: str) -> Sample:
+    """A task's sample as reward functions see it: a response, a prompt, and metadata.
+
+    >>> as_sample(("What is 3 + 5?", "8"), "It is 8.")
+    Sample(response='It is 8.', prompt='What is 3 + 5?', metadata={'answer': '8'})
+    >>> as_sample({"question": "What is 3 + 5?", "answer": "8"}, "8").metadata["answer"]
+    '8'
+    """
+    if isinstance(sample, str):
+        return Sample(response, sample)
+    if isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], str):
+        return Sample(response, sample[0], {"answer": sample[1]})
+    if isinstance(getattr(sample, "metadata", None), Mapping):
+        return Sample(response, str(getattr(sample, "prompt", "")), sample.metadata)
+    values = dict(sample) if isinstance(sample, Mapping) else _attributes(sample)
+    prompt = next((str(values[name]) for name in _QUESTIONS if name in values), "")
+    return Sample(response, prompt, values or {"sample": sample})
+
+
+def _attributes(sample: Any) -> dict[str, Any]:
+    values = dict(vars(sample)) if hasattr(sample, "__dict__") else {}
+    named = [name for name in (*_QUESTIONS, *ANSWERS) if hasattr(sample, name)]
+    return values | {name: getattr(sample, name) for name in named}

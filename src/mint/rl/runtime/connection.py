@@ -13,7 +13,6 @@ import httpx
 import mint
 from mint.embedded import embedded_service_ended
 from mint.rl.runtime.threads import to_thread
-from mint.rl.settings.config import RLConfig
 
 _EVERY = 5.0
 """Seconds between two looks at the service."""
@@ -39,8 +38,9 @@ class ServiceMonitor:
     that this process started for itself does not come back.
     """
 
-    def __init__(self, url: str, patience: float) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, service: mint.ServiceClient, patience: float) -> None:
+        assert service._base_url is not None
+        self.url = service._base_url.rstrip("/")
         self.patience = patience
         self._silent_since: float | None = None
 
@@ -103,12 +103,6 @@ class ServiceMonitor:
             if embedded_service_ended(self.url):
                 raise Ended(f"The embedded service at {self.url} has exited.")
             await asyncio.sleep(min(left, _OWN_EVERY))
-
-
-def monitor_service(service: mint.ServiceClient, cfg: RLConfig) -> ServiceMonitor:
-    """Looks after a service for as long as the settings say."""
-    assert service._base_url is not None
-    return ServiceMonitor(service._base_url, cfg.service_timeout)
 
 
 async def connect(service: mint.ServiceClient) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from mint.config_error import ConfigError as ConfigError
 from mint.config_error import closest
-from mint.rl.settings.conflicts import conflicts
-from mint.rl.settings.groups import (
+from mint.rl.settings.checks import conflicts, suspicious
+from mint.rl.settings.fields import (
     AlgorithmSettings,
     EvaluationSettings,
     LoggingSettings,
@@ -20,7 +20,6 @@ from mint.rl.settings.groups import (
     SamplingSettings,
     TrainingSettings,
 )
-from mint.rl.settings.notes import suspicious
 from mint.settings import read_variables, reporting, variables
 
 PREFIX = "MINT_RL_"
@@ -166,11 +165,15 @@ class RLConfig(  # pydantic lists the fields of the last class first
 
     def fingerprint(self) -> str:
         """Eight letters that identify the run, independent of its number of steps."""
-        text = json.dumps(self._identity(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return short_hash(json.dumps(self._identity(), sort_keys=True))
 
     def _identity(self) -> dict[str, Any]:
         return {key: value for key, value in self.as_dict().items() if key not in _OF_THE_RUN}
+
+
+def short_hash(text: str) -> str:
+    """Return eight letters that tell a text from others, for the names of runs."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _names() -> list[str]:

@@ -4,9 +4,9 @@ A service that knows such a setting acknowledges it in its answer, so one that i
 noticed.
 """
 
-import re
 from collections.abc import Sequence
 
+import mint
 from mint import types
 from mint.config_error import ConfigError
 from mint.rl.settings.config import RLConfig
@@ -61,21 +61,20 @@ def require_known(
 ) -> None:
     """Raise ConfigError when a service has ignored a setting that only some services have."""
     for name in wanted(cfg, temperature):
-        if not all(_is_acknowledged(name, answer) for answer in answers):
-            raise _unknown(name, "ignores it")
+        for answer in answers:
+            entropies = all("entropy" in output for output in answer.loss_fn_outputs)
+            if not (entropies if name == "measure_entropy" else _METRICS[name] in answer.metrics):
+                raise _unknown(name, "ignores it")
 
 
-def _is_acknowledged(name: str, answer: types.ForwardBackwardOutput) -> bool:
-    if name == "measure_entropy":
-        return all("entropy" in output for output in answer.loss_fn_outputs)
-    return _METRICS[name] in answer.metrics
-
-
-def require_accepted(cfg: RLConfig, error: Exception, temperature: float = 1.0) -> None:
-    """Raise ConfigError when a service has rejected a setting that only some services have."""
-    keys = extensions(cfg, temperature)
-    if any(re.search(rf"\b{key}\b", str(error)) for key in keys):
-        raise _unknown(", ".join(wanted(cfg, temperature)), f"rejects it: {error}") from error
+def require_accepted(
+    cfg: RLConfig, error: mint.RequestFailedError, temperature: float = 1.0
+) -> None:
+    """Raise ConfigError when a service that is not mint's has rejected settings that only mint's
+    has."""
+    names = wanted(cfg, temperature)
+    if names and error.category is types.RequestErrorCategory.User:
+        raise _unknown(", ".join(names), f"rejects it: {error}") from error
 
 
 def _unknown(name: str, what: str) -> ConfigError:

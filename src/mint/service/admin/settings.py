@@ -22,6 +22,20 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _NO_VARIABLE: Any = {"env": None}  # MINT_API_KEY is the key that clients send
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host's name or address is that of this machine only.
+
+    >>> is_loopback("localhost"), is_loopback("::1"), is_loopback("192.168.0.1")
+    (True, True, False)
+    """
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class Settings(BaseModel):
     """The settings of ``mint serve``, validated when created.
 
@@ -144,12 +158,7 @@ class Settings(BaseModel):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the service."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def store_url(self) -> str:

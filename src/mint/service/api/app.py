@@ -1,4 +1,4 @@
-"""The HTTP application: routes, who is asking, and how errors look."""
+"""The HTTP application: routes, middleware and error responses."""
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -25,6 +25,8 @@ from mint.service.api.visitors import Visitors
 from mint.service.service import Service
 from mint.service.wire.decoding import machine_budget
 
+_MAX_JSON_BYTES = 16 * 1024 * 1024  # of any request but the operations of a run
+_UPLOAD = "/api/v1/checkpoints/upload"
 _TINKER = (sessions, training, sampling, futures, transfers, weights, rest, tokenizers, usage)
 ROUTERS = (
     ("", health.router),
@@ -32,23 +34,26 @@ ROUTERS = (
     ("/oai/api/v1", openai.router),
     *(("/api/v1", routes.router) for routes in _TINKER),
 )
-"""Every router of the application, after the prefix of its paths."""
+"""Every router of the application, with the prefix of its paths."""
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application of a service that is already put together."""
+    """Create the application of a service."""
     app = FastAPI(title="mint", docs_url=None, redoc_url=None)
     app.state.service = service
     app.state.gauges = Gauges(service)
     for prefix, router in ROUTERS:
         app.include_router(router, prefix=prefix)
     app.mount("/watch", Dashboard(service, app.state.gauges), name="watch")
+    largest = service.settings.max_body_bytes
+    limits = dict.fromkeys((f"/api/v1/{kind}" for kind in training.OPERATIONS), largest)
     app.add_middleware(
         BodyLimit,
-        limit=service.settings.max_body_bytes,
+        limit=min(largest, _MAX_JSON_BYTES),
+        limits={**limits, _UPLOAD: service.settings.max_upload_bytes},
         limit_s=service.settings.request_limit_s,
         memory=machine_budget(),
-        on_disk={"/api/v1/checkpoints/upload": service.settings.max_upload_bytes},
+        on_disk=(_UPLOAD,),
     )
     app.add_middleware(
         Visitors,
@@ -64,5 +69,7 @@ def create_app(service: Service) -> FastAPI:
 async def _failed(request: Request, error: Exception) -> JSONResponse:
     status, text = describe_failure(error, request)
     identifier = getattr(request.state, "request_id", "unknown")
-    headers = {REQUEST_ID: identifier} if status == 500 else None  # the log adds it to others
+    headers = (
+        {REQUEST_ID: identifier} if status == 500 else None
+    )  # the log adds it to other answers
     return JSONResponse({"detail": text}, status, headers)

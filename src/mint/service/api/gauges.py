@@ -1,7 +1,7 @@
-"""Numbers that are read from the running service when Prometheus asks for them."""
+"""Gauges for Prometheus, read from the running service at each scrape."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
@@ -27,8 +27,8 @@ _OF_MEMORY = {
 
 
 class Gauges(Collector):
-    """Renders everything there is to know. An engine in the middle of a step answers late, and
-    then its last numbers are shown."""
+    """Renders all metrics. For an engine that is busy and does not answer in time, the last numbers
+    are shown."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -37,7 +37,7 @@ class Gauges(Collector):
         self._disk_free = 0
 
     async def render(self) -> bytes:
-        """The text that ``/metrics`` answers."""
+        """Return the text of ``/metrics``."""
         await self._ask_engines()
         self._disk_free = await asyncio.to_thread(free_bytes, self._service.settings.home)
         now = CollectorRegistry()
@@ -45,7 +45,7 @@ class Gauges(Collector):
         return generate_latest(metrics.REGISTRY) + generate_latest(now)
 
     async def memory(self) -> dict[EngineProcess, dict[str, float]]:
-        """Return what each loaded engine holds, as far as it has answered."""
+        """Return the memory of each loaded engine that has answered."""
         await self._ask_engines()
         return dict(self._memory)
 
@@ -63,43 +63,33 @@ class Gauges(Collector):
         try:
             found = await engine.call("memory")
             self._memory[engine] = {**found, "process_bytes": float(engine.resident_bytes)}
-        except Exception:  # counted already, and the next scrape asks again
+        except Exception:  # already counted, and the next scrape asks again
             self._memory.pop(engine, None)
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        service = self._service
-        depth = GaugeMetricFamily(
-            "mint_queue_depth",
-            "Operations accepted and not yet answered, by kind.",
-            labels=["kind"],
-        )
-        depth.add_metric(["operations"], service.runs.waiting)
-        depth.add_metric(["samples"], service.samplers.waiting)
-        yield depth
+        service, loaded = self._service, self._service.engines.loaded()
+        waiting = {"operations": service.runs.waiting, "samples": service.samplers.in_progress}
+        futures = service.futures
+        kept = {"memory": futures.bytes_in_memory, "disk": futures.bytes_on_disk}
+        calls = {engine.name: engine.depth for engine in loaded}
         yield GaugeMetricFamily("mint_ready", "1 once the service is ready.", service.is_ready)
+        yield GaugeMetricFamily("mint_models_loaded", "Base models in memory.", len(loaded))
         yield GaugeMetricFamily(
             "mint_disk_free_bytes", "Free space on the disk of the home folder.", self._disk_free
         )
         yield GaugeMetricFamily(
             "mint_runs_paused", "Runs that wait for space on the disk.", service.runs.paused
         )
-        results = GaugeMetricFamily(
-            "mint_results_bytes", "Finished results that are kept.", labels=["where"]
-        )
-        results.add_metric(["memory"], service.futures.bytes_in_memory)
-        results.add_metric(["disk"], service.futures.bytes_on_disk)
-        yield results
-        loaded = service.engines.loaded()
-        yield GaugeMetricFamily("mint_models_loaded", "Base models in memory.", len(loaded))
-        calls = GaugeMetricFamily(
-            "mint_engine_calls", "Calls that an engine has not answered yet.", labels=["model"]
-        )
-        for engine in loaded:
-            calls.add_metric([engine.name], engine.depth)
-        yield calls
+        yield _by_label("queue_depth", "Accepted operations without an answer.", "kind", waiting)
+        yield _by_label("results_bytes", "Finished results that are kept.", "where", kept)
+        yield _by_label("engine_calls", "Calls that an engine has not answered.", "model", calls)
         for name, text in _OF_MEMORY.items():
-            family = GaugeMetricFamily(f"mint_{name}", text, labels=["model"])
-            for engine, memory in self._memory.items():
-                if name in memory:
-                    family.add_metric([engine.name], memory[name])
-            yield family
+            found = {e.name: memory[name] for e, memory in self._memory.items() if name in memory}
+            yield _by_label(name, text, "model", found)
+
+
+def _by_label(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"mint_{name}", text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family

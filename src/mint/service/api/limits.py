@@ -1,7 +1,7 @@
-"""Limits of requests while they arrive: their size, that of all together, and their time."""
+"""Limits on requests while they arrive: size, total size of all, and time."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import h11
@@ -14,8 +14,8 @@ _SLOWEST_BODY = 10_000  # bytes a second
 
 
 def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol, closing connections on which the headers of a request, or the
-    rest of a body that nobody waits for, do not arrive."""
+    """Return uvicorn's protocol, which here closes connections on which the headers of a request,
+    or the rest of the body of an answered one, do not arrive in time."""
 
     class TimedProtocol(H11Protocol):
         _closing: asyncio.TimerHandle | None = None
@@ -30,7 +30,9 @@ def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.conn.their_state is h11.SEND_BODY:  # answered before all of it came
+            if (
+                self.conn.their_state is h11.SEND_BODY
+            ):  # it was answered before all of its body arrived
                 self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -38,7 +40,7 @@ def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def _watch(self) -> None:
-            """Close the connection in a while, unless a request is being carried out."""
+            """Close the connection after ``limit_s``, unless a request is being processed."""
             is_answered = self.conn.our_state is h11.DONE
             if self.conn.their_state is not h11.IDLE and not is_answered:
                 self._stop()
@@ -56,15 +58,23 @@ def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
 class BodyLimit:
     """Refuses bodies that are too large or arrive too slowly, while they arrive.
 
-    All bodies that are in memory together have at most ``memory`` bytes; a body that is alone may
-    have ``limit``. Paths in ``on_disk`` have limits of their own, and write what arrives to disk.
+    ``limits`` are the most bytes for some paths, and ``limit`` for all others. All bodies that are
+    in memory at once have at most ``memory`` bytes, unless there is only one. Those of the paths
+    ``on_disk`` are not in memory.
     """
 
     def __init__(
-        self, app: ASGIApp, limit: int, limit_s: float, memory: int, on_disk: Mapping[str, int]
+        self,
+        app: ASGIApp,
+        limit: int,
+        limits: Mapping[str, int],
+        limit_s: float,
+        memory: int,
+        on_disk: Collection[str],
     ) -> None:
         self._app = app
         self._limit = limit
+        self._limits = limits
         self._limit_s = limit_s
         self._memory = memory
         self._on_disk = on_disk
@@ -74,12 +84,12 @@ class BodyLimit:
         received, is_complete = 0, False
         path = scope.get("path", "")
         in_memory = path not in self._on_disk
-        limit = self._limit if in_memory else self._on_disk[path]
+        limit = self._limits.get(path, self._limit)
         started = asyncio.get_running_loop().time()
 
         async def counted() -> Message:
             nonlocal received, is_complete
-            if is_complete:  # the next message says that the client is gone
+            if is_complete:  # the next message is that the client disconnected
                 return await receive()
             try:
                 async with asyncio.timeout_at(started + self._limit_s + received / _SLOWEST_BODY):

@@ -1,113 +1,69 @@
-"""Multipart bodies, written to disk as they arrive."""
+"""An uploaded archive: a multipart form, written to disk as it arrives."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from mint.service.errors import UserError
 
-if TYPE_CHECKING:
-    from python_multipart.multipart import MultipartCallbacks
-
-_MAX_TEXT_BYTES = 4096
-_MAX_PARTS = 16
+_MAX_FIELD_BYTES = 4096
 _CHECK_EVERY = 16 * 1024 * 1024
 
 
-@dataclass
-class Upload:
-    """One file and a few texts, as an HTML form sends them.
+class _ParserToFolder(MultiPartParser):
+    """Starlette's parser, which would write files to the machine's temporary folder."""
 
-    The file's bytes go to ``target``; receiving stops with UserError beyond ``limit`` bytes.
-    ``check`` hears how many have arrived, every 16 MB, and may refuse more.
+    def __init__(self, folder: Path, headers: Headers, stream: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(
+            headers, stream, max_files=2, max_fields=16, max_part_size=_MAX_FIELD_BYTES
+        )
+        self._folder = folder
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        if (upload := self._current_part.file) is not None:
+            upload.file = open(self._folder / f"file-{self._current_files}", "w+b")  # noqa: SIM115
+            self._files_to_close_on_error.append(upload.file)  # type: ignore[arg-type]
+
+
+async def receive_archive(
+    folder: Path, headers: Headers, body: AsyncIterator[bytes], check: Callable[[int], None]
+) -> tuple[Path, dict[str, str]]:
+    """Write the file of a form into a folder; return its path and the form's other fields.
+
+    ``check`` is called every 16 MB with the number of bytes so far, and may refuse more. Raises
+    UserError when the body is not a form with one file.
     """
+    if not headers.get("content-type", "").startswith("multipart/form-data"):
+        raise UserError(
+            "Send the archive as multipart/form-data, in a field named 'file': "
+            "curl -F file=@checkpoint.tar.gz …/api/v1/checkpoints/upload"
+        )
+    try:
+        form = await _ParserToFolder(folder, headers, _checked(body, check)).parse()
+    except MultiPartException as error:
+        raise UserError(
+            f"The form cannot be parsed: {error.message} It may have a field named 'file' with the "
+            f"archive, and name and base_model with up to {_MAX_FIELD_BYTES} bytes."
+        ) from error
+    files = [file for file in form.getlist("file") if isinstance(file, UploadFile)]
+    await form.close()
+    if len(files) != 1:
+        has = "two files. Send one archive at a time" if files else "no file named 'file'"
+        raise UserError(f"The form has {has}.")
+    texts = {name: value for name, value in form.items() if isinstance(value, str)}
+    return Path(str(files[0].file.name)), texts
 
-    target: Path
-    limit: int
-    check: Callable[[int], None] = lambda received: None
-    texts: dict[str, str] = field(default_factory=dict)
-    has_file: bool = False
-    _received: int = 0
-    _checked: int = -_CHECK_EVERY
-    _parts: int = 0
-    _headers: dict[str, str] = field(default_factory=dict)
-    _header: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()))
-    _name: str = ""
-    _is_file: bool = False
-    _text: bytearray = field(default_factory=bytearray)
 
-    async def receive(self, content_type: str, body: AsyncIterator[bytes]) -> None:
-        """Read the whole body. Raises UserError when it is not a form with one file."""
-        kind, options = parse_options_header(content_type)
-        boundary = options.get(b"boundary")
-        if kind != b"multipart/form-data" or not boundary:
-            raise UserError(
-                "Send the archive as multipart/form-data, in a field named 'file': "
-                "curl -F file=@checkpoint.tar.gz …/api/v1/checkpoints/upload"
-            )
-        with open(self.target, "wb") as file:
-            parser = MultipartParser(boundary, self._callbacks(file))
-            try:
-                async for piece in body:
-                    self._received += len(piece)
-                    if self._received > self.limit:
-                        raise UserError(f"The archive has more than {self.limit} bytes.")
-                    if self._received - self._checked >= _CHECK_EVERY:
-                        self._checked = self._received
-                        self.check(self._received)
-                    parser.write(piece)
-                parser.finalize()
-            except FormParserError as error:
-                raise UserError(f"The form cannot be parsed: {error}.") from error
-        if not self.has_file:
-            raise UserError("The form has no file. Send the archive in a field named 'file'.")
-
-    def _callbacks(self, file: BinaryIO) -> MultipartCallbacks:
-        def on_part_data(data: bytes, start: int, end: int) -> None:
-            if self._is_file:
-                file.write(data[start:end])
-            else:
-                self._text += data[start:end]
-                if len(self._text) > _MAX_TEXT_BYTES:
-                    raise UserError(f"{self._name} has more than {_MAX_TEXT_BYTES} bytes.")
-
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": lambda data, start, end: self._header[0].extend(data[start:end]),
-            "on_header_value": lambda data, start, end: self._header[1].extend(data[start:end]),
-            "on_header_end": self._end_header,
-            "on_headers_finished": self._open_part,
-            "on_part_data": on_part_data,
-            "on_part_end": self._end_part,
-        }
-
-    def _begin(self) -> None:
-        self._parts += 1
-        if self._parts > _MAX_PARTS:
-            raise UserError(f"The form has more than {_MAX_PARTS} fields.")
-        self._headers.clear()
-        self._text.clear()
-
-    def _end_header(self) -> None:
-        name, value = (bytes(part).decode("latin-1") for part in self._header)
-        self._headers[name.lower()] = value
-        for part in self._header:
-            part.clear()
-
-    def _open_part(self) -> None:
-        _, options = parse_options_header(self._headers.get("content-disposition", ""))
-        self._name = options.get(b"name", b"").decode(errors="replace")
-        self._is_file = self._name == "file"
-        if self._is_file and self.has_file:
-            raise UserError("The form has two files. Send one archive at a time.")
-        self.has_file = self.has_file or self._is_file
-
-    def _end_part(self) -> None:
-        if not self._is_file:
-            self.texts[self._name] = self._text.decode(errors="replace")
+async def _checked(
+    body: AsyncIterator[bytes], check: Callable[[int], None]
+) -> AsyncGenerator[bytes, None]:
+    received, checked = 0, -_CHECK_EVERY
+    async for piece in body:
+        received += len(piece)
+        if received - checked >= _CHECK_EVERY:
+            checked = received
+            check(received)
+        yield piece

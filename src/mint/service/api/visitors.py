@@ -1,10 +1,9 @@
-"""Check which web pages and host names may talk to the service.
+"""Host and Origin checks: protection against web pages in the user's browser.
 
-A service on this machine is used without a key. A page in the user's browser could reach it too: by
-a request across sites, or by a name of its own that resolves to this machine. Both are refused.
+A service on this machine needs no key, so a web page could use it too: by a cross-site request, or
+by a host name of its own that resolves to this machine. Both are refused.
 """
 
-import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -12,9 +11,11 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mint.service.admin.settings import is_loopback
+
 
 class Visitors:
-    """Refuses requests for another host than this one, and those that a foreign page makes."""
+    """Refuses requests that are addressed to another host, and those of other web pages."""
 
     def __init__(self, app: ASGIApp, is_loopback: bool, allowed_hosts: Iterable[str]) -> None:
         self._app = app
@@ -30,7 +31,8 @@ class Visitors:
 
     def _why_not(self, headers: Headers) -> str | None:
         host = headers.get("host", "")
-        if self._is_loopback and not self._is_ours(name_in(host)):
+        name = name_in(host)
+        if self._is_loopback and not (name in self._allowed or is_loopback(name)):
             return (
                 "This service serves this machine only; the request was addressed to "
                 f"{host[:100]!r}. Use "
@@ -45,14 +47,6 @@ class Visitors:
                 "its host to allowed_hosts."
             )
         return None
-
-    def _is_ours(self, name: str) -> bool:
-        if name in self._allowed or name == "localhost" or name.endswith(".localhost"):
-            return True
-        try:
-            return ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            return False
 
 
 def name_in(host: str) -> str:

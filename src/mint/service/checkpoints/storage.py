@@ -1,9 +1,11 @@
-"""Checkpoints on disk: named, durable copies that appear whole or not at all."""
+"""Checkpoints on disk: named, durable copies that appear complete or not at all.
+
+:mod:`mint.service.access.ownership` decides who may read and change one.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import shutil
@@ -15,13 +17,16 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
 from sqlalchemy import not_, or_
 
 from mint.engine.messages import LoraSpec
+from mint.service.access.ownership import may_read
 from mint.service.access.quotas import Quota
 from mint.service.errors import UserError
 from mint.service.files import FilesDamaged, checksums, sync, sync_folder, verify
 from mint.service.store.database import CheckpointRow, Condition, RunRow, Store, is_at, now
+from mint.service.wire.requests import Texts
 
 TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
 KINDS = (TRAINING, SAMPLER, EXTERNAL)
@@ -31,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def run_folder_name(run_id: str) -> str:
-    """A run id as a folder name; different ids give different names."""
+    """Return the folder name of a run; different ids have different names."""
     if not _RUN_ID.fullmatch(run_id):
         raise UserError(f"{run_id!r} is not the id of a training run.")
     return run_id.replace(":", "_")
@@ -80,7 +85,7 @@ class CheckpointPath:
         return f"{self.kind}/{self.name}"
 
     def require_optimizer(self) -> None:
-        """Raise UserError unless this is a checkpoint with the optimizer's state."""
+        """Raise UserError unless the checkpoint contains the optimizer's state."""
         if self.kind != TRAINING:
             raise UserError(
                 f"{self.uri} contains weights for sampling, without optimizer state. Load a "
@@ -100,6 +105,22 @@ class NewCheckpoint:
     user_metadata: dict[str, str] = field(default_factory=dict)
 
 
+class Description(BaseModel):
+    """The content of ``checkpoint.json``: where a checkpoint comes from, and its checksums.
+
+    Checkpoints of older versions have no checksums, and uploaded ones no digest.
+    """
+
+    path: str
+    base_model: str = ""
+    lora: dict[str, Any] = {}
+    user_metadata: Texts = {}
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+    sha256: dict[str, str] = {}
+    adapter_digest: str | None = None
+
+
 class CheckpointStore:
     """The checkpoint folders under the home folder, and their rows in the store."""
 
@@ -115,9 +136,9 @@ class CheckpointStore:
         return self._root / run_folder_name(path.run_id) / path.kind / path.name
 
     def find(self, path: CheckpointPath, user: str) -> CheckpointRow | None:
-        """The checkpoint, if ``user`` may read it."""
+        """Return the checkpoint, if ``user`` may read it and it has not expired."""
         row = self._store.checkpoint(path.run_id, path.kind, path.name)
-        if row is None or not (row.user == user or row.public):
+        if row is None or not may_read(row, user):
             return None
         return row if row.expires_at is None or row.expires_at > now() else None
 
@@ -125,7 +146,7 @@ class CheckpointStore:
         return self.folder(tinker_path(row))
 
     def require(self, text: str, user: str) -> tuple[CheckpointPath, CheckpointRow]:
-        """Parse a path and find what it names. Raises UserError when it names nothing."""
+        """Parse a path and find its checkpoint. Raises UserError if there is none for this user."""
         path = CheckpointPath.parse(text)
         row = self.find(path, user)
         if row is None:
@@ -136,16 +157,15 @@ class CheckpointStore:
         return path, row
 
     def verified_folder(self, path: CheckpointPath) -> Path:
-        """Return a checkpoint's folder. Raises FilesDamaged unless its files are as saved."""
+        """Return a checkpoint's folder. Raises FilesDamaged if its files have changed."""
         folder = self.folder(path)
-        wanted = _description(folder / DESCRIPTION).get("sha256", {})  # older ones have none
-        verify(folder, wanted, f"The checkpoint {path.uri}")
+        verify(folder, _description(folder).sha256, f"The checkpoint {path.uri}")
         return folder
 
     # ---- saving: begin, let the engine write into the draft, then publish or discard -------------
 
     def begin(self, new: NewCheckpoint) -> Path:
-        """An empty draft folder beside the final one. Raises UserError if the name is taken."""
+        """Create an empty draft folder for a checkpoint. Raises UserError if the name is taken."""
         row = self._store.checkpoint(new.path.run_id, new.path.kind, new.path.name)
         is_own_retry = row is not None and row.seq_id == new.seq_id
         if row is not None and not new.overwrite and not is_own_retry:
@@ -158,15 +178,15 @@ class CheckpointStore:
         return draft
 
     def weights_digest(self, path: CheckpointPath) -> str | None:
-        """Return the digest of the adapter that was saved; of one from elsewhere there is none."""
-        return _description(self.folder(path) / DESCRIPTION).get("adapter_digest")
+        """Return the digest of the adapter that was saved; an uploaded one has none."""
+        return _description(self.folder(path)).adapter_digest
 
     def publish(
         self, new: NewCheckpoint, draft: Path, run: RunRow, digest: str | None = None
     ) -> CheckpointRow:
-        """Make the draft the checkpoint, in one step that a crash cannot cut in half.
+        """Turn the draft into the checkpoint, atomically.
 
-        ``digest`` is that of the adapter in the engine's memory.
+        ``digest`` is the digest of the adapter in the engine's memory.
         """
         row = CheckpointRow(
             run_id=run.id,
@@ -181,7 +201,17 @@ class CheckpointStore:
             created_at=now(),
             expires_at=_expiry(new.ttl_seconds),
         )
-        _describe(draft / DESCRIPTION, new.path, row, digest)
+        description = Description(
+            path=new.path.uri,
+            base_model=row.base_model,
+            lora=asdict(read_lora(row.lora)),
+            user_metadata=row.user_metadata,
+            created_at=row.created_at,
+            expires_at=row.expires_at,
+            sha256=checksums(draft, but=DESCRIPTION),
+            adapter_digest=digest,
+        )
+        (draft / DESCRIPTION).write_text(description.model_dump_json(indent=2) + "\n")
         sync_folder(draft)
         with self._publishing:
             self.check_quota(run, new.path, row.size_bytes)
@@ -190,11 +220,11 @@ class CheckpointStore:
         return row
 
     def _put(self, row: CheckpointRow, draft: Path) -> None:
-        """Let files and row be those of the draft; if either fails, both are as before."""
+        """Publish the files and the row; if either fails, both stay as they were."""
         final = self.folder_of(row)
         _swap_in(draft, final)
         try:
-            for folder in list(final.parents)[:4]:  # up to the home folder: some may be new
+            for folder in list(final.parents)[:4]:  # up to the home folder, as some may be new
                 sync(folder)
             self._store.put_checkpoint(row)
         except Exception:
@@ -214,15 +244,15 @@ class CheckpointStore:
         shutil.rmtree(draft, ignore_errors=True)
 
     def share(self, row: CheckpointRow, is_public: bool) -> None:
-        """Let every user of the service read a checkpoint, or only its owner again."""
+        """Make a checkpoint public, or private again."""
         self._store.change_checkpoint(row, public=is_public)
 
     def set_ttl(self, row: CheckpointRow, ttl_seconds: int | None) -> None:
-        """Let a checkpoint expire that many seconds from now; None keeps it."""
+        """Let a checkpoint expire after some seconds; None keeps it."""
         self._store.change_checkpoint(row, expires_at=_expiry(ttl_seconds))
 
     def delete(self, row: CheckpointRow) -> None:
-        """Remove a checkpoint; a crash in between leaves no half of it visible."""
+        """Delete a checkpoint, so that a crash never leaves a part of it visible."""
         folder = self.folder_of(row)
         self._store.delete_checkpoint(row)
         gone = folder.with_name(f".draft-{uuid.uuid4().hex}")
@@ -236,7 +266,7 @@ def tinker_path(row: CheckpointRow) -> CheckpointPath:
 
 
 def unexpired() -> Condition:
-    """Leave out expired checkpoints, which are gone for lists before they are deleted."""
+    """Return the condition that a checkpoint has not expired."""
     return or_(CheckpointRow.expires_at.is_(None), CheckpointRow.expires_at > now())
 
 
@@ -245,41 +275,24 @@ def _expiry(ttl_seconds: int | None) -> datetime | None:
 
 
 def read_lora(lora: dict[str, object]) -> LoraSpec:
-    """The adapter's shape as the store keeps it."""
+    """Return the adapter's shape from its column in the database."""
     return LoraSpec(**lora)  # type: ignore[arg-type]
 
 
-def _describe(file: Path, path: CheckpointPath, row: CheckpointRow, digest: str | None) -> None:
-    description = {
-        "path": path.uri,
-        "base_model": row.base_model,
-        "lora": asdict(read_lora(row.lora)),
-        "user_metadata": row.user_metadata,
-        "created_at": row.created_at.isoformat(),
-        "expires_at": row.expires_at.isoformat() if row.expires_at else None,
-        "sha256": checksums(file.parent, but=file.name),
-        "adapter_digest": digest,
-    }
-    file.write_text(json.dumps(description, indent=2) + "\n")
-
-
-def _description(file: Path) -> dict[str, Any]:
+def _description(folder: Path) -> Description:
     try:
-        found = json.loads(file.read_text())
-        if not isinstance(found, dict):
-            raise ValueError("no object")
-    except ValueError as error:
+        return Description.model_validate_json((folder / DESCRIPTION).read_bytes())
+    except ValidationError as error:
         raise FilesDamaged(
-            f"A checkpoint's {file.name} is damaged, so its other files cannot be checked and were "
-            "not loaded. Use another checkpoint, or restore this one from a backup."
+            f"A checkpoint's {DESCRIPTION} is damaged, so its other files cannot be checked and "
+            "were not loaded. Use another checkpoint, or restore this one from a backup."
         ) from error
     except FileNotFoundError:
-        return {}
-    return found
+        return Description(path="")
 
 
 def _swap_in(draft: Path, final: Path) -> None:
-    """Give a draft its name; what had the name before is the draft then."""
+    """Rename a draft to its final name; an existing folder of that name becomes the draft."""
     if not final.exists():
         draft.rename(final)
     else:
@@ -295,7 +308,7 @@ def _swap_out(final: Path, draft: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Let two folders trade names, atomically where the file system can."""
+    """Exchange the names of two folders, atomically where the file system can."""
     at_cwd, exchange = -100, 2
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     if swap and swap(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0:

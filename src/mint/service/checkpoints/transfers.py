@@ -1,6 +1,6 @@
-"""Checkpoints made from other checkpoints or from files: copied, uploaded, interpolated.
+"""Checkpoints created without an engine: copied, uploaded or interpolated.
 
-A checkpoint that comes from no run of its own gets a new one that only holds it.
+A checkpoint that was not trained here gets a new run, which is only there to hold it.
 """
 
 import asyncio
@@ -15,6 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from mint.service.access.scopes import Caller
 from mint.service.checkpoints.archives import unpack
 from mint.service.checkpoints.links import link_version
@@ -24,6 +26,7 @@ from mint.service.checkpoints.storage import (
     SAMPLER,
     TRAINING,
     CheckpointPath,
+    Description,
     NewCheckpoint,
     check_name,
     run_folder_name,
@@ -34,37 +37,32 @@ from mint.service.files import free_bytes, link_files
 from mint.service.futures import Response
 from mint.service.parts import Parts
 from mint.service.store.database import CheckpointRow, RunRow, SessionRow
-from mint.service.wire.requests import CopyWeights, Interpolate
+from mint.service.wire.requests import CopyWeights, Interpolate, describe
 
 INTERPOLATION = "interpolation-"
 _MAX_DESCRIPTION_BYTES = 1024 * 1024
 
 
 class Transfers:
-    """Everything that makes checkpoints without an engine."""
+    """Copies, uploads and interpolates checkpoints."""
 
     def __init__(self, parts: Parts) -> None:
-        self._settings = parts.settings
-        self._store = parts.store
-        self._sessions = parts.sessions
-        self._futures = parts.futures
-        self._engines = parts.engines
+        self._parts = parts
         self._checkpoints = parts.checkpoints
-        self._quota_of = parts.quota_of
 
     # ---- copying --------------------------------------------------------------------------------
 
     async def copy(
         self, caller: Caller, request: CopyWeights, identifier: str | None
     ) -> CheckpointRow:
-        """A checkpoint of the caller's own with the same files. One identifier makes one copy."""
+        """Copy a checkpoint to the caller. The same identifier gives the same copy."""
         user = caller.user
         path, source = await asyncio.to_thread(self._checkpoints.require, request.source_path, user)
         session_id = request.session_id or _session_id(user, identifier)
         run_id = f"{session_id}:train:{request.model_seq_id or 0}"
         run_folder_name(run_id)
         if request.session_id is not None:
-            await self._sessions.require(session_id, user)
+            await self._parts.sessions.require(session_id, user)
         new = NewCheckpoint(
             CheckpointPath(run_id, path.kind, path.name),
             _number_of(f"{path.uri} {link_version(source)}"),
@@ -85,8 +83,8 @@ class Transfers:
 
     def _add_holder(self, run: RunRow, project_id: str | None = None) -> None:
         session = SessionRow(id=run.session_id, user=run.user, project_id=project_id)
-        self._store.add_once(session, run.session_id)
-        existing = self._store.add_once(run, run.id)
+        self._parts.store.add_once(session, run.session_id)
+        existing = self._parts.store.add_once(run, run.id)
         if existing.user != run.user:
             raise UserError(f"The run {run.id} belongs to another user. Use your own session.")
         run.key = existing.key
@@ -107,22 +105,22 @@ class Transfers:
     # ---- uploading ------------------------------------------------------------------------------
 
     def inbox(self) -> Path:
-        """A new folder for an upload; the caller removes it."""
-        folder = self._settings.home / "uploads"
+        """Create a folder for an upload; the caller deletes it."""
+        folder = self._parts.settings.home / "uploads"
         folder.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(dir=folder))
 
     def upload_check(self, caller: Caller) -> Callable[[int], None]:
-        """Return what refuses an upload once it is beyond the caller's quota or the disk is full.
+        """Return a check that raises UserError if an upload exceeds the caller's quota or the disk.
 
-        It raises UserError. Space is left for training: see ``disk_reserve_bytes``.
+        ``disk_reserve_bytes`` are left free for training.
         """
-        quota = self._quota_of(caller.key)
-        held = self._store.storage_of_key(caller.key)
+        quota = self._parts.quota_of(caller.key)
+        held = self._parts.store.storage_of_key(caller.key)
 
         def check(received: int) -> None:
             quota.refuse_checkpoint(caller.key, *held, received)
-            if free_bytes(self._settings.home) < self._settings.disk_reserve_bytes:
+            if free_bytes(self._parts.settings.home) < self._parts.settings.disk_reserve_bytes:
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 raise UserError(readable_os_error(full, "the upload"))
 
@@ -131,20 +129,20 @@ class Transfers:
     async def take_in(
         self, caller: Caller, archive: Path, name: str | None, base_model: str | None
     ) -> CheckpointRow:
-        """Make a checkpoint of an uploaded archive. Raises UserError for whatever is wrong."""
+        """Create a checkpoint from an uploaded archive. Raises UserError if it is not valid."""
         folder = archive.parent / "unpacked"
         folder.mkdir()
-        room = free_bytes(self._settings.home) - self._settings.disk_reserve_bytes
-        limit = max(0, min(self._settings.max_upload_bytes, room))
+        room = free_bytes(self._parts.settings.home) - self._parts.settings.disk_reserve_bytes
+        limit = max(0, min(self._parts.settings.max_upload_bytes, room))
         await asyncio.to_thread(unpack, archive, folder, limit)
         adapter, origin = await asyncio.to_thread(_check, folder)
-        base = base_model or (origin or {}).get("base_model") or adapter.base_model
-        await self._engines.locate(str(base))
-        holder = _holder(caller, f"{uuid.uuid4()}:train:0", str(base), asdict(adapter.lora))
-        name = name or (_path_in(origin).name if origin else "uploaded")
+        base = base_model or (origin and origin.base_model) or adapter.base_model
+        await self._parts.engines.locate(base)
+        holder = _holder(caller, f"{uuid.uuid4()}:train:0", base, asdict(adapter.lora))
+        name = name or (CheckpointPath.parse(origin.path).name if origin else "uploaded")
         kind = TRAINING if (folder / OPTIMIZER).exists() else SAMPLER
         path = CheckpointPath(holder.id, kind, check_name(name))
-        new = NewCheckpoint(path, seq_id=0, user_metadata=_metadata_in(origin))
+        new = NewCheckpoint(path, seq_id=0, user_metadata=origin.user_metadata if origin else {})
 
         def write() -> CheckpointRow:
             self._add_holder(holder)
@@ -155,7 +153,7 @@ class Transfers:
     # ---- interpolating --------------------------------------------------------------------------
 
     async def interpolate(self, caller: Caller, request: Interpolate) -> str:
-        """Start mixing checkpoints; returns the request id. The same request is done once."""
+        """Start to interpolate checkpoints; return the request id. A repeated request runs once."""
         user = caller.user
         sources = [
             (await asyncio.to_thread(self._checkpoints.require, path, user))[1]
@@ -169,15 +167,15 @@ class Transfers:
         number = _number_of(identity)
         request_id = f"{INTERPOLATION}{-number:x}"
         path = await self._output(user, request, sources[0], number)
-        if self._futures.find(request_id, user) is None:
+        if self._parts.futures.find(request_id, user) is None:
             work = asyncio.to_thread(self._interpolate, caller, request, sources, path, number)
-            self._futures.compute(request_id, user, "Interpolating", work)
+            self._parts.futures.compute(request_id, user, "interpolation", work)
         return request_id
 
     async def _output(
         self, user: str, request: Interpolate, first: CheckpointRow, number: int
     ) -> CheckpointPath:
-        """Return the path of the result: beside the first source when that is the caller's."""
+        """Return the path of the result: in the run of the first source if that is the caller's."""
         run_id = first.run_id if first.user == user else f"{_session_id(user, str(number))}:train:0"
         wanted = request.output_path
         if wanted is None:
@@ -187,7 +185,7 @@ class Transfers:
         path = CheckpointPath.parse(wanted)
         if path.kind != SAMPLER:
             raise UserError(f"output_path must be a tinker://…/{SAMPLER}/… path, not {path.uri}.")
-        if await asyncio.to_thread(self._store.get, RunRow, path.run_id, user) is None:
+        if await asyncio.to_thread(self._parts.store.get, RunRow, path.run_id, user) is None:
             raise UserError(f"output_path: there is no run {path.run_id} for this API key.")
         return path
 
@@ -221,7 +219,7 @@ class Transfers:
 
 
 def _holder(caller: Caller, run_id: str, base_model: str, lora: dict[str, Any]) -> RunRow:
-    """The row of a run that has checkpoints and is never trained."""
+    """Return the row of a run that only holds checkpoints."""
     return RunRow(
         id=run_id,
         session_id=run_id.partition(":")[0],
@@ -233,54 +231,41 @@ def _holder(caller: Caller, run_id: str, base_model: str, lora: dict[str, Any]) 
 
 
 def _session_id(user: str, key: str | None) -> str:
-    """A new session's id; the same for the same key, so that a repeated request finds its own."""
+    """Return the id of a new session; the same for the same key, so that a retry finds it."""
     if key is None:
         return str(uuid.uuid4())
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{user}\0{key}"))
 
 
 def _number_of(identity: str) -> int:
-    """Below zero, as no operation of a run is; the same for the same request."""
+    """Return a negative number, unlike that of any operation; the same for the same request."""
     return -1 - int.from_bytes(hashlib.sha256(identity.encode()).digest()[:6], "big")
 
 
-def _check(folder: Path) -> tuple[AdapterFiles, dict[str, Any] | None]:
+def _check(folder: Path) -> tuple[AdapterFiles, Description | None]:
     adapter = AdapterFiles.read(folder)
     adapter.require_finite()
     has_optimizer = (folder / OPTIMIZER).exists()
     if has_optimizer:
         adapter.check_optimizer()
     origin = _description(folder / DESCRIPTION)
-    if origin is not None and (_path_in(origin).kind == TRAINING) != has_optimizer:
+    kind = CheckpointPath.parse(origin.path).kind if origin is not None else None
+    if kind is not None and (kind == TRAINING) != has_optimizer:
         raise UserError(
-            f"{DESCRIPTION} says {_path_in(origin).kind}, and the archive has "
+            f"{DESCRIPTION} says {kind}, and the archive has "
             f"{'an' if has_optimizer else 'no'} {OPTIMIZER}. Pack the whole checkpoint again."
         )
     return adapter, origin
 
 
-def _description(file: Path) -> dict[str, Any] | None:
+def _description(file: Path) -> Description | None:
     if not file.exists():
         return None
     if file.stat().st_size > _MAX_DESCRIPTION_BYTES:
         raise UserError(f"{file.name} has more than {_MAX_DESCRIPTION_BYTES} bytes.")
     try:
-        description = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file.name} is not valid JSON.") from error
+        return Description.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        raise UserError(f"{file.name}: {describe(error.errors())}") from error
     finally:
         file.unlink()
-    if not isinstance(description, dict) or not isinstance(description.get("path"), str):
-        raise UserError(f"{file.name} does not name the checkpoint's path.")
-    if not isinstance(description.get("base_model", ""), str):
-        raise UserError(f"{file.name}: base_model must be a string.")
-    return description
-
-
-def _path_in(origin: dict[str, Any]) -> CheckpointPath:
-    return CheckpointPath.parse(origin["path"])
-
-
-def _metadata_in(origin: dict[str, Any] | None) -> dict[str, str]:
-    found = (origin or {}).get("user_metadata")
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""The runs that are open in this service; a run that is not is opened from its journal."""
+"""The runs of this service: created, opened from their journals, and released."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,6 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,14 @@ from mint.service.background import in_background
 from mint.service.checkpoints.peft import OPTIMIZER
 from mint.service.checkpoints.storage import run_folder_name
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import ApiError, EngineDied, UserError, not_found
+from mint.service.errors import ApiError, UserError, not_found
 from mint.service.futures import Response
 from mint.service.idleness import Idleness
 from mint.service.parts import Parts
 from mint.service.runs.journal import Journal, JournalDamaged, RunIsElsewhere
 from mint.service.runs.run import TrainingRun
 from mint.service.sampling.samplers import Samplers
-from mint.service.store.database import RunRow, now
+from mint.service.store.database import RunRow
 from mint.service.wire.requests import CreateByLoad, CreateModel, check_optimizer
 
 log = logging.getLogger(__name__)
@@ -32,69 +31,64 @@ _UNLOADED = "unloaded"  # a file in the folder of a run that unload_model has en
 
 
 class Runs:
-    """Creates, finds, and releases runs."""
+    """Creates, finds and releases runs."""
 
     def __init__(self, parts: Parts, samplers: Samplers, idleness: Idleness) -> None:
         self._parts = parts
         self._idleness = idleness
         self._settings = parts.settings
         self._store = parts.store
-        self._sessions = parts.sessions
-        self._futures = parts.futures
-        self._checkpoints = parts.checkpoints
         self._samplers = samplers
         self._runs: dict[str, TrainingRun] = {}
         self._opening: dict[tuple[str, str], asyncio.Task[TrainingRun]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
-        self._used: dict[str, datetime] = {}
         self._creating = asyncio.Lock()
 
     # ---- creating -------------------------------------------------------------------------------
 
     async def create(self, caller: Caller, request: CreateModel) -> str:
-        """Start creating a run; returns the request id. The same request gives the same run."""
-        await self._sessions.require(request.session_id, caller.user)
+        """Start to create a run; return the request id. The same request gives the same run."""
+        await self._parts.sessions.require(request.session_id, caller.user)
         check_optimizer(request.optimizer_config)
-        row = RunRow(
-            base_model=request.base_model,
-            lora=asdict(_lora_spec(request)),
-            user_metadata=request.user_metadata,
-        )
-        return await self._create(caller, request.session_id, request.model_seq_id, row)
+        row = RunRow(base_model=request.base_model, lora=asdict(_lora_spec(request)))
+        return await self._create(caller, request, row)
 
     async def create_by_load(self, caller: Caller, request: CreateByLoad) -> str:
-        """Start creating a run that begins where a checkpoint ends; returns the request id."""
+        """Start to create a run that continues from a checkpoint; return the request id."""
         user = caller.user
-        await self._sessions.require(request.session_id, user)
+        await self._parts.sessions.require(request.session_id, user)
         check_optimizer(request.optimizer_config)
-        path, found = await asyncio.to_thread(self._checkpoints.require, request.path, user)
+        path, found = await asyncio.to_thread(self._parts.checkpoints.require, request.path, user)
         if request.optimizer:
             path.require_optimizer()
-        row = RunRow(
-            base_model=request.base_model or found.base_model,
-            lora=found.lora,
-            user_metadata=request.user_metadata,
-        )
-        folder = await asyncio.to_thread(self._checkpoints.verified_folder, path)
+        row = RunRow(base_model=request.base_model or found.base_model, lora=found.lora)
+        folder = await asyncio.to_thread(self._parts.checkpoints.verified_folder, path)
         files = [
             file
             for file in folder.iterdir()
             if file.name.startswith("adapter_") or (request.optimizer and file.name == OPTIMIZER)
         ]
-        return await self._create(caller, request.session_id, request.model_seq_id, row, files)
+        return await self._create(caller, request, row, files)
 
     async def _create(
-        self, caller: Caller, session_id: str, number: int, row: RunRow, files: Sequence[Path] = ()
+        self,
+        caller: Caller,
+        request: CreateModel | CreateByLoad,
+        row: RunRow,
+        files: Sequence[Path] = (),
     ) -> str:
-        user = caller.user
-        row.id, row.session_id, row.user = f"{session_id}:train:{number}", session_id, user
-        row.key = caller.key
+        user = row.user = caller.user
+        row.key, row.session_id = caller.key, request.session_id
+        row.id = f"{request.session_id}:train:{request.model_seq_id}"
+        row.user_metadata = request.user_metadata
         run_folder_name(row.id)
         request_id = f"{row.id}:0"
         async with self._creating:
-            known = self._futures.find(request_id, user)
+            known = self._parts.futures.find(request_id, user)
             if known is not None and known.answer is not None and known.answer.is_failure:
-                self._futures.forget(request_id, user)  # it was undone: asked again, it starts anew
+                self._parts.futures.forget(
+                    request_id, user
+                )  # it was undone, so the same request starts it again
                 known = None
             if known is None:
                 await asyncio.to_thread(self._add, row)
@@ -102,12 +96,12 @@ class Runs:
                 run = await self._get(row.id, user)
                 if files:
                     await run.begin_from(files)
-                self._futures.open(request_id, user, run.why_waiting)
-                in_background(self._finish_creation(run, request_id))
+                work = self._load_or_undo(run)
+                self._parts.futures.compute(request_id, user, "create_model", work, run.why_waiting)
         return request_id
 
     def _add(self, row: RunRow) -> None:
-        """Write a new run down, unless its key has its quota of runs."""
+        """Store a new run. Raises ApiError 403 if its key has reached its quota of runs."""
         quota = self._parts.quota_of(row.key)
         if quota.runs is not None and self._store.get(RunRow, row.id, row.user) is None:
             held = sum(self._can_train(run_id) for run_id in self._store.runs_of_key(row.key))
@@ -118,31 +112,22 @@ class Runs:
         folder = self._folder(run_id)
         return folder.exists() and not (folder / _UNLOADED).exists()
 
-    async def _finish_creation(self, run: TrainingRun, request_id: str) -> None:
+    async def _load_or_undo(self, run: TrainingRun) -> Response:
+        """Load a new run; on failure delete it, so that the same request can create it again."""
         try:
             await run.load()
-        except Exception as error:
-            is_users = isinstance(error, UserError)
-            if not is_users and not isinstance(error, EngineDied):
-                log.exception("%s could not be created", run.row.id)
-            try:
-                await self._undo_creation(run)  # first: who hears of the failure may ask again
-            finally:
-                failure = Response.failure(str(error), "user" if is_users else "server")
-                self._futures.finish(request_id, failure)
-        else:
-            run.finish_creation()
-
-    async def _undo_creation(self, run: TrainingRun) -> None:
-        self._runs.pop(run.row.id, None)
-        await run.release()
-        await asyncio.to_thread(self._store.delete_run, run.row.id)
-        await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
+        except Exception:
+            self._runs.pop(run.row.id, None)
+            await run.release()
+            await asyncio.to_thread(self._store.delete_run, run.row.id)
+            await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
+            raise
+        return run.creation_answer()
 
     # ---- finding --------------------------------------------------------------------------------
 
     async def find(self, run_id: str, user: str) -> TrainingRun:
-        """The run of this id, opened from its journal if need be. Raises ApiError 404."""
+        """Return the run of this id, opened from its journal if needed. Raises ApiError 404."""
         run = self._runs.get(run_id)
         if run is None:
             run = await self._get(run_id, user)
@@ -152,18 +137,18 @@ class Runs:
         if run.row.user != user:
             raise _unknown(run_id)
         self.resume_if_due(run_id)
-        self._sessions.saw(run.row.session_id, user)
-        self._used[run_id] = now()
+        self._parts.sessions.saw(run.row.session_id, user)
+        self._store.note_use(RunRow, run_id)
         return run
 
     def resume_if_due(self, run_id: str) -> None:
-        """Try once more to restore a run that could not be restored a while ago."""
+        """Retry restoring a run that could not be restored before."""
         run = self._runs.get(run_id)
         if run is not None and run.wants_resuming:
             in_background(run.resume())
 
     def row(self, run_id: str, user: str) -> RunRow:
-        """Return what the store knows of a run, without opening it. Raises ApiError 404."""
+        """Return the row of a run, without opening it. Raises ApiError 404."""
         row = self._store.get(RunRow, run_id, user)
         if row is None:
             raise _unknown(run_id)
@@ -225,11 +210,11 @@ class Runs:
 
     @property
     def paused(self) -> int:
-        """The number of runs wait for space on the disk."""
+        """The number of runs that are waiting for disk space."""
         return sum(run.is_paused for run in self._runs.values())
 
     def status(self, run_id: str) -> dict[str, Any]:
-        """Return what a run is doing: its state, how many operations wait, and for what."""
+        """Return a run's state, how many operations are waiting, and what for."""
         run = self._runs.get(run_id)
         if run is not None:
             state = "busy" if run.is_working else "waiting" if run.waiting else "idle"
@@ -245,7 +230,7 @@ class Runs:
     # ---- releasing ------------------------------------------------------------------------------
 
     async def release(self, run_id: str) -> None:
-        """Take a run out of memory; the next request for it opens it from its journal."""
+        """Remove a run from memory; the next request for it opens it from its journal."""
         run = self._runs.pop(run_id, None)
         if run is not None:
             task = self._releasing[run_id] = asyncio.create_task(run.release())
@@ -253,14 +238,14 @@ class Runs:
             await asyncio.shield(task)
 
     async def unload(self, run_id: str) -> None:
-        """Release a run for good: what is asked of it later is refused. Its checkpoints stay."""
+        """Release a run permanently: later operations are refused. Its checkpoints stay."""
         folder = self._folder(run_id)
         if folder.exists():
             await asyncio.to_thread((folder / _UNLOADED).touch)
         await self.release(run_id)
 
     async def release_session(self, session_id: str) -> bool:
-        """Release the runs of a silent session; False while one of them has work to do."""
+        """Release the runs of a silent session; return False while one of them is working."""
         mine = [run for run in self._runs.values() if run.row.session_id == session_id]
         if any(run.is_working for run in mine):
             return False
@@ -269,12 +254,12 @@ class Runs:
         return True
 
     async def prepare_to_leave(self, engine: EngineProcess) -> None:
-        """Save the runs that are in an engine which is about to be unloaded."""
+        """Save the runs in an engine that is about to be unloaded."""
         for run in list(self._runs.values()):
             await run.prepare_to_leave(engine)
 
     def delete_forgotten(self) -> None:
-        """Remove the journals and snapshots of runs that were unused for long."""
+        """Delete the journals and snapshots of runs that were unused for ``run_kept_s``."""
         for folder in (self._settings.home / "runs").glob("*"):
             changed = max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir()))
             idle = self._idleness.seconds(f"run {folder.name}", str(changed))
@@ -284,18 +269,18 @@ class Runs:
                     Journal(folder).close()
                     shutil.rmtree(folder, ignore_errors=True)
 
+    def sessions_with_state(self) -> set[str]:
+        """Return the ids of the sessions with a run whose journal is on disk."""
+        folders = (self._settings.home / "runs").glob("*")
+        return {folder.name.partition("_")[0] for folder in folders}
+
     def open_runs(self) -> set[str]:
         """Return the ids of the runs that are open in this service."""
         return set(self._runs)
 
     async def close(self) -> None:
-        """Stop every run where it is: the service is ending, and the journals have the rest."""
+        """Stop every run at once: the service is stopping, and the journals have the rest."""
         await asyncio.gather(*(run.close() for run in self._runs.values()))
-
-    async def save_last_used(self) -> None:
-        used, self._used = self._used, {}
-        if used:
-            await asyncio.to_thread(self._store.touch, RunRow, used)
 
 
 def _unknown(run_id: str) -> ApiError:
@@ -303,7 +288,7 @@ def _unknown(run_id: str) -> ApiError:
 
 
 def _lora_spec(request: CreateModel) -> LoraSpec:
-    """The adapter's shape, with a seed drawn now so that a replay makes the same adapter."""
+    """Return the adapter's shape, with a seed chosen now so that a replay creates the same one."""
     if request.lora_config is None:
         raise UserError("lora_config is missing: this service trains LoRA adapters only.")
     spec = LoraSpec(**request.lora_config.model_dump())

@@ -4,6 +4,8 @@ SQLite (WAL) by default, PostgreSQL by URL. Every method is one short transactio
 from the service through ``asyncio.to_thread``.
 """
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -45,7 +47,7 @@ def now() -> datetime:
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A time in UTC: SQLite stores no zone, and PostgreSQL answers in its server's."""
+    """A time in UTC: SQLite stores no time zone, and PostgreSQL answers in that of its server."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -158,6 +160,9 @@ _TOUCHED: dict[type[Table], tuple[str, str]] = {
 """The key of a table, and its column for the time of the last use."""
 
 
+_HAS_RUN = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
+
+
 class Store:
     """Short transactions over one database that several services may share."""
 
@@ -168,11 +173,12 @@ class Store:
             event.listen(self._engine, "connect", _prepare_sqlite)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         self._home = home
+        self._used: defaultdict[Any, dict[str, datetime]] = defaultdict(dict)
 
     def migrate(self, version: str = "head") -> None:
-        """Bring the tables to the newest version; several services may start at once.
+        """Upgrade the tables to the newest version; several services may start at once.
 
-        Raises UserError when the database cannot be reached or written.
+        Raises UserError if the database cannot be reached or written.
         """
         try:
             migrations.migrate(self._engine, self._home / "migrations.lock", version)
@@ -183,7 +189,7 @@ class Store:
             ) from error
 
     def versions(self) -> tuple[str | None, list[str]]:
-        """Return the version of the tables, and all that this code knows, the newest first."""
+        """Return the version of the tables, and all versions that this code knows, newest first."""
         return migrations.versions(self._engine)
 
     def close(self) -> None:
@@ -210,7 +216,7 @@ class Store:
             session.add(row)
 
     def add_once(self, row: Row, key: str) -> Row:
-        """Insert, or return the row that an earlier, identical request made."""
+        """Insert, or return the row that an earlier, identical request inserted."""
         with self._sessions() as session:
             existing = session.get(type(row), key)
             if existing is not None:
@@ -224,7 +230,7 @@ class Store:
                 return session.get_one(type(row), key)
 
     def get(self, table: type[Row], key: str, user: str) -> Row | None:
-        """One row by its key, if it belongs to ``user``."""
+        """Return a row by its key, if it belongs to ``user``."""
         with self.transaction() as session:
             row: Any = session.get(table, key)
             return row if row is not None and row.user == user else None
@@ -232,7 +238,7 @@ class Store:
     def page(
         self, table: type[Listed], user: str, limit: int, offset: int, *conditions: Condition
     ) -> tuple[list[Listed], int]:
-        """The newest rows of a user that fit, and how many there are in all."""
+        """Return a page of a user's rows, newest first, and the total number."""
         where = [table.user == user, *conditions]
         with self.transaction() as session:
             total = session.scalar(select(func.count()).select_from(table).where(*where)) or 0
@@ -245,10 +251,20 @@ class Store:
             )
             return list(rows), total
 
+    def note_use(self, table: type[SessionRow | RunRow | ApiKey], key: str) -> None:
+        """Note in memory that a session, run or key is used now, so that no request waits."""
+        self._used[table][key] = now()
+
+    async def save_uses(self) -> None:
+        """Write what :meth:`note_use` noted."""
+        used, self._used = self._used, defaultdict(dict)
+        for table, seen in used.items():
+            await asyncio.to_thread(self.touch, table, seen)
+
     def touch(
         self, table: type[SessionRow | RunRow | ApiKey], seen: Mapping[str, datetime]
     ) -> None:
-        """Note when sessions were last seen, or runs or keys last used, in one transaction."""
+        """Write when sessions were last seen, or runs or keys last used, in one transaction."""
         name, column = _TOUCHED[table]
         with self.transaction() as session:
             for key, when in seen.items():
@@ -258,7 +274,7 @@ class Store:
     # ---- sessions, runs and samplers ----------------------------------------------------------
 
     def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
-        """Note how a session ended; the first word wins."""
+        """Record how a session ended; only the first call counts."""
         is_first = (SessionRow.id == session_id, SessionRow.finish.is_(None))
         self._change(
             update(SessionRow).where(*is_first).values(finish=reason, finish_detail=detail)
@@ -268,26 +284,19 @@ class Store:
         changed = update(SessionRow).where(SessionRow.id == session_id)
         self._change(changed.values(project_id=project_id))
 
-    def forgotten_sessions(self, before: datetime, limit: int = 1000) -> list[SessionRow]:
-        """Return sessions that were last seen before a time and have no run."""
-        has_run = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
-        forgotten = select(SessionRow).where(SessionRow.last_seen < before, ~has_run)
-        return self._all(forgotten.limit(limit))
+    def forgotten_sessions(self, before: datetime) -> list[SessionRow]:
+        """Return sessions last seen before a time that have samplers to delete, or no runs."""
+        has_sampler = select(SamplerRow.id).where(SamplerRow.session_id == SessionRow.id).exists()
+        is_forgotten = (SessionRow.last_seen < before, or_(has_sampler, ~_HAS_RUN))
+        return self._all(select(SessionRow).where(*is_forgotten))
 
     def delete_session(self, session_id: str) -> None:
-        """Delete a session and its samplers."""
+        """Delete the samplers of a session, and the session itself unless it has runs."""
         samplers = delete(SamplerRow).where(SamplerRow.session_id == session_id)
-        self._change(samplers, delete(SessionRow).where(SessionRow.id == session_id))
-
-    def readable_run(self, run_id: str, user: str) -> RunRow | None:
-        """A run of the user's own, or another's with a public checkpoint."""
-        is_public = CheckpointRow.public.is_(True)
-        public = select(CheckpointRow.run_id).where(CheckpointRow.run_id == run_id, is_public)
-        may_read = or_(RunRow.user == user, RunRow.id.in_(public))
-        return next(iter(self._all(select(RunRow).where(RunRow.id == run_id, may_read))), None)
+        self._change(samplers, delete(SessionRow).where(SessionRow.id == session_id, ~_HAS_RUN))
 
     def runs_of_key(self, key: str) -> list[str]:
-        """Return the ids of all runs that a key made."""
+        """Return the ids of all runs that a key created."""
         return self._all(select(RunRow.id).where(RunRow.key == key))
 
     def last_request(self) -> datetime | None:
@@ -299,7 +308,7 @@ class Store:
         self._change(delete(RunRow).where(RunRow.id == run_id))
 
     def add_client(self, sampler_id: str) -> int:
-        """A number that no other client of this sampler has; the first client is 0."""
+        """Return a number for a new client of a sampler, which no other client of it has."""
         with self.transaction() as session:
             counted = (
                 update(SamplerRow)
@@ -310,23 +319,23 @@ class Store:
             return session.scalars(counted).one()
 
     def note_digest(self, sampler_id: str, digest: str) -> None:
-        """Note the digest of a sampler's weights, once."""
+        """Record the digest of a sampler's weights, once."""
         unknown = (SamplerRow.id == sampler_id, SamplerRow.digest.is_(None))
         self._change(update(SamplerRow).where(*unknown).values(digest=digest))
 
     # ---- keys -------------------------------------------------------------------------------
 
     def all_keys(self) -> list[ApiKey]:
-        """Every key that was ever made, the oldest first."""
+        """Return every key that was ever created, the oldest first."""
         return self._all(select(ApiKey).order_by(ApiKey.created_at))
 
     def active_keys(self) -> list[ApiKey]:
-        """Return the keys in force: neither revoked nor expired."""
+        """Return the keys that are neither revoked nor expired."""
         in_time = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
         return self._all(select(ApiKey).where(ApiKey.revoked_at.is_(None), in_time))
 
     def revoke_key(self, name: str) -> bool:
-        """End a key; False when none of this name is in force."""
+        """Revoke a key; return False if there is none of this name, or it is revoked."""
         with self.transaction() as session:
             in_force = select(ApiKey).where(ApiKey.name == name, ApiKey.revoked_at.is_(None))
             key = session.scalar(in_force)
@@ -356,7 +365,7 @@ class Store:
         return next(iter(self._all(found)), None)
 
     def put_checkpoint(self, row: CheckpointRow) -> None:
-        """Insert, replacing what had this name."""
+        """Insert a checkpoint, replacing the one of the same name."""
         with self.transaction() as session:
             session.execute(delete(CheckpointRow).where(is_at(row.run_id, row.kind, row.name)))
             session.add(row)
@@ -372,14 +381,14 @@ class Store:
 
 
 def is_at(run_id: str, kind: str, name: str) -> Condition:
-    """The condition that a checkpoint is the one of this path."""
+    """Return the condition that a checkpoint has this path."""
     return and_(
         CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name
     )
 
 
 def _open(url: str) -> Engine:
-    """Return the connections to a database. Raises UserError when its driver is missing."""
+    """Return the engine of a database. Raises UserError if its driver is missing."""
     parsed = make_url(url)
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")

@@ -1,2 +1,3 @@
-"""The dashboard: its server, queries over rollouts, the page, and bundles of one HTML file.
-It only reads run directories."""
+"""The dashboard: its server, queries over rollouts, the page, and bundles in one HTML file. It only
+reads run directories.
+"""

@@ -71,7 +71,9 @@ def _overview(place: RunPlace, tables: Tables) -> dict[str, Any]:
 
 
 def _rollouts(place: RunPlace, tables: Tables, limit: int) -> tuple[dict[str, Any], int, int]:
-    """Return the answers about rollouts, how many steps they are of, and how many there are."""
+    """Return the answers about rollouts, the number of steps that they cover, and the number of all
+    steps.
+    """
     rollouts, at = Rollouts(place), f"runs/{place.id}"
     steps = _steps(place, tables)
     answers: dict[str, Any] = {}
@@ -107,7 +109,7 @@ def _steps(place: RunPlace, tables: Tables) -> list[int]:
 
 
 def spread(steps: Sequence[int]) -> Iterator[int]:
-    """Yield the last and the first of some steps, then those halfway, and so on.
+    """Yield the last and the first step, then the one halfway between, and so on.
 
     >>> list(spread([1, 2, 3, 4, 5]))
     [5, 1, 3, 2, 4]
@@ -142,26 +144,14 @@ def page(answers: dict[str, Any]) -> str:
         f"default-src 'none'; script-src '{_hash(import_map)}' '{_hash(start)}' data:; "
         f"style-src '{_hash(styles)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>mint watch</title>
-<link rel="icon" href="data:,">
-<style>{styles}</style>
-<script type="importmap">{import_map}</script>
-</head>
-<body>
-<noscript>This page is drawn in the browser by JavaScript.</noscript>
-<div id="app"></div>
-<script type="text/plain" id="bundle">{packed}</script>
-<script type="module">{start}</script>
-</body>
-</html>
-"""
+    head, _, rest = (ASSETS / "index.html").read_text().partition('<link rel="stylesheet"')
+    _, end_of_head, body = rest.partition("</head>")
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+    head = head.replace("<meta name", f"{meta}<meta name", 1)
+    head += f'<style>{styles}</style>\n<script type="importmap">{import_map}</script>\n'
+    carried = f'<script type="text/plain" id="bundle">{packed}</script>\n'
+    carried += f'<script type="module">{start}</script>\n'
+    return head + end_of_head + body.replace("</body>", f"{carried}</body>")
 
 
 def _data_url(script: Path) -> str:

@@ -1,4 +1,4 @@
-"""Metrics as columns, in full or averaged to a number of points that a screen can show."""
+"""Metrics as columns, complete or averaged to as many points as a screen shows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +45,7 @@ def metric_names(rows: Rows) -> list[str]:
 
 
 def between(rows: Rows, first: int | None, last: int | None) -> Rows:
-    """Return the rows of a range of steps, both ends included; None is open."""
+    """Return the rows of a range of steps, both ends included; None means no bound."""
     if first is None and last is None:
         return rows
     low = first if first is not None else -(2**62)
@@ -72,7 +72,7 @@ def _mean(rows: Rows, name: str) -> float | None:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits are more than a screen shows; times keep theirs."""
+    """Round to six digits, more than a screen shows; large values such as times stay exact."""
     if value is None or abs(value) >= 1e6:
         return value
     return float(f"{value:.6g}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal
 
-_LONGEST = 1_000
-STOPS = ("stop", "length")
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 _COMPONENT = "list_extract(map_extract(components, ?), 1)"
 _CONDITIONS = {
     "text": "(contains(response, ?) OR contains(prompt, ?))",
@@ -25,14 +23,16 @@ _CONDITIONS = {
     "step_max": "step <= ?",
 }
 _ERRORS = {"any": "error IS NOT NULL", "none": "error IS NULL"}
+_Text = Annotated[str, Field(max_length=1_000)] | None
+_Number = Annotated[float, Field(allow_inf_nan=False)] | None
+_Step = Annotated[int, Field(ge=-(2**62), le=2**62)] | None
 
 
 class BadFilter(ValueError):
     """A search that cannot be carried out; the text says what to change."""
 
 
-@dataclass(frozen=True)
-class Filter:
+class Filter(BaseModel):
     """Conditions on rollouts; all that are given must hold.
 
     >>> where, values = Filter(text="42", reward_min=0.5).sql()
@@ -42,41 +42,34 @@ class Filter:
     ['42', '42', 0.5]
     """
 
-    text: str | None = None
-    regex: str | None = None
-    reward_min: float | None = None
-    reward_max: float | None = None
-    component: str | None = None
-    component_min: float | None = None
-    component_max: float | None = None
-    stop: str | None = None
-    error: str | None = None
-    step_min: int | None = None
-    step_max: int | None = None
-    identity: str | None = None
+    model_config = ConfigDict(frozen=True)
+
+    text: _Text = None
+    regex: _Text = None
+    reward_min: _Number = None
+    reward_max: _Number = None
+    component: _Text = None
+    component_min: _Number = None
+    component_max: _Number = None
+    stop: Literal["stop", "length"] | None = None
+    error: _Text = None
+    step_min: _Step = None
+    step_max: _Step = None
+    identity: _Text = None
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Filter:
-        """Read a filter from the parameters of an address; empty ones are left out.
+        """Read a filter from query parameters; empty ones are ignored.
 
         >>> Filter.read({"reward_min": "0.5", "text": ""}) == Filter(reward_min=0.5)
         True
         """
-        found: dict[str, Any] = {}
-        for field in fields(cls):
-            raw = given.get(field.name, "")
-            if raw == "":
-                continue
-            if len(raw) > _LONGEST:
-                raise BadFilter(f"{field.name} has more than {_LONGEST} characters. Shorten it.")
-            kind = str(field.type)
-            found[field.name] = _number(field.name, raw, kind) if "str" not in kind else raw
-        chosen = cls(**found)
-        if chosen.stop not in (None, *STOPS):
-            raise BadFilter(f"stop is one of {', '.join(STOPS)}, not {chosen.stop!r}.")
-        if chosen.component is None and (
-            chosen.component_min is not None or chosen.component_max is not None
-        ):
+        try:
+            chosen = cls.model_validate({name: text for name, text in given.items() if text})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise BadFilter(f"{first['loc'][0]}: {first['msg']}.") from None
+        if chosen.component is None and (chosen.component_min, chosen.component_max) != (None,) * 2:
             raise BadFilter("component_min and component_max require component=NAME.")
         return chosen
 
@@ -100,13 +93,3 @@ class Filter:
         return (self.step_min is None or last >= self.step_min) and (
             self.step_max is None or first <= self.step_max
         )
-
-
-def _number(name: str, raw: str, kind: str) -> float | int:
-    try:
-        value = int(raw) if "int" in kind else float(raw)
-    except ValueError:
-        raise BadFilter(f"{name} is a number, not {raw[:50]!r}.") from None
-    if not math.isfinite(value) or abs(value) > 2**62:
-        raise BadFilter(f"{name} is a finite number, not {raw[:50]!r}.")
-    return value

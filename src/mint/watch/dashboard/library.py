@@ -21,18 +21,18 @@ _MOST_FOLDERS = 20_000
 
 
 class UnknownRun(LookupError):
-    """There is no run of that name under the folders that are served."""
+    """There is no such run in the served folders."""
 
 
 @dataclass(frozen=True)
 class RunPlace:
-    """A run directory and the name that addresses have for it."""
+    """A run directory, and its id in URLs."""
 
     id: str
     path: Path
 
     def file(self, name: str) -> Path | None:
-        """Return a file of the run if it is one: no link, no device, no folder.
+        """Return a file of the run if it is a regular file: no link, device or folder.
 
         >>> RunPlace("x", Path("/nowhere")).file("metrics.jsonl") is None
         True
@@ -48,7 +48,7 @@ class RunPlace:
 
 
 class Library:
-    """Finds runs under the folders that a user named, and those that ``more`` names itself.
+    """Finds runs in the folders that a user named, and those that ``more`` returns.
 
     >>> Library([Path("/nowhere")]).runs()
     []
@@ -119,6 +119,6 @@ def _is_file(path: Path) -> bool:
 
 
 def _identifier(path: Path) -> str:
-    """A name for addresses: readable, and different for different folders."""
+    """Return an id for URLs: readable, and different for different folders."""
     readable = re.sub(r"[^\w.-]+", "-", path.name, flags=re.ASCII)[:48].strip("-.") or "run"
     return f"{readable}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"

@@ -2,9 +2,9 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -14,8 +14,9 @@ from mint.watch.dashboard.query import Rollouts
 from mint.watch.dashboard.tail import Tail, number
 from mint.watch.directory.files import CONFIG, EVENTS, METRICS, SUMMARY
 from mint.watch.directory.reader import RunReader, summarise
-from mint.watch.verdict.judge import NEEDED
+from mint.watch.verdict.verdict import NEEDED
 
+Found = TypeVar("Found")
 _MOST_BYTES = 1024 * 1024
 _MOST_ROWS_KEPT = 100_000
 _MOST_OVERVIEWS = 2_000
@@ -31,38 +32,40 @@ class RunTables:
     def __init__(self, path: Path) -> None:
         self.metrics = Tail(path / METRICS)
         self.events = Tail(path / EVENTS)
-        self._curves: tuple[tuple[int, int, int], dict[str, Any]] | None = None
-        self._components: tuple[Path, list[str]] | None = None
-        self._judged: tuple[tuple[int, int], dict[str, Any]] | None = None
+        self._computed: dict[str, tuple[object, Any]] = {}
 
     def __len__(self) -> int:
         return len(self.metrics.rows) + len(self.events.rows)
 
     def curves(self, points: int) -> dict[str, Any]:
         """Return all metrics as columns; computed again only when there are more."""
-        key = (self.metrics.generation, len(self.metrics.rows), points)
-        if self._curves is None or self._curves[0] != key:
-            self._curves = key, columns(self.metrics.rows, points)
-        return self._curves[1]
+        rows = self.metrics.rows
+        key = (self.metrics.generation, len(rows), points)
+        return self._unless_known("curves", key, lambda: columns(rows, points))
 
     def components(self, rollouts: Rollouts) -> list[str]:
-        """Return the names of the reward's components, asked once for each newest file."""
-        files = rollouts.files()
-        if not files:
-            return []
-        if self._components is None or self._components[0] != files[-1].path:
-            self._components = files[-1].path, rollouts.component_names()
-        return self._components[1]
+        """Return the names of the reward's components; queried again only when there is a newer
+        file.
+        """
+        newest = [file.path for file in rollouts.files()[-1:]]
+        return self._unless_known("components", newest, rollouts.component_names)
 
-    def judged(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def judged(self) -> dict[str, Any]:
         """Return a summary of a run that wrote none; computed again only when it has grown."""
         rows, events = self.metrics.rows, self.events.rows
-        length = (len(rows), len(events))
-        if self._judged is None or self._judged[0] != length:
+
+        def summary() -> dict[str, Any]:
             measured = [{n: number(row[n]) for n in NEEDED if n in row} for row in rows]
-            steps = int(number(config.get("steps")) or 0)
-            self._judged = length, summarise(measured, events, steps, "unknown")
-        return self._judged[1]
+            return summarise(measured, events, "unknown")
+
+        return self._unless_known("summary", (len(rows), len(events)), summary)
+
+    def _unless_known(self, name: str, key: object, compute: Callable[[], Found]) -> Found:
+        """Return the last result for this key, or compute it."""
+        if self._computed.get(name, (None,))[0] != key:
+            self._computed[name] = key, compute()
+        found: Found = self._computed[name][1]
+        return found
 
 
 class Tables:
@@ -73,7 +76,7 @@ class Tables:
         self._overviews: dict[str, tuple[object, dict[str, Any]]] = {}
 
     def of(self, place: RunPlace) -> RunTables:
-        """Return a run's tables, read as far as they are written now."""
+        """Return a run's tables, up to date with its files."""
         found = self._kept.pop(place.id, None)
         if found is None:
             found = RunTables(place.path)
@@ -113,7 +116,7 @@ def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
     """Describe a run: its progress, its verdict, and its main curves in a few points."""
     rows = tables.metrics.rows
     config = read_config(place)[0]
-    summary = read_summary(place) or tables.judged(config)
+    summary = read_summary(place) or tables.judged()
     last = rows[-1] if rows else {}
     status = _text(summary.get("status")) or "unknown"
     return {
@@ -150,7 +153,7 @@ def read_summary(place: RunPlace) -> dict[str, Any]:
 
 
 def read_config(place: RunPlace) -> tuple[dict[str, Any], str]:
-    """Return ``config.yaml`` as settings and as text; a file that cannot be read has none."""
+    """Return ``config.yaml`` as settings and as text; no settings if it cannot be parsed."""
     text = read_text(place, CONFIG) or ""
     try:
         found = yaml.load(text, _PlainLoader)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from mint.watch.dashboard.filters import BadFilter, Filter
 from mint.watch.dashboard.library import RunPlace
 from mint.watch.directory.files import ROLLOUTS_1, RolloutFile
+from mint.watch.directory.schema import schema
 
 MOST_ROLLOUTS = 4_096
 """Rollouts of one step that a view shows."""
@@ -37,31 +38,7 @@ _BRIEF = """
     left(response, $excerpt) AS response, length(response) > $excerpt AS cut,
     left(prompt, $excerpt) AS prompt
 """
-_FORMAT_1 = {
-    "step": "INTEGER",
-    "group": "INTEGER",
-    "index": "INTEGER",
-    "identity": "VARCHAR",
-    "prompt": "VARCHAR",
-    "response": "VARCHAR",
-    "reward": "DOUBLE",
-    "components": "MAP(VARCHAR, DOUBLE)",
-    "penalty": "DOUBLE",
-    "advantage": "DOUBLE",
-    "length": "INTEGER",
-    "truncated": "BOOLEAN",
-    "masked": "BOOLEAN",
-    "error": "VARCHAR",
-    "trace": "JSON",
-    "version": "INTEGER",
-    "replaced": "BOOLEAN",
-}
-_ABSENT_IN_1 = """
-    CAST(NULL AS VARCHAR) AS messages, MAP {}::MAP(VARCHAR, VARCHAR) AS reasons,
-    CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop,
-    CAST(NULL AS VARCHAR) AS traceback, CAST(NULL AS DOUBLE) AS sampled_at, [] AS segments
-"""
-
+_SQL_TYPES = {"int32": "INTEGER", "string": "VARCHAR", "double": "DOUBLE", "bool": "BOOLEAN"}
 
 Place = tuple[int, int, int]
 """The step, group and index of a rollout."""
@@ -75,7 +52,7 @@ class QueryFailed(RuntimeError):
 
 
 class FilesMerged(QueryFailed):
-    """A file is gone since it was listed: the run has merged it with others."""
+    """A file has disappeared since it was listed: the run merged it with others."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +72,7 @@ class Rollouts:
         self._old = place.file(ROLLOUTS_1)
 
     def files(self) -> list[RolloutFile]:
-        """List the files there are now; one stands for all in a run of format 1."""
+        """List the current files; in a run of format 1, its only file."""
         found = self._place.rollout_files()
         if not found and self._old is not None:
             return [RolloutFile(0, 2**40, self._old)]
@@ -123,7 +100,7 @@ class Rollouts:
         return [_whole(row) for row in self._ask(_of(step), sql, [step, MOST_ROLLOUTS])]
 
     def of_prompts(self, identities: Sequence[str], limit: int = 1_000) -> dict[str, Any]:
-        """Return the rollouts of some prompts over the steps, in brief, and how many there are.
+        """Return the rollouts of some prompts across the steps, in brief, and how many there are.
 
         With more than ``limit``, steps are left out evenly, but never the last.
         """
@@ -154,7 +131,7 @@ class Rollouts:
         return found
 
     def prompts(self, limit: int = 500) -> list[dict[str, Any]]:
-        """List the prompts that came up in the most steps, of the last files."""
+        """List the prompts that occur in the most steps of the last files."""
         sql = """
             SELECT identity, any_value(left(prompt, 200)) AS prompt, count(DISTINCT step) AS steps,
                 min(step) AS first, max(step) AS last, avg(reward) AS reward
@@ -216,14 +193,14 @@ class Rollouts:
         return found
 
     def component_names(self) -> list[str]:
-        """Return the names of the reward's components, as the last file has them."""
+        """Return the names of the reward's components in the last file."""
         sql = "SELECT DISTINCT unnest(map_keys(components)) AS name FROM {} ORDER BY name LIMIT 100"
         return [row["name"] for row in self._ask(lambda files: files[-1:], sql, [])]
 
     # ---- DuckDB ----
 
     def _ask(self, choose: Choice, sql: str, values: list[Any]) -> list[dict[str, Any]]:
-        """Query some of the files; again if the run has merged them meanwhile."""
+        """Query some of the files; again if the run merged them in the meantime."""
         for _ in range(_TRIES):
             try:
                 return self._ask_files(choose(self.files()), sql, values)
@@ -244,11 +221,13 @@ class Rollouts:
 
     def _source(self, files: Sequence[RolloutFile]) -> str:
         if files[0].path == self._old:
-            kinds = ", ".join(f"{_quoted(k)}: {_quoted(v)}" for k, v in _FORMAT_1.items())
+            flat = [field for field in schema() if field.name != "segments"]
+            kinds = ", ".join(f"{_quoted(f.name)}: {_quoted(_sql_type(f.type))}" for f in flat)
             return (
-                f"(SELECT *, {_ABSENT_IN_1} FROM read_json({_quoted(str(self._old))}, "
+                "(SELECT * REPLACE (CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop), "
+                f"[] AS segments FROM read_json({_quoted(str(self._old))}, "
                 f"format='newline_delimited', columns={{{kinds}}}, ignore_errors=true, "
-                f"maximum_object_size=67108864))"
+                "maximum_object_size=67108864))"
             )
         names = ", ".join(_quoted(str(file.path)) for file in files)
         return f"read_parquet([{names}], union_by_name=true)"
@@ -300,7 +279,7 @@ def _spread(steps: Sequence[int], every: int) -> list[int]:
 
 
 def _share(files: Sequence[RolloutFile], reached: RolloutFile) -> float:
-    """The share of the files that come before one."""
+    """Return the share of the files that come before one."""
     return files.index(reached) / len(files)
 
 
@@ -314,6 +293,12 @@ def _check_regex(pattern: str | None) -> None:
         except duckdb.Error as error:
             reason = str(error).partition("Error: ")[2] or str(error)
             raise BadFilter(f"The regular expression is not valid for RE2: {reason}") from error
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    if pa.types.is_map(kind):
+        return f"MAP({_sql_type(kind.key_type)}, {_sql_type(kind.item_type)})"
+    return _SQL_TYPES[str(kind)]
 
 
 def _quoted(text: str) -> str:

@@ -53,7 +53,7 @@ class Watch:
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
 
     async def work(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a reading function in a thread, a few at a time."""
+        """Run a function that reads files in a thread, a few at a time."""
         async with self.turns:
             return await asyncio.to_thread(function, *arguments)
 
@@ -74,7 +74,7 @@ class Watch:
         return PlainJson({"runs": await self.work(list_runs, self.library, self.tables)})
 
     def of_run(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint of a question about one run, which is answered in a thread."""
+        """Return an endpoint that answers a question about one run, in a thread."""
 
         async def endpoint(request: Request) -> Response:
             if self.may_read is not None and not await self.may_read(request):

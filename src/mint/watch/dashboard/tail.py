@@ -1,4 +1,4 @@
-"""Read JSON Lines files that grow: only what was added is read."""
+"""Read JSON Lines files that grow; only what was added is read."""
 
 import json
 import math

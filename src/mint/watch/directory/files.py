@@ -74,7 +74,7 @@ def rollout_files(folder: Path) -> list[RolloutFile]:
 
 
 def read_lines(file: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Read the complete lines of a table; None stands for one that is damaged."""
+    """Read the complete lines of a table; a damaged line is paired with None."""
     if not file.exists():
         return
     complete, _, _ = file.read_text(encoding="utf-8", errors="replace").rpartition("\n")
@@ -118,7 +118,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Write rows as lines of JSON.
+    """Encode rows as lines of JSON.
 
     >>> lines([{"loss": float("nan")}, {"step": 1}])
     b'{"loss": null}\\n{"step": 1}\\n'
@@ -128,7 +128,7 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """Replace the numbers that JSON does not have (NaN and infinities) by None."""
+    """Replace numbers that JSON cannot represent (NaN and infinities) by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -30,7 +30,7 @@ from mint.watch.directory.files import (
     read_yaml,
     rollout_files,
 )
-from mint.watch.verdict.judge import judge
+from mint.watch.verdict.verdict import judge
 
 Row = dict[str, Any]
 _ENDS = {
@@ -44,11 +44,11 @@ _TRIES = 5
 
 
 class NotARun(ValueError):
-    """The folder holds no run."""
+    """The folder does not contain a run."""
 
 
 def is_run(path: str | Path) -> bool:
-    """Return whether a folder holds a run."""
+    """Return whether a folder contains a run."""
     names = (CONFIG, METRICS, SUMMARY, ROLLOUTS_1)
     return any((Path(path) / name).is_file() for name in names)
 
@@ -115,7 +115,7 @@ class RunReader:
             "format": self.format,
             "task": config.get("task"),
             "name": self.path.resolve().name,
-            **summarise(rows, events, config.get("steps"), unended),
+            **summarise(rows, events, unended),
             "step": last.get("step", 0),
             "steps": config.get("steps"),
             "last": last,
@@ -175,9 +175,8 @@ class RunReader:
             for file in self.rollout_files():
                 if file.last <= done or (step is not None and not file.first <= step <= file.last):
                     continue
-                try:
-                    table = self._opened(file, _reads(step, names), gone=True)
-                except FileNotFoundError:
+                table = self._opened(file, _reads(step, names))
+                if table is None and not file.path.exists():
                     missing = True  # merged meanwhile: look again
                     break
                 if table is not None:
@@ -186,19 +185,12 @@ class RunReader:
             if not missing:
                 return
 
-    def _opened(
-        self, file: RolloutFile, read: Callable[[Path], Any], gone: bool = False
-    ) -> Any | None:
-        """Read a Parquet file; None for a damaged one, or FileNotFoundError for one that is gone
-        when ``gone``."""
+    def _opened(self, file: RolloutFile, read: Callable[[Path], Any]) -> Any | None:
+        """Read a Parquet file; None for one that is damaged or gone."""
         import pyarrow as pa
 
         try:
             return read(file.path)
-        except FileNotFoundError:
-            if gone:
-                raise
-            return None
         except (pa.ArrowException, OSError, ValueError):
             return None  # damaged() names it
 
@@ -213,7 +205,9 @@ class RunReader:
         return (read_json(file) or {}) if file else {}
 
     def _inside(self, name: str) -> Path | None:
-        """Return a file of the directory; None for none, and for a link that leads out of it."""
+        """Return a file of the directory; None if there is none, or if it is a link that leads
+        outside.
+        """
         file = self.path / name
         return file if file.is_file() and self._is_inside(file) else None
 
@@ -221,7 +215,7 @@ class RunReader:
         return file.resolve().is_relative_to(self.path.resolve())
 
 
-def summarise(rows: Sequence[Row], events: Sequence[Row], steps: int | None, unended: str) -> Row:
+def summarise(rows: Sequence[Row], events: Sequence[Row], unended: str) -> Row:
     """Return status, times and verdict of a run that wrote no summary.
 
     ``unended`` is the status of a run whose last event is not its end.
@@ -233,7 +227,7 @@ def summarise(rows: Sequence[Row], events: Sequence[Row], steps: int | None, une
         "status": status,
         "started": times[0] if times else None,
         "updated": times[-1] if times else None,
-        "verdict": judge(rows, events, judged_as, steps).as_dict(),
+        "verdict": judge(rows, events, judged_as).as_dict(),
     }
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import Any
 
 from mint.watch.directory.files import BLOCK, METRICS, read_rows
@@ -80,12 +79,7 @@ class Record:
     def __enter__(self) -> Record:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, KeyboardInterrupt):
             self.close("interrupted")
         else:
@@ -133,7 +127,7 @@ def _free(path: Path) -> RunDirectory:
 
 
 def _placed(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dict[str, Any]]:
-    """Add step, group and index to rollouts; those with the same prompt are a group."""
+    """Add step, group and index to rollouts. Rollouts with the same prompt form a group."""
     groups: dict[Any, int] = {}
     sizes: dict[int, int] = defaultdict(int)
     rows = []

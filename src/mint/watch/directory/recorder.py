@@ -23,12 +23,12 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import yaml
@@ -56,7 +56,7 @@ from mint.watch.directory.files import (
 )
 from mint.watch.sinks import Sinks
 from mint.watch.sinks.opentelemetry import is_configured
-from mint.watch.verdict.judge import VerdictHistory, judge
+from mint.watch.verdict.verdict import VerdictHistory, judge
 
 __all__ = ["CONFIG", "EVENTS", "METRICS", "STATE", "RunDirectory", "RunDirectoryBusy", "read_rows"]
 
@@ -86,9 +86,10 @@ class RunDirectory:
         self._config: dict[str, Any] | None = None
         self._status = "running"
         self._started: float | None = None
-        self._sinks = Sinks(lambda name, text: self._event("sink_failed", name=name, text=text))
+        self._sinks = Sinks(lambda name, text: self.event("sink_failed", name=name, text=text))
         self._writer = ThreadPoolExecutor(1, "mint-recorder")
         self._pending: Future[None] | None = None
+        self._writing = 0  # the thread that writes the pending step
 
     def _locked(self) -> IO[bytes]:
         lock = open(self.path / ".lock", "wb")  # noqa: SIM115 - held until close()
@@ -105,12 +106,7 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -127,8 +123,8 @@ class RunDirectory:
 
     def _settle(self) -> None:
         """Wait for the step that is being written, and raise its error."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
+        if self._pending is not None and threading.get_ident() != self._writing:
+            pending, self._pending = self._pending, None
             pending.result()
 
     # ---- data ----
@@ -152,15 +148,13 @@ class RunDirectory:
         self._pending = self._writer.submit(self._write_step, rows, stamped)
 
     def _write_step(self, rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, Any]) -> None:
-        self._rollouts(rows)
-        self._metrics(metrics)
+        self._writing = threading.get_ident()
+        self.rollouts(rows)
+        self.metrics(metrics)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Add a step's metrics, and update the summary."""
         self._settle()
-        self._metrics(row)
-
-    def _metrics(self, row: Mapping[str, Any]) -> None:
         stamped = {"step": row.get("step"), "time": round(time.time(), 3), **row}
         stamped = {name: value for name, value in stamped.items() if value is not None}
         history = self._remembered()
@@ -171,14 +165,11 @@ class RunDirectory:
 
     def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the rollouts of a step, or of several."""
-        self._settle()
-        self._rollouts(rows)
-
-    def _rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
         import pyarrow.parquet as pq
 
         from mint.watch.directory.schema import build_table
 
+        self._settle()
         steps: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         given_rows = list(rows)
         for row in given_rows:
@@ -196,7 +187,7 @@ class RunDirectory:
         self._sinks.rollouts(given_rows)
 
     def add_sinks(self, names: Iterable[str]) -> None:
-        """Send what is written to other places too; see :mod:`mint.watch.sinks`.
+        """Also send what is written to other places; see :mod:`mint.watch.sinks`.
 
         Traces of agents go to OpenTelemetry wherever the program has set it up.
         """
@@ -217,9 +208,6 @@ class RunDirectory:
     def event(self, kind: str, **details: Any) -> None:
         """Add an event."""
         self._settle()
-        self._event(kind, **details)
-
-    def _event(self, kind: str, **details: Any) -> None:
         event = {"time": round(time.time(), 3), "event": kind, **details}
         history = self._remembered()
         self._append(EVENTS, [event])
@@ -309,15 +297,14 @@ class RunDirectory:
         if self._started is None:
             earlier = read_json(self.path / SUMMARY) or {}
             self._started = float(earlier.get("started") or now)
-        steps = config.get("steps")
-        verdict = judge(history.rows, history.events, self._status, steps)
+        verdict = judge(history.rows, history.events, self._status)
         return {
             "format": FORMAT,
             "task": config.get("task"),
             "name": self.path.resolve().name,
             "status": self._status,
             "step": history.last.get("step", 0),
-            "steps": steps,
+            "steps": config.get("steps"),
             "started": self._started,
             "updated": now,
             "host": socket.gethostname(),

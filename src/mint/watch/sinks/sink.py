@@ -72,29 +72,27 @@ class Sinks:
     def log(self, row: Row) -> None:
         """Pass on the finite numbers among a step's metrics."""
         metrics = {name: float(value) for name, value in row.items() if _is_number(name, value)}
-        for name, sink in list(self._open.items()):
-            self._try(name, lambda sink=sink: sink.log(int(row.get("step") or 0), metrics))  # type: ignore[misc]
+        self._call_each(lambda sink: sink.log(int(row.get("step") or 0), metrics))
 
     def rollouts(self, rows: Sequence[Row]) -> None:
         """Pass on the rollouts of a step."""
-        for name, sink in list(self._open.items()):
-            self._try(name, lambda sink=sink: sink.rollouts(rows))  # type: ignore[misc]
+        self._call_each(lambda sink: sink.rollouts(rows))
 
     def close(self) -> None:
         """End all sinks."""
-        for name, sink in list(self._open.items()):
-            self._try(name, sink.close)
+        self._call_each(lambda sink: sink.close())
         self._open.clear()
 
-    def _try(self, name: str, work: Callable[[], None]) -> None:
-        """Call a sink, and switch it off if it fails."""
-        try:
-            work()
-        except Exception as error:
-            self._open.pop(name, None)
-            said = f"The sink {name!r} is switched off: {type(error).__name__}: {error}"
-            warnings.warn(f"{said} Training continues.", stacklevel=2)
-            self._on_failure(name, said)
+    def _call_each(self, call: Callable[[Sink], None]) -> None:
+        """Call each sink, and switch off those that fail."""
+        for name, sink in list(self._open.items()):
+            try:
+                call(sink)
+            except Exception as error:
+                self._open.pop(name, None)
+                said = f"The sink {name!r} is switched off: {type(error).__name__}: {error}"
+                warnings.warn(f"{said} Training continues.", stacklevel=2)
+                self._on_failure(name, said)
 
 
 def _is_number(name: str, value: Any) -> bool:

@@ -55,25 +55,21 @@ class WeightsAndBiases(Sink):
         self._run.finish()
 
 
-class Trackio(Sink):
-    """One Trackio run for a run directory; ``trackio show`` opens the project."""
+class Trackio(WeightsAndBiases):
+    """One Trackio run for a run directory; ``trackio show`` opens the project.
+
+    Its runs have the interface of W&B's.
+    """
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         import trackio
 
-        self._trackio = trackio
-        trackio.init(
+        self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", "mint"),
             name=path.resolve().name,
             config=config,
             resume="allow",
         )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._trackio.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._trackio.finish()
 
 
 class MLflow(Sink):

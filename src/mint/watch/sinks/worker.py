@@ -31,11 +31,9 @@ class SinkThread(Sink):
             self._error = error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Pass on the numbers of a step."""
         self._put(lambda sink: sink.log(step, metrics))
 
     def rollouts(self, rows: Sequence[Row]) -> None:
-        """Pass on the rollouts of a step."""
         self._put(lambda sink: sink.rollouts(rows))
 
     def close(self) -> None:

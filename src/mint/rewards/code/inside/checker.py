@@ -1,4 +1,4 @@
-"""Inside the checker's sandbox: runs the tests against a program in another sandbox.
+"""Run the tests in the checker's sandbox, against a program in another sandbox.
 
 The program's functions are stand-ins here: calling one sends plain arguments over and gets a plain
 value back. The values are compared here, where no line of the program ever runs.
@@ -27,7 +27,7 @@ _CONTROL_LIMIT = 1 << 30
 
 
 class Host:
-    """The host process, which starts programs and receives the verdicts."""
+    """The host process, which starts programs and receives the results."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _socket.socket(fileno=descriptor)
@@ -39,11 +39,11 @@ class Host:
         return message
 
     def tell(self, **message: Any) -> None:
-        """Report something."""
+        """Send a report."""
         self._channel.send(wire.encode(message, wire.refuse))
 
     def fresh_program(self) -> int:
-        """A socket to a newly started program."""
+        """Return a socket to a newly started program."""
         self.tell(need="program")
         _, passed, _, _ = self._socket.recvmsg(1, _socket.CMSG_SPACE(4))
         if not passed:
@@ -61,7 +61,7 @@ class Program:
         self.failed: str | None = None
 
     def begin_test(self) -> None:
-        """A fresh deadline, and a fresh process when the last one is gone."""
+        """Set a new deadline, and start a new process if the last one has ended."""
         if self._channel is None:
             self._channel = wire.Channel(self._host.fresh_program(), self._limit)
             self._deadline = time.monotonic() + self._seconds
@@ -69,7 +69,7 @@ class Program:
         self._deadline = time.monotonic() + self._seconds
 
     def _load(self) -> None:
-        """Wait until the program is loaded; one that does not load is not tried again."""
+        """Wait until the program is loaded. One that fails to load is not tried again."""
         try:
             loaded = self._receive()
             self.failed = None if "ready" in loaded else str(loaded.get("failed"))[:500]
@@ -79,7 +79,7 @@ class Program:
             raise wire.Gone(self.failed)
 
     def drop(self) -> None:
-        """Drop the process; the next test gets a new one."""
+        """Drop the process; the next test starts a new one."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -145,7 +145,7 @@ def _program(remote: Remote) -> Program:
 
 
 def _forward(operation: str) -> None:
-    """Make an operation on a stand-in happen on the other side."""
+    """Make a method of a proxy run on the other side."""
 
     def method(self: Remote, *arguments: Any) -> Any:
         return _program(self).ask(operation, self, *arguments)
@@ -193,7 +193,7 @@ def _exception(name: str, text: str) -> Exception:
 
 
 def same(value: Any, expected: Any, tolerance: float) -> bool:
-    """Equality of plain values: lists and tuples alike, floats within a tolerance."""
+    """Compare plain values: lists and tuples count as equal, floats may differ by a tolerance."""
     if isinstance(value, float) or isinstance(expected, float):
         numbers = isinstance(value, int | float) and isinstance(expected, int | float)
         return numbers and math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance)

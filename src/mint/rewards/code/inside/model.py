@@ -1,4 +1,4 @@
-"""Inside the model's sandbox: loads the program and does what the checker asks.
+"""Load the program in the model's sandbox, and run what the checker asks for.
 
 It shares its process with the program, so nothing it says is trusted: the checker compares, and
 neither tests nor expected values ever come here.
@@ -27,12 +27,12 @@ class Objects:
         self._held: list[Any] = []
 
     def refer(self, value: Any) -> int:
-        """The number of an object."""
+        """Return the number of an object."""
         self._held.append(value)
         return len(self._held) - 1
 
     def follow(self, reference: wire.Reference) -> Any:
-        """The object of a reference."""
+        """Return the object of a reference."""
         return self._held[reference.number]
 
 
@@ -55,7 +55,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def answer(request: dict[str, Any], program: Any) -> Any:
-    """The value that the checker asked for."""
+    """Return the value that the checker asked for."""
     do, arguments, keywords = request["do"], request["args"], request["kwargs"]
     if do == "call global":
         return getattr(program, request["name"])(*arguments, **keywords)

@@ -1,4 +1,4 @@
-"""Values between the model's sandbox and the checker's: plain types only, one message a time.
+"""Exchange values between the two sandboxes: plain types only, one message at a time.
 
 A subclass arrives as its plain base, so that an overridden ``__eq__`` is never called. What is not
 plain becomes a reference to an object that lives on the model's side. The format is our own, and
@@ -21,7 +21,7 @@ _COLLECTIONS: dict[bytes, Any] = {b"l": list, b"u": tuple, b"e": set, b"z": froz
 
 
 class Gone(BaseException):
-    """The other side ended, took too long, or said something that is not a message."""
+    """The other side ended, took too long, or sent something that is not a message."""
 
 
 class Unsupported(Exception):
@@ -36,7 +36,7 @@ class Reference:
 
 
 def encode(value: Any, refer: Callable[[Any], int]) -> bytes:
-    """A value as bytes; ``refer`` numbers what is not plain."""
+    """Encode a value as bytes; ``refer`` numbers objects that are not plain."""
     parts: list[bytes] = []
     _encode(value, refer, parts)
     return b"".join(parts)
@@ -75,7 +75,7 @@ def _encode_all(
 
 
 def decode(data: bytes, follow: Callable[[Reference], Any]) -> Any:
-    """The value of a message; ``follow`` turns a reference into what stands for it.
+    """Decode a message; ``follow`` resolves references.
 
     Raises an ordinary exception on anything that is not a message.
     """
@@ -146,7 +146,7 @@ class Channel:
             raise Gone("the other side ended") from None
 
     def receive(self, deadline: float | None = None) -> bytes:
-        """The next message, until ``deadline`` on the monotonic clock."""
+        """Return the next message, until ``deadline`` on the monotonic clock."""
         header = self._read(_HEADER, deadline)
         if not header.isdigit() or int(header) > self._limit:
             raise Gone("the program broke the protocol")

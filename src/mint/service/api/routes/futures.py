@@ -1,8 +1,9 @@
 """Routes that return results of earlier requests."""
 
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from mint.service.api.routes.caller import OneField, SampleUser, TheService
@@ -11,7 +12,21 @@ from mint.service.futures import Future, ResultExpired
 from mint.service.service import gone
 from mint.service.wire import requests
 
-router = APIRouter(route_class=JsonRoute)
+
+class PollRoute(JsonRoute):
+    """A route that thousands may call at the same moment: see :mod:`mint.service.turns`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_in_turn(request: Request) -> Response:
+            await request.app.state.service.futures.turns.take()
+            return await handle(request)
+
+        return handle_in_turn
+
+
+router = APIRouter(route_class=PollRoute)
 WEIGHTS_HEADER = "X-Mint-Weights"
 """Of a sample: the SHA-256 of the adapter that made it."""
 _CLONE_BLOCK = 10**9
@@ -26,6 +41,7 @@ async def retrieve_future(service: TheService, user: SampleUser, request_id: One
         answer = await future.wait(service.settings.long_poll_s)
     except ResultExpired:
         raise gone(future.request_id) from None
+    await service.futures.turns.take()
     if answer is not None:
         service.futures.retrieved(future)
         headers = {WEIGHTS_HEADER: answer.digest} if answer.digest else None

@@ -1,10 +1,10 @@
-"""The route class of everything that takes JSON."""
+"""The route class of everything that accepts JSON."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import HTTPException, Request, Response
+from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from mint.service.api.routes.caller import authenticate, find_scope
@@ -12,30 +12,10 @@ from mint.service.errors import ApiError, UserError
 from mint.service.wire.requests import read_json
 
 _SMALL_BYTES = 64 * 1024
-MAX_JSON_BYTES = 16 * 1024 * 1024
-"""The largest JSON body but for training data, which :mod:`mint.service.wire.decoding` reads."""
 
 
 class JsonRequest(Request):
-    """A request that reads its JSON with :func:`mint.service.wire.requests.read_json`.
-
-    FastAPI hides every exception but HTTPException.
-    """
-
-    async def body(self) -> bytes:
-        """Return the body. Raises HTTPException as soon as it is too large."""
-        if not hasattr(self, "_body"):
-            body = bytearray()
-            try:
-                async for piece in self.stream():
-                    body += piece
-                    if len(body) > MAX_JSON_BYTES:
-                        text = f"The request has more than {MAX_JSON_BYTES} bytes."
-                        raise HTTPException(413, text)
-            except ApiError as error:
-                raise HTTPException(error.status, error.detail) from error
-            self._body = bytes(body)
-        return self._body
+    """A request that reads its JSON with :func:`mint.service.wire.requests.read_json`."""
 
     async def json(self) -> Any:
         body = await self.body()
@@ -44,14 +24,14 @@ class JsonRequest(Request):
                 return read_json(body)
             return await asyncio.to_thread(read_json, body)
         except UserError as error:
-            raise HTTPException(400, str(error)) from error
+            raise ApiError(400, str(error)) from error  # FastAPI hides other exceptions
 
 
 class JsonRoute(APIRoute):
-    """A route that looks at the key before the body, and refuses text that is no Unicode.
+    """A route that checks the key before it reads the body, and refuses invalid Unicode.
 
-    Python's own parser lets half a surrogate pair through, which then cannot be encoded: not for
-    the tokenizer, not for the database, and not in the answer that complains about it.
+    Python's own parser accepts half a surrogate pair, which then cannot be encoded: not for the
+    tokenizer, not for the database, and not in the error message about it.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

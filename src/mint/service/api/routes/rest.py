@@ -1,10 +1,11 @@
-"""Reading about runs and sessions, and putting sessions in order."""
+"""Training runs and sessions: list, show, search, assign to a project."""
 
 from typing import Any, Literal
 
 from fastapi import APIRouter
 from sqlalchemy import select
 
+from mint.service.access.ownership import find_readable_run, readable_checkpoints
 from mint.service.api.routes.caller import ReadUser, TheService, TrainUser
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.api.routes.weights import EVERYTHING, Limit, Offset, describe_checkpoint
@@ -30,7 +31,7 @@ def list_runs(
     access_scope: Scope = "owned",
     project_id: str | None = None,
 ) -> dict[str, Any]:
-    """The runs of the caller; those of others are found by their ids, if they are public."""
+    """List the caller's runs. Others' runs with public checkpoints are found by their ids."""
     conditions: list[Condition] = []
     if project_id is not None:
         is_in = SessionRow.project_id == project_id
@@ -49,7 +50,7 @@ def get_run(
     service: TheService, user: ReadUser, run_id: str, access_scope: Scope = "owned"
 ) -> dict[str, Any]:
     if access_scope == "accessible":
-        row = service.store.readable_run(run_id, user)
+        row = find_readable_run(service.store, run_id, user)
         if row is None:
             raise not_found("training run", run_id, "Its owner may publish a checkpoint of it.")
     else:
@@ -74,10 +75,8 @@ def _describe_run(service: TheService, row: RunRow, reader: str) -> dict[str, An
 
 
 def _newest(service: TheService, run: RunRow, kind: str, reader: str) -> dict[str, Any] | None:
-    conditions = [CheckpointRow.run_id == run.id, CheckpointRow.kind == kind, unexpired()]
-    if reader != run.user:
-        conditions.append(CheckpointRow.public.is_(True))
-    rows, _ = service.store.page(CheckpointRow, run.user, 1, 0, *conditions)
+    newest = [*readable_checkpoints(run, reader), CheckpointRow.kind == kind, unexpired()]
+    rows, _ = service.store.page(CheckpointRow, run.user, 1, 0, *newest)
     return describe_checkpoint(rows[0]) if rows else None
 
 

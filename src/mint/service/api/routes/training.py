@@ -1,4 +1,4 @@
-"""Training: create a run, and put operations into its stream."""
+"""Training: create runs, and submit their operations."""
 
 import asyncio
 import json
@@ -79,8 +79,8 @@ async def submit(
 ) -> dict[str, str]:
     """Accept one operation of a run.
 
-    Only its address is read here. Everything else that may be wrong with it comes back through
-    its future, because the client has used up its number either way.
+    Only the run and the number are read here. All other errors are returned through the future,
+    because the client has used up the number either way.
     """
     kind = request.url.path.rsplit("/", 1)[-1]
     content_type = request.headers.get("content-type", codec.JSON).partition(";")[0].strip()
@@ -90,13 +90,13 @@ async def submit(
         body = await decoder.open(body, request.headers.get("content-encoding"), is_protobuf)
     except BadBody as bad:
         body, error = bad.readable, str(bad)
-    if kind == "load_weights" and error is None and await decoder.is_creation(body):
+    address = await decoder.address(body, is_protobuf)
+    if address is not None and address.run_id is None and kind == "load_weights" and error is None:
         request_id = await service.runs.create_by_load(
             caller, requests.parse(requests.CreateByLoad, body)
         )
         return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
-    address = await decoder.address(body, is_protobuf)
-    if address is None:
+    if address is None or address.run_id is None:
         raise ApiError(
             400,
             error or "The request needs model_id (a string) and seq_id (a number).",

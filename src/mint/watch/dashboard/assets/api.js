@@ -1,4 +1,4 @@
-// Where data comes from: the server of this page, or what a bundle carries in itself.
+// The source of data: the server of this page, or the bundle that the page is in.
 import { useEffect, useReducer, useRef, useState } from "./vendor/hooks.js";
 import { Bundle } from "./bundle.js";
 
@@ -73,7 +73,7 @@ export function offer(blob, name) {
 
 // ---- live data ----
 
-// Call a function now and then again and again while the page is seen and the view is open.
+// Call a function now and then repeatedly while the page is visible and the view is open.
 export function useRepeated(work, keys, every = LIVE_MS) {
   useEffect(() => {
     let over = false, timer = 0;

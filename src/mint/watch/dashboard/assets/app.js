@@ -54,7 +54,7 @@ function App() {
     </header>
     <main id="main" tabindex="-1">${view(kind, rest, state)}</main>
     <dialog ref=${help} aria-labelledby="help-title"><h2 id="help-title">Keyboard</h2>
-      <dl class="keys"><div><dt>g</dt><dd>all runs</dd></div><div><dt>/</dt><dd>search this run</dd></div><div><dt>[ ]</dt><dd>step before, step after</dd></div><div><dt>j k</dt><dd>next answer, answer before</dd></div><div><dt>arrows</dt><dd>move along a curve, a heat map or tokens</dd></div><div><dt>Enter</dt><dd>open what is under the cursor</dd></div></dl>
+      <dl class="keys"><div><dt>g</dt><dd>all runs</dd></div><div><dt>/</dt><dd>search this run</dd></div><div><dt>[ ]</dt><dd>previous step, next step</dd></div><div><dt>j k</dt><dd>next answer, previous answer</dd></div><div><dt>arrows</dt><dd>move along a curve, a heat map or tokens</dd></div><div><dt>Enter</dt><dd>open the selected item</dd></div></dl>
       <form method="dialog"><button class="main">Close</button></form></dialog>`;
 }
 

@@ -1,4 +1,4 @@
-// Answers from a bundle: the same questions as to the server, and the answers it carries in itself.
+// Answers from a bundle, in place of those of the server.
 
 export class Bundle {
   constructor(answers) {

@@ -1,9 +1,9 @@
-// What all views are made of: templates, small components, numbers and texts.
+// Shared by all views: templates, small components, formatting of numbers and text.
 import { h, Fragment } from "./vendor/preact.js";
 import { useEffect, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
 
-// Templates whose strings nobody checked: see `checked` below.
+// Templates that make untrusted strings safe to show: see `checked` below.
 export const html = htm.bind((type, props, ...children) =>
   typeof type === "string" ? h(type, plainProps(props), ...children.map((child) => checked(child, type))) : h(type, props, ...children));
 export { Fragment };
@@ -46,12 +46,12 @@ export function go(...parts) {
   location.hash = address(...parts).slice(1);
 }
 
-// ---- texts that nobody checked ----
+// ---- untrusted text ----
 
 const HIDDEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
 const SHOWN_AT_ONCE = 20000, LONGEST_NAME = 2000;
 
-// Characters that would change how the rest of a text looks are shown by their code.
+// Characters that would change how the rest of a text is displayed are shown as their codes.
 export function visible(text) {
   const parts = [];
   let from = 0;
@@ -210,7 +210,7 @@ export function Title({ children, sub }) {
   return html`<div class="title"><h1 tabindex="-1" ref=${element}>${children}</h1>${sub && html`<div class="sub">${sub}</div>`}</div>`;
 }
 
-// Load something for a view; what was shown stays while the next is on its way.
+// Load data for a view; the previous data stays visible until the new data arrives.
 export function useLoaded(load, keys) {
   const [state, setState] = useState({ value: null, error: null, busy: true });
   useEffect(() => {

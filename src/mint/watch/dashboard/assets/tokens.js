@@ -1,15 +1,15 @@
-// Tokens of a sample, coloured by a number of each. Tokens that were not sampled have no colour and
-// are in no scale.
+// The tokens of a sample, each coloured by a value. Tokens that were not sampled have no colour
+// and do not affect the scale.
 import { fixed, html, visible } from "./parts.js";
 import { useMemo, useState } from "./vendor/hooks.js";
 
 const AT_ONCE = 2000;
 
 export const MODES = {
-  logprob: { name: "logprob", help: "how likely the sampler found it: pale is likely, strong is a surprise", value: (s, i) => s.sampler?.[i], scale: "low" },
-  gap: { name: "trainer − sampler", help: "difference of their logprobs: both should agree", value: (s, i) => minus(s.trainer?.[i], s.sampler?.[i]), scale: "both" },
-  advantage: { name: "advantage", help: "blue is made likelier, orange is made rarer", value: (s, i) => s.advantages?.[i], scale: "both" },
-  entropy: { name: "entropy", help: "how open the choice was: strong is undecided", value: (s, i) => s.entropy?.[i], scale: "high" },
+  logprob: { name: "logprob", help: "logprob in the sampler: pale is likely, strong is unlikely", value: (s, i) => s.sampler?.[i], scale: "low" },
+  gap: { name: "trainer − sampler", help: "difference of the two logprobs, which should be near 0", value: (s, i) => minus(s.trainer?.[i], s.sampler?.[i]), scale: "both" },
+  advantage: { name: "advantage", help: "blue becomes more likely, orange less likely", value: (s, i) => s.advantages?.[i], scale: "both" },
+  entropy: { name: "entropy", help: "how uncertain the choice was: strong is uncertain", value: (s, i) => s.entropy?.[i], scale: "high" },
 };
 
 function minus(a, b) {
@@ -34,21 +34,21 @@ export function Tokens({ segments }) {
   const [picked, setPicked] = useState(null);
   const lists = useMemo(() => segments.map((s) => (mode ? valuesOf(s, mode) : s.tokens.map(() => null))), [segments, mode]);
   const scale = scaleOf(lists);
-  if (!segments.length) return html`<p class="hint">This run has no tokens of its samples. Runs of today record them.</p>`;
+  if (!segments.length) return html`<p class="hint">This run did not record the tokens of its samples; newer versions of mint do.</p>`;
   return html`<section class="tokens" aria-labelledby="tokens-title">
     <h2 id="tokens-title">Tokens</h2>
     <div class="toolbar" role="radiogroup" aria-label="Colour tokens by">
       ${usable.map((name) => html`<label key=${name}><input type="radio" name="token-mode" value=${name} checked=${mode === name} onChange=${() => setMode(name)} /> ${MODES[name].name}</label>`)}
     </div>
-    ${mode && html`<p class="hint">${MODES[mode].help}. Tokens that were given are dimmed.${missing(usable)}</p>`}
+    ${mode && html`<p class="hint">${MODES[mode].help}. Tokens that were not sampled are dimmed.${missing(usable)}</p>`}
     ${scale && html`<${Scale} mode=${mode} scale=${scale} />`}
     ${segments.map((segment, i) => html`<${SegmentView} key=${i} number=${i} segments=${segments.length} segment=${segment} values=${lists[i]} scale=${scale} mode=${mode} onPick=${setPicked} picked=${picked} />`)}
-    <p class="picked" role="status">${picked ? words(segments[picked[0]], picked[1]) : "Point at a token, or walk over them with the arrow keys."}</p>
+    <p class="picked" role="status">${picked ? words(segments[picked[0]], picked[1]) : "Point at a token, or move with the arrow keys."}</p>
   </section>`;
 }
 
 function missing(usable) {
-  if (!usable.includes("gap")) return " This answer was not trained on, so the trainer has no numbers for it.";
+  if (!usable.includes("gap")) return " This answer was not trained on, so there are no logprobs of the trainer.";
   return usable.includes("entropy") ? "" : " With measure_entropy=true, a run also records the entropy of each token.";
 }
 
@@ -82,7 +82,7 @@ function SegmentView({ number, segments, segment, values, scale, mode, onPick, p
   };
   return html`<div class="segment">
     ${segments > 1 && html`<h3>Context ${number + 1}</h3>`}
-    <div class="pieces" tabindex="0" role="group" aria-label="Tokens${segments > 1 ? ` of context ${number + 1}` : ""}: arrow keys walk over them" onMouseOver=${pick} onClick=${pick} onKeyDown=${walk}>
+    <div class="pieces" tabindex="0" role="group" aria-label="Tokens${segments > 1 ? ` of context ${number + 1}` : ""}: arrow keys move" onMouseOver=${pick} onClick=${pick} onKeyDown=${walk}>
       ${segment.tokens.slice(0, shown).map((id, i) => {
         const value = values[i];
         const style = value === null || !scale ? {} : strengthStyle(strength(value, scale, mode));
@@ -102,7 +102,7 @@ function strengthStyle(amount) {
 function words(segment, i) {
   if (!segment) return "";
   const piece = JSON.stringify(segment.pieces?.[i] ?? "");
-  if (!segment.mask?.[i]) return `${piece} (token ${segment.tokens[i]}): given, not sampled`;
+  if (!segment.mask?.[i]) return `${piece} (token ${segment.tokens[i]}): not sampled`;
   const parts = Object.values(MODES).map(({ name, value }) => { const x = value(segment, i); return x === null || x === undefined ? null : `${name} ${fixed(x, 4)}`; });
   return `${piece} (token ${segment.tokens[i]}): ${parts.filter(Boolean).join(", ")}`;
 }

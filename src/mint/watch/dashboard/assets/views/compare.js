@@ -1,4 +1,4 @@
-// Several runs on one axis, and what is different in their settings.
+// Several runs on one axis, and the settings in which they differ.
 import { LiveRun, useRepeated } from "../api.js";
 import { Chart, COLOURS } from "../chart.js";
 import { address, Empty, fixed, go, html, Loading, percent, Problem, Title, Verdict } from "../parts.js";
@@ -67,18 +67,18 @@ export function Compare({ ids, all }) {
     <${Title}>Compare<//>
     <fieldset class="chooser"><legend>Runs</legend>${(all || []).map((run) => html`<label key=${run.id}><input type="checkbox" checked=${ids.includes(run.id)} onChange=${() => toggle(run.id)} /> ${run.name}</label>`)}</fieldset>
     ${error && html`<${Problem} error=${error} />`}
-    ${ids.length < 2 ? html`<${Empty}><p>Choose two or more runs.</p><//>` : loaded.length < ids.length ? !error && html`<${Loading} />` : html`
+    ${ids.length < 2 ? html`<${Empty}><p>Select two or more runs.</p><//>` : loaded.length < ids.length ? !error && html`<${Loading} />` : html`
       <div class="toolbar" role="group" aria-label="How curves are drawn">
         <label>Along <select value=${axis} onChange=${(e) => { setAxis(e.target.value); setRange(null); }}>${Object.entries(AXES).map(([key, name]) => html`<option value=${key}>${name}</option>`)}</select></label>
         <label>Metric <select value=${chosen || ""} onChange=${(e) => setChosen(e.target.value || null)}><option value="">the main ones</option>${names.sort().map((name) => html`<option>${name}</option>`)}</select></label>
         <label>Smoothing <input type="range" min="0" max="0.98" step="0.02" value=${smooth} onInput=${(e) => setSmooth(Number(e.target.value))} /></label>
-        <button disabled=${!range} onClick=${() => setRange(null)}>Whole axis</button>
+        <button disabled=${!range} onClick=${() => setRange(null)}>Reset zoom</button>
       </div>
       <div class="charts">${metrics.map((name) => html`<${Together} key=${name} name=${name} runs=${runs} axis=${axis} smooth=${smooth} range=${range} onRange=${setRange} />`)}</div>
       <h2>Where they stand</h2>
       <div class="cards">${runs.map((run, i) => html`<article class="card" key=${run.id}><h3><span class="swatch" style=${{ background: `var(${COLOURS[i % COLOURS.length]})` }}></span> <a href=${address("run", run.id)}>${run.info.name}</a></h3><${Verdict} run=${run.info} />
         <p class="facts">step ${run.info.step}, success ${percent(run.info.last["reward/success"])}, reward ${fixed(run.info.last["reward/mean"])}</p></article>`)}</div>
-      <h2>Different settings</h2><${Settings} runs=${runs} />`}`;
+      <h2>Settings that differ</h2><${Settings} runs=${runs} />`}`;
 }
 
 function Together({ name, runs, axis, ...rest }) {

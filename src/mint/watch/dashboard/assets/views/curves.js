@@ -5,12 +5,12 @@ import { useEffect, useMemo, useState } from "../vendor/hooks.js";
 
 const PALETTE = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6", "--series-7", "--series-8"];
 
-// What is drawn, in the order in which one reads it. `pick` chooses metrics by name.
+// The charts, in reading order. `pick` selects metrics by name.
 const CHARTS = [
-  { title: "Reward", help: "training beside the holdout", lines: [["reward/mean", "training"], ["holdout/reward", "holdout", { points: true }]] },
+  { title: "Reward", help: "on training prompts and on the holdout", lines: [["reward/mean", "training"], ["holdout/reward", "holdout", { points: true }]] },
   { title: "Success rate", help: "share of right answers; the band is the holdout's 95% interval", lines: [["reward/success", "training"], ["holdout/pass@1", "holdout", { points: true, band: ["holdout/pass@1_low", "holdout/pass@1_high"] }]] },
   { title: "Reward components", help: "stacked means", pick: /^component\//, stack: true },
-  { title: "Groups", help: "what a step can learn from: only groups with signal", lines: [["groups/signal", "signal"], ["groups/all_right", "all right"], ["groups/all_wrong", "all wrong"], ["groups/all_equal", "all equal"], ["groups/unscored", "unscored"]], stack: true },
+  { title: "Groups", help: "only groups with signal are learned from", lines: [["groups/signal", "signal"], ["groups/all_right", "all right"], ["groups/all_wrong", "all wrong"], ["groups/all_equal", "all equal"], ["groups/unscored", "unscored"]], stack: true },
   { title: "Answer length", help: "tokens", lines: [["length/mean", "mean"], ["length/max", "longest"]] },
   { title: "Truncation", help: "share of answers cut off", lines: [["length/truncated", "truncated"]] },
   { title: "Entropy", help: "nats per token", lines: [["train/entropy", "exact"], ["policy/entropy", "estimate"]] },
@@ -19,7 +19,7 @@ const CHARTS = [
   { title: "Clipped tokens", help: "share", pick: /clip/ },
   { title: "Gradient norm", lines: [["train/grad_norm", "norm"]] },
   { title: "Staleness", help: "steps between sampling and training", lines: [["staleness/mean", "mean"], ["staleness/max", "oldest"], ["policy/staleness", "steps"]] },
-  { title: "Time of a step", help: "seconds, stacked", pick: /^time\/(?!total)/, stack: true },
+  { title: "Time per step", help: "seconds, stacked", pick: /^time\/(?!total)/, stack: true },
   { title: "Tokens per second", pick: /tokens_per_s|\/tps$/ , computed: "tokens/s" },
 ];
 const QUIET = /^(time$|step$|rollouts$|datums|groups$|time\/total|holdout\/.*_(low|high)$)/;
@@ -107,12 +107,12 @@ const NAMES = { finding: "Finding", evaluation: "Evaluation", checkpoint: "Check
 
 function Events({ run }) {
   const [all, setAll] = useState(false);
-  const told = run.events.filter((event) => all || event.event !== "evaluation" && event.event !== "checkpoint").slice(-200).reverse();
+  const listed = run.events.filter((event) => all || event.event !== "evaluation" && event.event !== "checkpoint").slice(-200).reverse();
   return html`<section class="events" aria-labelledby="events-title">
     <h2 id="events-title">Events</h2>
-    <label><input type="checkbox" checked=${all} onChange=${(e) => setAll(e.target.checked)} /> Checkpoints and evaluations too</label>
-    ${!told.length && html`<p class="hint">Nothing happened that needs attention.</p>`}
-    <ol>${told.map((event) => html`<li class=${event.event}>
+    <label><input type="checkbox" checked=${all} onChange=${(e) => setAll(e.target.checked)} /> Show checkpoints and evaluations</label>
+    ${!listed.length && html`<p class="hint">Nothing needs attention.</p>`}
+    <ol>${listed.map((event) => html`<li class=${event.event}>
       ${event.step === null ? html`<span class="at"></span>` : html`<a class="at" href=${address("run", run.id, "step", event.step)}>step ${event.step}</a>`}
       <strong>${NAMES[event.event] || event.event}</strong> <span>${(event.text || event.name).replace(/^Data: /, "")}</span></li>`)}</ol>
   </section>`;

@@ -10,7 +10,7 @@ export function Prompts({ run }) {
   if (error) return html`<${Problem} error=${error} />`;
   if (!value) return html`<${Loading} what="Looking for prompts" />`;
   if (!value.prompts.length) return html`<${Empty}><p>No rollouts are recorded yet.</p><//>`;
-  return html`<p class="lead">Prompts that came up in the most steps. Choose one to see how its answers changed.</p>
+  return html`<p class="lead">Prompts that occur in the most steps. Choose one to see how its answers changed.</p>
     <div class="scroll"><table class="list"><thead><tr><th scope="col">Prompt</th><th scope="col">Steps</th><th scope="col">First</th><th scope="col">Last</th><th scope="col">Mean reward</th></tr></thead>
     <tbody>${value.prompts.map((p) => html`<tr key=${p.identity}><th scope="row"><a href=${address("run", run.id, "prompt", p.identity)}>${(p.prompt || p.identity).slice(0, 160)}</a></th>
       <td>${p.steps}</td><td>${p.first}</td><td>${p.last}</td><td>${fixed(p.reward, 2)}</td></tr>`)}</tbody></table></div>`;
@@ -31,10 +31,10 @@ export function Prompt({ run, identity }) {
   return html`
     <p class="lead"><a href=${address("run", run.id, "prompts")}>← All prompts</a></p>
     <div class="message prompt"><${Text} text=${rows[0].prompt} limit=${2000} label="The prompt" /></div>
-    <p class="lead">${count(rows.length, "answer")} in ${count(numbers.length, "step")}${value.answers > rows.length ? `, of ${value.answers.toLocaleString("en")} in all: steps between them are left out` : ""}.</p>
+    <p class="lead">${count(rows.length, "answer")} in ${count(numbers.length, "step")}${value.answers > rows.length ? `, of ${value.answers.toLocaleString("en")} in total; the steps in between are left out` : ""}.</p>
     ${numbers.length > 1 && html`<div class="charts wide"><${Chart} title="Reward of this prompt" x=${numbers} series=${series} onPick=${(step) => go("run", run.id, "step", step)} /></div>`}
     ${rows.length > 1 && html`<${Between} run=${run} steps=${steps} numbers=${numbers} />`}
-    <h2>Answers in time</h2>
+    <h2>Answers over time</h2>
     ${late.length < numbers.length && html`<button onClick=${() => setShown(shown + 100)}>Show earlier steps</button>`}
     <ol class="timeline">${late.map((n) => html`<li key=${n}><a class="at" href=${address("run", run.id, "step", n)}>step ${n}</a>
       <div class="answers">${steps.get(n).map((row) => html`<article class="card small" key=${row.index}>

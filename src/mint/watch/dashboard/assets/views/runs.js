@@ -1,4 +1,4 @@
-// All runs: which of them learn, since when, and what to do about the others.
+// All runs: whether they are learning, since when, and what to do if not.
 import { isBundle } from "../api.js";
 import { address, ago, count, duration, Empty, fixed, go, html, Loading, percent, Problem, Spark, Title, Verdict } from "../parts.js";
 import { useState } from "../vendor/hooks.js";
@@ -14,8 +14,8 @@ export function Runs({ state }) {
     ${state.error && html`<${Problem} error=${state.error} />`}
     ${!state.runs.length && html`<${Nothing} hidden=${state.hidden} />`}
     ${state.runs.length > 1 && html`<p class="toolbar">
-      <button disabled=${chosen.length < 2} onClick=${() => go("compare", chosen.join(","))}>Compare ${chosen.length > 1 ? count(chosen.length, "run") : "chosen runs"}</button>
-      <span class="hint">Choose two or more with their boxes.</span></p>`}
+      <button disabled=${chosen.length < 2} onClick=${() => go("compare", chosen.join(","))}>Compare ${chosen.length > 1 ? count(chosen.length, "run") : "selected runs"}</button>
+      <span class="hint">Select two or more with their checkboxes.</span></p>`}
     <ul class="runs">${state.runs.map((run) => html`<${Card} key=${run.id} run=${run} alone=${state.runs.length === 1}
       chosen=${chosen.includes(run.id)} onChoose=${() => toggle(run.id)} />`)}</ul>`;
 }
@@ -62,7 +62,7 @@ function Card({ run, alone, chosen, onChoose }) {
   </li>`;
 }
 
-// Where a curve began and where it is now: means, since single steps are noisy.
+// The start and the end of a curve: means, because single steps are noisy.
 function ends(values) {
   const count = Math.max(1, Math.min(5, Math.floor(values.length / 4)));
   const mean = (part) => part.reduce((sum, value) => sum + value, 0) / part.length;

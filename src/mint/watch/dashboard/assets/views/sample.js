@@ -1,4 +1,4 @@
-// One sample: what was asked, what was said, what it earned and why, token by token.
+// One sample: the conversation, the reward with its reasons, and the tokens.
 import { get } from "../api.js";
 import { address, CopyButton, fixed, go, html, Loading, Problem, RewardChip, Text, useKeys, useLoaded } from "../parts.js";
 import { Tokens } from "../tokens.js";
@@ -13,8 +13,8 @@ export function Sample({ run, step, group, index }) {
   return html`
     <div class="toolbar">
       <a class="button" href=${address("run", run.id, "step", step, "group", group)}>← Step ${step}, group ${group + 1}</a>
-      <button onClick=${() => move(index - 1)} disabled=${index === 0} aria-label="Answer before" title="Answer before (k)">‹</button>
-      <button onClick=${() => move(index + 1)} aria-label="Answer after" title="Answer after (j)">›</button>
+      <button onClick=${() => move(index - 1)} disabled=${index === 0} aria-label="Previous answer" title="Previous answer (k)">‹</button>
+      <button onClick=${() => move(index + 1)} aria-label="Next answer" title="Next answer (j)">›</button>
       <a class="button" href=${address("run", run.id, "prompt", row.identity)}>This prompt over the steps</a>
       <span class="spacer"></span>
       <${CopyButton} text=${() => JSON.stringify(row, null, 2)}>Copy as JSON<//>
@@ -62,7 +62,7 @@ function argumentsOf(call) {
 function Reward({ row }) {
   const names = [...new Set([...Object.keys(row.components), ...Object.keys(row.reasons)])];
   return html`<div class="card reward-card">
-    <p class="total"><${RewardChip} row=${row} /> ${row.masked && html`<span class="badge plain">left out of training</span>`}</p>
+    <p class="total"><${RewardChip} row=${row} /> ${row.masked && html`<span class="badge plain">excluded from training</span>`}</p>
     ${row.error && html`<div class="problem"><strong>The reward failed.</strong> <${Text} text=${row.error} />${row.traceback && html`<details><summary>Traceback</summary><${Text} text=${row.traceback} /></details>`}</div>`}
     ${names.length > 0 && html`<div class="scroll"><table class="components"><thead><tr><th scope="col">Component</th><th scope="col">Value</th><th scope="col">Reason</th></tr></thead>
       <tbody>${names.map((name) => html`<tr><th scope="row">${name}</th><td>${fixed(row.components[name])}</td><td><${Text} text=${row.reasons[name]} limit=${1000} /></td></tr>`)}</tbody></table></div>`}
@@ -81,10 +81,10 @@ function Reward({ row }) {
 
 export function testCase(row) {
   const lines = [
-    "def test_this_answer_earns_what_it_should() -> None:",
+    "def test_reward_of_a_recorded_answer() -> None:",
     `    prompt = ${python(row.prompt)}`,
     `    response = ${python(row.response)}`,
-    `    # step ${row.step}, group ${row.group}, answer ${row.index}: it earned ${row.reward === null ? "nothing, the reward failed" : fixed(row.reward, 6)}`,
+    `    # step ${row.step}, group ${row.group}, answer ${row.index}: ${row.reward === null ? "the reward failed" : `the reward was ${fixed(row.reward, 6)}`}`,
     `    assert my_reward(response, prompt) == ${row.reward === null ? "..." : row.reward}`,
   ];
   return lines.join("\n") + "\n";

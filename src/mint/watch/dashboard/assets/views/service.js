@@ -16,7 +16,7 @@ export function Service({ model }) {
   const { value, error } = state;
   return html`<${Title}>Service<//>
     ${error && html`<${Problem} error=${error} />`}
-    ${!value && !error && html`<${Loading} what="Asking the service" />`}
+    ${!value && !error && html`<${Loading} what="Waiting for the service" />`}
     ${value && html`<${Now} value=${value} /><${Playground} value=${value} model=${model} />
       <${Runs} runs=${value.runs} /><${Checkpoints} checkpoints=${value.checkpoints} />`}`;
 }
@@ -62,7 +62,7 @@ function Runs({ runs }) {
 }
 
 function Checkpoints({ checkpoints }) {
-  return html`<section><h2>Checkpoints</h2>${checkpoints.length === 0 ? html`<p class="hint">None yet.</p>` : html`<div class="scroll"><table class="list"><thead><tr><th scope="col">Path</th><th scope="col">For</th><th scope="col">Made</th><th scope="col"><span class="visually-hidden">Actions</span></th></tr></thead>
+  return html`<section><h2>Checkpoints</h2>${checkpoints.length === 0 ? html`<p class="hint">None yet.</p>` : html`<div class="scroll"><table class="list"><thead><tr><th scope="col">Path</th><th scope="col">For</th><th scope="col">Created</th><th scope="col"><span class="visually-hidden">Actions</span></th></tr></thead>
     <tbody>${checkpoints.map((c) => html`<tr key=${c.path}><th scope="row"><code>${c.path}</code></th><td>${c.kind}</td><td>${ago(c.created)}</td>
       <td><a href=${address("service", c.path)} aria-label="Chat with ${c.path}">Chat</a></td></tr>`)}</tbody></table></div>`}</section>`;
 }
@@ -124,13 +124,13 @@ function Playground({ value, model }) {
   return html`<section class="card playground" ref=${section} aria-labelledby="playground-title"><h2 id="playground-title">Playground</h2>
     <div class="toolbar">
       <label>Checkpoint <select value=${chosen?.path || ""} onChange=${(e) => go("service", e.target.value)}><option value="">choose one</option>${value.checkpoints.map((c) => html`<option value=${c.path}>${brief(c.path)}</option>`)}</select></label>
-      <label>beside <select value=${beside} onChange=${(e) => setBase(e.target.value)}>${[...new Set([beside, ...names])].filter(Boolean).map((name) => html`<option>${name}</option>`)}</select></label>
+      <label>next to <select value=${beside} onChange=${(e) => setBase(e.target.value)}>${[...new Set([beside, ...names])].filter(Boolean).map((name) => html`<option>${name}</option>`)}</select></label>
       <label>Temperature <input type="number" min="0" max="2" step="0.1" value=${temperature} onInput=${(e) => setTemperature(Number(e.target.value))} /></label>
-      <label>Longest answer <input type="number" min="1" max="4096" value=${longest} onInput=${(e) => setLongest(Number(e.target.value) || 1)} /></label>
+      <label>Maximum tokens <input type="number" min="1" max="4096" value=${longest} onInput=${(e) => setLongest(Number(e.target.value) || 1)} /></label>
     </div>
     ${!names.length && !chosen ? html`<${Empty}><p>No model is loaded. Start the service with --model, or run a script.</p><//>` : html`
       <div class="talks">${chosen && html`<${Talk} name=${chosen.path} label="checkpoint" messages=${talks.left} />`}<${Talk} name=${beside} label="base model" messages=${talks.right} /></div>
-      <form class="say" onSubmit=${send}><label class="wide"><span class="visually-hidden">Message</span><input value=${text} onInput=${(e) => setText(e.target.value)} placeholder="Say something to both" maxlength="20000" /></label>
+      <form class="say" onSubmit=${send}><label class="wide"><span class="visually-hidden">Message</span><input value=${text} onInput=${(e) => setText(e.target.value)} placeholder="Message to both" maxlength="20000" /></label>
         <button class="main" disabled=${busy > 0}>Send</button><button type="button" onClick=${() => setTalks({ left: [], right: [] })}>Clear</button></form>
       ${locked && html`<form class="say" onSubmit=${unlock}><label>Key of the service <input name="key" type="password" autocomplete="off" required /></label><button class="main">Use this key</button>
         <span class="hint">A script prints the dashboard's address with the key of its service in it.</span></form>`}`}

@@ -26,7 +26,7 @@ export function histogram(rows, range) {
   return bars;
 }
 
-// What tells prompts apart: without what all of them begin with, such as examples.
+// The part of each prompt that differs: without a common beginning, such as examples.
 export function distinct(prompts) {
   let common = prompts[0] || "";
   for (const prompt of prompts) while (!prompt.startsWith(common)) common = common.slice(0, -1);
@@ -53,9 +53,9 @@ export function Step({ run, step, group }) {
   const silent = groups.filter((g) => g.silent).length;
   return html`
     <div class="toolbar" role="group" aria-label="Which step">
-      <button onClick=${() => open(step - 1)} disabled=${step <= (steps[0] ?? 0)} aria-label="Step before">←</button>
+      <button onClick=${() => open(step - 1)} disabled=${step <= (steps[0] ?? 0)} aria-label="Previous step">←</button>
       <label>Step <input type="number" value=${step} min=${steps[0] ?? 0} max=${last} onChange=${(e) => open(Number(e.target.value))} /></label>
-      <button onClick=${() => open(step + 1)} disabled=${step >= last} aria-label="Step after">→</button>
+      <button onClick=${() => open(step + 1)} disabled=${step >= last} aria-label="Next step">→</button>
       <span class="hint">of ${last}; keys [ and ]</span>
       <label><input type="checkbox" checked=${onlySignal} onChange=${(e) => setOnlySignal(e.target.checked)} /> Only groups with signal</label>
     </div>
@@ -63,7 +63,7 @@ export function Step({ run, step, group }) {
     ${busy && !value && html`<${Loading} what="Reading the step" />`}
     ${value && !rows.length && html`<${Empty}><p>Step ${step} has no rollouts on disk. They are written at the end of a step.</p><//>`}
     ${rows.length > 0 && html`<div class=${value.step === step ? "" : "stale"} inert=${value.step !== step}>
-      <p class="lead">${count(rows.length, "answer")} to ${count(groups.length, "prompt")}${silent ? html`; <strong>${silent} of ${groups.length} groups give no signal</strong>, because all of their answers earned the same` : ", every group gives signal"}.</p>
+      <p class="lead">${count(rows.length, "answer")} to ${count(groups.length, "prompt")}${silent ? html`; <strong>${silent} of ${groups.length} groups give no signal</strong>, because all of their answers got the same reward` : ", every group gives signal"}.</p>
       <${Histogram} rows=${rows} range=${range} bar=${bar} onBar=${setBar} />
       <${HeatMap} run=${run} groups=${shown} range=${range} bar=${bar} opened=${opened} />
       ${opened && html`<${SideBySide} run=${run} group=${opened} range=${range} />`}</div>`}`;

@@ -1,0 +1,1 @@
+"""Jobs of ``mint train``: composed from ``conf/`` and the command line, checked, run and swept."""

@@ -1,0 +1,190 @@
+"""A job: a composed configuration as what it stands for, settings of the loop and a task."""
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic_core import ErrorDetails
+
+from mint.config_error import ConfigError
+from mint.jobs.reward import (
+    environment_refused,
+    load_reward,
+    missing_from,
+    with_reward,
+)
+from mint.jobs.settings import CONFIG_GROUPS
+from mint.jobs.task import TaskReference
+from mint.rl.recording.directory import RUNS, find_directory, task_name
+from mint.rl.rollouts.scoring import as_sample
+from mint.rl.settings.config import RLConfig, short_hash
+from mint.settings import reporting
+
+JOB = "job.yaml"
+_MISSING = "???"
+_STAND_IN = "0"  # for a response: a number, a program, JSON
+_LOOKED_AT = 100
+"""Samples of a dataset that are asked whether they have what a reward function needs."""
+
+Job = Mapping[str, Any]
+
+
+def make_config(job: Job) -> RLConfig:
+    """The settings of the loop."""
+    known = RLConfig.model_fields
+    return RLConfig(**{n: each for own in job.values() for n, each in own.items() if n in known})
+
+
+def load_adapter(job: Job) -> Any:
+    """The task, paid by the job's reward function where it has one."""
+    task, training = job["task"], job["training"]
+    kind: Any = TaskReference.read(task["adapter"]).load()
+    if training["reward_function"] is not None:
+        kind = with_reward(kind, load_reward(training["reward_function"]))
+    try:
+        return kind(**task["arguments"] or {})
+    except ConfigError:  # its text says all
+        raise
+    except (TypeError, ValueError, OSError, AttributeError, LookupError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"task.arguments: {kind.__name__} refuses them: {told}") from error
+
+
+def check(job: Job) -> None:
+    """Raise :class:`ConfigError` for any value that cannot be right, without loading a task."""
+    for group, own in CONFIG_GROUPS.items():
+        _check_set(group, job[group])
+        with reporting(own.model_fields, f"{group}.".format, partial(_hint, group)):
+            own(**job[group])
+    for name in ("reward_weights", "reward_weights_end"):
+        if job["training"][name] == {}:
+            raise ConfigError(
+                f"training.{name} is empty, so every reward would be 0. Leave it out."
+            )
+    make_config(job)
+    _check_task(job)
+
+
+def check_tasks(jobs: Iterable[Job]) -> None:
+    """Raise :class:`ConfigError` when a task of a sweep cannot be made, before any is run."""
+    for job in {str(_what(job)): job for job in jobs}.values():
+        load_adapter(job)
+
+
+def check_rewards(jobs: Iterable[Job]) -> None:
+    """Raise :class:`ConfigError` when a reward function asks for what no sample of its task has."""
+    for job in {str(_what(job)): job for job in jobs}.values():
+        if job["training"]["reward_function"] is not None:
+            _check_reward(job)
+
+
+def _check_reward(job: Job) -> None:
+    task = load_adapter(job)  # one of its own: what it draws for this check, the run draws again
+    samples = [as_sample(each, _STAND_IN) for each in list(task.build_dataset())[:_LOOKED_AT]]
+    missing = list(takewhile(bool, (missing_from(task.paid_by, each) for each in samples)))
+    if missing and len(missing) == len(samples):
+        names = ", ".join(sorted(map(repr, samples[0].metadata)))
+        has = f"only {names}" if names else "no metadata"
+        raise ConfigError(
+            f"training.reward_function={job['training']['reward_function']} asks for "
+            f"{missing[0]!r}, and a sample of {job['task']['adapter']} has {has}. Add "
+            f"{missing[0]!r} to the samples in build_dataset(), or use another reward function: "
+            "`mint rewards list` shows some, and training.reward_function=null selects the task's "
+            "own."
+        )
+
+
+def _check_set(key: str, value: Any) -> None:
+    if value == _MISSING:
+        raise ConfigError(f"{key} is not set. Type: {key}=...")
+    for name, each in value.items() if isinstance(value, Mapping) else ():
+        _check_set(f"{key}.{name}", each)
+
+
+def _hint(group: str, fault: ErrorDetails) -> str:
+    examples = {"not_strings": f"[{fault['input']}]", "dict_type": "{a: 1}"}
+    example = examples.get(fault["type"])
+    return f" Write it as '{group}.{fault['loc'][0]}={example}'" if example else ""
+
+
+def _check_task(job: Job) -> None:
+    task, reward_function = job["task"], job["training"]["reward_function"]
+    if task["adapter"] is None:
+        raise ConfigError("task.adapter is not set. Type: task.adapter=my_task.py:MyAdapter")
+    reference = TaskReference.read(task["adapter"])
+    reference.check(task["arguments"] or {})
+    if reward_function is not None:
+        if reference.is_environment():
+            raise environment_refused(reference.name)
+        load_reward(reward_function)
+
+
+def run_directory(job: Job, adapter: Any) -> str:
+    """Return the run directory of a job: as asked for, or a folder of its own under ``runs/``.
+
+    A folder of an unfinished run of the same job is used again, so that
+    the run resumes.
+    """
+    named = job["logging"]["run_dir"]
+    make_folder(Path(named) if named else RUNS)
+    if named:
+        _check_same_job(Path(named), job)
+        return str(named)
+    return str(find_directory(f"{task_name(adapter)}-{fingerprint(job)}"))
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder to write to, where there is none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {path} cannot be created: {error.strerror}. Choose another: "
+            "logging.run_dir=..."
+        ) from None
+
+
+def _check_same_job(path: Path, job: Job) -> None:
+    if not (path / JOB).is_file():
+        return
+    for key, old in _what(read_job(path)).items():
+        if old != (new := _what(job)[key]):
+            raise ConfigError(
+                f"{path} contains a run with {key}={old} (now {new}). Resume it with the same "
+                "value, or use another logging.run_dir."
+            )
+
+
+def _what(job: Job) -> dict[str, Any]:
+    """Return what makes a job another one, beside the settings of the loop."""
+    task = job["task"]
+    return {
+        "task.adapter": task["adapter"],
+        "task.arguments": task["arguments"],
+        "training.reward_function": job["training"]["reward_function"],
+    }
+
+
+def fingerprint(job: Job) -> str:
+    """Eight letters that identify the run, independent of its number of steps."""
+    parts = [make_config(job).fingerprint(), _what(job)]
+    return short_hash(json.dumps(parts, sort_keys=True, default=str))
+
+
+def read_job(folder: Path) -> dict[str, Any]:
+    """The job of a run directory."""
+    return dict(yaml.safe_load((folder / JOB).read_text()))
+
+
+def write_job(folder: Path, job: Job) -> None:
+    """Keep a job in its run directory."""
+    (folder / JOB).write_text(as_yaml(job))
+
+
+def as_yaml(job: Job) -> str:
+    """A job as ``--cfg job`` prints it."""
+    return str(yaml.safe_dump(dict(job), sort_keys=False, allow_unicode=True))

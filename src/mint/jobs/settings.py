@@ -1,0 +1,66 @@
+"""The settings of the training command: the loop's groups, and what the command adds to them."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from mint.rl.settings.config import RLConfig
+from mint.rl.settings.fields import (
+    AlgorithmSettings,
+    EvaluationSettings,
+    LoggingSettings,
+    ModelSettings,
+    SamplingSettings,
+    StrictSettings,
+    TrainingSettings,
+)
+from mint.settings import setting
+
+
+class TaskSettings(StrictSettings):
+    """Where a task comes from."""
+
+    adapter: str | None = setting(None, "the task's class: file.py:Class or package.module:Class")
+    arguments: dict[str, Any] | None = setting(
+        {}, "the arguments of the class, as in task.arguments.task=gym:chain_sum"
+    )
+
+
+class JobTraining(TrainingSettings):
+    """The settings of training, with another reward function."""
+
+    reward_function: str | None = setting(
+        None,
+        "replaces the task's own reward: a name from `mint rewards list`, a function in "
+        "src/agent_tunix/rewards.py, file.py:function or package.module:function",
+    )
+
+
+class JobLogging(LoggingSettings):
+    """The settings of logging, with what is printed during a run."""
+
+    samples: int = setting(0, "number of answers to print per step, with prompt and reward", ge=0)
+
+
+CONFIG_GROUPS: dict[str, type[BaseModel]] = {
+    "model": ModelSettings,
+    "algorithm": AlgorithmSettings,
+    "task": TaskSettings,
+    "sampling": SamplingSettings,
+    "training": JobTraining,
+    "evaluation": EvaluationSettings,
+    "logging": JobLogging,
+}
+
+
+def defaults() -> dict[str, dict[str, Any]]:
+    """Return the value of every setting that no file and no command line sets.
+
+    The loop's are those of RLConfig, and of the environment where it sets them (MINT_BASE_MODEL,
+    MINT_RL_STEPS).
+    """
+    loop = RLConfig.from_env().as_dict()
+    return {
+        group: {name: loop.get(name, each.get_default()) for name, each in own.model_fields.items()}
+        for group, own in CONFIG_GROUPS.items()
+    }

@@ -1,0 +1,152 @@
+"""Load a task from ``file.py:Class`` or ``package.module:Class``.
+
+What can be seen in the source is checked before the task and all it needs is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mint.config_error import ConfigError, closest
+from mint.rewards.registry import load_file
+
+_MOVED = {"mint.rl.dataset": "mint.rl.data.dataset"}
+"""Modules that older run directories name, and where they are now."""
+EXAMPLE = "Write it as demos/rl/adapters/tool_use.py:ToolUseEnvironment or package.module:Class."
+
+
+@dataclass(frozen=True)
+class TaskReference:
+    """The location of a task's class.
+
+    >>> TaskReference.read("tasks/mine.py:MyAdapter").name
+    'MyAdapter'
+    """
+
+    place: str
+    name: str
+
+    @classmethod
+    def read(cls, text: str) -> TaskReference:
+        """The reference that a text stands for."""
+        place, _, name = text.rpartition(":")
+        if not place or not name.isidentifier():
+            raise ConfigError(f"task.adapter is {text!r}, which is not a class. {EXAMPLE}")
+        return cls(_MOVED.get(place, place), name)
+
+    @property
+    def is_file(self) -> bool:
+        return self.place.endswith(".py")
+
+    def source(self) -> Path | None:
+        """The file of the source, where there is one."""
+        if self.is_file:
+            path = Path(self.place)
+            if not path.is_file():
+                raise ConfigError(f"task.adapter: there is no file {path} here. {EXAMPLE}")
+            return path
+        importable(Path.cwd())
+        try:
+            spec = importlib.util.find_spec(self.place)
+        except (ModuleNotFoundError, ValueError):
+            spec = None
+        if spec is None:
+            raise ConfigError(f"task.adapter: there is no module {self.place}. {EXAMPLE}")
+        if spec.origin is None:
+            raise self._no_class([])  # a folder of modules, and none itself
+        return Path(spec.origin) if spec.origin.endswith(".py") else None
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Raise :class:`ConfigError` for what the source shows to be wrong."""
+        definition = self._definition()
+        if definition is not None:
+            _check_arguments(definition, arguments)
+
+    def is_environment(self) -> bool:
+        """Return whether the source shows a class with conversations of its own."""
+        definition = self._definition()
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        methods = [n for n in definition.body if isinstance(n, functions)] if definition else []
+        return any(method.name == "rollout" for method in methods)
+
+    def _definition(self) -> ast.ClassDef | None:
+        """The source of the class; None when it is not written there but imported or made."""
+        source = self.source()
+        if source is None:
+            return None
+        try:
+            tree = ast.parse(source.read_text(), str(source))
+        except SyntaxError as error:
+            raise ConfigError(f"task.adapter: {self.place} is not Python: {error}") from None
+        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        if not {self.name, "*"} & _names(tree):
+            raise self._no_class(classes)
+        return classes.get(self.name)
+
+    def load(self) -> Any:
+        """The class."""
+        if self.is_file:
+            module = _module_of(Path(self.place).resolve())
+        else:
+            importable(Path.cwd())
+            module = importlib.import_module(self.place)
+        found = getattr(module, self.name, None)
+        if not isinstance(found, type):
+            raise self._no_class(n for n, value in vars(module).items() if isinstance(value, type))
+        return found
+
+    def _no_class(self, classes: Iterable[str]) -> ConfigError:
+        hint = closest(self.name, classes)
+        return ConfigError(f"task.adapter: {self.place} has no class {self.name}.{hint}")
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """Every name that a module gives to something, however it does; ``*`` for any name."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def _check_arguments(node: ast.ClassDef, arguments: Mapping[str, Any]) -> None:
+    makers = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+    if not makers:
+        return
+    takes = makers[0].args
+    positional = [each.arg for each in takes.args[1:]]
+    known = [*positional, *(each.arg for each in takes.kwonlyargs)]
+    for name in arguments:
+        if name not in known and takes.kwarg is None:
+            raise ConfigError(
+                f"task.arguments.{name}: {node.name} has no such argument.{closest(name, known)} "
+                f"It accepts {', '.join(known) or 'none'}."
+            )
+    required = positional[: len(positional) - len(takes.defaults)]
+    for name in required:
+        if name not in arguments:
+            raise ConfigError(f"{node.name} requires an argument. Type: task.arguments.{name}=...")
+
+
+def importable(folder: Path) -> None:
+    """Let modules of a folder be imported, as those beside a script can."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+@cache
+def _module_of(path: Path) -> Any:
+    importable(path.parent)
+    return load_file(path)

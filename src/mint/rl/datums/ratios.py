@@ -1,0 +1,99 @@
+"""Ratios of trainer to sampler in datums: corrected, measured, and clipped by the loss."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mint import types
+from mint.rl.algorithms.clipping import BOUNDS, is_clipped
+from mint.rl.algorithms.importance import Array, Correction, mismatch_figures
+from mint.rl.datums.datum import replaced, values
+from mint.rl.settings.config import RLConfig
+
+
+def corrected(
+    datums: Sequence[types.Datum], trainer_D_T: Sequence[Array], correction: Correction
+) -> list[types.Datum]:
+    """The datums with the trainer's own logprobs as the old policy's, and tokens weighed by how
+    much likelier the trainer finds them than the sampler did.
+
+    Use it when the two differ: a sampler in lower precision, another temperature, or a batch that
+    is used for several steps. The ratio of the loss then only sees what training itself changes.
+    """
+    found = []
+    for datum, trainer in zip(datums, trainer_D_T, strict=True):
+        weights, sampler = values(datum, "weights"), values(datum, "logprobs")
+        inside = weights != 0
+        importance = np.zeros_like(weights)
+        importance[inside] = correction.weights(trainer[inside], sampler[inside])
+        found.append(
+            replaced(
+                datum,
+                logprobs=np.where(inside, trainer, 0.0),
+                weights=np.where(inside, weights * importance, 0.0),
+            )
+        )
+    return found
+
+
+def masked_share(before: Sequence[types.Datum], after: Sequence[types.Datum]) -> float:
+    """The share of trained tokens that a correction has left out."""
+    counts = [sum(int((values(d, "weights") != 0).sum()) for d in each) for each in (before, after)]
+    return 1.0 - counts[1] / counts[0] if counts[0] else 0.0
+
+
+def mismatch(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
+    """Return how the trainer's logprobs of sampled tokens differ from the sampler's.
+
+    At temperature 1, or with ``match_sampling``, they are the same policy before the first update
+    and should agree. Otherwise the sampler's are those of the flattened or sharpened distribution.
+    """
+    if not datums:
+        return {}
+    differences = np.concatenate(
+        [
+            (trainer - values(datum, "logprobs"))[values(datum, "weights") != 0]
+            for datum, trainer in zip(datums, trainer_D_T, strict=True)
+        ]
+    )
+    return mismatch_figures(differences)
+
+
+Pass = tuple[Sequence[types.Datum], Sequence[Array]]
+"""The datums of one forward_backward, and the trainer's logprobs that it returned."""
+
+
+def clipped_share(cfg: RLConfig, passes: Sequence[Pass]) -> dict[str, float]:
+    """The share of tokens with an advantage whose ratio was clipped, over all updates of a step."""
+    found = [
+        _clipped(cfg, datum, trainer)
+        for datums, trainer_D_T in passes
+        for datum, trainer in zip(datums, trainer_D_T, strict=True)
+    ]
+    tokens = np.concatenate(found) if found else np.empty(0, bool)
+    return {"train/clipped": float(tokens.mean())} if len(tokens) else {}
+
+
+def _clipped(cfg: RLConfig, datum: types.Datum, trainer: Array) -> NDArray[np.bool_]:
+    """Return which of a datum's tokens with an advantage were clipped."""
+    advantages = values(datum, "advantages")
+    inside = (values(datum, "weights") != 0) & (advantages != 0)
+    log_ratio = trainer - values(datum, "logprobs")
+    if cfg.loss_fn == "gspo":
+        sequence = values(datum, "sequence_ratio_mask") != 0
+        log_ratio = np.full_like(log_ratio, log_ratio[sequence].mean() if sequence.any() else 0.0)
+    low, high = _bounds(cfg, datum)
+    clipped = is_clipped(cfg.loss_fn, log_ratio, advantages, low, high)
+    return np.asarray(clipped[inside])
+
+
+def _bounds(cfg: RLConfig, datum: types.Datum) -> list[Array | float]:
+    """The bounds of a datum: its own, those of the config, or those of the loss."""
+    found: list[Array | float] = []
+    for name, own in zip(("low", "high"), BOUNDS[cfg.loss_fn], strict=True):
+        key = f"clip_{name}_threshold"
+        given: float | None = getattr(cfg, key)
+        own = own if given is None else given
+        found.append(values(datum, key) if key in datum.loss_fn_inputs else own)
+    return found

@@ -1,0 +1,96 @@
+"""A batch: the groups of one step, and the updates that were trained on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mint
+from mint import types
+from mint.rl.rollouts.policy import Policy
+from mint.rl.rollouts.rollout import Group
+
+Array = NDArray[np.float64]
+_SUMS = frozenset(
+    (
+        *("time/sample", "time/train", "datums", "datums/unmasked"),
+        *("train/loss", "train/tokens", "train/updates", "train/refused"),
+    )
+)
+"""Metrics that add up over the parts of a step; of the others the mean is taken."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update: its datums, its metrics, and the trainer's logprobs of each datum before it, with
+    entropies where they are measured. ``refused`` says why the service has not made the update."""
+
+    datums: Sequence[types.Datum]
+    metrics: dict[str, float]
+    logprobs_D_T: Sequence[Array] = ()
+    entropy_D_T: Sequence[Array] = ()
+    refused: str | None = None
+
+
+@dataclass
+class Batch:
+    """The groups of a step, or of a part of it, and what became of them."""
+
+    step: int
+    groups: list[Group]
+    policy: Policy
+    dropped: list[Group] = field(default_factory=list)  # without signal, and replaced by others
+    stale: list[Group] = field(default_factory=list)  # too old to be trained on
+    given_up: int = 0  # groups that were too old before they were complete
+    policies: Mapping[int, Policy] = field(default_factory=dict)  # by version
+    metrics: dict[str, float] = field(default_factory=dict)  # of sampling and of comparing
+    updates: list[Update] = field(default_factory=list)
+
+    @property
+    def clients(self) -> dict[int, mint.SamplingClient]:
+        """The sampling clients by version."""
+        return {version: policy.client for version, policy in self.policies.items()}
+
+    @property
+    def everything(self) -> list[Group]:
+        """All groups that were sampled."""
+        return [*self.groups, *self.dropped, *self.stale]
+
+
+def merge_batches(parts: Sequence[Batch]) -> Batch:
+    """Return the batch of a step that was sampled and trained on in parts."""
+    return Batch(
+        parts[0].step,
+        [group for part in parts for group in part.groups],
+        parts[0].policy,
+        [group for part in parts for group in part.dropped],
+        [group for part in parts for group in part.stale],
+        sum(part.given_up for part in parts),
+        {version: policy for part in parts for version, policy in part.policies.items()},
+        merge_metrics(each for p in parts for each in (p.metrics, *(u.metrics for u in p.updates))),
+        [update for part in parts for update in part.updates],
+    )
+
+
+def merge_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the metrics of a step from those of its parts: counts and times add up, of the rest
+    the mean is taken. The mismatch is that before the first update.
+
+    >>> merge_metrics([{"datums": 2.0, "train/grad_norm": 1.0}, {"datums": 3.0}])
+    {'datums': 5.0, 'train/grad_norm': 1.0}
+    """
+    found: dict[str, list[float]] = {}
+    for part in parts:
+        for name, value in part.items():
+            found.setdefault(name, []).append(value)
+    return {name: _together(name, values) for name, values in found.items()}
+
+
+def _together(name: str, values: list[float]) -> float:
+    if len(values) == 1 or name.startswith("mismatch/"):
+        return values[0]
+    return sum(values) if name in _SUMS else fmean(values)

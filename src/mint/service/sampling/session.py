@@ -1,0 +1,256 @@
+"""A sampling session: weights that never change, and the samples that are drawn from them.
+
+The digest of the weights is recorded when they are fixed. It is compared wherever they are loaded
+or restored, and with every sample.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from mint.engine.messages import SampledToken, SampleRequest, SampleResult
+from mint.service.background import in_background
+from mint.service.checkpoints.links import link_version
+from mint.service.checkpoints.storage import CheckpointPath
+from mint.service.engines.process import EngineProcess
+from mint.service.errors import EngineDied, UserError
+from mint.service.parts import Parts
+from mint.service.sampling.evicted import EvictedSamplers
+from mint.service.sampling.progress import Sample
+from mint.service.store.database import SamplerRow
+
+log = logging.getLogger(__name__)
+RestoreRun = Callable[[str, str], Awaitable[None]]
+"""Restores a run of a user in its engine, and with it the run's samplers."""
+OnTokens = Callable[[list[SampledToken]], None]
+
+
+class WeightsUnproven(UserError):
+    """A sampler does not have the weights that it was created with, so it does not answer."""
+
+
+class SamplingSession:
+    """A sampler, and the engine that holds its weights now (if one does).
+
+    ``make_room`` is called after the weights were loaded. A sampler whose weights were recomputed
+    and came out different is ``refused``, with the reason.
+    """
+
+    def __init__(
+        self,
+        row: SamplerRow,
+        parts: Parts,
+        evicted: EvictedSamplers,
+        restore_run: RestoreRun,
+        make_room: Callable[["SamplingSession"], Awaitable[None]],
+        caller: str = "",
+    ) -> None:
+        self.row = row
+        self.tenant = caller or row.user
+        """Whose samples these are: tenants share the engine evenly."""
+        self.group = row.run_id or row.session_id
+        """Samplers of one group share a limit on how many stay in memory."""
+        self.engine: EngineProcess | None = None
+        self.refused: WeightsUnproven | None = None
+        self.users = 0
+        self.used_at = time.monotonic()
+        self._parts = parts
+        self._evicted = evicted
+        self._restore_run = restore_run
+        self._make_room = make_room
+        self._loading = asyncio.Lock()
+
+    # ---- sampling -------------------------------------------------------------------------------
+
+    async def sample(
+        self, request: SampleRequest, sample: Sample, on_tokens: OnTokens | None = None
+    ) -> SampleResult:
+        """Sample in the engine of the base model, once more in a new one if it dies.
+
+        ``on_tokens`` is called with the tokens of a request that asks for progress, as they are
+        sampled. Raises UserError, EngineDied, OSError or RuntimeError.
+        """
+
+        def report(tokens: list[SampledToken]) -> None:
+            sample.start()  # the first report, without tokens, says so
+            if on_tokens is not None and tokens:
+                on_tokens(tokens)
+
+        request = replace(request, tenant=self.tenant)
+        self.users += 1
+        try:
+            try:
+                result = await self._sample(request, report)
+            except EngineDied:
+                if on_tokens is not None:
+                    raise  # some tokens may have been reported, and a retry would report others
+                result = await self._sample(request, report)
+        finally:
+            self.users -= 1
+        sampled = sum(len(sequence.tokens) for sequence in result.sequences)
+        used = {"prompt_tokens": len(request.prompt), "tokens_sampled": sampled}
+        self._parts.usage.add(self.row.key, self._trained_by, **used)
+        return result
+
+    async def _sample(self, request: SampleRequest, report: OnTokens) -> SampleResult:
+        async with self._parts.engines.using(self.row.base_model) as engine:
+            await self.load(engine)
+            self.used_at = time.monotonic()
+            result: SampleResult = await engine.call(
+                "sample", report, sampler_id=self.row.id, request=request
+            )
+            if result.digest != self.row.digest:
+                await self.drop()
+                raise self._unproven("its engine answered with other weights")
+            return result
+
+    @property
+    def _trained_by(self) -> str | None:
+        """The run whose weights these are; None for a base model."""
+        path = self.row.model_path
+        return self.row.run_id if path is None else CheckpointPath.parse(path).run_id
+
+    @property
+    def is_loading(self) -> bool:
+        return self.engine is None and self._loading.locked()
+
+    # ---- loading --------------------------------------------------------------------------------
+
+    async def load(self, engine: EngineProcess) -> None:
+        """Load the weights into an engine, unless it has them. Raises UserError if they are gone
+        and WeightsUnproven if they are others."""
+        if self.engine is engine:
+            return
+        async with self._loading:
+            if self.engine is not engine:
+                await self._load(engine)
+                self.engine = engine
+        await self._make_room(self)
+
+    async def _load(self, engine: EngineProcess) -> None:
+        row = self.row
+        if (evicted := await asyncio.to_thread(self._evicted.find, row)) is not None:
+            await self._read(engine, str(evicted))
+            await asyncio.to_thread(self._evicted.touch, evicted)
+        elif row.run_id is not None:
+            await self._restore_run(row.run_id, row.user)
+            if self.engine is not engine:
+                raise self.refused or self._no_longer_kept()
+        elif row.model_path is None:
+            await self._read(engine, None)
+        else:
+            path = await self._checkpoint()
+            if path is None:
+                raise self._no_longer_kept()
+            checkpoints = self._parts.checkpoints
+            folder = await asyncio.to_thread(checkpoints.verified_folder, path)
+            saved = await asyncio.to_thread(checkpoints.weights_digest, path)
+            await self._read(engine, str(folder), saved)
+
+    async def freeze(self, engine: EngineProcess) -> None:
+        """Take the weights of the sampler's run as they are now.
+
+        When a run is restored, they must be those of the first time: if not, the sampler is refused
+        and the run continues.
+        """
+        row = self.row
+        digest = await engine.call("create_sampler", sampler_id=row.id, run_id=row.run_id)
+        try:
+            await self._prove(digest, engine)
+        except WeightsUnproven as error:
+            self.refused = error
+        else:
+            self.engine, self.refused = engine, None
+            if engine.info.plan is not None and engine.info.plan.device != "cpu":
+                # On a CPU a replay gives the same bits. Sampling need not wait for the disk.
+                in_background(self._save_copy(engine))
+        await self._make_room(self)
+
+    async def _save_copy(self, engine: EngineProcess) -> None:
+        """Write the weights to disk, in case the engine dies."""
+        try:
+            await self._evicted.save(self.row, engine)
+        except Exception as error:  # whatever it was, the sampler in memory is not affected
+            log.warning("The weights of %s are only in memory: %s", self.row.id, error)
+
+    async def _read(
+        self, engine: EngineProcess, folder: str | None, saved: str | None = None
+    ) -> None:
+        digest = await engine.call("create_sampler", sampler_id=self.row.id, folder=folder)
+        await self._prove(digest, engine, saved)
+
+    async def _prove(
+        self, found: str | None, engine: EngineProcess, saved: str | None = None
+    ) -> None:
+        """Compare the digest of weights in an engine with the sampler's, or else with ``saved``.
+
+        The first digest is recorded. Raises WeightsUnproven.
+        """
+        row, known = self.row, self.row.digest or saved
+        if known is not None and known != found:
+            log.error("the weights of %s have digest %s instead of %s", row.id, found, known)
+            await engine.call("drop_sampler", sampler_id=row.id)
+            raise self._unproven("their digest is not the one that was recorded at first")
+        if row.digest is None and found is not None:
+            row.digest = found
+            await asyncio.to_thread(self._parts.store.note_digest, row.id, found)
+
+    async def _checkpoint(self) -> CheckpointPath | None:
+        """Return the checkpoint that the sampler was created from, unless it changed since."""
+        if self.row.model_path is None:
+            return None
+        try:
+            path, found = await asyncio.to_thread(
+                self._parts.checkpoints.require, self.row.model_path, self.row.user
+            )
+        except UserError:
+            return None
+        return path if self.row.version in (None, link_version(found)) else None
+
+    # ---- leaving the engine ---------------------------------------------------------------------
+
+    async def is_only_in_memory(self) -> bool:
+        """Return whether the weights would be lost with the engine."""
+        if self.row.run_id is not None:
+            return True
+        return self.row.model_path is not None and await self._checkpoint() is None
+
+    async def evict(self) -> None:
+        """Free the memory in the engine, after saving weights that are nowhere else."""
+        engine = self.engine
+        try:
+            if engine is not None and engine.is_alive and await self.is_only_in_memory():
+                await self._evicted.save(self.row, engine)
+        except (OSError, RuntimeError, EngineDied) as error:
+            log.warning("%s stays in memory: %s", self.row.id, error)
+        else:
+            await self.drop()
+
+    async def drop(self) -> None:
+        """Free the memory in the engine."""
+        engine, self.engine = self.engine, None
+        if engine is not None and engine.is_alive:
+            await engine.call("drop_sampler", sampler_id=self.row.id)
+
+    # ---- errors ---------------------------------------------------------------------------------
+
+    def _no_longer_kept(self) -> UserError:
+        settings = self._parts.settings
+        return UserError(
+            f"The weights of the sampler {self.row.id} are no longer kept: its checkpoint was "
+            "deleted or overwritten, or it was ephemeral. Of its ephemeral samplers, a run keeps "
+            f"the {settings.samplers_per_run} most recently used in memory and "
+            f"{settings.samplers_kept_per_run} on disk. Create a new one with "
+            "save_weights_and_get_sampling_client(), or save the weights under a name with "
+            "save_weights_for_sampler()."
+        )
+
+    def _unproven(self, why: str) -> WeightsUnproven:
+        return WeightsUnproven(
+            f"The sampler {self.row.id} cannot prove its weights, so it does not answer: {why}. "
+            "Create a new one with save_weights_and_get_sampling_client(), or from a checkpoint "
+            "with create_sampling_client(model_path=...). If a file was damaged, check the disk "
+            "of the service."
+        )

@@ -1,1 +1,0 @@
-"""The training command: a composed configuration, and the runs that it describes."""

@@ -1,0 +1,370 @@
+"""The verdict on a run, whether it is learning: a pure function of its metrics and events.
+
+learning               reward or success rises by more than its noise
+flat                   it was learning, and has not risen since
+stalled                the answers of groups have equal rewards, or no metric has moved for long
+diverging              numbers are not finite, or what was learned is being lost
+hacking the reward     the reward rises while success or the holdout falls
+finished               all steps are done, and neither of the two above holds
+too early to say       not enough steps for any of these
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mint.watch.verdict.holdout import HIGH, HOLDOUT, HOLDOUT_REWARD, LOW, weights_to_use
+from mint.watch.verdict.plateau import plateau_start, rises_after
+from mint.watch.verdict.series import (
+    Series,
+    constant_share,
+    finite_mean,
+    first_named,
+    median,
+    series,
+    shift,
+    thinned,
+)
+
+Row = Mapping[str, Any]
+
+LEARNING, FLAT, STALLED, DIVERGING = "learning", "flat", "stalled", "diverging"
+HACKING, FINISHED, EARLY = "hacking the reward", "finished", "too early to say"
+VERDICTS = (LEARNING, FLAT, STALLED, DIVERGING, HACKING, FINISHED, EARLY)
+
+REWARD = ("reward/mean", "reward", "mean_reward", "avg_reward")
+SUCCESS = ("reward/success", "success", "accuracy", "exact_rate")
+LOSS = ("train/loss_per_token", "loss_per_token", "train/loss", "loss")
+_SIGNAL = ("groups", "groups/signal", "groups/all_right", "groups/all_wrong")
+_HEALTH = ("train/grad_norm", "kl/k3", "policy/entropy", "length/truncated", "train/refused")
+_FINITE = (*REWARD, *LOSS, "train/grad_norm", "kl/k3")
+NEEDED = (
+    *("step", HOLDOUT_REWARD, HOLDOUT, HIGH, LOW),
+    *(*REWARD, *SUCCESS, *LOSS, *_SIGNAL, *_HEALTH),
+)
+"""The metrics that a verdict reads."""
+
+_MANY = 20
+"""Steps before a run without movement counts as stalled."""
+_WINDOW = 5
+_CONSTANT = 0.8
+"""Share of groups with equal rewards from which a run is stalled."""
+_SOLVED = 0.9
+_EXPLODED = 20.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verdict with its evidence, the step since which it holds, and advice."""
+
+    verdict: str
+    evidence: str
+    since: int | None = None
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.evidence}" if self.evidence else self.verdict
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for summary.json."""
+        return asdict(self)
+
+
+@dataclass
+class VerdictHistory:
+    """The metrics and events that a verdict needs, kept by the recorder."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    last: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Iterable[Row], events: Iterable[Row]) -> VerdictHistory:
+        """Read the rows and events of a run."""
+        found = cls()
+        for row in rows:
+            found.add(row)
+        for event in events:
+            found.add_event(event)
+        return found
+
+    def add(self, row: Row) -> None:
+        """Add the metrics of a step."""
+        self.rows.append({name: row[name] for name in NEEDED if name in row})
+        self.last = dict(row)
+
+    def add_event(self, event: Row) -> None:
+        """Add an event, if it is a finding or an end."""
+        if event.get("event") in ("finding", "stopped"):
+            kept = ("event", "step", "name", "text")
+            self.events.append({name: event[name] for name in kept if name in event})
+
+
+def judge(rows: Sequence[Row], events: Sequence[Row] = (), status: str = "running") -> Verdict:
+    """Judge a run by its metrics and events.
+
+    >>> rows = [{"step": n, "reward/mean": 0.1 + n / 50} for n in range(1, 31)]
+    >>> print(judge(rows))
+    learning: reward rose from 0.16 to 0.66 in 30 steps.
+    >>> judge(rows[:2]).verdict
+    'too early to say'
+    """
+    names = {*REWARD, *SUCCESS, *LOSS}
+    count = sum(not names.isdisjoint(row) for row in rows)
+    rows = thinned(rows, HOLDOUT)
+    trained = [row for row in rows if not names.isdisjoint(row)]
+    found = (
+        _not_finite(trained, events)
+        or _hacking(rows, trained)
+        or _collapsed(trained)
+        or _constant(trained)
+        or _moved(rows, trained)
+    )
+    if status == "finished" and found.verdict not in (DIVERGING, HACKING):
+        return _finished(found, rows, count)
+    return found
+
+
+def _finished(found: Verdict, rows: Sequence[Row], count: int) -> Verdict:
+    use = weights_to_use(rows)
+    done = f"All {count} steps are done" if count > 1 else "The only step is done"
+    evaluate = use or "Evaluate the final weights on a holdout."
+    ways = {
+        LEARNING: ("It learned: {}", f"{evaluate} It was still learning: more steps may help."),
+        FLAT: ("It {}", f"{evaluate} More steps alone will not help."),
+        STALLED: ("It had stopped learning: {}", f"{use} For another run: {found.advice}"),
+        EARLY: (f"{done}, too few to tell.", f"{use} Train longer to see whether it learns."),
+    }
+    said, advice = ways[found.verdict]
+    return Verdict(FINISHED, said.format(found.evidence), found.since, advice.strip())
+
+
+# ---- diverging ----
+
+
+def _not_finite(trained: Sequence[Row], events: Sequence[Row]) -> Verdict | None:
+    """Detect numbers that are not finite at the end of the run; NaN is written as null."""
+    bad = []
+    for row in reversed(trained):
+        wrong = [name for name in _FINITE if name in row and row[name] is None]
+        wrong += ["train/refused"] if row.get("train/refused") else []
+        if not wrong:
+            break
+        bad.append((row.get("step"), wrong))
+    advice = "Lower the learning rate, set grad_clip_norm=1.0, and resume from a checkpoint."
+    stop = next((e for e in events if e.get("name") == "not_finite"), None)
+    if stop is not None and (bad or stop.get("event") == "stopped"):
+        since = stop.get("step") if isinstance(stop.get("step"), int) else None
+        return Verdict(DIVERGING, str(stop.get("text") or "a number is not finite."), since, advice)
+    if not bad:
+        return None
+    step, wrong = bad[-1]
+    since = step if isinstance(step, int) else None
+    what = "updates were refused" if wrong == ["train/refused"] else f"{wrong[0]} is not finite"
+    return Verdict(DIVERGING, f"{what} since step {step}.", since, advice)
+
+
+def _collapsed(trained: Sequence[Row]) -> Verdict | None:
+    """Detect that what was learned is being lost, or that gradients have exploded."""
+    name, values = _goal(trained)
+    advice = (
+        "Lower the learning rate, set grad_clip_norm=1.0 or kl_penalty_coef=0.05, and resume from "
+        "the best checkpoint."
+    )
+    if len(values) >= 2 * _WINDOW:
+        move = shift(values, _WINDOW)
+        gain = move.best - move.first
+        lost = move.best - move.last
+        worse_than_first = move.first - move.last > move.noise
+        # The best of many windows is high by chance alone: a fall from it must be clearer.
+        if lost > 1.5 * move.noise and (worse_than_first or lost > 0.5 * max(gain, 0.0)):
+            evidence = (
+                f"{_said(name)} fell from {_shown(name, move.best)} at step {move.best_step} to "
+                f"{_shown(name, move.last)}{_why(trained)}."
+            )
+            return Verdict(DIVERGING, evidence, move.best_step, advice)
+    norms = series(trained, "train/grad_norm")
+    if len(norms) >= 2 * _WINDOW:
+        before, now = median(norms[:-_WINDOW][:_MANY]), median(norms[-_WINDOW:])
+        if before > 0 and now > _EXPLODED * before and not _rose(values):
+            since = next((s for s, norm in norms if norm > _EXPLODED * before), None)
+            evidence = f"the gradient norm grew from {before:.3g} to {now:.3g}."
+            return Verdict(DIVERGING, evidence, since, advice)
+    return None
+
+
+def _why(trained: Sequence[Row]) -> str:
+    """Return what accompanied a fall."""
+    found = []
+    for name, said in (("kl/k3", "KL"), ("length/truncated", "share of cut-off answers")):
+        values = series(trained, name)
+        if len(values) >= 2 * _WINDOW:
+            before, now = finite_mean(values[:_WINDOW]), finite_mean(values[-_WINDOW:])
+            if now > 2 * before and now - before > 0.05:
+                found.append(f"{said} rose from {before:.2f} to {now:.2f}")
+    return f", while the {' and the '.join(found)}" if found else ""
+
+
+# ---- hacking ----
+
+
+def _hacking(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict | None:
+    """Detect that the reward rises while success or the holdout falls."""
+    reward = first_named(trained, REWARD)[1]
+    if len(reward) < 2 * _WINDOW or not _rose(reward):
+        return None
+    paid = shift(reward, _WINDOW)
+    advice = (
+        "Read the rollouts with the highest rewards, fix the reward (for example with "
+        "mint.rewards.gated), and return to the best checkpoint on the holdout."
+    )
+    held_out = [row for row in rows if _all_numbers(row, (HOLDOUT, HIGH, "step"))]
+    if len(held_out) >= 2:
+        *earlier, now = held_out
+        best = max(earlier, key=lambda row: float(row[HOLDOUT]))
+        if float(now[HIGH]) < float(best[HOLDOUT]):
+            evidence = (
+                f"reward rose from {paid.first:.2f} to {paid.last:.2f} while the holdout fell from "
+                f"{float(best[HOLDOUT]):.0%} at step {best['step']} to {float(now[HOLDOUT]):.0%}."
+            )
+            return Verdict(HACKING, evidence, int(best["step"]), advice)
+        if float(now[HOLDOUT]) > float(best[HOLDOUT]):
+            return None
+    right = first_named(trained, SUCCESS)[1]
+    if len(right) >= 2 * _WINDOW:
+        wanted = shift(right, _WINDOW)
+        if wanted.first - wanted.last > max(wanted.noise, 0.05):
+            evidence = (
+                f"reward rose from {paid.first:.2f} to {paid.last:.2f} while success fell from "
+                f"{wanted.first:.0%} to {wanted.last:.0%}."
+            )
+            return Verdict(HACKING, evidence, wanted.best_step, advice)
+    return None
+
+
+# ---- stalled, learning ----
+
+
+def _constant(trained: Sequence[Row]) -> Verdict | None:
+    """Detect that the answers of nearly every group have equal rewards."""
+    shares = constant_share(trained)
+    if len(shares) < 3:
+        return None
+    recent = finite_mean(shares[-_WINDOW:])
+    if recent < _CONSTANT:
+        return None
+    since = shares[-1][0]
+    for step, share in reversed(shares):
+        if share < _CONSTANT - 0.15:
+            break
+        since = step
+    last = trained[-_WINDOW:]
+    right = sum(value for _, value in series(last, "groups/all_right"))
+    wrong = sum(value for _, value in series(last, "groups/all_wrong"))
+    kind = ", all right" if right > wrong else ", all wrong" if wrong else ""
+    advice = (
+        "Give partial credit, use easier prompts, or raise group_size and temperature, so that "
+        "some answers are better than others."
+    )
+    if right > wrong:
+        advice = (
+            "There is little left to learn from these prompts: stop here, use harder ones, or "
+            "set curriculum=true."
+        )
+    evidence = f"{recent:.0%} of groups constant{kind}."
+    return Verdict(STALLED, evidence, since, advice)
+
+
+def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
+    """Return whether reward, success or the holdout rose by more than its noise."""
+    goals = [first_named(trained, names) for names in (SUCCESS, REWARD)]
+    rising = [(name, values) for name, values in goals if _rose(values)]
+    if rising:
+        found = _learning(*rising[0])
+        others = rising[1:] if found.verdict == FLAT else []
+        still = [each for each in others if rises_after(each[1], found.since or 0)]
+        return _learning(*still[0]) if still else found
+    held_out = [row for row in rows if _all_numbers(row, (HOLDOUT, LOW, HIGH, "step"))]
+    if len(held_out) >= 2:
+        first, now = held_out[0], held_out[-1]
+        if float(now[LOW]) > float(first[HOLDOUT]) and float(now[HOLDOUT]) > float(first[HIGH]):
+            evidence = f"the holdout rose from {first[HOLDOUT]:.0%} to {now[HOLDOUT]:.0%}."
+            return Verdict(LEARNING, evidence, int(first["step"]), "Let it run.")
+    name, values = _goal(trained)
+    if name in LOSS and _rose(values):
+        return _learning(name, values)
+    if len(values) < _MANY:
+        count = len(trained)
+        evidence = f"{count} step{'' if count == 1 else 's'} so far."
+        return Verdict(EARLY, evidence, None, f"Wait for about {_MANY} steps.")
+    move = shift(values, _WINDOW)
+    sign = -1.0 if name in LOSS else 1.0
+    change = sign * (move.last - move.first)
+    evidence = (
+        f"{_said(name)} moved by {change:+.3f} in {_span(values)} steps, within its noise of "
+        f"{move.noise:.3f}."
+    )
+    advice = "Raise the learning rate or group_size, or give more partial credit."
+    return Verdict(STALLED, evidence, values[0][0], advice)
+
+
+def _learning(name: str, values: Series) -> Verdict:
+    """Return the verdict on a rise that continues or has ended."""
+    move = shift(values, _WINDOW)
+    levels = f"from {_shown(name, move.first)} to {_shown(name, move.last)}"
+    moved = f"{_said(name)} {'fell' if name in LOSS else 'rose'} {levels}"
+    solved = name in SUCCESS and move.last >= _SOLVED
+    done = "Nearly solved: stop here, or use harder prompts."
+    if (end := plateau_start(values)) is not None:
+        advice = (
+            "Stop here, or change something: harder prompts, another learning rate, a larger "
+            "group_size, a longer max_tokens."
+        )
+        after = values[-1][0] - end
+        evidence = f"was learning until step {end}: {moved}; flat for the {after} steps since."
+        return Verdict(FLAT, evidence, end, done if solved else advice)
+    since = next((step for step, value in values if value > move.first + move.noise), values[0][0])
+    advice = done if solved else "Let it run."
+    return Verdict(LEARNING, f"{moved} in {_span(values)} steps.", since, advice)
+
+
+# ---- words and numbers ----
+
+
+def _goal(trained: Sequence[Row]) -> tuple[str, Series]:
+    """Return the series that should rise: reward, or success, or the negative loss."""
+    for names in (REWARD, SUCCESS):
+        name, values = first_named(trained, names)
+        if values:
+            return name, values
+    name, values = first_named(trained, LOSS)
+    return name, [(step, -value) for step, value in values]
+
+
+def _span(values: Series) -> int:
+    """Return how many steps a series covers."""
+    return max(len(values), values[-1][0] - values[0][0] + 1)
+
+
+def _rose(values: Series) -> bool:
+    if len(values) < 2 * _WINDOW:
+        return False
+    move = shift(values, _WINDOW)
+    return move.last - move.first > move.noise
+
+
+def _all_numbers(row: Row, names: Sequence[str]) -> bool:
+    return all(series([row], name) for name in names)
+
+
+def _said(name: str) -> str:
+    kinds = ((REWARD, "reward"), (SUCCESS, "success"), (LOSS, "loss"))
+    return next((said for names, said in kinds if name in names), name)
+
+
+def _shown(name: str, value: float) -> str:
+    if name in SUCCESS:
+        return f"{value:.0%}"
+    return f"{-value:.3g}" if name in LOSS else f"{value:.2f}"
