@@ -57,7 +57,9 @@ def assert_same(function: Any, reference: Any, *inputs: Tensor) -> None:
     theirs = torch.autograd.grad(wanted, exact, grad)
     mine = torch.autograd.grad(found, single, grad.float())
     for a, b in zip([found, *mine], [wanted, *theirs], strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=5e-5, atol=5e-5 * b.detach().abs().max().item())
+        torch.testing.assert_close(
+            a.double(), b, rtol=5e-5, atol=5e-5 * b.detach().abs().max().item()
+        )
 
 
 @pytest.mark.parametrize(("m", "n", "depth"), [(1, 16, 1), (7, 48, 33), (100, 144, 17), (5, 64, 9)])
@@ -154,7 +156,9 @@ def test_softmax_in_place() -> None:
     found = logits.float()
     sums = softmax_(found, 0.7)
     assert_values(sums, torch.logsumexp(logits / 0.7, -1))
-    torch.testing.assert_close(found.double(), torch.softmax(logits / 0.7, -1), rtol=1e-4, atol=1e-37)
+    torch.testing.assert_close(
+        found.double(), torch.softmax(logits / 0.7, -1), rtol=1e-4, atol=1e-37
+    )
 
 
 def round_weights(folder: Path) -> None:

@@ -112,7 +112,7 @@ class LoraProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, inner, *pairs = ctx.saved_tensors
         grad = grads[0].contiguous()
-        x_grad = ctx.backwards().multiply(grad)
+        x_grad = ctx.backwards().multiply(grad) if ctx.needs_input_grad[3] else None
         rank, height, results = len(pairs[0]), _height(pairs), []
         inner_grad = torch.empty_like(inner)
         for number, columns in enumerate(grad.split(ctx.sizes, 1)):
@@ -122,7 +122,8 @@ class LoraProduct(torch.autograd.Function):
             torch.mul(b, ctx.scale, out=scaled[:, :rank])
             product(columns, scaled, inner_grad[:, number * height : (number + 1) * height])
             own = inner_grad[:, place]
-            product(own, a, x_grad, adds=True)
+            if x_grad is not None:
+                product(own, a, x_grad, adds=True)
             b_grad = product(inner[:, place].T, columns, b.new_empty(b.T.shape))
             results += [product(own.T, x, torch.empty_like(a)), b_grad.T.contiguous()]
         return None, None, None, x_grad, *results
