@@ -27,7 +27,6 @@ from mint.engine.native.training import (
 )
 from mint.engine.training.trainer import LoraTrainer
 from mint.engine.training.tree import pack
-from tests.engine.test_tree_attention import FORESTS, HEADS, KEY_HEADS, dense
 from tests.engine.test_trainer import (
     PlainModel,
     assert_close,
@@ -36,6 +35,7 @@ from tests.engine.test_trainer import (
     loss_of,
     randomise,
 )
+from tests.engine.test_tree_attention import FORESTS, HEADS, KEY_HEADS, dense
 from tests.tiny import build_model
 
 pytestmark = pytest.mark.skipif(

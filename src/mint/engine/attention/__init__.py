@@ -19,6 +19,7 @@ from mint.engine.training.tree import PrefixTree
 from .blocked import BlockedPrefill
 from .layout import Chunk, DecodeRows
 from .native import NativeTree
+from .paged import PagedAttention
 from .reference import ReferenceTree, attend
 
 NAME = "mint"
@@ -60,12 +61,14 @@ def tree_attention(tree: PrefixTree, device: torch.device, precision: Precision)
     return NativeTree(tree, plain) if precision.has_kernels else plain
 
 
-def prefill_attention(pool: KVPool, chunks: list[Chunk]) -> Attention:
+def prefill_attention(pool: KVPool, chunks: list[Chunk], has_kernels: bool) -> Attention:
     """Return the attention of a pass over chunks of prompts."""
     if pool.device.type == "cuda":
         from .gpu import KernelPrefill
 
         return KernelPrefill.of(pool, chunks)
+    if has_kernels:
+        return PagedAttention.of_chunks(chunks)
     return BlockedPrefill(pool, chunks)
 
 

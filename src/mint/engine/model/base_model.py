@@ -16,11 +16,11 @@ from mint.engine.adapters.lora import AdapterBank, find_sites
 from mint.engine.messages import IntArray, ModelInfo, UserError
 from mint.engine.model.context import Attention, Lora, NoLora, running
 from mint.engine.model.experts import replace_experts
-from mint.engine.model.training_kernels import fuse
 from mint.engine.model.head import Head
 from mint.engine.model.layers import wrap_layers
 from mint.engine.model.linear import FrozenLinear, Product, Site, replace_layers
 from mint.engine.model.precision import Precision, choose, f32
+from mint.engine.model.training_kernels import fuse
 
 _LAYERS_WE_RUN = {"full_attention", "sliding_attention"}
 _LARGEST_HALF = 16384.0  # a quarter of float16's range: activations of other prompts are larger

@@ -111,11 +111,12 @@ def _agrees(module: nn.Module, fused: Forward, view: Attention) -> bool:
     """Say whether a module and its replacement give the same for random numbers."""
     generator = torch.Generator().manual_seed(0)
     joint = getattr(module, "gate_proj", None) or getattr(module, "q_proj", None)
-    width = len(module.weight) if joint is None else joint.weight.shape[1]  # type: ignore[arg-type, union-attr]
+    width = len(module.weight) if joint is None else joint.weight.shape[1]  # type: ignore[arg-type]
     inputs: dict[str, Any] = {}
     if hasattr(module, "o_proj"):
-        shape = (2, 1, _PROBE_TOKENS, module.head_dim)
-        inputs["position_embeddings"] = tuple(torch.randn(*shape, generator=generator))
+        size: int = module.head_dim  # type: ignore[assignment]
+        angles = torch.randn(2, 1, _PROBE_TOKENS, size, generator=generator)
+        inputs["position_embeddings"] = tuple(angles)
         inputs["attention_mask"] = None
     x = torch.randn(1, _PROBE_TOKENS, width, generator=generator)
     with running(view, NoLora()):
@@ -128,4 +129,5 @@ def _agrees(module: nn.Module, fused: Forward, view: Attention) -> bool:
 
 
 def _first(result: Any) -> Tensor:
-    return result[0] if isinstance(result, tuple) else result
+    tensor: Tensor = result[0] if isinstance(result, tuple) else result
+    return tensor

@@ -1,7 +1,7 @@
 /* Training on a CPU: what torch does in many passes over memory, in one each.
 
    Everything is float32. A row is a token. Matrices are stored row by row; widths that vectors run
-   along must be multiples of LANES (native.py checks them). */
+   along must be multiples of LANES (training.py's callers check them). */
 
 #include <immintrin.h>
 #include <math.h>

@@ -100,7 +100,7 @@ class LoraProduct(torch.autograd.Function):
         for number, pair in enumerate(pairs[::2]):
             a[:, number * height : number * height + rank] = pair.T
         inner = product(x, a.mul_(scale), x.new_empty(len(x), a.shape[1]))
-        columns = y.split(packed.sizes, 1)
+        columns = torch.split(y, packed.sizes, 1)
         for number, (part, b) in enumerate(zip(columns, pairs[1::2], strict=True)):
             own = inner[:, number * height : number * height + rank]
             product(own, b.T.contiguous(), part, adds=True)
@@ -115,7 +115,7 @@ class LoraProduct(torch.autograd.Function):
         x_grad = ctx.backwards().multiply(grad) if ctx.needs_input_grad[3] else None
         rank, height, results = len(pairs[0]), _height(pairs), []
         inner_grad = torch.empty_like(inner)
-        for number, columns in enumerate(grad.split(ctx.sizes, 1)):
+        for number, columns in enumerate(torch.split(grad, ctx.sizes, 1)):
             a, b = pairs[2 * number : 2 * number + 2]
             place = slice(number * height, number * height + rank)
             scaled = b.new_zeros(len(b), height)
@@ -200,8 +200,9 @@ class TreeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, sums = ctx.saved_tensors
-        results = tuple(torch.empty(x.shape) for x in (q, k, v))
-        attend_backward(ctx.forest, *ctx.settings, (q, k, v), out, sums, grads[0], results)
+        window, scale = ctx.settings
+        results = (torch.empty(q.shape), torch.empty(k.shape), torch.empty(v.shape))
+        attend_backward(ctx.forest, window, scale, (q, k, v), out, sums, grads[0], results)
         return None, None, None, *results
 
 
@@ -225,11 +226,11 @@ class TurnedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, cosine, sine, out, sums = ctx.saved_tensors
-        scale, *sizes = ctx.settings
+        scale, size, key_heads = ctx.settings
         result = torch.empty_like(rows)
-        parts, results = cut_heads(rows, *sizes), cut_heads(result, *sizes)
+        parts, results = (cut_heads(x, size, key_heads) for x in (rows, result))
         attend_backward(ctx.forest, 0, scale, parts, out, sums, grads[0], results)
-        turn(result, *sizes, cosine, sine, backwards=True)
+        turn(result, size, key_heads, cosine, sine, backwards=True)
         return None, None, None, None, result, None, None
 
 
