@@ -22,9 +22,9 @@ from mint.tokenizer import plain_tokenizer
 _RandomState = tuple[Any, Any]
 """Of the modules ``random`` and ``numpy.random``."""
 _MOST_CALLS = 20
-"""How often a dataset is built in vain before there is too little of it."""
+"""Calls of ``build_dataset`` for the items of a step, before it has to do with fewer."""
 _USED_UP = 3
-"""How often it may give only samples that a step has had, before there are no others."""
+"""Calls that return nothing new to a step, after which the dataset is taken to be used up."""
 _NO_MORE_HELD_OUT = 5
 """How many calls in a row give nothing new to hold out, before the holdout is complete."""
 
@@ -45,7 +45,7 @@ class NotEnoughData(RuntimeError):
 
 
 class Data:
-    """The source of a run's items."""
+    """Draws the items of every step from an adapter's dataset."""
 
     def __init__(self, adapter: Any, tokenizer: Any, cfg: RLConfig) -> None:
         self.adapter = adapter
@@ -65,14 +65,14 @@ class Data:
         self.split = Split(fraction, [item.identity for item in self.given])
 
     def _seed(self, *place: object) -> None:
-        """Give the adapter random numbers that depend on the place and on nothing else."""
+        """Seed the adapter's random numbers by the place where they are used, and nothing else."""
         if self.cfg.seed is not None:
             seed = seed_for(self.cfg.seed, *place)
             random.seed(seed)
             np.random.seed(seed)
 
     def decide_order(self) -> str:
-        """Decide how a run goes through its dataset, and say it in words.
+        """Decide in which order a run uses its dataset, and describe the decision.
 
         With ``data_order=auto`` the first two calls of ``build_dataset`` are compared. They are
         used afterwards as they are, so that the adapter's random numbers stay what they were.
@@ -91,11 +91,6 @@ class Data:
         )
         how = "in the curriculum's order" if self.curriculum else "shuffled"
         return f"Data: steps iterate over the whole dataset in epochs, {how}{why}."
-
-    @property
-    def order(self) -> str:
-        """The order in use: ``shuffled`` or ``first``."""
-        return "first" if self.epochs is None else "shuffled"
 
     def _is_fixed(self) -> bool:
         """Return whether two calls give the same samples, in whatever order."""
@@ -133,10 +128,6 @@ class Data:
         self.calls += 1
         self._samples = built.samples
         return built.samples
-
-    def position(self) -> dict[str, Any] | None:
-        """Return the position in the dataset, for :meth:`resume`."""
-        return self.epochs.state() if self.epochs is not None else None
 
     def resume(
         self,

@@ -49,7 +49,7 @@ def own_name(adapter: Any) -> str | None:
 
 
 def open_directory(cfg: RLConfig, adapter: Any) -> RunDirectory:
-    """The directory to write to, its tables cut to where its run stands.
+    """Open the run directory to write to, its tables cut to the last checkpoint.
 
     With ``cfg.run_dir`` it is that one. Without, the same script with the same settings continues
     its unfinished run, and begins a new one when there is none.
@@ -111,7 +111,8 @@ def _is_free(path: Path) -> bool:
 
 
 def _fingerprint(cfg: RLConfig, adapter: Any) -> str:
-    """Tells tasks with names apart by all of their names, not only by what a path shows of them."""
+    """Return letters for a run's path. They depend on the whole name of a task, which a path may
+    shorten."""
     name = own_name(adapter)
     return cfg.fingerprint() if name is None else short_hash(f"{cfg.fingerprint()} {name}")
 

@@ -1,4 +1,4 @@
-"""The policy as rollouts see it: frozen weights that answer, with a logprob for every token."""
+"""The policy: frozen weights to sample from, with a logprob for every token."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class GroupQueue:
         self._width = cfg.batch_size  # prompts of a batch; fewer when the dataset is smaller
         self._interrupted: list[tuple[int, str, Item]] = []  # in flight when the run was ended
         self._stale: list[Group] = []
-        self._given_up = 0
+        self._aborted = 0
 
     def publish(self, policy: Policy) -> None:
         """Use newer weights from now on."""
@@ -91,9 +91,9 @@ class GroupQueue:
             gone = {id(group) for group in replaced}
             groups = [*(group for group in groups if id(group) not in gone), *useful]
         stale, self._stale = self._stale, []
-        given_up, self._given_up = self._given_up, 0
+        aborted, self._aborted = self._aborted, 0
         policy = self._policy(step)
-        return Batch(step, groups, policy, dropped, stale, given_up, self._policies)
+        return Batch(step, groups, policy, dropped, stale, aborted, self._policies)
 
     async def _take(self, count: int, step: int, refill: int = 0) -> list[Group]:
         """The first ``count`` groups to be complete; more are started where too few are in flight,
@@ -131,7 +131,7 @@ class GroupQueue:
                 self._stale.append(each.task.result())
             elif not done and each.item.prompt is not None and each.version < oldest:
                 each.task.cancel()
-                self._given_up += 1
+                self._aborted += 1
             else:
                 continue
             self.pending.remove(each)
@@ -168,7 +168,7 @@ class GroupQueue:
         in_flight = [*self._interrupted, *started]
         return {
             "calls": self.data.calls,
-            "position": self.data.position(),
+            "position": self.data.epochs.state() if self.data.epochs else None,
             "drawn": self._drawn,
             "width": self._width,
             "draw": self._draw.state() if self._draw and in_flight else None,
