@@ -239,7 +239,10 @@ class Chat:
         self.truncated |= reply.truncated
         if self._opening is None:
             self._opening = len(self.trace)
-        self.trace.append(_traced(reply))
+        calls = [
+            {"name": c.name, "arguments": c.arguments, "error": c.error} for c in reply.tool_calls
+        ]
+        self.trace.append({**reply.message, **({"tool_calls": calls} if calls else {})})
         return reply
 
     def _say(self, messages: Sequence[Message]) -> None:
@@ -271,14 +274,6 @@ class Chat:
             raise RuntimeError(
                 "A reply is still being sampled: await chat.reply() before adding a message."
             )
-
-
-def _traced(reply: Reply) -> dict[str, Any]:
-    calls = [
-        {"name": call.name, "arguments": call.arguments, "error": call.error}
-        for call in reply.tool_calls
-    ]
-    return {**reply.message, **({"tool_calls": calls} if calls else {})}
 
 
 def _same(messages: Sequence[Message], known: Sequence[Message]) -> bool:

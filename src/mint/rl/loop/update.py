@@ -102,7 +102,9 @@ async def _update(
         request = client.forward(batch, loss_fn, loss_config(cfg, temperature))
         old = read_logprobs(await request)
         found |= mismatch(batch, old)
-        batch, before = corrected(batch, old, _correction(cfg)), batch
+        limit, level = cfg.truncated_importance, cfg.importance_level
+        correction = Correction(limit, level, cfg.importance_rule, cfg.importance_low)
+        batch, before = corrected(batch, old, correction), batch
         if cfg.importance_rule == "mask":
             found["mismatch/masked"] = masked_share(before, batch)
     parts = split(batch, 1 if cfg.stream_mini_batches else cfg.mini_batches)
@@ -144,12 +146,6 @@ async def _update(
     found["train/updates"] = float(len(steps))
     found |= {"train/grad_norm": float(np.mean(known))} if known else {}
     return Update(datums, found, first_D_T if old is None else old, entropy_D_T)
-
-
-def _correction(cfg: RLConfig) -> Correction:
-    assert cfg.truncated_importance is not None
-    limit, level = cfg.truncated_importance, cfg.importance_level
-    return Correction(limit, level, cfg.importance_rule, cfg.importance_low)
 
 
 def _share(cfg: RLConfig, parts: int) -> float:

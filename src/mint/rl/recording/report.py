@@ -84,14 +84,12 @@ class RewardLog:
         for line, (_, _, count) in zip(found.bars(width=30), found.histogram, strict=True):
             if count:
                 print(f"  {line}")
-        print(f"  rewards of the run: {self._so_far()}", flush=True)
-
-    def _so_far(self) -> str:
         everything = analyse([Scored(Sample(""), Score(reward)) for reward in self.rewards])
         best = max(range(len(self.means)), key=lambda i: self.means[i])
-        return (
-            f"{_summary(everything)}; step means from {self.means[0]:.3f} to {self.means[-1]:.3f}, "
-            f"highest {self.means[best]:.3f} at step {best + 1}"
+        print(
+            f"  rewards of the run: {_summary(everything)}; step means from {self.means[0]:.3f} to "
+            f"{self.means[-1]:.3f}, highest {self.means[best]:.3f} at step {best + 1}",
+            flush=True,
         )
 
 
