@@ -77,9 +77,9 @@ def compose_jobs(
     sweep: bool = False,
     past: Mapping[str, Any] | None = None,
 ) -> list[Composed]:
-    """The job that overrides ask for, or with ``sweep`` one for each combination of values.
+    """Return the job of some overrides, or with ``sweep`` one for each combination of values.
 
-    With the ``past`` job of a run, overrides change that one instead of what ``conf`` composes.
+    With the ``past`` job of a run, the overrides change that job.
     """
     known = defaults()
     if past is not None:

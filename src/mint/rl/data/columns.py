@@ -1,4 +1,4 @@
-"""Columns of a data file as problems: find each column, and check every row."""
+"""Find the columns of a data file, and turn its rows into problems, each checked."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Columns:
         return cls(names, asks["prompt_column"], gold, messages, system, read)
 
     def no_answer(self, file: str) -> DataError:
-        """The error for gold answers that are needed and not there."""
+        """Return the error for missing gold answers."""
         found = _usual("answer_column", self.names)
         hint = setting("answer_column", found or "COLUMN")
         return DataError(
@@ -174,7 +174,7 @@ class Columns:
                 )
 
     def problem(self, row: Row, check_gold: bool) -> Problem:
-        """A row as a problem. ``check_gold``: the answer is for ``check_answer``."""
+        """Turn a row into a problem. With ``check_gold``, the answer must suit ``check_answer``."""
         metadata = dict(row.fields)
         if self.answer is not None:
             metadata[ANSWER] = self._gold(row, check_gold)

@@ -1,4 +1,4 @@
-"""The prompts of each step: the same ones at the same step, whenever the run is continued."""
+"""Choose the prompts of each step: the same ones again when a run is resumed."""
 
 from __future__ import annotations
 
@@ -103,9 +103,7 @@ class Data:
         return bool(first) and first == second
 
     def draw(self, step: int) -> Draw:
-        """Draw the items of a step. A step that is drawn while another trains does not depend on
-        that one, however long its sampling takes.
-        """
+        """Draw the items of a step. They do not depend on steps that are still being sampled."""
         self.decide_order()
         known = None
         if self.curriculum is not None:
@@ -118,8 +116,8 @@ class Data:
         return _Built(samples, _random_state())
 
     def build(self) -> list[Any]:
-        """One call of the adapter's ``build_dataset``, with random numbers that depend on how many
-        calls came before it and on nothing else."""
+        """Call the adapter's ``build_dataset``, with a seed that depends only on the number of
+        earlier calls."""
         if self._ahead:
             built = self._ahead.pop(0)
             _restore(built.random_state)
@@ -156,9 +154,9 @@ class Data:
         return latest, found
 
     def stream(self, step: int, curriculum: Curriculum | None) -> Iterator[Item]:
-        """The trainable items of one more call, in the order in which a step should try them.
+        """Return the trainable items of one more call, in the order in which a step uses them.
 
-        Prompts are made as they are asked for, unless the order depends on all of them.
+        Prompts are made lazily, unless the order depends on all of them.
         """
         samples, seed = self.build(), self.cfg.seed
         if curriculum is not None:
@@ -202,7 +200,7 @@ class Data:
         return Item(sample, prompt, identify(self.adapter, sample, prompt), call)
 
     def _compare_once(self, sample: Any, prompt: tuple[int, ...]) -> None:
-        """Refuse prompts that change from call to call where prompts must be known again."""
+        """Reject prompts that change from call to call, if the run must recognise prompts."""
         matters = self.cfg.holdout_fraction or self.cfg.curriculum or self.cfg.eval_every
         if self._compared or not matters or overrides(self.adapter, "identity"):
             return
@@ -295,7 +293,7 @@ class Draw:
         return taken
 
     def more(self, count: int) -> list[Item]:
-        """Other items than before, building the dataset again when it is used up."""
+        """Return further items, building the dataset again when it is used up."""
         if self.data.epochs is not None:
             return self._next(self.data.epochs, count)
         taken: list[Item] = []

@@ -1,4 +1,4 @@
-"""The numbers of a step."""
+"""Metrics of a step's rollouts."""
 
 from collections.abc import Sequence
 from statistics import fmean

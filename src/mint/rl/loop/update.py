@@ -1,4 +1,4 @@
-"""One batch into the weights: forward_backward and optim_step, as often as the config says."""
+"""Train on a batch: forward_backward and optim_step, as often as the config says."""
 
 from __future__ import annotations
 
@@ -149,12 +149,12 @@ async def _update(
 
 
 def _share(cfg: RLConfig, parts: int) -> float:
-    """Means over the batch become means over its parts; sums stay sums."""
+    """Return the factor that makes means over the batch means over its parts."""
     return float(parts) if cfg.token_weights != "sum" else 1.0
 
 
 async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
-    """Every answer, or the first failure once nothing is on its way any more."""
+    """Wait for all requests; return their results, or raise the first failure."""
 
     async def one(future: Awaitable[Any]) -> Any:
         return await future

@@ -18,7 +18,7 @@ class TurnScore(Score):
 
 
 def per_turn(rewards: Sequence[float], components: Mapping[str, float] | None = None) -> TurnScore:
-    """Return what an environment pays for each reply of a rollout, in their order.
+    """Return the score of a rollout from one reward for each reply, in their order.
 
     >>> per_turn([0.0, 0.25, 1.0]).total
     1.25

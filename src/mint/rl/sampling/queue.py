@@ -1,8 +1,8 @@
-"""Groups in flight: sampling runs ahead of training, and a step takes what is complete.
+"""Groups in flight: sampling runs ahead of training, and a step takes complete groups.
 
-With ``max_staleness`` 0 or 1 the groups of one batch are in flight, and a step takes all of them.
+With ``max_staleness`` 0 or 1, the groups of one batch are in flight, and a step takes all of them.
 Above 1 there are several batches: a step takes the first groups to be complete, the oldest of them
-first, and what is in flight follows the weights.
+first, and groups in flight continue with the newest weights.
 """
 
 import asyncio
@@ -68,8 +68,8 @@ class GroupQueue:
             self._start_all(items, "")
 
     async def batch(self, step: int, count: int | None = None) -> Batch:
-        """The groups of a step, or ``count`` of them; those without signal are replaced as often as
-        the config allows."""
+        """Return the groups of a step, or ``count`` of them. Groups without signal are replaced, up
+        to ``max_refills`` times."""
         try:
             self.taken.append(await self._batch(step, count or self._width))
             return self.taken[-1]
@@ -96,8 +96,8 @@ class GroupQueue:
         return Batch(step, groups, policy, dropped, stale, aborted, self._policies)
 
     async def _take(self, count: int, step: int, refill: int = 0) -> list[Group]:
-        """The first ``count`` groups to be complete; more are started where too few are in flight,
-        and fewer come when there is nothing else to start."""
+        """Return the first ``count`` groups to be complete. More are started if too few are in
+        flight; fewer are returned if the dataset has no others."""
         while count:
             self._drop_old(step)
             if (missing := count - len(self.pending)) > 0:
@@ -157,7 +157,7 @@ class GroupQueue:
 
     @property
     def answered(self) -> int:
-        """Answers of the groups in flight, complete or not, to show that something moves."""
+        """The number of answers in the groups in flight, complete or not, for the progress line."""
         known = self.collector.answered
         size = self.cfg.group_size
         return sum(size if p.task.done() else known[id(p.item)] for p in self.pending)
@@ -179,7 +179,7 @@ class GroupQueue:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Resume from a kept state: what was in flight is sampled first, with the same seeds."""
+        """Restore a saved state: what was in flight is sampled first, with the same seeds."""
         self._drawn = state.get("drawn", state["step"])
         self._width = state.get("width", self._width)
         lost = state.get("in_flight", [])
