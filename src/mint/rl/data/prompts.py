@@ -54,7 +54,7 @@ class Data:
         self.curriculum = Curriculum() if cfg.curriculum else None
         self.epochs: Epochs | None = None
         self.calls = 0
-        self._ahead: list[_Built] = []
+        self._ahead: list[tuple[list[Any], _RandomState]] = []  # calls made ahead
         self._samples: list[Any] = []  # of the last call
         self._order_known = False
         self._known: dict[int, tuple[Any, str]] = {}
@@ -96,7 +96,7 @@ class Data:
         """Return whether two calls give the same samples, in whatever order."""
         state = _random_state()
         self._ahead = [self._build(0), self._build(1)]
-        named = [[(s, self._identity(s)) for s in built.samples] for built in self._ahead]
+        named = [[(s, self._identity(s)) for s in samples] for samples, _ in self._ahead]
         self._known = {id(sample): (sample, name) for sample, name in [*named[0], *named[1]]}
         _restore(state)
         first, second = (sorted(name for _, name in each) for each in named)
@@ -110,22 +110,18 @@ class Data:
             known = self.curriculum.as_of(step - 1 - self.cfg.max_staleness)
         return Draw(self, step, known)
 
-    def _build(self, call: int) -> _Built:
+    def _build(self, call: int) -> tuple[list[Any], _RandomState]:
+        """Return the samples of a call, and the state of the random numbers after it."""
         self._seed("data", call)
-        samples = list(self.adapter.build_dataset())
-        return _Built(samples, _random_state())
+        return list(self.adapter.build_dataset()), _random_state()
 
     def build(self) -> list[Any]:
         """Call the adapter's ``build_dataset``, with a seed that depends only on the number of
         earlier calls."""
-        if self._ahead:
-            built = self._ahead.pop(0)
-            _restore(built.random_state)
-        else:
-            built = self._build(self.calls)
+        self._samples, state = self._ahead.pop(0) if self._ahead else self._build(self.calls)
+        _restore(state)
         self.calls += 1
-        self._samples = built.samples
-        return built.samples
+        return self._samples
 
     def resume(
         self,
@@ -245,14 +241,6 @@ class Data:
                 " of the dataset. Raise holdout_fraction, or define build_holdout() on the adapter."
             )
         return list(found.values())[: self.cfg.holdout_size]
-
-
-@dataclass(frozen=True)
-class _Built:
-    """The samples of one call, and the random numbers that follow it."""
-
-    samples: list[Any]
-    random_state: _RandomState
 
 
 def _random_state() -> _RandomState:

@@ -11,7 +11,7 @@ import numpy as np
 
 import mint
 from mint import types
-from mint.error_code import error_code
+from mint.extensions import error_code
 from mint.rl.algorithms.importance import Correction
 from mint.rl.datums.datum import scaled, split, values
 from mint.rl.datums.ratios import clipped_share, corrected, masked_share, mismatch

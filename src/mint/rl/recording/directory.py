@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -117,14 +116,6 @@ def _fingerprint(cfg: RLConfig, adapter: Any) -> str:
     return cfg.fingerprint() if name is None else short_hash(f"{cfg.fingerprint()} {name}")
 
 
-@dataclass(frozen=True)
-class RunService:
-    """The URL of a run's service, or the home folder of one that the run started for itself."""
-
-    url: str | None
-    home: Path | None
-
-
 def write_service(folder: Path, url: str) -> None:
     """Keep which service a run uses. An embedded service has another URL whenever it starts."""
     home = embedded_home(url)
@@ -132,16 +123,15 @@ def write_service(folder: Path, url: str) -> None:
     (folder / SERVICE).write_text(json.dumps(found) + "\n")
 
 
-def read_service(folder: Path) -> RunService:
-    """Return what is known of a run's service; nothing where the file is missing.
+def read_service(folder: Path) -> dict[str, str]:
+    """Return what is known of a run's service: its ``url``, or the ``home`` folder of one that the
+    run started for itself; nothing if the file is missing.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> write_service(folder, "http://gpu:8000")
     >>> read_service(folder)
-    RunService(url='http://gpu:8000', home=None)
+    {'url': 'http://gpu:8000'}
     """
     file = folder / SERVICE
-    found = json.loads(file.read_text()) if file.exists() else {}
-    home = found.get("home")
-    return RunService(found.get("url"), Path(home) if home else None)
+    return dict(json.loads(file.read_text())) if file.exists() else {}
