@@ -67,7 +67,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         *("score", "signature", "registry", "reward", "answers", "shaping"),
         *("code", "judges"),
     ),
-    "mint.watch": ("verdict", "sinks", "terminal", "directory", "dashboard"),
+    "mint.watch": ("durations", "verdict", "sinks", "terminal", "directory", "dashboard"),
     "mint.commands": ("shared", "weights", "service", "training", "bench"),
 }
 ALSO = {

@@ -32,7 +32,7 @@ from benchmarks.ceilings import measure as measure_ceilings
 from benchmarks.gpu import peers, service
 from benchmarks.gpu.driver import RANK, Driver
 from benchmarks.gpu.sections import SECTIONS, Bench, gap
-from benchmarks.gpu.shapes import SHAPES, build
+from benchmarks.gpu.shapes import SHAPES, SPREAD, build
 from benchmarks.report import render_text
 from mint.engine.engine import Engine
 from mint.engine.model.base_model import BaseModel
@@ -59,7 +59,11 @@ class Measurement:
                 "transformers": version("transformers"),
                 "python": platform.python_version(),
             },
-            "settings": {"precision": options.precision, "rank": RANK},
+            "settings": {
+                "precision": options.precision,
+                "rank": RANK,
+                "spread": options.spread,
+            },
             "sections": self._kept_sections() if options.keep else {},
         }
 
@@ -73,7 +77,7 @@ class Measurement:
     def run(self, folder: Path) -> None:
         """Build the model, then measure whatever was asked for."""
         device = self.options.device
-        self.section("build", lambda: build(folder, self.shape, device) or {})
+        self.section("build", lambda: build(folder, self.shape, device, self.options.spread) or {})
         if "ceilings" in self.options.only:
             self.section("ceilings", lambda: self._measure_ceilings())
         if "peers" in self.options.only and self.options.peers:
@@ -155,6 +159,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--keep", action="store_true", help="keep the other sections of an earlier result"
     )
+    parser.add_argument("--spread", type=float, default=SPREAD, help="of weights: %(default)s")
     parser.add_argument("--folder", type=Path, help="where to build the model; default: a new one")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu[-SHAPE].json")
     options = parser.parse_args()

@@ -121,8 +121,11 @@ SHAPES = {
 }
 
 
-def build(folder: Path, shape: Shape, device: str) -> None:
-    """Write a random model of a shape, with a tokenizer of bytes; bfloat16 weights on a GPU."""
+def build(folder: Path, shape: Shape, device: str, spread: float = SPREAD) -> None:
+    """Write a random model of a shape, with a tokenizer of bytes; bfloat16 weights on a GPU.
+
+    ``spread`` is the standard deviation of its weights.
+    """
     torch.manual_seed(0)
     config = AutoConfig.for_model("qwen3", **shape.config, **SPECIAL_TOKENS)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -131,6 +134,6 @@ def build(folder: Path, shape: Shape, device: str) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0, SPREAD)
+                parameter.normal_(0, spread)
     model.save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)

@@ -84,6 +84,10 @@ def main() -> None:
     except (Mistake, UserError, ModelNotFound, ValueError, OSError) as error:
         print(f"mint: {error}", file=sys.stderr)
         sys.exit(2)
+    except Exception as error:
+        from mint.commands.shared.errors import report_error
+
+        sys.exit(report_error(error))
     except SystemExit as end:
         if not isinstance(end.code, str):
             raise

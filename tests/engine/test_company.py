@@ -51,10 +51,17 @@ def with_adapters(base: BaseModel, *ranks: int) -> Engine:
     return engine
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "gemma2", "gpt2", "phi3"])
+FAMILIES = [
+    *((name, "exact") for name in ("llama", "mistral", "gemma2", "gpt2", "phi3")),
+    *((name, "bfloat16") for name in ("qwen3", "mistral", "gemma2")),
+]
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids="-".join)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
-    folder = build_model(tmp_path_factory.mktemp("model"), request.param)
-    return BaseModel.load(request.param, folder, device="cpu", precision="exact")
+    name, precision = request.param
+    folder = build_model(tmp_path_factory.mktemp("model"), name)
+    return BaseModel.load(name, folder, device="cpu", precision=precision)
 
 
 def test_an_answer_alone_is_the_answer_among_others(family: BaseModel) -> None:

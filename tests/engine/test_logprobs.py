@@ -271,12 +271,12 @@ def test_a_token_that_is_almost_certain_has_the_gradient_of_what_is_missing(
 ) -> None:
     """1 - p must not be the difference of two numbers that were rounded to 16 bits."""
     model = BaseModel.load("tiny", tiny_model, device="cpu", precision="bfloat16")
-    weight = model.head.linear.weight.double()
+    weight = model.head.linear.weight.bfloat16().double()
     generator = torch.Generator().manual_seed(0)
     likely = torch.randint(VOCABULARY, (40,), generator=generator)
     directions = weight[likely] / weight[likely].square().sum(-1, keepdim=True)
     noise = 0.1 * torch.randn(40, weight.shape[1], generator=generator, dtype=torch.float64)
-    wanted = (14 * directions + noise).requires_grad_()
+    wanted = (14 * directions + noise).bfloat16().double().requires_grad_()
     mine = wanted.detach().float().requires_grad_()
     expected = torch.log_softmax(wanted @ weight.T, -1)[torch.arange(40), likely]
     assert 1e-4 < 1 - expected.exp().median() < 1e-2

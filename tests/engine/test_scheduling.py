@@ -14,13 +14,9 @@ from mint.engine.attention.reference import ReferenceDecode
 from mint.engine.engine import Engine
 from mint.engine.messages import SampleRequest, SampleResult, UserError
 from mint.engine.model.base_model import BaseModel
-from mint.engine.sampling.kv_blocks import BlockManager
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 from mint.engine.sampling.runner import Runner
 from mint.engine.sampling.sampler import Sampler
-from mint.engine.sampling.scheduler import Scheduler
-from mint.engine.sampling.sequence import Job
-from mint.engine.sampling.stopping import StopRule
 from tests.engine.conftest import ids, sample
 from tests.engine.counting import tokens_run
 from tests.engine.test_sampler import small_pool, trained_engine, trainer_logprobs
@@ -176,36 +172,6 @@ def test_a_long_prompt_is_prefilled_in_chunks_while_answers_go_on(base: BaseMode
             engine.sampling.step()
         assert seen[0] == chunk
         assert len(running.tokens) == before + 1
-
-
-@pytest.mark.parametrize(
-    ("running", "waiting", "tokens"),
-    [
-        (0, 1, [4000]),  # nobody waits for the pass
-        (48, 1, [512]),
-        (48, 16, [2048]),  # a quarter of 8,192: three answers run for each prompt that waits
-        (16, 48, [4000, 2144]),
-    ],
-)
-def test_the_more_answers_run_the_less_of_a_long_prompt_is_in_a_pass(
-    running: int, waiting: int, tokens: list[int]
-) -> None:
-    scheduler = Scheduler(BlockManager(20_000), max_rows=512, chunk_tokens=8192)
-
-    def submit(prompt: np.ndarray, answers: int = 1) -> None:
-        rule = StopRule(frozenset(), (), None)
-        scheduler.submit(Job(0, SampleRequest(prompt, answers), None, rule, max_tokens=8))
-
-    if running:
-        submit(np.arange(20), running)
-        for step in scheduler.next_prefills():
-            scheduler.prefilled(step)
-        for sequence in scheduler.next_starts():
-            scheduler.start(sequence)
-    for number in range(waiting):
-        submit(np.arange(4000) + 100 + number)
-    assert len(scheduler.running) == running
-    assert [len(step.chunk.tokens) for step in scheduler.next_prefills()] == tokens
 
 
 # ---- fairness and failures ----------------------------------------------------------------------

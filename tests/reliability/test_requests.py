@@ -111,7 +111,7 @@ def test_a_few_bytes_cannot_name_a_huge_matrix() -> None:
         "sparse_col_indices": [0],
     }
     datum = {**json_datum(), "loss_fn_inputs": {"target_tokens": targets}}
-    with pytest.raises(UserError, match="too large when written out"):
+    with pytest.raises(UserError, match="too large as a dense tensor"):
         decode_forward_backward(json.dumps(batch(datum)).encode(), False, False)
 
 

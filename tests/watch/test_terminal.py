@@ -35,7 +35,7 @@ def shown(steps: int) -> str:
             ]
         )
         view.log(step, METRICS | {"reward/success": step / 40})
-    console.print(view.view.render())
+    console.print(view.render())
     view.close()
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

@@ -9,7 +9,7 @@ _running: set[asyncio.Task[Any]] = set()
 
 
 def in_background(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task, and hold it until it is done: the event loop alone would let it go."""
+    """Start a task and keep a reference to it: the event loop alone does not."""
     task = asyncio.create_task(work)
     _running.add(task)
     task.add_done_callback(_running.discard)

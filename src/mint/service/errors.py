@@ -63,18 +63,18 @@ def explain(error: Exception, doing: str, where: str | None = None) -> tuple[str
 
 
 def log_hint() -> str:
-    """Say where to read more: the log file, if whoever started the service named one."""
+    """Return where to read more: the log file, if the environment names one."""
     log_file = os.environ.get("MINT_LOG_FILE")
     return f"The service's log is {log_file}." if log_file else "See the service's own output."
 
 
 def not_found(what: str, identifier: str, hint: str) -> ApiError:
-    """The same answer for an unknown object and for one of another user."""
+    """Return the 404 for an object that does not exist, or that belongs to another user."""
     return ApiError(404, f"There is no {what} {identifier!r} for this API key. {hint}")
 
 
 def is_disk_full(error: OSError | OperationalError) -> bool:
-    """Say whether a write failed because the disk, or the part of it that is ours, is full."""
+    """Return whether a write failed because the disk or a disk quota is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     sqlite, postgres = (
@@ -84,7 +84,7 @@ def is_disk_full(error: OSError | OperationalError) -> bool:
 
 
 def readable_os_error(error: OSError, doing: str) -> str:
-    """A sentence about a failed file operation, with what to do when the disk is full."""
+    """Describe a failed file operation, with what to do when the disk is full."""
     if is_disk_full(error):
         return (
             f"The disk of the service is full, so {doing} failed. Everything saved earlier is "

@@ -1,4 +1,4 @@
-"""Making files durable, and knowing them again."""
+"""Durable files and their checksums."""
 
 import contextlib
 import hashlib
@@ -13,11 +13,11 @@ from .errors import UserError
 
 
 class FilesDamaged(UserError):
-    """Files of a snapshot or checkpoint are not those that were written."""
+    """The files of a snapshot or checkpoint are not the ones that were written."""
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how much may be written on the disk of a folder."""
+    """Return the free space on the disk of a folder."""
     return shutil.disk_usage(folder).free
 
 
@@ -35,7 +35,7 @@ def require_writable(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on disk."""
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -44,14 +44,14 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until a folder and the files in it are on disk."""
+    """Flush a folder and the files in it to disk."""
     for file in folder.iterdir():
         sync(file)
     sync(folder)
 
 
 def checksums(folder: Path, but: str | None = None) -> dict[str, str]:
-    """Return the SHA-256 of every file of a folder, ``but`` one, by name."""
+    """Return the SHA-256 of every file in a folder by name, except the one named ``but``."""
     files = (file for file in sorted(folder.iterdir()) if file.is_file() and file.name != but)
     return {file.name: _sha256(file) for file in files}
 
@@ -64,7 +64,7 @@ def _sha256(path: Path) -> str:
 def verify(folder: Path, wanted: Mapping[str, str], what: str) -> None:
     """Raise FilesDamaged unless the folder has the files with these checksums.
 
-    Folders of older versions have none, and are taken as they are.
+    Folders that older versions wrote have no checksums and are not checked.
     """
     for name, checksum in wanted.items():
         try:
@@ -80,7 +80,7 @@ def verify(folder: Path, wanted: Mapping[str, str], what: str) -> None:
 
 
 def link_files(files: Iterable[Path], folder: Path) -> None:
-    """Put files into another folder without copying their bytes, where the file system can."""
+    """Hard-link files into another folder, or copy them where the file system has no links."""
     for file in files:
         target = folder / file.name
         with contextlib.suppress(FileExistsError):
@@ -93,9 +93,9 @@ def link_files(files: Iterable[Path], folder: Path) -> None:
 
 
 def shorten_logs(folder: Path, limit: int = 64 * 1024**2, kept: int = 1024**2) -> None:
-    """Cut logs that have grown beyond ``limit`` bytes to their last ``kept`` ones.
+    """Cut logs of more than ``limit`` bytes to their last ``kept`` bytes.
 
-    Their processes append, so they write on at the new end.
+    The processes that write them append, so they continue at the new end.
     """
     for log in folder.glob("*.log"):
         with contextlib.suppress(OSError), open(log, "r+b") as file:
@@ -109,7 +109,7 @@ def shorten_logs(folder: Path, limit: int = 64 * 1024**2, kept: int = 1024**2) -
 
 
 def delete_leftovers(home: Path, age_s: float = 24 * 3600.0) -> None:
-    """Remove drafts and uploads that a crash left behind so long ago that nobody can want them."""
+    """Delete old drafts, uploads and results that a crash left behind."""
     cutoff = time.time() - age_s
     drafts = home.glob("checkpoints/*/*/.draft-*")
     for leftover in (*drafts, *home.glob("uploads/*"), *home.glob("results/*")):

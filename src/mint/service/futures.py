@@ -1,6 +1,6 @@
-"""Results that clients come back for: long-polled, retrievable again, forgotten after a while.
+"""Futures: results that clients poll for, and may retrieve again for a while.
 
-What they may take is bounded: see :mod:`.results`.
+:mod:`.results` bounds the memory and disk that they take.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WaitReason:
-    """The reason why a result is not ready. ``active``: it is being computed."""
+    """Why a result is not ready yet. ``active`` means that it is being computed."""
 
     reason: str
     state: Literal["active", "paused_capacity"] = "paused_capacity"
@@ -38,9 +38,9 @@ Reason = Callable[[], WaitReason | None]
 
 @dataclass(frozen=True)
 class Response:
-    """The body of a finished future, as it goes to the client.
+    """The body of a finished future, as it is sent to the client.
 
-    A sample has the ``digest`` of the weights that made it; the base model has none.
+    A sample has the ``digest`` of the weights it was drawn from; the base model has none.
     """
 
     body: bytes
@@ -64,9 +64,9 @@ class Response:
 
 @dataclass
 class Future:
-    """One promised answer and whose it is. ``reason`` says what it waits for.
+    """A pending or finished result and its owner. ``reason`` returns what it waits for.
 
-    The body of a large answer may have moved to a ``file``.
+    The body of the answer may have been moved to a ``file``.
     """
 
     request_id: str
@@ -80,8 +80,8 @@ class Future:
     _done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait(self, seconds: float) -> Response | None:
-        """The answer, or None when it is not there after ``seconds``. Raises ResultExpired."""
-        if not self._done.is_set():  # waiting for no time at all would miss it
+        """Return the answer, or None if it is not ready after ``seconds``. Raises ResultExpired."""
+        if not self._done.is_set():  # wait_for with a timeout of 0 would miss it
             try:
                 await asyncio.wait_for(self._done.wait(), seconds)
             except TimeoutError:
@@ -91,7 +91,7 @@ class Future:
         return await asyncio.to_thread(self.read)
 
     def read(self) -> Response | None:
-        """The answer, from disk if it is there. Raises ResultExpired."""
+        """Return the answer, read from disk if it was moved there. Raises ResultExpired."""
         if self.answer is None or (file := self.file) is None:
             return self.answer
         try:
@@ -110,7 +110,7 @@ class Future:
 
 
 class ResultExpired(Exception):
-    """A result had to give way just now."""
+    """A result was dropped while it was being read."""
 
 
 class Futures:
@@ -140,7 +140,7 @@ class Futures:
         return self._on_disk.bytes.total
 
     def open(self, request_id: str, user: str, reason: Reason = lambda: None) -> Future:
-        """The future of this id, made if it is new."""
+        """Return the future of this id; create it if it is new."""
         future = self._futures.get(request_id)
         if future is None:
             future = self._futures[request_id] = Future(request_id, user, reason)
@@ -155,7 +155,7 @@ class Futures:
         work: Coroutine[Any, Any, Response],
         reason: Reason = lambda: None,
     ) -> asyncio.Task[None]:
-        """Open a future, and answer it with what some work returns or why it failed."""
+        """Open a future, and finish it with the result of some work or with its failure."""
 
         async def answer() -> None:
             try:
@@ -172,7 +172,7 @@ class Futures:
         return future if future is not None and future.user == user else None
 
     def is_open(self, request_id: str) -> bool:
-        """Return whether somebody may still be waiting for this answer."""
+        """Return whether this answer is still pending."""
         future = self._futures.get(request_id)
         return future is not None and future.answer is None
 
@@ -198,11 +198,11 @@ class Futures:
             self._moving = asyncio.create_task(self._move_to_disk())
 
     async def _move_to_disk(self) -> None:
-        """Move bodies to disk until those in memory are within their bound, and drop the first of
-        those that are too many there."""
+        """Move bodies to disk until those in memory are within their bound, and drop results beyond
+        the bound on disk."""
         while (user := self._in_memory.bytes.greediest()) is not None:
             request_id = self._in_memory.first(user)
-            assert request_id is not None, "who has too much has something"
+            assert request_id is not None, "a user beyond the bound has results"
             future = self._futures[request_id]
             assert future.answer is not None, "it is finished"
             self._in_memory.remove(user, request_id)
@@ -222,7 +222,7 @@ class Futures:
 
     def _expire(self, user: str) -> None:
         request_id = self._on_disk.first(user) or self._in_memory.first(user)
-        assert request_id is not None, "who has too much has something"
+        assert request_id is not None, "a user beyond the bound has results"
         log.warning("the result of %s is no longer kept: there were too many", request_id)
         self._delete(self._futures[request_id])
 
@@ -244,7 +244,7 @@ class Futures:
     async def finished_since(
         self, owner: str, number: int, is_wanted: Callable[[Future], bool], seconds: float
     ) -> list[Future]:
-        """Return what a sampler finished after ``number``, in order; wait a while for the first."""
+        """Return a sampler's results finished after ``number``, in order; wait for the first."""
         watcher = asyncio.Event()
         self._watchers.setdefault(owner, []).append(watcher)
         try:
@@ -270,26 +270,26 @@ class Futures:
         return sorted(found, key=lambda future: future.number)
 
     def forget(self, request_id: str, user: str) -> None:
-        """Drop a finished result: its client has it for good."""
+        """Drop a finished result that its client has confirmed."""
         future = self.find(request_id, user)
         if future is not None and future.answer is not None:
             self._delete(future)
 
     def retrieved(self, future: Future) -> None:
-        """A retrieved answer stays a while longer: its HTTP response may have been lost."""
+        """Keep a retrieved answer for a while longer, as its HTTP response may have been lost."""
         soon = time.monotonic() + self._kept_s / 10
         future.forget_at = min(future.forget_at, soon)
         for queue in (self._in_memory, self._on_disk):
             queue.hurry(future.user, future.request_id)
 
     def forget_old(self) -> None:
-        """Drop results whose time is over."""
+        """Drop results that were kept for their time."""
         now = time.monotonic()
         for future in [future for future in self._futures.values() if future.forget_at < now]:
             self._delete(future)
 
     def close(self) -> None:
-        """Let every waiting poll go: the service is ending."""
+        """Release every waiting poll: the service is stopping."""
         self._is_closed = True
         for future in self._futures.values():
             future.release_waiters()
@@ -302,5 +302,5 @@ class Futures:
 
 
 def find_owner(request_id: str) -> str:
-    """The run or sampler that a request went to."""
+    """Return the run or sampler that a request id belongs to."""
     return request_id.rpartition(":")[0]

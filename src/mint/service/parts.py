@@ -1,4 +1,4 @@
-"""Objects that runs and samplers share."""
+"""The objects that runs, samplers and transfers share."""
 
 from collections.abc import Awaitable, Callable
 
@@ -16,7 +16,7 @@ from .futures import Futures
 
 
 class Parts:
-    """The parts of a service that know neither runs nor samplers, which are built on them."""
+    """The parts of a service that do not depend on its runs and samplers."""
 
     def __init__(
         self, settings: Settings, before_unload: Callable[[EngineProcess], Awaitable[None]]

@@ -1,8 +1,8 @@
-"""The finished results of a service, within bounds: in memory, then on disk, then no more.
+"""Bounds on finished results: they are kept in memory, then on disk, then dropped.
 
 Each bound holds for all users together, and one user may have four fifths of what the others leave.
-Beyond it, the user that has the most gives way: what was retrieved already goes first, then the
-oldest.
+Beyond it, results of the user that has the most are moved or dropped: first those that were
+retrieved, then the oldest.
 """
 
 import logging
@@ -13,11 +13,11 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 MAX_RESULTS = 100_000
-"""Results that are kept, however small they are."""
+"""The number of results that are kept, however small they are."""
 
 
 class Share:
-    """Amounts held by each user, and who holds too much."""
+    """The amount that each user holds, and which user holds too much."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -31,18 +31,18 @@ class Share:
         return self._of[user]
 
     def has_room(self, user: str) -> bool:
-        """Return whether a user may have one more."""
+        """Return whether a user may hold one more."""
         mine = self._of[user]
         return mine < most_of(self._limit, self.total - mine)
 
     def add(self, user: str, amount: int) -> None:
-        """Count what a user has more, or with a negative amount less."""
+        """Add to the amount of a user; a negative amount is subtracted."""
         self._of[user] += amount
         if self._of[user] <= 0:
             del self._of[user]
 
     def greediest(self) -> str | None:
-        """Return the user that has the most, if it is more than one user may have.
+        """Return the user that holds the most, if that is more than one user may hold.
 
         >>> share = Share(100)
         >>> share.add("ada", 80)
@@ -58,10 +58,9 @@ class Share:
 
 
 def most_of(limit: int, others: int) -> int:
-    """Return how much of a limit one user may have beside what others have.
+    """Return how much of a limit one user may hold, given what the others hold.
 
-    It is four times as much as stays free for whoever comes next, so that no number of users ever
-    takes all.
+    A fifth of the rest always stays free for the next user, however many users there are.
 
     >>> most_of(20_000, others=0), most_of(20_000, others=16_000), most_of(1, others=0)
     (16000, 3200, 1)
@@ -70,7 +69,7 @@ def most_of(limit: int, others: int) -> int:
 
 
 class Queue:
-    """Results by user, in the order in which they give way."""
+    """Results by user, in the order in which they are dropped."""
 
     def __init__(self, limit: int) -> None:
         self.bytes = Share(limit)
@@ -81,7 +80,7 @@ class Queue:
         self.bytes.add(user, size)
 
     def remove(self, user: str, request_id: str) -> None:
-        """Forget a result, if it is here."""
+        """Remove a result, if it is in the queue."""
         mine = self._of.get(user, OrderedDict())
         if (size := mine.pop(request_id, None)) is not None:
             self.bytes.add(user, -size)
@@ -89,17 +88,17 @@ class Queue:
                 del self._of[user]
 
     def hurry(self, user: str, request_id: str) -> None:
-        """Let a result give way before the others of its user."""
+        """Move a result to the front, to be dropped before the others of its user."""
         if request_id in self._of.get(user, ()):
             self._of[user].move_to_end(request_id, last=False)
 
     def first(self, user: str) -> str | None:
-        """Return the result of a user that gives way next."""
+        """Return the result of a user that is dropped next."""
         return next(iter(self._of.get(user, ())), None)
 
 
 class Spool:
-    """Bodies of results on disk, in a folder of this process. They do not outlive it."""
+    """Bodies of results on disk, in a folder that is deleted with this process."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / uuid.uuid4().hex

@@ -34,7 +34,7 @@ def serve(settings: Settings) -> None:
     Prints ``mint is ready at http://…`` on standard output once requests are answered, and then
     one line for each model that it loaded.
     """
-    os.umask(0o077)  # what a service writes is for its own user
+    os.umask(0o077)  # only the user of the service may read its files
     logs.configure(settings)
     _raise_file_limit()
     service = Service(settings)
@@ -61,7 +61,7 @@ def serve(settings: Settings) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with our start and end."""
+    """uvicorn's server, which also starts and stops the service."""
 
     def __init__(self, config: uvicorn.Config, service: Service, sock: socket.socket) -> None:
         super().__init__(config)
@@ -88,7 +88,7 @@ class _Server(uvicorn.Server):
         self._tasks.append(asyncio.create_task(self._get_ready()))
 
     async def _get_ready(self) -> None:
-        """Load the models while health is answered already, then say where the service is."""
+        """Load the models, while health checks are already answered; then print the address."""
         try:
             await self._service.preload()
         except Exception as error:
@@ -103,7 +103,7 @@ class _Server(uvicorn.Server):
         for engine in self._service.engines.loaded():
             if engine.info.plan is not None:
                 lines.append(f"mint: {describe_plan(engine.name, engine.info.plan)}")
-        print("\n".join(lines), flush=True)  # in one write: many read the first line only
+        print("\n".join(lines), flush=True)  # in one write: many programs read only the first line
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.futures.close()
@@ -120,7 +120,7 @@ class _Server(uvicorn.Server):
 
 def _bind(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # asyncio turns Nagle's delay (40 ms per answer) off only on sockets that say they are TCP
+    # asyncio disables Nagle's delay (40 ms per answer) only on sockets that are declared as TCP
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -128,7 +128,7 @@ def _bind(settings: Settings) -> socket.socket:
     except OSError as error:
         raise SystemExit(
             f"mint serve: cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
-            "Choose another with --port, or use --port 0 for any free one."
+            "Choose another port with --port, or any free one with --port 0."
         ) from None
     return sock
 

@@ -1,4 +1,4 @@
-"""The service as a whole: its parts put together, started, kept tidy and stopped."""
+"""The service: creates its parts, starts and stops them, and does the housekeeping."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ class Service(Parts):
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin housekeeping. Requests can be answered from now on."""
+        """Start housekeeping."""
         limits = (
             self.settings.session_idle_s,
             self.settings.model_idle_s,
@@ -58,25 +58,25 @@ class Service(Parts):
         self._tasks = [
             asyncio.create_task(asyncio.to_thread(delete_leftovers, self.settings.home)),
             asyncio.create_task(_every(round_s, self.tidy)),
-            # apart from all other housekeeping, which may wait for an engine that is stuck
+            # separate from other housekeeping, which may wait for a stuck engine
             asyncio.create_task(_every(round_s, self.engines.end_stuck)),
             asyncio.create_task(_every(SAVE_EVERY_S, self.usage.save)),
         ]
 
     async def preload(self) -> None:
-        """Load the models that were asked for; then the service is ready."""
+        """Load the models of the settings; then the service is ready."""
         for name in self.settings.models:
             await self.engines.locate(name)
         await asyncio.gather(*(self.engines.get(name) for name in self.settings.models))
         self.is_ready = True
 
     def why_paused(self) -> str | None:
-        """Say why training is paused, if it is."""
+        """Return why training is paused, if it is."""
         free, reserve = free_bytes(self.settings.home), self.settings.disk_reserve_bytes
         return why_paused(free, reserve) if free < reserve or self.runs.paused else None
 
     async def stop(self) -> None:
-        """End the workers and give everything back."""
+        """Stop the engines, and save what is only in memory."""
         for task in self._tasks:
             task.cancel()
         self.futures.close()
@@ -90,9 +90,9 @@ class Service(Parts):
     # ---- futures --------------------------------------------------------------------------------
 
     async def future(self, request_id: str, user: str) -> Future:
-        """The future of a request, also after a restart of the service.
+        """Return the future of a request, also after a restart of the service.
 
-        Raises ApiError 410 when its result is gone and 404 when there never was one.
+        Raises ApiError 410 if its result is no longer kept, and 404 if the request is unknown.
         """
         if (future := self.futures.find(request_id, user)) is not None:
             if future.answer is None and (match := _RUN_REQUEST.fullmatch(request_id)):
@@ -118,10 +118,10 @@ class Service(Parts):
     # ---- housekeeping ---------------------------------------------------------------------------
 
     def _delete_due(self) -> None:
-        """Delete the checkpoints that have expired, or that the configured rule lets go.
+        """Delete checkpoints that have expired, or that the configured retention rule deletes.
 
-        Each must have been due for so long that no clock can be to blame; an expired one is hidden
-        until then, and a clock that was put right brings it back.
+        Each must have been due for ``expired_kept_s`` of service time, so that a wrong clock
+        deletes nothing. Until then an expired one is hidden; correcting the clock restores it.
         """
         rule = Rule.of(self.settings)
         due = {
@@ -138,7 +138,7 @@ class Service(Parts):
         """Delete the samplers of sessions that were silent for ``run_kept_s``, and those sessions.
 
         A session that has runs stays; its samplers stay while the state of one of them does. As for
-        checkpoints, a clock that jumps and is put right deletes nothing.
+        checkpoints, a clock that jumps and is corrected deletes nothing.
         """
         silent = self.store.forgotten_sessions(now() - timedelta(seconds=self.settings.run_kept_s))
         kept = self.runs.sessions_with_state()
@@ -155,7 +155,7 @@ class Service(Parts):
         return folder is None or (self.settings.home / folder / name).exists()
 
     async def _save_what_is_in(self, engine: EngineProcess) -> None:
-        """An engine is about to be unloaded: what it holds must come back as it is."""
+        """Save the state of an engine that is about to be unloaded."""
         await self.runs.prepare_to_leave(engine)
         try:
             await self.samplers.keep(engine)
@@ -163,7 +163,7 @@ class Service(Parts):
             log.warning("samplers of %s were not saved: %s", engine.name, error)
 
     async def tidy(self) -> None:
-        """Save heartbeats, reap silent sessions, forget old results, delete what has expired."""
+        """Save heartbeats, release silent sessions, drop old results, delete what has expired."""
         await self.store.save_uses()
         self.futures.forget_old()
         await self.engines.unload_idle()
@@ -183,7 +183,7 @@ class Service(Parts):
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Do something again and again; when it fails, it is tried again the next time."""
+    """Run some work periodically; a failure is logged, and the next round tries again."""
     while True:
         await asyncio.sleep(seconds)
         try:
@@ -193,7 +193,7 @@ async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
 
 
 def gone(request_id: str) -> ApiError:
-    """The answer for a sample whose result had to give way or is too old."""
+    """Return the error for a sample whose result is no longer kept."""
     return ApiError(
         410, f"The result of {request_id} is no longer kept: {_KEPT} Send the request again."
     )

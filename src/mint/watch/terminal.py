@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mint.watch.durations import duration
 from mint.watch.sinks.sink import Sink
-from mint.watch.verdict.series import Series, series
+from mint.watch.verdict.series import Row, series
 from mint.watch.verdict.verdict import (
     DIVERGING,
     FLAT,
@@ -61,85 +61,91 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     return "".join(_BLOCKS[round(top * (value - low) / (high - low))] for value in values)
 
 
-def duration(seconds: float) -> str:
-    """Format a duration.
+class LiveView(Sink):
+    """A sink that redraws the view after every step. Model output is shown as plain text."""
 
-    >>> duration(42), duration(125), duration(7260)
-    ('42 s', '2 min 5 s', '2 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    def __init__(
+        self, task: str, steps: int | None, rows: Sequence[Row] = (), console: Console | None = None
+    ) -> None:
+        self._task, self._steps = task, steps
+        self._history = VerdictHistory.of(rows, [])
+        self._rows: list[Row] = list(rows)[-_KEPT:]
+        self._times = [time.monotonic()]
+        self._samples: dict[str, Row] = {}
+        self._live = Live(console=console or Console(file=sys.stdout), auto_refresh=False)
 
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the metrics of a step."""
+        self._history.add({"step": step, **metrics})
+        self._rows = [*self._rows, {"step": step, **metrics}][-_KEPT:]
+        self._times = [*self._times, time.monotonic()][-11:]
+        if not self._live.is_started:
+            self._live.start()
+            _hide_terminal()
+        self._live.update(self.render(), refresh=True)
 
-@dataclass
-class View:
-    """The data of the live view."""
+    def rollouts(self, rows: Sequence[Row]) -> None:
+        """Keep the best and the worst sample of a step, to show with its metrics."""
+        scored = sorted(
+            (row for row in rows if row.get("reward") is not None),
+            key=lambda row: float(row["reward"]),
+        )
+        if scored:
+            self._samples = {"best": scored[-1], "worst": scored[0]}
 
-    task: str
-    steps: int | None = None
-    step: int = 0
-    last: Mapping[str, float] = field(default_factory=dict)
-    curves: Mapping[str, Series] = field(default_factory=dict)
-    verdict: Verdict | None = None
-    best: Mapping[str, Any] | None = None
-    worst: Mapping[str, Any] | None = None
-    seconds_a_step: float | None = None
+    def close(self) -> None:
+        """Stop updating; the last view stays on the screen."""
+        if self._live.is_started:
+            self._live.stop()
 
     def render(self) -> RenderableType:
-        """Render the view. Model output is shown as plain text."""
-        parts: list[RenderableType] = [self._progress(), self._figures()]
-        for title, row in (("best", self.best), ("worst", self.worst)):
-            if row is not None:
-                parts.append(_sample(title, row))
-        if self.verdict is not None:
-            parts.append(self._verdict(self.verdict))
-        return Panel(Group(*parts), title=Text(self.task), title_align="left")
+        """Render the view of the last step."""
+        parts = [self._progress(int(self._rows[-1]["step"])), self._figures(self._rows[-1])]
+        parts += [_sample(title, row) for title, row in self._samples.items()]
+        parts.append(_verdict(judge(self._history.rows)))
+        return Panel(Group(*parts), title=Text(self._task), title_align="left")
 
-    def _progress(self) -> RenderableType:
+    def _progress(self, step: int) -> RenderableType:
         table = Table.grid(padding=(0, 1))
-        said = f"step {self.step}" + (f" of {self.steps}" if self.steps else "")
-        cells: list[RenderableType] = [Text(said)]
-        if self.steps:
-            cells.append(ProgressBar(total=self.steps, completed=self.step, width=30))
-            if self.seconds_a_step is not None and self.step < self.steps:
-                left = duration(self.seconds_a_step * (self.steps - self.step))
-                cells.append(Text(f"{left} left"))
+        if not self._steps:
+            table.add_row(Text(f"step {step}"))
+            return table
+        cells: list[RenderableType] = [Text(f"step {step} of {self._steps}")]
+        cells.append(ProgressBar(total=self._steps, completed=step, width=30))
+        if step < self._steps:
+            per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+            cells.append(Text(f"{duration(per_step * (self._steps - step))} left"))
         table.add_row(*cells)
         return table
 
-    def _figures(self) -> RenderableType:
+    def _figures(self, last: Row) -> RenderableType:
         table = Table.grid(padding=(0, 2))
         for label, name in _CURVES:
-            if points := self.curves.get(name):
+            if points := series(self._rows, name):
                 values = [value for _, value in points]
                 share = name in ("reward/success", "holdout/pass@1")
                 shown = f"{values[-1]:.1%}" if share else f"{values[-1]:.3g}"
                 table.add_row(label, shown, Text(sparkline(values), style="cyan"))
-        components = {
-            name.removeprefix("component/"): value
-            for name, value in self.last.items()
-            if name.startswith("component/")
-        }
-        if components:
-            said = ", ".join(f"{name} {value:.3g}" for name, value in components.items())
+        parts = [
+            (n.removeprefix("component/"), x) for n, x in last.items() if n.startswith("component/")
+        ]
+        if parts:
+            said = ", ".join(f"{name} {value:.3g}" for name, value in parts)
             table.add_row("components", "", Text(said))
-        times = [(label, self.last[name]) for label, name in _TIMES if name in self.last]
+        times = [(label, last[name]) for label, name in _TIMES if name in last]
         total = sum(seconds for _, seconds in times)
         if total > 0:
             said = ", ".join(f"{label} {seconds / total:.0%}" for label, seconds in times)
             table.add_row("time", f"{total:.1f} s", Text(said))
-        if speed := tokens_a_second(self.last):
+        if speed := tokens_a_second(last):
             table.add_row("tokens/s", f"{speed:.0f}", "")
         return table
 
-    def _verdict(self, verdict: Verdict) -> RenderableType:
-        colour = _COLOURS.get(verdict.verdict, "default")
-        text = Text.assemble((verdict.verdict, f"bold {colour}"), f": {verdict.evidence}")
-        return text.append(f" {verdict.advice}", style="dim") if verdict.advice else text
+
+def _verdict(verdict: Verdict) -> RenderableType:
+    colour = _COLOURS.get(verdict.verdict, "default")
+    text = Text.assemble((verdict.verdict, f"bold {colour}"), f": {verdict.evidence}")
+    return text.append(f" {verdict.advice}", style="dim") if verdict.advice else text
 
 
 def tokens_a_second(metrics: Mapping[str, float]) -> float | None:
@@ -174,45 +180,3 @@ def _hide_terminal() -> None:
     """
     if isinstance(sys.stdout, FileProxy):
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
-
-
-class LiveView(Sink):
-    """A sink that redraws the view after every step."""
-
-    def __init__(
-        self, task: str, steps: int | None, rows: Sequence[Mapping[str, Any]] = (),
-        console: Console | None = None,
-    ) -> None:  # fmt: skip
-        self.view = View(task, steps)
-        self._history = VerdictHistory.of(rows, [])
-        self._all: list[dict[str, Any]] = [dict(row) for row in rows][-_KEPT:]
-        self._times: list[float] = [time.monotonic()]
-        self._live = Live(console=console or Console(file=sys.stdout), auto_refresh=False)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show the metrics of a step."""
-        self._history.add({"step": step, **metrics})
-        self._all = [*self._all, {"step": step, **metrics}][-_KEPT:]
-        self._times = [*self._times, time.monotonic()][-11:]
-        view = self.view
-        view.step, view.last = step, metrics
-        view.curves = {name: series(self._all, name) for _, name in _CURVES}
-        view.verdict = judge(self._history.rows)
-        if len(self._times) > 1:
-            view.seconds_a_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
-        if not self._live.is_started:
-            self._live.start()
-            _hide_terminal()
-        self._live.update(view.render(), refresh=True)
-
-    def rollouts(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keep the best and the worst sample of a step, to show with its metrics."""
-        scored = [row for row in rows if row.get("reward") is not None]
-        if scored:
-            self.view.best = max(scored, key=lambda row: float(row["reward"]))
-            self.view.worst = min(scored, key=lambda row: float(row["reward"]))
-
-    def close(self) -> None:
-        """Stop updating; the last view stays on the screen."""
-        if self._live.is_started:
-            self._live.stop()

@@ -1,7 +1,5 @@
 """The ``mint bench`` command and its report."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -35,8 +33,7 @@ def bench(
     mint bench measures exactness.
     """
     work = Workload(parse_counts(answers), tokens, prompt_tokens, rank, matmul_size)
-    with failures():
-        report = measure(model, url, work, lambda text: typer.echo(f"mint: {text}", err=True))
+    report = measure(model, url, work, lambda text: typer.echo(f"mint: {text}", err=True))
     if as_json:
         print_json(report.as_dict())
     else:
@@ -56,19 +53,6 @@ def parse_counts(text: str) -> list[int]:
     if counts[-1] > MOST_ANSWERS:
         raise Mistake(f"--answers {text}: {MOST_ANSWERS} is the maximum")
     return counts
-
-
-@contextmanager
-def failures() -> Iterator[None]:
-    """Turn what the SDK and the embedded service raise into one message."""
-    import tinker
-
-    from mint.embedded import EmbeddedServiceError
-
-    try:
-        yield
-    except (tinker.TinkerError, EmbeddedServiceError) as error:
-        raise Mistake(str(error)) from error
 
 
 def print_report(report: BenchReport) -> None:

@@ -1,4 +1,4 @@
-"""Errors of the training commands: a message and an exit code; a traceback only for defects."""
+"""Errors of commands: a message and an exit code; a traceback only for defects."""
 
 import re
 import sys

@@ -40,12 +40,9 @@ class Remote:
     @classmethod
     def embedded(cls, home: Path | None = None) -> Remote:
         """Start the service of a home folder for the duration of this command."""
-        from mint.embedded import EmbeddedServiceError, embedded_service
+        from mint.embedded import embedded_service
 
-        try:
-            service = embedded_service(home)
-        except EmbeddedServiceError as error:
-            raise Mistake(str(error)) from error
+        service = embedded_service(home)
         return cls(service.url, service.key)
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mint.commands.shared.durations import duration, parse_duration
+from mint.commands.shared.durations import parse_duration
 from mint.commands.shared.names import checkpoint_path, run_id
 from mint.commands.shared.output import (
     JsonOption,
@@ -24,6 +24,7 @@ from mint.commands.shared.output import (
 )
 from mint.commands.shared.remote import Remote, UrlOption
 from mint.commands.shared.transfers import fetch, fetch_archive, listed, resource
+from mint.watch.durations import duration
 
 if TYPE_CHECKING:
     from mint.service.checkpoints.storage import CheckpointPath

@@ -17,6 +17,7 @@ from mint.engine.training.tree import PrefixTree
 
 from .blocked import BlockedPrefill
 from .layout import Chunk, DecodeRows
+from .paged import PagedAttention
 from .reference import ReferenceTree, attend
 
 NAME = "mint"
@@ -57,12 +58,14 @@ def tree_attention(tree: PrefixTree, device: torch.device, dtype: torch.dtype) -
     return ReferenceTree(tree, device)
 
 
-def prefill_attention(pool: KVPool, chunks: list[Chunk]) -> Attention:
+def prefill_attention(pool: KVPool, chunks: list[Chunk], has_kernels: bool) -> Attention:
     """Return the attention of a pass over chunks of prompts."""
     if pool.device.type == "cuda":
         from .gpu import KernelPrefill
 
         return KernelPrefill.of(pool, chunks)
+    if has_kernels:
+        return PagedAttention.of_chunks(chunks)
     return BlockedPrefill(pool, chunks)
 
 

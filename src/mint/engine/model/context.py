@@ -7,9 +7,13 @@ either, so both read the pass that is active.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
+
+from mint.engine.native import NO_ADAPTER, RowsBySlot
 
 
 class Attention(Protocol):
@@ -58,8 +62,25 @@ class BankedLora:
     mask: Tensor | None
     members: tuple[tuple[int, Tensor | None], ...] = ()
 
+    @cached_property
+    def by_slot(self) -> RowsBySlot:
+        """The same for the kernels of a CPU."""
+        if self.mask is None:
+            return RowsBySlot(0)
+        slots = torch.full((len(self.mask),), -1)
+        for slot, members in self.members:
+            if members is None:
+                return RowsBySlot(slot)
+            slots[members] = slot
+        return RowsBySlot(slots)
+
 
 Lora = NoLora | TrainedLora | BankedLora
+
+
+def by_slot(lora: Lora) -> RowsBySlot:
+    """Return which rows use which slot, for the kernels of a CPU."""
+    return lora.by_slot if isinstance(lora, BankedLora) else NO_ADAPTER
 
 
 @dataclass(frozen=True)

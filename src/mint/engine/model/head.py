@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mint.engine import native
 from mint.engine.model.context import Lora, TrainedLora
 from mint.engine.model.linear import FrozenLinear, product_gradients
-from mint.engine.model.precision import f32, mm, multiply, multiply_gradient
+from mint.engine.model.precision import f32, mm, multiply_gradient
 
 _CHUNK_BYTES = 256 * 2**20  # of logits
 _GPU_CHUNK_BYTES = 2**30
@@ -34,6 +35,9 @@ class Head:
 
     def logits(self, hidden: Tensor, lora: Lora) -> Tensor:
         """Return float32 logits [rows, vocabulary] of hidden states [rows, H]."""
+        has_kernels = isinstance(self.linear.packed, native.Packed)
+        if isinstance(lora, TrainedLora) and has_kernels and not torch.is_grad_enabled():
+            return self.raw_logits(hidden, lora, None)[0]
         return self._finish(self.linear.product(hidden, lora))
 
     def _finish(self, output: Tensor) -> Tensor:
@@ -65,7 +69,7 @@ class Head:
             inner = (mm(hidden.to(precision.lora), a.T) * lora.scale).to(precision.lora)
         if known is not None:
             return known, inner
-        output = multiply(hidden, linear.weight, precision)
+        output = linear.frozen(hidden)
         if inner is not None:
             output += mm(inner, linear.pairs[1].to(precision.lora).T)
         return self._finish(output), inner

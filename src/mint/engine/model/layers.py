@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mint.engine.model.context import Pass, active, running
+from mint.engine.model.sampled_layer import SampledLayer
 
 _RECOMPILES = 64  # variants of a layer: training, prefill, decoding; by window, slots and size
 
@@ -23,7 +24,9 @@ def wrap_layers(trunk: nn.Module, compiled: bool) -> None:
         torch._dynamo.config.accumulated_recompile_limit = 16 * _RECOMPILES
     for layer in decoder_layers(trunk):
         forward = layer.forward
-        layer.forward = _recomputable(torch.compile(forward) if compiled else forward)
+        forward = _recomputable(torch.compile(forward) if compiled else forward)
+        sampled = SampledLayer.of(layer)
+        layer.forward = forward if sampled is None else sampled.wrap(forward)
 
 
 def decoder_layers(trunk: nn.Module) -> list[nn.Module]:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from mint.engine.model.context import BankedLora, Lora, TrainedLora, active
+from mint.engine import native
+from mint.engine.model.context import BankedLora, Lora, TrainedLora, active, by_slot
 from mint.engine.model.precision import (
     FrozenProduct,
     PackedWeight,
     Precision,
+    bf16,
     fill_up,
     mm,
     multiply,
@@ -70,7 +72,11 @@ class FrozenLinear(Product):
         weights = [_weight(layer).to(precision.weights) for layer in layers]
         self.weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
         self.bias = _joint_bias(layers, self.sizes)
-        self.packed = PackedWeight(self.weight) if PackedWeight.is_possible(self.weight) else None
+        self.packed: native.Packed | PackedWeight | None = None  # for sampling on a CPU
+        if self.weight.device.type == "cpu" and precision.has_kernels:
+            self.packed = native.pack(self.weight.to(bf16), self.sizes)
+        elif PackedWeight.is_possible(self.weight):
+            self.packed = PackedWeight(self.weight)
         self.pairs = ()
         self.bank: tuple[Tensor, Tensor] | None = None  # of the adapters in sampling, on a GPU
         self.slots: list[tuple[Tensor, Tensor] | None] = []  # the same on a CPU: A, B of each slot
@@ -91,14 +97,16 @@ class FrozenLinear(Product):
 
     def product(self, x: Tensor, lora: Lora) -> Tensor:
         """Multiply float32 rows [N, in] by the weight and the adapters, without a bias."""
+        packed = self.packed if isinstance(self.packed, native.Packed) else None
         if isinstance(lora, TrainedLora) and self.pairs:
+            settings = (self.precision, lora.scale)
             if not torch.is_grad_enabled():
-                return lora_product(self.precision, lora.scale, x, self.weight, self.pairs)[0]
+                return lora_product(*settings, x, self.weight, packed, self.pairs)[0]
             return LoraProduct.apply(  # type: ignore[no-any-return, no-untyped-call]
-                self.precision, lora.scale, self.sizes, x, self.weight, *self.pairs
+                *settings, self.sizes, x, self.weight, packed, *self.pairs
             )
         if torch.is_grad_enabled():
-            return FrozenProduct.apply(x, self.weight, self.precision)  # type: ignore[no-any-return, no-untyped-call]
+            return FrozenProduct.apply(x, self.weight, self.precision, packed)  # type: ignore[no-any-return, no-untyped-call]
         if not x.is_cuda:
             return self._sampled(x, lora)
         if not isinstance(lora, BankedLora) or self.bank is None:
@@ -107,6 +115,12 @@ class FrozenLinear(Product):
             return self._joint(x, self.bank[1], lora)
         y = multiply(x, self.weight, self.precision)
         return _add_banked(y, x, self.bank, lora, self.precision)
+
+    def frozen(self, x: Tensor) -> Tensor:
+        """Multiply float32 rows by the weight alone."""
+        if isinstance(self.packed, native.Packed):
+            return self.packed.multiply(x)
+        return multiply(x, self.weight, self.precision)
 
     @property
     def joins_bank(self) -> bool:
@@ -118,6 +132,8 @@ class FrozenLinear(Product):
     def new_bank(self, slots: int, rank: int) -> None:
         if not self.weight.is_cuda:
             self.slots = [None] * slots
+            if isinstance(self.packed, native.Packed):
+                self.packed.clear_adapters()
             return
         height, (outputs, inputs) = len(self.sites) * rank, self.weight.shape
         dtype = self.precision.lora
@@ -134,7 +150,10 @@ class FrozenLinear(Product):
         self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
     ) -> None:
         if not self.weight.is_cuda:
-            self.slots[slot] = self._joint_pair(pairs, scale)
+            if isinstance(self.packed, native.Packed):
+                self._pack_slot(self.packed, slot, pairs, scale)
+            else:
+                self.slots[slot] = self._joint_pair(pairs, scale)
             return
         assert self.bank is not None
         a, b = (tensor[slot].zero_() for tensor in self.bank)
@@ -179,8 +198,30 @@ class FrozenLinear(Product):
             column += site.outputs
         return a, b
 
+    def _pack_slot(
+        self, packed: native.Packed, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]],
+        scale: float,
+    ) -> None:  # fmt: skip
+        """Put an adapter's A and B of all sites into a slot of the kernels."""
+        present = [pairs.get(site.name) for site in self.sites]
+        rank = max((pair[0].shape[0] for pair in present if pair), default=0)
+        if not rank:
+            packed.clear_adapter(slot)
+            return
+        a = torch.zeros(len(self.sites) * rank, self.weight.shape[1])
+        b, column = torch.zeros(rank, self.weight.shape[0]), 0
+        for index, (site, pair) in enumerate(zip(self.sites, present, strict=True)):
+            if pair is not None:
+                height = pair[0].shape[0]
+                a[index * rank : index * rank + height] = pair[0].detach()
+                b[:height, column : column + site.outputs] = scale * pair[1].detach().T
+            column += site.outputs
+        packed.set_adapter(slot, a, b)
+
     def _sampled(self, x: Tensor, lora: Lora) -> Tensor:
         """Multiply on a CPU so that the bits of a row do not depend on the other rows."""
+        if isinstance(self.packed, native.Packed):
+            return self.packed.multiply(x, by_slot(lora))
         rows = fill_up(x)
         if self.packed is not None:
             y = self.packed.multiply(rows)
@@ -224,8 +265,9 @@ class LinearPart(nn.Module):
 
 
 def lora_product(
-    precision: Precision, scale: Tensor, x: Tensor, weight: Tensor, pairs: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
+    precision: Precision, scale: Tensor, x: Tensor, weight: Tensor, packed: native.Packed | None,
+    pairs: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Multiply by a frozen weight and one adapter; return also what the backward pass needs.
 
     That is x in the adapter's format, and the scaled product of x and A.
@@ -234,7 +276,8 @@ def lora_product(
     a, b = _joint_pairs(pairs, precision.lora)
     inner = (mm(low, a.T) * scale).to(precision.lora)  # [N, sites * rank]
     if not _is_joinable(precision.lora, weight.dtype, inner):
-        return multiply(x, weight, precision) + mm(inner, b), low, inner
+        frozen = multiply(x, weight, precision) if packed is None else packed.multiply(x)
+        return frozen + mm(inner, b), low, inner
     both = torch.cat([low, inner], 1)
     y = mm(both, torch.cat([weight, b.T], 1).T)
     return y, both[:, : low.shape[1]], both[:, low.shape[1] :]
@@ -259,9 +302,9 @@ class LoraProduct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, precision: Precision, scale: Tensor, sizes: list[int], x: Tensor, weight: Tensor,
-        *pairs: Tensor,
+        packed: native.Packed | None, *pairs: Tensor,
     ) -> Tensor:  # fmt: skip
-        y, low, inner = lora_product(precision, scale, x, weight, pairs)
+        y, low, inner = lora_product(precision, scale, x, weight, packed, pairs)
         ctx.precision, ctx.sizes = precision, sizes
         ctx.save_for_backward(scale, low, inner, weight, *pairs)
         return y
@@ -272,7 +315,7 @@ class LoraProduct(torch.autograd.Function):
         results = product_gradients(
             ctx.precision, scale, ctx.sizes, grads[0], low, inner, weight, pairs
         )
-        return None, None, None, results[0], None, *results[1:]
+        return None, None, None, results[0], None, None, *results[1:]
 
 
 def product_gradients(

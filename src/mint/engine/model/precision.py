@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mint.engine import native
 from mint.engine.messages import PRECISIONS, UserError
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
@@ -36,6 +37,7 @@ class Precision:
     lora_gradients: torch.dtype
     keys: torch.dtype  # of keys and values, in the pool and in attention
     split: bool = False  # activations into parts that are multiplied one by one
+    has_kernels: bool = False  # whether a CPU's products are those of :mod:`mint.engine.native`
 
 
 def choose(name: str, device: torch.device) -> Precision:
@@ -57,10 +59,14 @@ def choose(name: str, device: torch.device) -> Precision:
             "half": Precision(name, reason, f16, bf16, f16, bf16, f16),
             "bfloat16": Precision(name, reason, bf16, bf16, bf16, bf16, bf16),
         }[name]
+    missing = native.missing() if name == "bfloat16" else None
+    if missing is not None:
+        reason += f"; without mint's own kernels: {missing}"
+    kernels = missing is None
     return {
         "exact": Precision(name, reason, f32, f32, f32, f32, f32),
         "half": Precision(name, reason, f16, f32, f32, f32, f32),
-        "bfloat16": Precision(name, reason, bf16, bf16, f32, f32, f32),
+        "bfloat16": Precision(name, reason, bf16, bf16, f32, f32, f32, has_kernels=kernels),
     }[name]
 
 
@@ -133,13 +139,15 @@ class FrozenProduct(torch.autograd.Function):
     """The product with a frozen weight, differentiable in the activations alone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, precision: Precision) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, precision: Precision, packed: native.Packed | None
+    ) -> Tensor:
         ctx.weight, ctx.precision = weight, precision
-        return multiply(x, weight, precision)
+        return multiply(x, weight, precision) if packed is None else packed.multiply(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return multiply_gradient(grads[0], ctx.weight, ctx.precision), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return multiply_gradient(grads[0], ctx.weight, ctx.precision), None, None, None
 
 
 class PackedWeight:

@@ -10,8 +10,9 @@ from torch import Tensor
 from mint.engine.adapters.lora import Adapter
 from mint.engine.attention import DecodeRows, prefill_attention
 from mint.engine.attention.grouped import GroupedDecode
+from mint.engine.attention.paged import PagedAttention
 from mint.engine.model.base_model import BaseModel
-from mint.engine.model.context import Lora
+from mint.engine.model.context import Attention, Lora
 from mint.engine.model.head import Head
 from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.sampling.picking import Picked, Picks, is_penalized, penalize, pick
@@ -72,7 +73,8 @@ class Runner:
         tokens = np.concatenate([chunk.tokens for chunk in chunks])
         positions = np.concatenate([chunk.positions for chunk in chunks])
         owners = [step.prefill.adapter for step in steps for _ in range(len(step.chunk.tokens))]
-        view = prefill_attention(self.pool, chunks)
+        has_kernels = self._model.precision.has_kernels
+        view = prefill_attention(self.pool, chunks, has_kernels)
         return self._model.hidden(tokens, positions, view, self.lora(owners))
 
     def first(self, sequences: list[Sequence]) -> Iterator[Tokens]:
@@ -107,8 +109,12 @@ class Runner:
             [len(s.job.request.prompt) for s in sequences],
         )
         lora = self.lora([s.job.adapter for s in sequences])
-        self._decode_attention.update(rows)
-        hidden = self._model.hidden(tokens, positions, self._decode_attention, lora)
+        view: Attention = self._decode_attention
+        if self._model.precision.has_kernels:
+            view = PagedAttention.of_rows(rows)
+        else:
+            self._decode_attention.update(rows)
+        hidden = self._model.hidden(tokens, positions, view, lora)
         return self._pick(sequences, self.head.logits(hidden, lora))
 
     def _pick(self, sequences: list[Sequence], logits: Tensor) -> Tokens:

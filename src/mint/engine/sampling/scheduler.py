@@ -26,8 +26,6 @@ from mint.engine.sampling.waiting import WaitingJobs
 
 _MAX_OVERTAKEN = 32
 """Prompts of others that may go before one that waits for blocks."""
-_SMALL_CHUNK = 512
-"""Tokens of prompts that a pass may have however many answers run."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +94,16 @@ class Scheduler:
         steps: list[PrefillStep] = []
         if not (self._prefilling or self._waiting):
             return steps
-        most = room = self._pass_tokens()
+        room = self._chunk_tokens
         held = self._holdings()
         prefilling = {prefill.tenant for prefill in self._prefilling}
         if any(t not in prefilling and held.may_claim(t) for t in self._waiting.tenants()):
-            room -= most // 2  # a long prompt leaves room for those of others
+            room -= self._chunk_tokens // 2  # a long prompt leaves room for those of others
         for prefill in self._prefilling:
             if room <= 0 or (steps and self._alone):
                 break
             room -= self._add(steps, prefill, room)
-        room = most - sum(len(step.chunk.tokens) for step in steps)
+        room = self._chunk_tokens - sum(len(step.chunk.tokens) for step in steps)
         adapters = {step.prefill.adapter for step in steps}
         while room > 0 and not (steps and self._alone):
             admitted = self._admit(adapters, held)
@@ -117,16 +115,6 @@ class Scheduler:
             self._prefilling.append(admitted)
             room -= self._add(steps, admitted, room)
         return steps
-
-    def _pass_tokens(self) -> int:
-        """Return how many tokens of prompts the next pass has: all that fit while nothing runs.
-
-        Every running answer waits for the pass. So the more of them there are for each prompt that
-        waits, the fewer tokens it has.
-        """
-        waiting = len(self._prefilling) + self._waiting.count()
-        fair = self._chunk_tokens * waiting // (waiting + len(self.running))
-        return min(max(fair, _SMALL_CHUNK), self._chunk_tokens)
 
     def _add(self, steps: list[PrefillStep], prefill: Prefill, room: int) -> int:
         end = min(prefill.done + room, len(prefill.tokens))

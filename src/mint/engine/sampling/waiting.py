@@ -22,13 +22,6 @@ class WaitingJobs:
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
-    def count(self) -> int:
-        """Return how many jobs wait, and answers that resume."""
-        return sum(
-            len(tenant.resuming) + sum(map(len, tenant.queues.values()))
-            for tenant in self._tenants.values()
-        )
-
     def tenants(self) -> list[str]:
         """Return those that wait; the one that was served longest ago comes first."""
         return list(self._tenants)

@@ -1,6 +1,7 @@
 """Parse numbers that are spelt out in English."""
 
 import re
+from itertools import takewhile
 
 _UNITS = [
     *["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
@@ -29,11 +30,7 @@ def spelt_number(text: str) -> int | None:
     >>> spelt_number("minus one hundred and five"), spelt_number("none of them")
     (-105, None)
     """
-    words = []
-    for word in _WORD.findall(text[:200].lower()):
-        if word not in _SPELT:
-            break
-        words.append(word)
+    words = list(takewhile(_SPELT.__contains__, _WORD.findall(text[:200].lower())))
     sign = -1 if words[:1] in (["minus"], ["negative"]) else 1
     return _total(words[1:] if sign < 0 else words, sign)
 

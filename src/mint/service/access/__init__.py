@@ -1,1 +1,1 @@
-"""Access to a service: keys, scopes, quotas and usage."""
+"""Access to a service: keys, scopes, ownership of objects, quotas and usage."""

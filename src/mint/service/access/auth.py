@@ -32,9 +32,9 @@ def create_key(
     expires_at: datetime | None = None,
     quota: Mapping[str, int | None] | None = None,
 ) -> str:
-    """Make a key and return it; only its hash is kept, so it can be shown this once.
+    """Create a key and return it. Only its hash is stored, so it cannot be shown again.
 
-    ``tml-`` keys suit every client; MinT's own client also takes ``sk-`` keys.
+    ``tml-`` keys work with every client; MinT's own client also accepts ``sk-`` keys.
     """
     key = f"{prefix}{secrets.token_urlsafe(24)}"
     row = ApiKey(
@@ -61,7 +61,9 @@ class Auth:
         self._store = store
         self.secret = _secret_of(settings.home / "secret")
         self._only_key = _hash_of(settings.api_key) if settings.api_key else None
-        self._keys: dict[str, ApiKey] = {}  # with one, even revoked, the service is not open to all
+        self._keys: dict[
+            str, ApiKey
+        ] = {}  # once there is one, even a revoked one, keys are required
         self._quotas: dict[str, Quota] = {}
         self._loaded_at = float("-inf")
 
@@ -77,9 +79,9 @@ class Auth:
         )
 
     async def caller(self, presented: str | None) -> Caller:
-        """Return who presents a key or token, and note its use.
+        """Return the caller who presents a key or token, and record its use.
 
-        Raises ApiError 401 with what to do when it is not accepted.
+        Raises ApiError 401 if it is not accepted, with what to do.
         """
         key_hash = self._hash_of(presented)
         if self._only_key is not None:
@@ -104,7 +106,7 @@ class Auth:
         return (await self.caller(presented)).user
 
     async def key_of(self, presented: str | None) -> ApiKey | None:
-        """Return what the store has on an accepted key; None when it is not one of its own."""
+        """Return the row of an accepted key; None if the key is not in the store."""
         await self.caller(presented)
         return self._keys.get(self._hash_of(presented))
 
@@ -128,7 +130,7 @@ class Auth:
     # ---- tokens -------------------------------------------------------------------------------
 
     async def token_for(self, presented: str | None) -> str:
-        """A signed token that stands for the presented key for an hour."""
+        """Return a signed token that replaces the presented key for an hour."""
         user = await self.user_of(presented)
         key_hash = self._hash_of(presented)
         issued = int(time.time())
@@ -160,7 +162,7 @@ def _refused(why: str = "The API key is not accepted by this service.") -> ApiEr
 
 
 def _secret_of(path: Path) -> bytes:
-    """The signing secret of this home folder, made once, readable by its owner only."""
+    """Return the signing secret of this home folder, created once and readable by its owner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

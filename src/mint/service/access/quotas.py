@@ -1,4 +1,4 @@
-"""Quotas of a key: runs, samplers, checkpoints, bytes, and tokens in flight."""
+"""Quotas of a key: runs, samplers, checkpoints, bytes and tokens in flight."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _COUNT, _BYTES = TypeAdapter(PositiveInt), TypeAdapter(ByteSize)
 
 @dataclass(frozen=True)
 class Quota:
-    """The limits of one key. None is no limit."""
+    """The limits of one key. None means no limit."""
 
     runs: int | None = None
-    """Runs that can be trained: neither unloaded nor deleted because nobody used them."""
+    """Runs that can be trained: neither unloaded nor deleted for disuse."""
     samplers: int | None = None
-    """Samplers in memory. Those that are not in use make room for others."""
+    """Samplers in memory. Idle ones are evicted to make room for others."""
     checkpoints: int | None = None
-    """Checkpoints of the runs that the key made."""
+    """Checkpoints of the runs that the key created."""
     tokens_in_flight: int | None = None
-    """Tokens of prompts, and tokens that may be sampled, of the samples in progress."""
+    """Prompt tokens plus ``max_tokens`` of the samples in progress."""
     bytes: int | None = None
-    """Size of the checkpoints of the runs that the key made."""
+    """Total size of the checkpoints of the runs that the key created."""
 
     @classmethod
     def of(cls, settings: Settings, own: Mapping[str, int | None]) -> Quota:
-        """Return a key's own limits, and the settings' where it has none."""
+        """Return a key's own limits, and the configured ones where it has none."""
         return cls(**{name: own.get(name, getattr(settings, f"quota_{name}")) for name in LIMITS})
 
     def refuse_run(self, key: str, held: int) -> None:
-        """Raise ApiError 403 if a key that has so many runs may not have another."""
+        """Raise ApiError 403 if a key that holds so many runs may not create another."""
         if self.runs is not None and held >= self.runs:
             raise ApiError(
                 403,
@@ -45,7 +45,7 @@ class Quota:
             )
 
     def refuse_checkpoint(self, key: str, held: int, held_bytes: int, more_bytes: int) -> None:
-        """Raise UserError if another checkpoint, with so many more bytes, is beyond the quota."""
+        """Raise UserError if another checkpoint of ``more_bytes`` would exceed the quota."""
         if self.checkpoints is not None and held >= self.checkpoints:
             raise UserError(
                 f"The key {key!r} has {_many(held, 'checkpoint')}, and its quota is "
@@ -60,16 +60,16 @@ class Quota:
             )
 
     def refuse_samplers(self, key: str, in_use: int) -> None:
-        """Raise ApiError 429 while as many other samplers of a key are in use as may be."""
+        """Raise ApiError 429 while a key uses as many other samplers as its quota allows."""
         if self.samplers is not None and in_use >= self.samplers:
             raise ApiError(
                 429,
                 f"The key {key!r} samples from {_many(in_use, 'sampler')} now, and its quota is "
-                f"{self.samplers}; retry when one of them is done.{_raise(key, 'samplers')}",
+                f"{self.samplers}; retry when one of them is idle.{_raise(key, 'samplers')}",
             )
 
     def refuse_tokens(self, key: str, in_flight: int, more: int) -> None:
-        """Raise ApiError 429 while a sample does not fit, or UserError if it never will."""
+        """Raise ApiError 429 if a sample does not fit now, or UserError if it never will."""
         limit = self.tokens_in_flight
         if limit is None or in_flight + more <= limit:
             return
@@ -94,7 +94,7 @@ _DELETE = (
 
 
 def parse_limit(name: str, text: str) -> int | None:
-    """Read a limit as people type it.
+    """Parse a limit as it is typed.
 
     >>> parse_limit("bytes", "10GB"), parse_limit("runs", "4"), parse_limit("runs", "unlimited")
     (10000000000, 4, None)
@@ -115,7 +115,7 @@ def parse_limit(name: str, text: str) -> int | None:
 
 
 def change(own: Mapping[str, int | None], typed: Mapping[str, str]) -> dict[str, int | None]:
-    """Return a key's own limits with what was typed for some of them."""
+    """Return a key's own limits, changed as typed."""
     for name in typed:
         if name not in LIMITS:
             raise ValueError(f"There is no quota {name!r}. Use one of: {', '.join(LIMITS)}.")
@@ -133,7 +133,7 @@ def _many(count: int, noun: str) -> str:
 
 
 def readable_bytes(size: int) -> str:
-    """Return a size in the units in which quotas are typed.
+    """Return a size as quotas are typed.
 
     >>> readable_bytes(10_000_000_000)
     '10.0GB'

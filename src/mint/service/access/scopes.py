@@ -1,4 +1,4 @@
-"""Scopes of keys: four, each with the rights of those before it."""
+"""The scopes of keys: read, sample, train, admin. Each includes the ones before it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Caller:
     scope: Scope = Scope.ADMIN
 
     def require(self, needed: Scope) -> None:
-        """Raise ApiError 403, with the command that makes a suitable key, if the scope is less."""
+        """Raise ApiError 403, with the command that creates a suitable key, for a smaller scope."""
         if self.scope < needed:
             raise ApiError(
                 403,

@@ -1,7 +1,7 @@
-"""Usage of keys and runs: tokens, counted in memory and added to the store every few seconds.
+"""Token usage of keys and runs, counted in memory and added to the store every few seconds.
 
-Counts are kept by hour. A service that is killed loses at most what it counted since it last wrote
-(``SAVE_EVERY_S``); replaying a journal counts nothing twice.
+Counts are stored by hour. A service that is killed loses at most what it counted since the last
+write (``SAVE_EVERY_S``); replaying a journal counts nothing twice.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Usage:
         self._unsaved.setdefault((key, run_id or "", hour), Counter()).update(tokens)
 
     async def save(self) -> None:
-        """Add to the store what was counted since the last time; if that fails, keep it."""
+        """Add the new counts to the store; if that fails, keep them for the next time."""
         async with self._saving:
             unsaved, self._unsaved = self._unsaved, {}
             if not unsaved:

@@ -13,7 +13,7 @@ _KEY = "aliases"
 
 
 def read_aliases(file: Path) -> dict[str, Path]:
-    """Names and folders as the file has them; none when there is no file."""
+    """Return the aliases of a file; none if there is no file."""
     aliases = read_file(file).get(_KEY) or {}
     if not isinstance(aliases, dict):
         raise ConfigError(f"{file}: {_KEY} must map names to folders. Correct it first.")
@@ -21,7 +21,7 @@ def read_aliases(file: Path) -> dict[str, Path]:
 
 
 def write_aliases(file: Path, aliases: Mapping[str, Path]) -> None:
-    """Replace the aliases; comments and everything else in the file stay."""
+    """Replace the aliases; keep comments and everything else in the file."""
     text = file.read_text() if file.is_file() else ""
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.{os.getpid()}")
@@ -30,7 +30,7 @@ def write_aliases(file: Path, aliases: Mapping[str, Path]) -> None:
 
 
 def with_aliases(text: str, aliases: Mapping[str, Path]) -> str:
-    """YAML text with other aliases.
+    """Return YAML text with its aliases replaced.
 
     >>> print(with_aliases("port: 1  # ours", {"a/b": Path("/m")}))
     port: 1  # ours
@@ -49,7 +49,7 @@ def with_aliases(text: str, aliases: Mapping[str, Path]) -> str:
 
 
 def _span(text: str) -> tuple[int, int]:
-    """Return where the key and its value are; the end of the text when there is none."""
+    """Return the position of the key and its value; the end of the text if there is none."""
     root = yaml.compose(text)
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         if key.value == _KEY:
@@ -59,7 +59,7 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def _end_of(node: yaml.Node) -> int:
-    """Return where the text of a value ends. (A block's own mark is after the comments that follow
+    """Return where the text of a value ends. (A block's end mark is after the comments that follow
     it.)
     """
     if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:

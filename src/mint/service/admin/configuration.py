@@ -22,20 +22,20 @@ from mint.settings import read_variables, reporting, variables
 PREFIX = "MINT_"
 VARIABLES = variables(Settings, PREFIX)
 _NOT_IN_FILES = Settings.model_fields.keys() - VARIABLES
-_YAML_END = "...\n"  # what the library puts after a bare number or word
+_YAML_END = "...\n"  # the library appends it to a bare number or word
 _OF_CLIENTS = ("MINT_BASE_URL", "MINT_API_KEY")
 _OTHER_FLAGS = {"models": "--model", "aliases": "--model", "parent_pid": "--parent"}
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """The settings in force and, for each that is not the default, where it was set."""
+    """The effective settings and, for each that is not the default, where it was set."""
 
     settings: Settings
     sources: Mapping[str, str]
 
     def __str__(self) -> str:
-        """YAML as ``--config`` reads it, with the source of each key."""
+        """Return YAML that ``--config`` reads, with the source of each key."""
         values = self.settings.model_dump(mode="json", exclude=_NOT_IN_FILES)
         if values["database_url"] is not None:
             values["database_url"] = _without_password(values["database_url"])
@@ -54,7 +54,7 @@ def _without_password(url: str) -> str:
 
 
 def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
-    """The configuration of a service. A flag that is None was not given.
+    """Return the configuration of a service. A flag that is None was not given.
 
     Raises ConfigError, which names the wrong key and the closest right one.
     """
@@ -80,7 +80,7 @@ def _hint(fault: ErrorDetails) -> str:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; empty when there is none."""
+    """Return the mapping in a YAML file; empty if there is no file."""
     if not path.is_file():
         return {}
     try:
@@ -98,7 +98,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _beside(path: Path, in_file: dict[str, Any]) -> dict[str, Any]:
-    """Relative folders in a file are relative to the file."""
+    """Resolve the relative folders in a file against the folder of the file."""
     resolved = dict(in_file)
     for key in ("home", "cache"):
         if isinstance(resolved.get(key), str):
@@ -129,7 +129,7 @@ def _sources_of(flags: Mapping[str, Any], in_file: Mapping[str, Any], path: Path
 
 
 def _refuse_misspelt_variables() -> None:
-    """A variable that is almost a setting's is taken for a mistake; others are somebody else's."""
+    """Refuse variables that are almost a setting's. Others may belong to other programs."""
     known = VARIABLES.values()
     for name in os.environ.keys() - {*known, *_OF_CLIENTS}:
         if name.startswith(PREFIX) and (hint := closest(name, known, cutoff=0.85)):

@@ -1,7 +1,7 @@
-"""Logging: one line per request and whatever else happens, as text or as JSON.
+"""Logging as text or JSON: one line per request, and other events.
 
-Neither keys nor bodies are logged. Every request has an id, which goes back in ``x-request-id``
-and is in each log line that the request caused.
+Neither keys nor bodies are logged. Every request has an id, which is returned in ``x-request-id``
+and is part of every log line that the request causes.
 """
 
 import json
@@ -29,7 +29,7 @@ _requests_log = logging.getLogger("mint.service.requests")
 
 
 def configure(settings: Settings) -> None:
-    """Send the log to standard error, in the format that was asked for."""
+    """Log to standard error, in the configured format."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
     handler.addFilter(_name_uvicorn)
@@ -46,7 +46,7 @@ def _name_uvicorn(record: logging.LogRecord) -> bool:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, request_id, and a request's fields."""
+    """One JSON object per line: time, level, logger, message, request_id, fields of a request."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -64,7 +64,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """The same for people."""
+    """The same as text."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -76,7 +76,7 @@ class TextLines(logging.Formatter):
 
 
 class RequestLog:
-    """Names each request, logs it when it is answered, and counts it."""
+    """Gives each request an id, and logs and counts it when it is answered."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -104,13 +104,13 @@ class RequestLog:
 
 
 def _id_of(scope: Scope) -> str:
-    """The client's own id for the request if it is a decent one, or a new one."""
+    """Return the client's own id for the request if it is acceptable, or a new one."""
     sent = Headers(scope=scope).get(REQUEST_ID, "")
     return sent if _ACCEPTABLE_ID.fullmatch(sent) else uuid.uuid4().hex[:16]
 
 
 def _path_of(scope: Scope) -> str:
-    """The path as it was sent, shortened, and without the token of a signed link."""
+    """Return the path as it was sent, shortened, without the token of a signed link."""
     path: str = scope.get("raw_path", b"").decode("ascii", "replace")
     return _TOKEN.sub(r"\1TOKEN", path)[:_LONGEST_PATH]
 
@@ -123,7 +123,7 @@ def _note(scope: Scope, status: int, seconds: float) -> None:
     user = scope.get("state", {}).get("user")
     fields = {"method": scope["method"], "path": path, "status": status, "user": user}
     fields["ms"] = round(seconds * 1000, 1)
-    level = logging.DEBUG if path.startswith("/watch/") else logging.INFO  # it asks every second
+    level = logging.DEBUG if path.startswith("/watch/") else logging.INFO  # it polls every second
     _requests_log.log(
         level,
         "%s %s %d %.0f ms",

@@ -1,7 +1,7 @@
 """Counters for Prometheus; ``/metrics`` shows them.
 
-``rate(mint_tokens_sampled_total[1m])`` is the sampling speed in tokens per second. The numbers that
-are only read when somebody asks for them are in :mod:`mint.service.api.gauges`.
+``rate(mint_tokens_sampled_total[1m])`` is the sampling speed in tokens per second. Gauges are in
+:mod:`mint.service.api.gauges`.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ HTTP_REQUESTS = Counter(
 async def measured(
     operation: str, arguments: Mapping[str, Any], answer: asyncio.Future[Any]
 ) -> Any:
-    """The answer of an engine, with its time, its tokens or its failure counted."""
-    if operation == "memory":  # asked for by whoever reads the metrics
+    """Await the answer of an engine, and count its time, tokens or failure."""
+    if operation == "memory":  # called by the metrics themselves
         return await answer
     start = time.monotonic()
     try:

@@ -1,1 +1,1 @@
-"""The HTTP edge: the application, its routes, uploads and the dashboard."""
+"""HTTP: the application, its routes, limits, uploads and the dashboard."""

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, who is asking, and how errors look."""
+"""The HTTP application: routes, middleware and error responses."""
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -34,11 +34,11 @@ ROUTERS = (
     ("/oai/api/v1", openai.router),
     *(("/api/v1", routes.router) for routes in _TINKER),
 )
-"""Every router of the application, after the prefix of its paths."""
+"""Every router of the application, with the prefix of its paths."""
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application of a service that is already put together."""
+    """Create the application of a service."""
     app = FastAPI(title="mint", docs_url=None, redoc_url=None)
     app.state.service = service
     app.state.gauges = Gauges(service)
@@ -69,5 +69,7 @@ def create_app(service: Service) -> FastAPI:
 async def _failed(request: Request, error: Exception) -> JSONResponse:
     status, text = describe_failure(error, request)
     identifier = getattr(request.state, "request_id", "unknown")
-    headers = {REQUEST_ID: identifier} if status == 500 else None  # the log adds it to others
+    headers = (
+        {REQUEST_ID: identifier} if status == 500 else None
+    )  # the log adds it to other answers
     return JSONResponse({"detail": text}, status, headers)

@@ -1,4 +1,4 @@
-"""The dashboard at ``/watch`` of the service's own address."""
+"""The dashboard at ``/watch``."""
 
 import asyncio
 import os
@@ -22,10 +22,10 @@ _MOST_ROWS = 200
 
 
 class Dashboard:
-    """The dashboard's application, put together when it is first asked for.
+    """The dashboard's application, created by the first request for it.
 
-    What it needs to read Parquet takes half a second to import, which no service that nobody looks
-    at should pay for.
+    Importing what reads Parquet takes half a second, which a service without visitors should not
+    pay for.
     """
 
     def __init__(self, service: Service, gauges: Gauges) -> None:
@@ -50,14 +50,14 @@ class Dashboard:
         return create_app(watch, hosts=() if self._service.settings.is_loopback else None)
 
     def _trained_here(self) -> list[Path]:
-        """Run directories that the local user's newest training runs say they write to."""
+        """Return the run directories that the local user's newest training runs name."""
         rows, _ = self._service.store.page(RunRow, LOCAL_USER, _MOST_ROWS, 0)
         named = (row.user_metadata.get("run_dir") for row in rows)
         return [Path(each) for each in named if isinstance(each, str) and os.path.isabs(each)]
 
     async def _may_read_runs(self, request: Request) -> bool:
-        """Run directories are files of the one who started the service: only that user sees them,
-        and only on this machine."""
+        """Return whether to show run directories: only to the user who started the service, whose
+        files they are, and only on this machine."""
         try:
             user = await self._user(request)
         except ApiError:
@@ -71,7 +71,7 @@ class Dashboard:
         return await self._service.auth.user_of(request.headers.get("x-api-key"))
 
     async def _status(self, request: Request) -> dict[str, Any]:
-        """Return what the service is doing, as far as the caller may know."""
+        """Return the state of the service, as far as the caller may see it."""
         user = await self._user(request)
         service, page = self._service, self._service.store.page
         runs, _ = await asyncio.to_thread(page, RunRow, user, _MOST_ROWS, 0)

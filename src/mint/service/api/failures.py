@@ -1,4 +1,4 @@
-"""The status and the text for whatever a route raised."""
+"""The status and the message for an exception in a route."""
 
 import logging
 
@@ -15,7 +15,7 @@ HANDLED = (ApiError, RequestValidationError, *EXPLAINED)
 
 
 def describe_failure(error: Exception, request: Request) -> tuple[int, str]:
-    """Return the status and the text for a failure; what the caller did not cause is logged."""
+    """Return the status and the message for a failure; log it if the caller did not cause it."""
     match error:
         case RequestValidationError():
             return 422, describe(list(error.errors()))

@@ -1,4 +1,4 @@
-"""Numbers that are read from the running service when Prometheus asks for them."""
+"""Gauges for Prometheus, read from the running service at each scrape."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -27,8 +27,8 @@ _OF_MEMORY = {
 
 
 class Gauges(Collector):
-    """Renders everything there is to know. An engine in the middle of a step answers late, and
-    then its last numbers are shown."""
+    """Renders all metrics. For an engine that is busy and does not answer in time, the last numbers
+    are shown."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -37,7 +37,7 @@ class Gauges(Collector):
         self._disk_free = 0
 
     async def render(self) -> bytes:
-        """The text that ``/metrics`` answers."""
+        """Return the text of ``/metrics``."""
         await self._ask_engines()
         self._disk_free = await asyncio.to_thread(free_bytes, self._service.settings.home)
         now = CollectorRegistry()
@@ -45,7 +45,7 @@ class Gauges(Collector):
         return generate_latest(metrics.REGISTRY) + generate_latest(now)
 
     async def memory(self) -> dict[EngineProcess, dict[str, float]]:
-        """Return what each loaded engine holds, as far as it has answered."""
+        """Return the memory of each loaded engine that has answered."""
         await self._ask_engines()
         return dict(self._memory)
 
@@ -63,7 +63,7 @@ class Gauges(Collector):
         try:
             found = await engine.call("memory")
             self._memory[engine] = {**found, "process_bytes": float(engine.resident_bytes)}
-        except Exception:  # counted already, and the next scrape asks again
+        except Exception:  # already counted, and the next scrape asks again
             self._memory.pop(engine, None)
 
     def collect(self) -> Iterable[GaugeMetricFamily]:

@@ -1,4 +1,4 @@
-"""Limits of requests while they arrive: their size, that of all together, and their time."""
+"""Limits on requests while they arrive: size, total size of all, and time."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -14,8 +14,8 @@ _SLOWEST_BODY = 10_000  # bytes a second
 
 
 def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol, closing connections on which the headers of a request, or the
-    rest of a body that nobody waits for, do not arrive."""
+    """Return uvicorn's protocol, which here closes connections on which the headers of a request,
+    or the rest of the body of an answered one, do not arrive in time."""
 
     class TimedProtocol(H11Protocol):
         _closing: asyncio.TimerHandle | None = None
@@ -30,7 +30,9 @@ def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.conn.their_state is h11.SEND_BODY:  # answered before all of it came
+            if (
+                self.conn.their_state is h11.SEND_BODY
+            ):  # it was answered before all of its body arrived
                 self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -38,7 +40,7 @@ def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def _watch(self) -> None:
-            """Close the connection in a while, unless a request is being carried out."""
+            """Close the connection after ``limit_s``, unless a request is being processed."""
             is_answered = self.conn.our_state is h11.DONE
             if self.conn.their_state is not h11.IDLE and not is_answered:
                 self._stop()
@@ -87,7 +89,7 @@ class BodyLimit:
 
         async def counted() -> Message:
             nonlocal received, is_complete
-            if is_complete:  # the next message says that the client is gone
+            if is_complete:  # the next message is that the client disconnected
                 return await receive()
             try:
                 async with asyncio.timeout_at(started + self._limit_s + received / _SLOWEST_BODY):

@@ -1,7 +1,7 @@
-"""Check which web pages and host names may talk to the service.
+"""Host and Origin checks: protection against web pages in the user's browser.
 
-A service on this machine is used without a key. A page in the user's browser could reach it too: by
-a request across sites, or by a name of its own that resolves to this machine. Both are refused.
+A service on this machine needs no key, so a web page could use it too: by a cross-site request, or
+by a host name of its own that resolves to this machine. Both are refused.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from mint.service.admin.settings import is_loopback
 
 
 class Visitors:
-    """Refuses requests for another host than this one, and those that a foreign page makes."""
+    """Refuses requests that are addressed to another host, and those of other web pages."""
 
     def __init__(self, app: ASGIApp, is_loopback: bool, allowed_hosts: Iterable[str]) -> None:
         self._app = app

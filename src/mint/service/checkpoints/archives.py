@@ -1,4 +1,4 @@
-"""Checkpoints as one file: packed on the way out, checked and unpacked on the way in."""
+"""Checkpoint archives: packs them for download, and checks and unpacks uploads."""
 
 import contextlib
 import os
@@ -33,9 +33,9 @@ _EXTENSIONS = (
 
 
 def pack(folder: Path) -> Iterator[bytes]:
-    """A checkpoint as ``.tar.gz``, piece by piece; every file is open before the first piece.
+    """Return a checkpoint as ``.tar.gz`` in pieces; all files are opened before the first piece.
 
-    Weights do not compress, so gzip only wraps them. The last, empty file says that all came.
+    Weights do not compress, so gzip does not try. The last, empty file marks a complete archive.
     """
     gzip = zlib.compressobj(level=0, wbits=31)
     with contextlib.ExitStack() as opened:
@@ -60,10 +60,11 @@ def pack(folder: Path) -> Iterator[bytes]:
 
 
 def unpack(archive: Path, folder: Path, limit: int) -> None:
-    """Put the files of a checkpoint's archive into an empty folder, and nothing anywhere else.
+    """Unpack the files of a checkpoint into an empty folder, and nothing anywhere else.
 
-    Names are only compared with those a checkpoint has, never used as paths. Raises UserError for
-    links, devices, paths that lead outside, and archives that open to more than ``limit`` bytes.
+    Names are only compared with those of a checkpoint's files, never used as paths. Raises
+    UserError for links, devices, paths outside the folder, and archives that unpack to more than
+    ``limit`` bytes.
     """
     try:
         with tarfile.open(archive, "r|*", tarinfo=_SmallHeader) as packed:
@@ -75,7 +76,7 @@ def unpack(archive: Path, folder: Path, limit: int) -> None:
 
 
 class _SmallHeader(tarfile.TarInfo):
-    """An entry whose extended headers, which are read into memory, are small."""
+    """An archive entry that refuses large extended headers, which tarfile reads into memory."""
 
     def _proc_member(self, tarfile_: tarfile.TarFile) -> Any:
         if self.type in _EXTENSIONS and self.size > _MAX_HEADER_BYTES:
@@ -84,7 +85,7 @@ class _SmallHeader(tarfile.TarInfo):
 
 
 def _most_unpacked(archive: Path) -> int:
-    """Return what an archive may open to: weights do not compress, so more is a trick."""
+    """Return the most bytes that an archive may unpack to, as weights hardly compress."""
     return _SPARE_BYTES + _MAX_RATIO * archive.stat().st_size
 
 
@@ -107,7 +108,7 @@ def _unpack(packed: tarfile.TarFile, folder: Path, limit: int) -> None:
 
 
 def _checked_name(member: tarfile.TarInfo) -> str | None:
-    """The file's own name, None for a folder. Raises UserError for anything but these two."""
+    """Return the name of a file, or None for a folder. Raises UserError for anything else."""
     path = PurePosixPath(member.name)
     shown = repr(member.name[:100])
     if path.is_absolute() or ".." in path.parts or "\\" in member.name:

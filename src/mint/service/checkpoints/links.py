@@ -1,4 +1,4 @@
-"""Signed links: whoever has one may fetch one file for a while, without a key."""
+"""Signed links: each allows the download of one file for a while, without a key."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -29,29 +29,29 @@ class Link:
 
 
 def link_version(row: CheckpointRow) -> str:
-    """Changes when a checkpoint is overwritten, so that a link never serves other weights."""
+    """Return a checkpoint's version, so that a link never serves weights that replaced it."""
     return f"{row.id}-{row.created_at.timestamp():.6f}"
 
 
 class Links:
-    """Makes and checks links with the secret of this service."""
+    """Creates and checks links with the secret of this service."""
 
     def __init__(self, secret: bytes, kept_s: float) -> None:
         self._secret = secret
         self._kept_s = kept_s
 
     def make(self, row: CheckpointRow, user: str, file: str | None = None) -> Link:
-        """A link for what ``user`` may read; it ends when they may no longer."""
+        """Create a link; it works only while ``user`` may read the checkpoint."""
         expires = int(time.time() + self._kept_s)
         return Link(tinker_path(row).uri, link_version(row), file, expires, user)
 
     def token(self, link: Link) -> str:
-        """The link as text for a URL."""
+        """Return the link as a string for a URL."""
         claims = {"link": asdict(link), "exp": link.expires, "aud": _PURPOSE}
         return jwt.encode(claims, self._secret, "HS256")
 
     def open(self, token: str) -> Link:
-        """The link of a token. Raises ApiError 403 unless this service made it and it is fresh."""
+        """Return the link of a token. Raises ApiError 403 if it was forged or has expired."""
         try:
             claims = jwt.decode(token, self._secret, ["HS256"], audience=_PURPOSE)
             return Link(**claims["link"])

@@ -1,6 +1,6 @@
-"""Adapters in PEFT folders, as files: checked when they come from outside, and mixed.
+"""Adapters in PEFT folders, as files: validates uploads, and interpolates adapters.
 
-The engine reads and writes them as tensors of a model; nothing here needs one.
+None of it needs the base model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNSUPPORTED = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modu
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """The two files of an adapter, found to fit each other."""
+    """The two files of an adapter, checked against each other."""
 
     folder: Path
     base_model: str
@@ -58,7 +58,7 @@ class AdapterFiles:
 
     @property
     def lora(self) -> LoraSpec:
-        """The adapter's shape, by the layers that it has."""
+        """The adapter's shape, inferred from its layers."""
         kinds = {_kind(layer) for layer in self.layers}
         return LoraSpec(
             self.rank,
@@ -75,12 +75,12 @@ class AdapterFiles:
         return self.tensors[a], self.tensors[b]
 
     def require_finite(self) -> None:
-        """Raises UserError when a number of the adapter is not one."""
+        """Raise UserError if the adapter contains NaN or infinity."""
         for name in self.tensors.entries:
             _require_finite(self.tensors, name)
 
     def check_optimizer(self) -> None:
-        """Check that the optimizer's state beside the adapter is that of its tensors."""
+        """Check that the optimizer's state belongs to the adapter's tensors. Raises UserError."""
         state = Tensors.open(self.folder / OPTIMIZER)
         names = [name for layer in sorted(self.layers) for name in self.layers[layer]]
         fields: dict[int, set[str]] = {}
@@ -104,10 +104,10 @@ class AdapterFiles:
 def mix(
     adapters: Sequence[AdapterFiles], coefficients: Sequence[float], folder: Path, base_model: str
 ) -> LoraSpec:
-    """Write the adapter whose change of each layer is the weighted sum of the others'.
+    """Write the adapter whose delta of each layer is the weighted sum of those of the others.
 
-    The ranks are put side by side, so the sum is exact: A = [A1; A2], B = [f1 B1, f2 B2], where
-    f takes in the coefficient and what the scale alpha/rank of the whole differs by.
+    The ranks are concatenated, so the sum is exact: A = [A1; A2], B = [f1 B1, f2 B2], where f is
+    the coefficient times the ratio of the two scales alpha/rank.
     """
     rank = sum(adapter.rank for adapter in adapters)
     if rank > MAX_RANK:

@@ -1,4 +1,4 @@
-"""Retention: which checkpoints may be deleted. Never the last of a run, nor one in use."""
+"""Retention rules: which checkpoints may be deleted. Those in use are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mint.service.store.database import (
 
 @dataclass(frozen=True)
 class Rule:
-    """Delete what is older than this, but the newest of each kind of a run, and some names."""
+    """Delete old checkpoints, except the newest of each run and kind, and some names."""
 
     older_than_s: float
     keep_last: int
@@ -32,7 +32,7 @@ class Rule:
 
     @classmethod
     def of(cls, settings: Settings) -> Rule | None:
-        """Return the rule of the configuration, if it has one."""
+        """Return the configured rule, if there is one."""
         if settings.retention_older_than_s is None:
             return None
         return cls(
@@ -41,11 +41,11 @@ class Rule:
 
 
 class Retention:
-    """Finds the checkpoints that a rule lets go.
+    """Finds the checkpoints that a rule deletes.
 
-    Kept are those that are public, those in a sampler that somebody uses, and the newest of each
-    kind of a run that somebody uses. ``in_use`` returns the runs and checkpoint paths that this
-    service has open; other services with the same database are known by their sessions.
+    It never selects public checkpoints, those that a sampler in use was created from, and the
+    newest of each kind of a run in use. ``in_use`` returns the runs and checkpoint paths that this
+    service has open; use by other services with the same database is known from their sessions.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Retention:
         self._in_use = in_use
 
     def find(self, rule: Rule, *conditions: Condition) -> list[CheckpointRow]:
-        """Return what a rule lets go of the checkpoints that fit, the oldest first."""
+        """Return the checkpoints to delete among those that fit, the oldest first."""
         newest_first = func.row_number().over(
             partition_by=(CheckpointRow.run_id, CheckpointRow.kind),
-            order_by=CheckpointRow.id.desc(),  # the order in which they were made, by no clock
+            order_by=CheckpointRow.id.desc(),  # the order of creation, independent of the clock
         )
         ranks = select(CheckpointRow.id, newest_first.label("rank")).where(unexpired()).subquery()
         old = (

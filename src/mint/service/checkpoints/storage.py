@@ -1,4 +1,7 @@
-"""Checkpoints on disk: named, durable copies that appear whole or not at all."""
+"""Checkpoints on disk: named, durable copies that appear complete or not at all.
+
+:mod:`mint.service.access.ownership` decides who may read and change one.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def run_folder_name(run_id: str) -> str:
-    """A run id as a folder name; different ids give different names."""
+    """Return the folder name of a run; different ids have different names."""
     if not _RUN_ID.fullmatch(run_id):
         raise UserError(f"{run_id!r} is not the id of a training run.")
     return run_id.replace(":", "_")
@@ -82,7 +85,7 @@ class CheckpointPath:
         return f"{self.kind}/{self.name}"
 
     def require_optimizer(self) -> None:
-        """Raise UserError unless this is a checkpoint with the optimizer's state."""
+        """Raise UserError unless the checkpoint contains the optimizer's state."""
         if self.kind != TRAINING:
             raise UserError(
                 f"{self.uri} contains weights for sampling, without optimizer state. Load a "
@@ -133,7 +136,7 @@ class CheckpointStore:
         return self._root / run_folder_name(path.run_id) / path.kind / path.name
 
     def find(self, path: CheckpointPath, user: str) -> CheckpointRow | None:
-        """The checkpoint, if ``user`` may read it."""
+        """Return the checkpoint, if ``user`` may read it and it has not expired."""
         row = self._store.checkpoint(path.run_id, path.kind, path.name)
         if row is None or not may_read(row, user):
             return None
@@ -143,7 +146,7 @@ class CheckpointStore:
         return self.folder(tinker_path(row))
 
     def require(self, text: str, user: str) -> tuple[CheckpointPath, CheckpointRow]:
-        """Parse a path and find what it names. Raises UserError when it names nothing."""
+        """Parse a path and find its checkpoint. Raises UserError if there is none for this user."""
         path = CheckpointPath.parse(text)
         row = self.find(path, user)
         if row is None:
@@ -154,7 +157,7 @@ class CheckpointStore:
         return path, row
 
     def verified_folder(self, path: CheckpointPath) -> Path:
-        """Return a checkpoint's folder. Raises FilesDamaged unless its files are as saved."""
+        """Return a checkpoint's folder. Raises FilesDamaged if its files have changed."""
         folder = self.folder(path)
         verify(folder, _description(folder).sha256, f"The checkpoint {path.uri}")
         return folder
@@ -162,7 +165,7 @@ class CheckpointStore:
     # ---- saving: begin, let the engine write into the draft, then publish or discard -------------
 
     def begin(self, new: NewCheckpoint) -> Path:
-        """An empty draft folder beside the final one. Raises UserError if the name is taken."""
+        """Create an empty draft folder for a checkpoint. Raises UserError if the name is taken."""
         row = self._store.checkpoint(new.path.run_id, new.path.kind, new.path.name)
         is_own_retry = row is not None and row.seq_id == new.seq_id
         if row is not None and not new.overwrite and not is_own_retry:
@@ -181,9 +184,9 @@ class CheckpointStore:
     def publish(
         self, new: NewCheckpoint, draft: Path, run: RunRow, digest: str | None = None
     ) -> CheckpointRow:
-        """Make the draft the checkpoint, in one step that a crash cannot cut in half.
+        """Turn the draft into the checkpoint, atomically.
 
-        ``digest`` is that of the adapter in the engine's memory.
+        ``digest`` is the digest of the adapter in the engine's memory.
         """
         row = CheckpointRow(
             run_id=run.id,
@@ -217,11 +220,11 @@ class CheckpointStore:
         return row
 
     def _put(self, row: CheckpointRow, draft: Path) -> None:
-        """Let files and row be those of the draft; if either fails, both are as before."""
+        """Publish the files and the row; if either fails, both stay as they were."""
         final = self.folder_of(row)
         _swap_in(draft, final)
         try:
-            for folder in list(final.parents)[:4]:  # up to the home folder: some may be new
+            for folder in list(final.parents)[:4]:  # up to the home folder, as some may be new
                 sync(folder)
             self._store.put_checkpoint(row)
         except Exception:
@@ -241,15 +244,15 @@ class CheckpointStore:
         shutil.rmtree(draft, ignore_errors=True)
 
     def share(self, row: CheckpointRow, is_public: bool) -> None:
-        """Let every user of the service read a checkpoint, or only its owner again."""
+        """Make a checkpoint public, or private again."""
         self._store.change_checkpoint(row, public=is_public)
 
     def set_ttl(self, row: CheckpointRow, ttl_seconds: int | None) -> None:
-        """Let a checkpoint expire that many seconds from now; None keeps it."""
+        """Let a checkpoint expire after some seconds; None keeps it."""
         self._store.change_checkpoint(row, expires_at=_expiry(ttl_seconds))
 
     def delete(self, row: CheckpointRow) -> None:
-        """Remove a checkpoint; a crash in between leaves no half of it visible."""
+        """Delete a checkpoint, so that a crash never leaves a part of it visible."""
         folder = self.folder_of(row)
         self._store.delete_checkpoint(row)
         gone = folder.with_name(f".draft-{uuid.uuid4().hex}")
@@ -263,7 +266,7 @@ def tinker_path(row: CheckpointRow) -> CheckpointPath:
 
 
 def unexpired() -> Condition:
-    """Leave out expired checkpoints, which are gone for lists before they are deleted."""
+    """Return the condition that a checkpoint has not expired."""
     return or_(CheckpointRow.expires_at.is_(None), CheckpointRow.expires_at > now())
 
 
@@ -272,7 +275,7 @@ def _expiry(ttl_seconds: int | None) -> datetime | None:
 
 
 def read_lora(lora: dict[str, object]) -> LoraSpec:
-    """The adapter's shape as the store keeps it."""
+    """Return the adapter's shape from its column in the database."""
     return LoraSpec(**lora)  # type: ignore[arg-type]
 
 
@@ -289,7 +292,7 @@ def _description(folder: Path) -> Description:
 
 
 def _swap_in(draft: Path, final: Path) -> None:
-    """Give a draft its name; what had the name before is the draft then."""
+    """Rename a draft to its final name; an existing folder of that name becomes the draft."""
     if not final.exists():
         draft.rename(final)
     else:
@@ -305,7 +308,7 @@ def _swap_out(final: Path, draft: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Let two folders trade names, atomically where the file system can."""
+    """Exchange the names of two folders, atomically where the file system can."""
     at_cwd, exchange = -100, 2
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     if swap and swap(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0:

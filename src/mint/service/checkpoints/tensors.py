@@ -1,7 +1,7 @@
-"""Tensors in a safetensors file, checked before they are read. Needs no torch.
+"""Tensors in a safetensors file, checked before they are read, without torch.
 
-``safetensors`` checks that the header describes the file, byte for byte. The values are read here,
-because without torch the library does not read bfloat16.
+``safetensors`` checks that the header describes the file. The values are read here, because without
+torch the library does not read bfloat16.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """The place of a tensor in its file."""
+    """The type, shape and position of a tensor in its file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,14 +39,14 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Tensors:
-    """The floating-point tensors of one file, read as float32 when asked for."""
+    """The floating-point tensors of one file, converted to float32 when they are read."""
 
     file: Path
     entries: dict[str, TensorEntry]
 
     @classmethod
     def open(cls, file: Path) -> Tensors:
-        """Read the header. Raises UserError when it does not describe the file."""
+        """Read the header. Raises UserError if it does not describe the file."""
         from safetensors import SafetensorError
 
         try:
@@ -86,7 +86,7 @@ def _entries(file: Path) -> Iterator[tuple[str, TensorEntry]]:
 
 
 def write_tensors(file: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
-    """Write a safetensors file. Raises OSError; the library's own writer loses its number."""
+    """Write a safetensors file. Raises OSError with its errno, which the library's writer loses."""
     from safetensors.numpy import save
 
     file.write_bytes(save(tensors, metadata={"format": "pt"}))

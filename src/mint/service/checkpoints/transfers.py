@@ -1,6 +1,6 @@
-"""Checkpoints made from other checkpoints or from files: copied, uploaded, interpolated.
+"""Checkpoints created without an engine: copied, uploaded or interpolated.
 
-A checkpoint that comes from no run of its own gets a new one that only holds it.
+A checkpoint that was not trained here gets a new run, which is only there to hold it.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _MAX_DESCRIPTION_BYTES = 1024 * 1024
 
 
 class Transfers:
-    """Everything that makes checkpoints without an engine."""
+    """Copies, uploads and interpolates checkpoints."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -55,7 +55,7 @@ class Transfers:
     async def copy(
         self, caller: Caller, request: CopyWeights, identifier: str | None
     ) -> CheckpointRow:
-        """A checkpoint of the caller's own with the same files. One identifier makes one copy."""
+        """Copy a checkpoint to the caller. The same identifier gives the same copy."""
         user = caller.user
         path, source = await asyncio.to_thread(self._checkpoints.require, request.source_path, user)
         session_id = request.session_id or _session_id(user, identifier)
@@ -105,15 +105,15 @@ class Transfers:
     # ---- uploading ------------------------------------------------------------------------------
 
     def inbox(self) -> Path:
-        """A new folder for an upload; the caller removes it."""
+        """Create a folder for an upload; the caller deletes it."""
         folder = self._parts.settings.home / "uploads"
         folder.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(dir=folder))
 
     def upload_check(self, caller: Caller) -> Callable[[int], None]:
-        """Return what refuses an upload once it is beyond the caller's quota or the disk is full.
+        """Return a check that raises UserError if an upload exceeds the caller's quota or the disk.
 
-        It raises UserError. Space is left for training: see ``disk_reserve_bytes``.
+        ``disk_reserve_bytes`` are left free for training.
         """
         quota = self._parts.quota_of(caller.key)
         held = self._parts.store.storage_of_key(caller.key)
@@ -129,7 +129,7 @@ class Transfers:
     async def take_in(
         self, caller: Caller, archive: Path, name: str | None, base_model: str | None
     ) -> CheckpointRow:
-        """Make a checkpoint of an uploaded archive. Raises UserError for whatever is wrong."""
+        """Create a checkpoint from an uploaded archive. Raises UserError if it is not valid."""
         folder = archive.parent / "unpacked"
         folder.mkdir()
         room = free_bytes(self._parts.settings.home) - self._parts.settings.disk_reserve_bytes
@@ -153,7 +153,7 @@ class Transfers:
     # ---- interpolating --------------------------------------------------------------------------
 
     async def interpolate(self, caller: Caller, request: Interpolate) -> str:
-        """Start mixing checkpoints; returns the request id. The same request is done once."""
+        """Start to interpolate checkpoints; return the request id. A repeated request runs once."""
         user = caller.user
         sources = [
             (await asyncio.to_thread(self._checkpoints.require, path, user))[1]
@@ -175,7 +175,7 @@ class Transfers:
     async def _output(
         self, user: str, request: Interpolate, first: CheckpointRow, number: int
     ) -> CheckpointPath:
-        """Return the path of the result: beside the first source when that is the caller's."""
+        """Return the path of the result: in the run of the first source if that is the caller's."""
         run_id = first.run_id if first.user == user else f"{_session_id(user, str(number))}:train:0"
         wanted = request.output_path
         if wanted is None:
@@ -219,7 +219,7 @@ class Transfers:
 
 
 def _holder(caller: Caller, run_id: str, base_model: str, lora: dict[str, Any]) -> RunRow:
-    """The row of a run that has checkpoints and is never trained."""
+    """Return the row of a run that only holds checkpoints."""
     return RunRow(
         id=run_id,
         session_id=run_id.partition(":")[0],
@@ -231,14 +231,14 @@ def _holder(caller: Caller, run_id: str, base_model: str, lora: dict[str, Any]) 
 
 
 def _session_id(user: str, key: str | None) -> str:
-    """A new session's id; the same for the same key, so that a repeated request finds its own."""
+    """Return the id of a new session; the same for the same key, so that a retry finds it."""
     if key is None:
         return str(uuid.uuid4())
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{user}\0{key}"))
 
 
 def _number_of(identity: str) -> int:
-    """Below zero, as no operation of a run is; the same for the same request."""
+    """Return a negative number, unlike that of any operation; the same for the same request."""
     return -1 - int.from_bytes(hashlib.sha256(identity.encode()).digest()[:6], "big")
 
 

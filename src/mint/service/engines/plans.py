@@ -1,4 +1,4 @@
-"""Engine plans in words: precision, memory and batch size of a loaded base model."""
+"""Describes an engine's plan: precision, memory and batch size of a loaded base model."""
 
 from mint.engine.messages import EnginePlan
 
@@ -6,7 +6,7 @@ GB = 1024**3
 
 
 def describe_plan(base_model: str, plan: EnginePlan) -> str:
-    """Return one line that says what an engine decided when it loaded its model.
+    """Return one line about what an engine decided when it loaded its model.
 
     >>> reason = "this CPU has bfloat16 instructions"
     >>> plan = EnginePlan("cpu", "bfloat16", reason, 43_000, 2 * GB, 1024, 3 * GB)

@@ -1,7 +1,7 @@
 """The engines of this service: one worker per base model, loaded on first use.
 
-An engine that nobody uses for a while is unloaded. Where there is a memory budget, the least
-recently used idle engine makes room for another; an engine in use never does.
+An engine that is idle for a while is unloaded. With a memory budget, the least recently used idle
+engine is unloaded to make room for another; an engine in use never is.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from mint.service.errors import ApiError, EngineDied, UserError
 
 log = logging.getLogger(__name__)
 _PROCESS_BYTES = GB * 2 // 5
-"""What a worker takes besides its weights, until it can be measured."""
+"""The memory of a worker besides its weights, until it can be measured."""
 MAX_LOOK_UPS = 32
-"""Names of models that are looked for at once; each may wait for the hub."""
+"""How many model names are looked up at once; each may wait for the hub."""
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Slot:
 
     @property
     def engine(self) -> EngineProcess | None:
-        """The engine, once it is up and while it lives."""
+        """The engine, while it is running."""
         if not _succeeded(self.starting) or not self.starting.result().is_alive:
             return None
         return self.starting.result()
@@ -60,7 +60,7 @@ class Slot:
 
     @property
     def size(self) -> int:
-        """The bytes it takes of its device, or may take once it is up."""
+        """The bytes it uses of its device, or may use once it is running."""
         if self.engine is None:
             return max(self.weights_bytes + _PROCESS_BYTES, self.granted_bytes or 0)
         plan = self.engine.info.plan
@@ -70,7 +70,7 @@ class Slot:
 
 
 class Engines:
-    """Finds, starts, shares, watches and ends the workers."""
+    """Locates base models, and starts, shares, watches and stops their workers."""
 
     def __init__(
         self,
@@ -88,17 +88,17 @@ class Engines:
         self._slots: dict[Path, Slot] = {}
         self._changed = asyncio.Condition()
         self.suspects: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By base model: operations under which a worker died are retried one at a time, so that
-        the one that kills it fails and the others do not."""
+        """By base model: operations during which a worker died are retried one at a time, so that
+        only the one that kills it fails."""
         self._not_yet_loaded = set(settings.models)
 
     def names(self) -> list[str]:
-        """Model names known without asking the hub, those in use first."""
+        """Return the model names that are known without the hub, those in use first."""
         used = [name for name, task in self._folders.items() if _succeeded(task)]
         return list(dict.fromkeys([*used, *self._settings.models, *self._catalog.names()]))
 
     async def locate(self, base_model: str) -> Path:
-        """The folder of a base model. Raises UserError with every place that was tried."""
+        """Return the folder of a base model. Raises UserError with every place that was tried."""
         task = self._folders.get(base_model)
         if task is None or (task.done() and not _succeeded(task)):
             if self._looking_up >= MAX_LOOK_UPS:
@@ -121,7 +121,7 @@ class Engines:
             ) from error
 
     async def _look_up(self, base_model: str) -> Path:
-        """Find a model's folder, in threads of their own: the hub may take long to answer."""
+        """Find a model's folder in a separate thread pool, as the hub may take long to answer."""
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._look_ups, self._catalog.locate, base_model)
@@ -132,7 +132,7 @@ class Engines:
 
     @asynccontextmanager
     async def using(self, base_model: str) -> AsyncIterator[EngineProcess]:
-        """The engine of a base model, started if need be, and kept while it is used here."""
+        """Provide the engine of a base model, started if needed; it stays loaded while in use."""
         slot = await self._slot(base_model)
         slot.users += 1
         try:
@@ -143,12 +143,12 @@ class Engines:
             await self._tell_waiters()
 
     async def get(self, base_model: str) -> EngineProcess:
-        """Load a base model, if it is not; it may be unloaded again when it is idle."""
+        """Load a base model, if it is not loaded. It may be unloaded again when it is idle."""
         async with self.using(base_model) as engine:
             return engine
 
     def running(self, base_model: str) -> EngineProcess | None:
-        """The engine of a base model if it is up now."""
+        """Return the engine of a base model, if it is running."""
         located = self._folders.get(base_model)
         if located is None or not _succeeded(located):
             return None
@@ -156,11 +156,11 @@ class Engines:
         return slot.engine if slot is not None else None
 
     def loaded(self) -> list[EngineProcess]:
-        """Every engine that is up now."""
+        """Return every running engine."""
         return [slot.engine for slot in self._slots.values() if slot.engine is not None]
 
     def why_waiting(self, base_model: str) -> str | None:
-        """Return in words what a request for this model waits for; None when its engine is up."""
+        """Return what a request for this model waits for; None if its engine is running."""
         if self.running(base_model) is not None:
             return None
         located = self._folders.get(base_model)
@@ -187,7 +187,7 @@ class Engines:
                     self._slots[folder] = Slot(base_model, weights, starting, granted)
 
     async def _start(self, base_model: str, folder: Path, granted: int | None) -> EngineProcess:
-        """Start an engine. What a model of the settings decides is first told by `mint serve`."""
+        """Start an engine and log its plan; `mint serve` prints those of the preloaded models."""
         memory_gb = None if granted is None else granted / GB
         options = EngineOptions(self._settings.precision, memory_gb)
         safe = re.sub(r"[^A-Za-z0-9._-]+", "--", base_model).strip("-.")
@@ -196,16 +196,16 @@ class Engines:
         try:
             engine = await EngineProcess.start(base_model, folder, log_file, limit_s, options)
         finally:
-            await self._tell_waiters()  # from now on it takes what it takes, not what it might
+            await self._tell_waiters()  # from now on its memory is measured, not estimated
         if base_model not in self._not_yet_loaded and engine.info.plan is not None:
             log.info("%s", describe_plan(base_model, engine.info.plan))
         self._not_yet_loaded.discard(base_model)
         return engine
 
     def _grant(self, folder: Path, needed: int) -> int | None:
-        """Return the bytes that an engine may take, or None where there is no budget.
+        """Return the bytes that an engine may use, or None without a budget.
 
-        It is what the other engines leave, less the share of models that are still to be preloaded.
+        It is what the other engines leave, less the share of models that are yet to be preloaded.
         """
         if self._settings.memory_gb is None:
             return None
@@ -218,7 +218,7 @@ class Engines:
     # ---- unloading ------------------------------------------------------------------------------
 
     async def _make_room(self, base_model: str, needed: int) -> None:
-        """Unload idle engines until a model fits; wait for those in use, up to a limit."""
+        """Unload idle engines until a model fits; wait for engines in use, up to a limit."""
         if self._settings.memory_gb is None:
             return
         budget = int(self._settings.memory_gb * GB)
@@ -249,7 +249,7 @@ class Engines:
         return sum(slot.size for slot in self._slots.values() if not slot.is_over)
 
     async def unload_idle(self) -> None:
-        """End the engines that were idle for a while."""
+        """Unload the engines that were idle for ``model_idle_s``."""
         cutoff = time.monotonic() - self._settings.model_idle_s
         for slot in list(self._slots.values()):
             if slot.is_idle and slot.used_at < cutoff and slot.name not in self._settings.models:
@@ -278,13 +278,13 @@ class Engines:
     # ---- watching -------------------------------------------------------------------------------
 
     async def end_stuck(self) -> None:
-        """End every engine that has left its calls without an answer for too long."""
+        """Kill every engine that has not answered any call for ``stuck_after_s``."""
         for slot in self._slots.values():
             if slot.engine is not None and slot.engine.silent_s > self._settings.stuck_after_s:
                 slot.engine.kill()
 
     async def stop(self) -> None:
-        """End every worker."""
+        """Stop every worker."""
         self._look_ups.shutdown(wait=False, cancel_futures=True)
         slots = list(self._slots.values())
         for slot in slots:
@@ -297,7 +297,7 @@ class Engines:
 
 
 def share(left: int, needed: int, others: Sequence[int]) -> int:
-    """Return one engine's part of the memory that is left: its need and an even part of the rest.
+    """Return one engine's share of the free memory: what it needs and an even part of the rest.
 
     >>> share(100, needed=10, others=[]), share(100, needed=10, others=[50])
     (100, 30)

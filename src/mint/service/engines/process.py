@@ -1,4 +1,4 @@
-"""One engine worker as a child process, and the calls that go to it over a socket."""
+"""One engine worker: a child process, and the calls to it over a socket."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class EngineProcess:
                 stdout=output,
                 stderr=output,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C reaches the service, which ends its workers
+                start_new_session=True,  # Ctrl-C reaches only the service, which stops its workers
             )
         engine = cls(name, process, log_file)
         engine._channel = AsyncChannel(ours)
@@ -88,8 +88,8 @@ class EngineProcess:
         """Run ``Engine.<method>(**arguments)`` in the worker.
 
         ``on_progress`` is called with what the engine reports before the answer. Raises UserError
-        for the user's mistakes, OSError or RuntimeError for the engine's own failures, and
-        EngineDied when the worker ended before it answered.
+        for the user's mistakes, OSError or RuntimeError for failures of the engine, and EngineDied
+        if the worker ended before it answered.
         """
         if not self.is_alive:
             raise self._death()
@@ -116,7 +116,7 @@ class EngineProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """The memory that the worker takes now, 0 where the system does not say."""
+        """The worker's memory in bytes; 0 if the system does not report it."""
         try:
             pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         except (OSError, ValueError, IndexError):
@@ -125,11 +125,11 @@ class EngineProcess:
 
     @property
     def silent_s(self) -> float:
-        """Seconds for which calls have been waiting without any answer."""
+        """How long calls have been waiting without any answer."""
         return time.monotonic() - self._last_answer if self._waiting else 0.0
 
     async def stop(self) -> None:
-        """End the worker: politely, then by force."""
+        """Stop the worker; kill it if it does not end."""
         self._is_ending = True
         self._channel.finish()
         try:
@@ -141,7 +141,7 @@ class EngineProcess:
         await asyncio.gather(self._read_task, return_exceptions=True)
 
     def kill(self) -> None:
-        """End a worker that does not answer; its calls fail with EngineDied."""
+        """Kill a worker that does not answer; its calls fail with EngineDied."""
         self._process.kill()
 
     async def _read(self) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for free space on the disk of the service, instead of failing."""
+"""Waits for free space on the disk of the service, instead of failing."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 5.0
 
 
 def why_paused(free: int, reserve: int) -> str:
-    """Say that training is paused for a full disk, and what to do."""
+    """Return that training is paused for a full disk, and what to do."""
     return (
         f"paused for a full disk: {_megabytes(free)} are free on the disk of the service"
         f"{f', and training needs {_megabytes(reserve)}' if free < reserve else ''}. It resumes "
@@ -30,10 +30,10 @@ def why_paused(free: int, reserve: int) -> str:
 
 
 class DiskSpace:
-    """The wait of one run for free space. Its work is repeated until the disk takes it.
+    """Retries the writes of one run while the disk is full.
 
-    ``reserve`` bytes must be free before the work begins. Counted from the first refusal until
-    something succeeds, it waits for ``limit_s`` in all.
+    ``reserve`` bytes must be free before a write starts. From the first failure until something
+    succeeds, it waits for at most ``limit_s``.
     """
 
     def __init__(self, folder: Path, reserve: int, limit_s: float) -> None:
@@ -47,21 +47,21 @@ class DiskSpace:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether some work waits for space now."""
+        """Whether a write is waiting for space."""
         return self._waiting > 0
 
     def why_waiting(self) -> str | None:
-        """Say what the work waits for; None while there is space."""
+        """Return what the writes wait for; None while there is space."""
         return why_paused(self._free, self._reserve) if self._waiting else None
 
     def end(self) -> None:
-        """Let whatever waits fail now."""
+        """Let all waiting writes fail now."""
         self._ended.set()
 
     async def use(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do work that writes; while the disk is full, wait and repeat it.
+        """Run work that writes; while the disk is full, wait and retry it.
 
-        Raises the last OSError or OperationalError when the wait is over.
+        Raises the last OSError or OperationalError after ``limit_s``.
         """
         wait_s, is_waiting = _FIRST_WAIT_S, False
         try:
@@ -73,7 +73,7 @@ class DiskSpace:
                     if not is_disk_full(error) or self._is_over():
                         raise
                     if not is_waiting:
-                        log.warning("training waits for space on the disk: %s", error)
+                        log.warning("training is waiting for disk space: %s", error)
                 else:
                     self._full_since = None
                     return result

@@ -1,4 +1,4 @@
-"""A run in its engine: restored there when needed, and its operations, each by its kind."""
+"""A run in its engine: restores the run there when needed, and executes its operations."""
 
 import asyncio
 import contextlib
@@ -37,17 +37,17 @@ from mint.service.wire import codec, requests
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_DEATHS, MAX_FAILED_STARTS = 3, 6
-"""How often a worker may die under one operation, and before the operation began."""
+"""How often a worker may die during one operation, and before the operation has started."""
 DATABASE_WAIT_S = 60.0
 """How long an operation waits for a database that does not answer."""
 _KEPT_ANSWERS, _KEPT_BYTES = 256, 32 * 1024 * 1024
-"""How many answers from before a snapshot are kept with it, and their bytes."""
+"""Limits on the answers from before a snapshot that are kept with it."""
 _CHANGES_THE_RUN = (*GRADIENT_KINDS, "optim_step", "load_weights")
 
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a group: a response per operation and a small JSON result, if there is one."""
+    """The result of a group: a response per operation, and the JSON result if it is small."""
 
     answers: list[Response]
     result: dict[str, Any] | None = None
@@ -60,7 +60,7 @@ class Done:
 
 
 class RunInEngine:
-    """Runs a run's operations in its engine, restoring the run there first if needed."""
+    """Executes a run's operations in its engine, restoring the run there first if needed."""
 
     def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
         self._row = row
@@ -82,7 +82,7 @@ class RunInEngine:
         return f"The engine's log is logs/{self._engine.log_file.name} in the home folder."
 
     def why_waiting(self) -> str | None:
-        """Return in words what keeps the run from working."""
+        """Return what the run waits for, as a message."""
         if self._is_restoring:
             return "the run is being restored from its journal"
         return self._engines.why_waiting(self._row.base_model)
@@ -91,11 +91,11 @@ class RunInEngine:
         return self._engine is engine
 
     async def enter(self) -> None:
-        """Bring the run into its engine, if it is not there."""
+        """Load the run into its engine, if it is not there."""
         await self._in_engine("loading", lambda engine: asyncio.sleep(0))
 
     async def perform(self, kind: str, seq_ids: Sequence[int]) -> Done:
-        """Run a group of operations. Raises UserError for the user's mistakes."""
+        """Execute a group of operations. Raises UserError for the user's mistakes."""
 
         async def work(engine: EngineProcess) -> Done:
             start = time.monotonic()
@@ -107,11 +107,11 @@ class RunInEngine:
         return await self._in_engine(kind, work)
 
     async def _in_engine(self, what: str, work: Callable[[EngineProcess], Awaitable[T]]) -> T:
-        """Do something in the engine; when the worker dies, restore the run and try again.
+        """Run some work in the engine; when the worker dies, restore the run and retry.
 
-        An operation under which a worker died too often is the cause of it and fails. A worker that
-        dies while the run is restored, or does not start, has more attempts. A database that does
-        not answer is waited for.
+        An operation during which a worker died too often fails: it is probably the cause. A worker
+        that dies while the run is restored, or does not start, has more attempts. A database that
+        does not answer is retried too, for ``DATABASE_WAIT_S``.
         """
         deaths = failed_starts = 0
         deadline = time.monotonic() + DATABASE_WAIT_S
@@ -136,11 +136,11 @@ class RunInEngine:
             except OperationalError as error:
                 if is_disk_full(error) or time.monotonic() > deadline:
                     raise
-                log.warning("%s of %s is tried again: %s", what, self._row.id, error.orig)
+                log.warning("retrying %s of %s: %s", what, self._row.id, error.orig)
                 await asyncio.sleep(1.0)
 
     async def leave(self) -> None:
-        """Give the memory in the engine back; a worker that has died holds none."""
+        """Free the memory in the engine; a worker that has died holds none."""
         engine, self._engine = self._engine, None
         try:
             await self._references.drop()
@@ -176,12 +176,12 @@ class RunInEngine:
 
     async def _replay(self, engine: EngineProcess, outcome: Outcome) -> None:
         done = await self._perform(engine, outcome.kind, outcome.seq_ids)
-        if outcome.result is None:  # the journal has no answer, as it is large
+        if outcome.result is None:  # the answer is too large for the journal
             for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
                 self._parts.futures.finish(f"{self._row.id}:{seq_id}", answer)
 
     def _must_replay(self, engine: EngineProcess, outcome: Outcome) -> bool:
-        """Return whether an operation changed the engine, or left an answer only it can give."""
+        """Return whether an operation changed the run, or its answer is needed and not recorded."""
         if outcome.kind in _CHANGES_THE_RUN:
             return True
         if outcome.kind == "forward":
@@ -284,7 +284,7 @@ class RunInEngine:
         return NewCheckpoint(path, seq_id, request.overwrite, ttl, metadata)
 
     async def _write(self, engine: EngineProcess, method: str, new: NewCheckpoint) -> CheckpointRow:
-        """Let the engine save a checkpoint, which appears whole or not at all."""
+        """Let the engine save a checkpoint, which appears complete or not at all."""
         await asyncio.to_thread(self._parts.checkpoints.check_quota, self._row, new.path)
         draft = await asyncio.to_thread(self._parts.checkpoints.begin, new)
         try:
@@ -308,7 +308,7 @@ class RunInEngine:
     # ---- snapshots ------------------------------------------------------------------------------
 
     async def maybe_snapshot(self, kind: str, first: int) -> None:
-        """Cut a journal that is long to replay, only when no gradients are accumulated."""
+        """Make a snapshot when replaying the journal would take long."""
         is_long = (
             self._work_s >= self._parts.settings.snapshot_after_s
             or self._journal.size >= self._parts.settings.snapshot_after_bytes
@@ -317,7 +317,8 @@ class RunInEngine:
             await self.snapshot(first)
 
     async def snapshot(self, first: int) -> None:
-        """Save the run as it is before operation ``first``; on failure the journal continues."""
+        """Save the state before operation ``first``, unless gradients are accumulated; a failure is
+        logged, and the journal continues."""
         if self._engine is None or not self.gradients.is_clear or not self._journal.outcomes:
             return
         folder: Path | None = None
@@ -335,7 +336,7 @@ class RunInEngine:
             self._work_s = 0.0
 
     def _kept_answers(self) -> dict[int, Response]:
-        """Return the newest answers that a client may still ask for, within a bound."""
+        """Return the newest answers that a client may still ask for, within limits."""
         done = [n for outcome in self._journal.outcomes for n in outcome.seq_ids]
         numbers = [*self._journal.answered, *done]
         kept: dict[int, Response] = {}

@@ -1,8 +1,8 @@
 """The append-only log of a run's operations since its last snapshot.
 
-Every record has a checksum. What a crash tore at the end of the file is cut off and kept beside it.
-Damage before that is an error, and the file stays as it is: what follows it was acknowledged. One
-lock per run folder keeps two services apart.
+Every record has a checksum. An incomplete record at the end of the file, left by a crash, is cut
+off and kept in another file. Damage before the end is an error, and the file is not changed: the
+records after it were acknowledged. A lock on the run's folder excludes other services.
 """
 
 import fcntl
@@ -24,10 +24,10 @@ from mint.service.runs.records import encode, read_record, records_after
 
 log = logging.getLogger(__name__)
 TORN = "journal.torn"
-"""What was cut off the end of the journal when it was last found torn."""
+"""The incomplete end that was last cut off the journal."""
 _OF_OUTCOME = ("error", "category", "result")
 MAX_TAKEN = 10_000
-"""Operations without a number that are recognised when they are sent again after a snapshot."""
+"""How many operations without a number are still recognised, when resent, after a snapshot."""
 
 
 Content = tuple[dict[str, Any], bytes]
@@ -39,7 +39,7 @@ class RunIsElsewhere(Exception):
 
 
 class JournalDamaged(Exception):
-    """A record before the end of a journal is not what was written. Its text says what to do."""
+    """A record before the end of a journal is damaged. The message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Outcome:
 
     @property
     def answer(self) -> Response | None:
-        """The answer to each of the operations; None when it is too large for a journal."""
+        """The answer to each of the operations; None if it is too large for a journal."""
         if self.error is not None:
             return Response.failure(self.error, self.category or "server")
         return None if self.result is None else Response.json(self.result)
@@ -123,13 +123,13 @@ class Journal:
     # ---- writing --------------------------------------------------------------------------------
 
     def append_operation(self, seq_id: int, kind: str, content_type: str, body: bytes) -> None:
-        """Write an operation and wait until it is on disk. Raises OSError, leaving no trace."""
+        """Write an operation and sync it. Raises OSError, and then nothing was written."""
         header = {"op": kind, "seq": seq_id, "type": content_type}
         with self._lock:
             self._append(header, body, durable=True)
 
     def append_outcome(self, outcome: Outcome) -> None:
-        """Note how operations ended. On a full disk the note waits for the next write."""
+        """Record how operations ended. On a full disk the record is written with the next one."""
         header: dict[str, Any] = {"done": outcome.seq_ids, "of": outcome.kind}
         optional = {key: getattr(outcome, key) for key in _OF_OUTCOME}
         header |= {key: value for key, value in optional.items() if value is not None}
@@ -157,29 +157,35 @@ class Journal:
             try:
                 self._cut_failed_write()
             except OSError as error:
-                log.error("%s has a torn end, which the next write cuts off: %s", self._path, error)
+                log.error(
+                    "%s has an incomplete end; the next write removes it: %s", self._path, error
+                )
             raise
         self._unwritten.clear()
         self._size = start + len(head) + len(body)
         self._note(header, start, len(body))
 
     def _write_rest(self) -> None:
-        """Write the outcomes that did not fit on the disk when they were noted, if they do now."""
+        """Try once more to write the outcomes that did not fit on the disk."""
         if self._unwritten:
             try:
                 if self._is_torn:
                     self._cut_failed_write()
                 _write(self._file, b"".join(self._unwritten))
             except OSError as error:
-                log.error("%s lacks its last outcomes, which run again: %s", self._path, error)
+                log.error(
+                    "%s lacks the last outcomes; their operations will be replayed: %s",
+                    self._path,
+                    error,
+                )
 
     def _cut_failed_write(self) -> None:
-        """Remove what a failed write left behind the last whole record."""
+        """Remove what a failed write left after the last complete record."""
         os.ftruncate(self._file, self._size)
         self._is_torn = False
 
     def _sync_name(self) -> None:
-        """Wait until the file can be found by its name after a power failure."""
+        """Sync the folders, so that the file's name survives a power failure."""
         for folder in (self.folder, *list(self.folder.parents)[:2]):
             sync(folder)
         self._is_name_synced = True
@@ -211,7 +217,7 @@ class Journal:
         return os.pread(self._file, record.body_size, record.body_start)
 
     def _read(self) -> int:
-        """Index every whole record; cut the file after the last one."""
+        """Index every complete record; cut the file after the last one."""
         at, size = 0, os.fstat(self._file).st_size
         while (record := read_record(self._file, at, size)) is not None:
             self._note(record.header, at, record.body_size)
@@ -221,20 +227,20 @@ class Journal:
         return at
 
     def _cut_torn_end(self, at: int, size: int) -> None:
-        """Cut off what a crash tore. Raises JournalDamaged if acknowledged records follow it.
+        """Cut off an incomplete end. Raises JournalDamaged if acknowledged records follow it.
 
-        Operations are synced before they are acknowledged, their outcomes are not: a power cut may
-        lose one outcome and keep a later one, and the operation then simply runs again. Anything
-        else that is whole behind a broken record shows that the record was damaged later.
+        Operations are synced before they are acknowledged, but outcomes are not: a power failure
+        may lose one outcome and keep a later one; the operation is then replayed. Any other
+        complete record after a broken one means that the broken one was damaged later.
         """
         for record in records_after(self._file, at, size):
             done = record.header.get("done")
             if done is None or not all(number in self.entries for number in done):
-                raise self._damaged(at, "later records are whole")
+                raise self._damaged(at, "later records are complete")
         torn = os.pread(self._file, size - at, at)
         (self.folder / TORN).write_bytes(torn)
         log.warning(
-            "%s had a torn end of %d bytes, as after a crash. It was cut off and kept in %s.",
+            "%s had an incomplete end of %d bytes, as after a crash. It was moved to %s.",
             self._path,
             len(torn),
             self.folder / TORN,
@@ -276,13 +282,13 @@ class Journal:
             self.cut(folder, 1)
 
     def new_snapshot_folder(self, first: int) -> Path:
-        """Create an empty folder for the state before operation ``first``, beside the others."""
+        """Create an empty folder for the state before operation ``first``."""
         folder = self.folder / f"snapshot-{first:09d}-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
         return folder
 
     def discard_snapshot(self, folder: Path) -> None:
-        """Remove a snapshot that was not finished; never the one in use."""
+        """Delete an unfinished snapshot; never the one in use."""
         if folder.name != self.snapshot:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -294,10 +300,10 @@ class Journal:
     def cut(
         self, snapshot: Path, first: int, answers: Mapping[int, Response] | None = None
     ) -> None:
-        """Continue from ``snapshot``: forget the operations before ``first``, atomically.
+        """Continue from ``snapshot``: drop the operations before ``first``, atomically.
 
-        ``answers`` are kept for clients that may still ask for them. Raises OSError, after which
-        the journal is whole: either as it was, or continuing from ``snapshot`` already.
+        ``answers`` are kept for clients that may still ask for them. After an OSError the journal
+        is either unchanged or already continues from ``snapshot``.
         """
         sync_folder(snapshot)
         with self._lock:
@@ -325,10 +331,10 @@ class Journal:
             yield header, answer.body
 
     def _replace(self, records: Iterable[Content]) -> None:
-        """Write a new journal and let it take the old one's place.
+        """Write a new journal and rename it over the old one.
 
-        Nothing can fail between the rename and the change of what is in memory. While the rename is
-        not synced, no operation is acknowledged and the old snapshot stays: it may be undone.
+        Nothing can fail between the rename and the update in memory. Until the rename is synced, a
+        power failure may undo it, so no operation is acknowledged and the old snapshot stays.
         """
         draft = self.folder / "journal.new"
         file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
@@ -358,7 +364,7 @@ class Journal:
         self._sync_name()
 
     def close(self) -> None:
-        """Close the files and give the lock back."""
+        """Close the files and release the lock."""
         with self._lock:
             if self._file >= 0:
                 self._write_rest()

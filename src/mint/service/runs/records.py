@@ -1,7 +1,7 @@
 """Records of a journal file: a frame with a checksum, a JSON header and a body.
 
-The checksum covers everything after it: both lengths, the header and the body. Records of older
-journals have no mark, and a checksum over header and body alone; they are still read.
+The checksum covers everything after it: both lengths, the header and the body. Records of the first
+format have no mark, and their checksum covers only header and body; they can still be read.
 """
 
 import json
@@ -23,7 +23,7 @@ _HEADER_STARTS = (b'{"op"', b'{"done"', b'{"snapshot"', b'{"answer"')
 
 @dataclass(frozen=True)
 class JournalRecord:
-    """The place of a whole record, and its header."""
+    """The position of a complete record, and its header."""
 
     header: dict[str, Any]
     start: int
@@ -36,7 +36,7 @@ class JournalRecord:
 
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """Return what precedes the body in a record."""
+    """Return the bytes of a record that precede its body."""
     encoded = json.dumps(header).encode()
     lengths = _CHECKED.pack(len(encoded) + len(body), len(encoded))
     checksum = zlib.crc32(body, zlib.crc32(encoded, zlib.crc32(lengths)))
@@ -44,7 +44,7 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
 
 
 def read_record(file: int, at: int, size: int) -> JournalRecord | None:
-    """Return the record that begins at ``at``, or None unless all of it is there and undamaged."""
+    """Return the record at ``at``, or None if it is incomplete or damaged."""
     frame = os.pread(file, _FRAME.size, at)
     if frame[:4] == _MARK and len(frame) == _FRAME.size:
         _, checksum, length, header_length = _FRAME.unpack(frame)
@@ -92,7 +92,7 @@ def _checked(
 
 
 def records_after(file: int, at: int, size: int) -> Iterator[JournalRecord]:
-    """Find the whole records anywhere after ``at``, where no record begins."""
+    """Find complete records after ``at``, where no record starts, by searching for headers."""
     position = at + 1
     while position < size:
         data = os.pread(file, _PIECE + 64, position)

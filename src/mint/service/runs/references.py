@@ -1,7 +1,7 @@
-"""Checkpoints that a run depends on: weights that it loads, and references of distillation.
+"""Checkpoints that a run depends on: weights that it loads, and references for distillation.
 
-Their files are kept with the journal until the next snapshot, so that a replay finds them even when
-their checkpoint was deleted or overwritten in between.
+Their files are kept with the journal until the next snapshot, so that a replay finds them even if
+the checkpoint was deleted or overwritten since.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MAX_RESIDENT = 4
 
 
 class References:
-    """Turns the path in a request into a sampler of the run's engine."""
+    """Loads the checkpoints that a run's operations name."""
 
     def __init__(self, run: RunRow, journal: Journal, checkpoints: CheckpointStore) -> None:
         self._run = run
@@ -34,7 +34,7 @@ class References:
         self._resident: list[str] = []
 
     async def load(self, engine: EngineProcess, path: str, seq_id: int) -> str:
-        """The sampler of what operation ``seq_id`` calls ``path``, also when it is replayed."""
+        """Return the sampler of the reference that operation ``seq_id`` names, also in a replay."""
         folder = await asyncio.to_thread(self._kept, path, seq_id)
         sampler_id = f"{self._run.id}:reference:{folder.name if folder else 'base'}"
         if self._engine is not engine:
@@ -48,14 +48,14 @@ class References:
         return sampler_id
 
     async def drop(self) -> None:
-        """Give the memory in the engine back."""
+        """Free the memory in the engine."""
         resident, self._resident = self._resident, []
         for sampler_id in resident:
             if self._engine is not None and self._engine.is_alive:
                 await self._engine.call("drop_sampler", sampler_id=sampler_id)
 
     def to_load(self, request: LoadWeights, seq_id: int) -> Path:
-        """Return a folder with the files to load, as the checkpoint had them the first time."""
+        """Return a folder with the files to load, as they were when the operation first ran."""
         folder = self._journal.folder / f"reference-loaded-by-{seq_id}"
         if folder.exists():
             return folder
@@ -71,7 +71,7 @@ class References:
         return folder
 
     def _link(self, files: Iterable[Path], folder: Path) -> None:
-        """Make a folder of these files that is durable, and whole or not there."""
+        """Link files into a new folder that is durable, and appears complete or not at all."""
         draft = folder.with_name(f"reference-draft-{uuid.uuid4().hex}")
         draft.mkdir()
         try:
@@ -84,7 +84,7 @@ class References:
         sync(folder.parent)
 
     def _kept(self, path: str, seq_id: int) -> Path | None:
-        """The folder with the reference's files; None for the bare base model."""
+        """Return the folder with the reference's files; None for the base model."""
         if path == self._run.base_model:
             return None
         mark = self._journal.folder / f"reference-of-{seq_id}"

@@ -1,4 +1,4 @@
-"""The runs that are open in this service; a run that is not is opened from its journal."""
+"""The runs of this service: created, opened from their journals, and released."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ _UNLOADED = "unloaded"  # a file in the folder of a run that unload_model has en
 
 
 class Runs:
-    """Creates, finds, and releases runs."""
+    """Creates, finds and releases runs."""
 
     def __init__(self, parts: Parts, samplers: Samplers, idleness: Idleness) -> None:
         self._parts = parts
@@ -47,14 +47,14 @@ class Runs:
     # ---- creating -------------------------------------------------------------------------------
 
     async def create(self, caller: Caller, request: CreateModel) -> str:
-        """Start creating a run; returns the request id. The same request gives the same run."""
+        """Start to create a run; return the request id. The same request gives the same run."""
         await self._parts.sessions.require(request.session_id, caller.user)
         check_optimizer(request.optimizer_config)
         row = RunRow(base_model=request.base_model, lora=asdict(_lora_spec(request)))
         return await self._create(caller, request, row)
 
     async def create_by_load(self, caller: Caller, request: CreateByLoad) -> str:
-        """Start creating a run that begins where a checkpoint ends; returns the request id."""
+        """Start to create a run that continues from a checkpoint; return the request id."""
         user = caller.user
         await self._parts.sessions.require(request.session_id, user)
         check_optimizer(request.optimizer_config)
@@ -88,7 +88,7 @@ class Runs:
             if known is not None and known.answer is not None and known.answer.is_failure:
                 self._parts.futures.forget(
                     request_id, user
-                )  # it was undone: asked again, it starts anew
+                )  # it was undone, so the same request starts it again
                 known = None
             if known is None:
                 await asyncio.to_thread(self._add, row)
@@ -101,7 +101,7 @@ class Runs:
         return request_id
 
     def _add(self, row: RunRow) -> None:
-        """Write a new run down, unless its key has its quota of runs."""
+        """Store a new run. Raises ApiError 403 if its key has reached its quota of runs."""
         quota = self._parts.quota_of(row.key)
         if quota.runs is not None and self._store.get(RunRow, row.id, row.user) is None:
             held = sum(self._can_train(run_id) for run_id in self._store.runs_of_key(row.key))
@@ -127,7 +127,7 @@ class Runs:
     # ---- finding --------------------------------------------------------------------------------
 
     async def find(self, run_id: str, user: str) -> TrainingRun:
-        """The run of this id, opened from its journal if need be. Raises ApiError 404."""
+        """Return the run of this id, opened from its journal if needed. Raises ApiError 404."""
         run = self._runs.get(run_id)
         if run is None:
             run = await self._get(run_id, user)
@@ -142,13 +142,13 @@ class Runs:
         return run
 
     def resume_if_due(self, run_id: str) -> None:
-        """Try once more to restore a run that could not be restored a while ago."""
+        """Retry restoring a run that could not be restored before."""
         run = self._runs.get(run_id)
         if run is not None and run.wants_resuming:
             in_background(run.resume())
 
     def row(self, run_id: str, user: str) -> RunRow:
-        """Return what the store knows of a run, without opening it. Raises ApiError 404."""
+        """Return the row of a run, without opening it. Raises ApiError 404."""
         row = self._store.get(RunRow, run_id, user)
         if row is None:
             raise _unknown(run_id)
@@ -210,11 +210,11 @@ class Runs:
 
     @property
     def paused(self) -> int:
-        """The number of runs wait for space on the disk."""
+        """The number of runs that are waiting for disk space."""
         return sum(run.is_paused for run in self._runs.values())
 
     def status(self, run_id: str) -> dict[str, Any]:
-        """Return what a run is doing: its state, how many operations wait, and for what."""
+        """Return a run's state, how many operations are waiting, and what for."""
         run = self._runs.get(run_id)
         if run is not None:
             state = "busy" if run.is_working else "waiting" if run.waiting else "idle"
@@ -230,7 +230,7 @@ class Runs:
     # ---- releasing ------------------------------------------------------------------------------
 
     async def release(self, run_id: str) -> None:
-        """Take a run out of memory; the next request for it opens it from its journal."""
+        """Remove a run from memory; the next request for it opens it from its journal."""
         run = self._runs.pop(run_id, None)
         if run is not None:
             task = self._releasing[run_id] = asyncio.create_task(run.release())
@@ -238,14 +238,14 @@ class Runs:
             await asyncio.shield(task)
 
     async def unload(self, run_id: str) -> None:
-        """Release a run for good: what is asked of it later is refused. Its checkpoints stay."""
+        """Release a run permanently: later operations are refused. Its checkpoints stay."""
         folder = self._folder(run_id)
         if folder.exists():
             await asyncio.to_thread((folder / _UNLOADED).touch)
         await self.release(run_id)
 
     async def release_session(self, session_id: str) -> bool:
-        """Release the runs of a silent session; False while one of them has work to do."""
+        """Release the runs of a silent session; return False while one of them is working."""
         mine = [run for run in self._runs.values() if run.row.session_id == session_id]
         if any(run.is_working for run in mine):
             return False
@@ -254,12 +254,12 @@ class Runs:
         return True
 
     async def prepare_to_leave(self, engine: EngineProcess) -> None:
-        """Save the runs that are in an engine which is about to be unloaded."""
+        """Save the runs in an engine that is about to be unloaded."""
         for run in list(self._runs.values()):
             await run.prepare_to_leave(engine)
 
     def delete_forgotten(self) -> None:
-        """Remove the journals and snapshots of runs that were unused for long."""
+        """Delete the journals and snapshots of runs that were unused for ``run_kept_s``."""
         for folder in (self._settings.home / "runs").glob("*"):
             changed = max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir()))
             idle = self._idleness.seconds(f"run {folder.name}", str(changed))
@@ -279,7 +279,7 @@ class Runs:
         return set(self._runs)
 
     async def close(self) -> None:
-        """Stop every run where it is: the service is ending, and the journals have the rest."""
+        """Stop every run at once: the service is stopping, and the journals have the rest."""
         await asyncio.gather(*(run.close() for run in self._runs.values()))
 
 
@@ -288,7 +288,7 @@ def _unknown(run_id: str) -> ApiError:
 
 
 def _lora_spec(request: CreateModel) -> LoraSpec:
-    """The adapter's shape, with a seed drawn now so that a replay makes the same adapter."""
+    """Return the adapter's shape, with a seed chosen now so that a replay creates the same one."""
     if request.lora_config is None:
         raise UserError("lora_config is missing: this service trains LoRA adapters only.")
     spec = LoraSpec(**request.lora_config.model_dump())

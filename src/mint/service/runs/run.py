@@ -1,7 +1,7 @@
-"""One training run: its ordered stream of operations, its journal, its place in an engine.
+"""One training run: its ordered stream of operations, its journal, and its state in an engine.
 
-Every operation takes the same way: accepted, written to the journal, acknowledged, run in order,
-its outcome written, its future finished. After a crash of the engine or of the service the run is
+Every operation is accepted, written to the journal, acknowledged and executed in order; then its
+outcome is written and its future finished. After a crash of the engine or the service, the run is
 loaded from its snapshot and the journal is replayed.
 """
 
@@ -66,7 +66,7 @@ class TrainingRun:
 
     @property
     def is_working(self) -> bool:
-        """Whether an operation runs or can run; waiting for one that never came is not work."""
+        """Whether an operation runs or can run. Waiting for a missing number is not work."""
         return (
             self._turn.locked()
             or bool(self._entering)
@@ -75,12 +75,12 @@ class TrainingRun:
 
     @property
     def waiting(self) -> int:
-        """The number of accepted operations that have not begun."""
+        """The number of accepted operations that have not started."""
         return len(self._stream)
 
     @property
     def is_paused(self) -> bool:
-        """Whether an operation waits for space on the disk."""
+        """Whether an operation is waiting for disk space."""
         return self._space.is_awaited or self._journal_space.is_awaited
 
     def was_taken(self, seq_id: int) -> bool:
@@ -88,7 +88,7 @@ class TrainingRun:
         return self._stream.knows(seq_id) is not False
 
     def _reopen(self) -> None:
-        """Promise again what the journal says was promised."""
+        """Open the futures of the operations in the journal."""
         for seq_id, kept in self._journal.answers().items():
             self._open_future(seq_id)
             self._finish(seq_id, kept)
@@ -113,16 +113,16 @@ class TrainingRun:
     ) -> str:
         """Accept an operation and return its request id once it is in the journal.
 
-        A number that was seen before is answered with the same request id and changes nothing;
-        without a number, the same goes for the ``key``. ``error`` marks a body that could not be
-        read: its number is used up and it fails.
+        A repeated number gets the same request id and changes nothing; so does a repeated ``key``,
+        if there is no number. ``error`` marks a body that could not be read: it uses up its number
+        and fails.
         """
         self._refuse_if_released()
         number = unnumbered(key or uuid.uuid4().hex) if seq_id is None else seq_id
         known = self._stream.knows(number)
         if known is False:
             if self._journal_space.is_awaited:
-                raise self._journal_full()  # those that wait for it are in memory
+                raise self._journal_full()  # operations that wait for it are held in memory
             if len(self._stream) > MAX_WAITING and number != self._stream.next:
                 raise ApiError(429, "Too many operations of this run are waiting. Try again later.")
             operation = Operation(number, kind, len(body), error)
@@ -153,7 +153,7 @@ class TrainingRun:
             )
         except OSError as error:
             if self._is_released:
-                return  # it was not acknowledged: the client sends it again
+                return  # it was not acknowledged, so the client sends it again
             operation.error = readable_os_error(error, "writing the operation to the journal")
         finally:
             del self._entering[operation.seq_id]
@@ -183,7 +183,7 @@ class TrainingRun:
     # ---- running --------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """See to it that whatever is ready gets run."""
+        """Start the worker task, if there is something to run."""
         self._arrived.set()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
@@ -210,7 +210,7 @@ class TrainingRun:
             )
 
     async def abandon(self, why: str) -> None:
-        """Fail everything that waits behind a number that never came."""
+        """Fail all operations that wait for a missing number."""
         for operation in self._stream.give_up():
             await self._close(Outcome(operation.kind, [operation.seq_id], why, "user"), None)
 
@@ -232,7 +232,7 @@ class TrainingRun:
             await self._in_engine.maybe_snapshot(kind, self._stream.next)
 
     async def _perform(self, kind: str, group: list[Operation]) -> Done:
-        """Run a group in the engine, once there is space on the disk."""
+        """Execute a group in the engine, once there is disk space."""
         for operation in group:
             if operation.error is not None:
                 raise UserError(operation.error)
@@ -252,32 +252,32 @@ class TrainingRun:
     # ---- in the engine --------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Bring the run into its engine, if it is not there."""
+        """Load the run into its engine, if it is not there."""
         async with self._turn:
             await self._in_engine.enter()
 
     async def begin_from(self, files: Sequence[Path]) -> None:
-        """Start a new run from a checkpoint's files; sent again, it changes nothing."""
+        """Start a new run from a checkpoint's files; a repeated call changes nothing."""
         async with self._turn:
             await asyncio.to_thread(self._journal.begin_from, files)
 
     async def prepare_to_leave(self, engine: EngineProcess) -> None:
-        """The engine is about to go: save the run, so that it comes back without a replay."""
+        """Snapshot the run before its engine is unloaded, to restore it without a replay."""
         if self._in_engine.is_in(engine) and not self._turn.locked():
             async with self._turn:
                 await self._in_engine.snapshot(self._stream.next)
 
-    # ---- the end --------------------------------------------------------------------------------
+    # ---- restoring and releasing ----------------------------------------------------------------
 
     async def resume(self) -> None:
-        """After a restart of the service: replay, so that every promise in the journal is kept."""
+        """Restore the run after a restart of the service, and finish what is in its journal."""
         self._retry_at = float("inf")
         try:
             await self.load()
             self._finish(0, self.creation_answer())
         except EngineDied as died:
-            # What was carried out stays promised: whoever waits for it hears why, and the next
-            # operation, or the next question after a while, restores the run.
+            # The answers of executed operations stay pending, and polls report the reason. The next
+            # operation, or the next poll after a while, restores the run.
             log.error("%s could not be restored: %s", self.row.id, died)
             self._trouble = str(died)
             self._retry_at = time.monotonic() + RETRY_RESTORE_S
@@ -295,11 +295,11 @@ class TrainingRun:
 
     @property
     def wants_resuming(self) -> bool:
-        """Whether restoring failed a while ago and may be tried again."""
+        """Whether restoring failed and may be retried now."""
         return self._trouble is not None and time.monotonic() >= self._retry_at
 
     def promise_creation(self) -> None:
-        """Somebody may still wait to hear that the run was made."""
+        """Open the future of the run's creation, which a client may still be waiting for."""
         self._open_future(0)
 
     def creation_answer(self) -> Response:
@@ -309,7 +309,7 @@ class TrainingRun:
         return Response.json({"model_id": self.row.id, "type": kind})
 
     async def close(self) -> None:
-        """The service is ending: stop at once. What has not run is in the journal."""
+        """Stop at once, as the service is stopping. The journal has what has not run."""
         self._is_released = True
         self._journal_space.end()
         await asyncio.gather(*self._entering.values(), return_exceptions=True)
@@ -319,7 +319,7 @@ class TrainingRun:
         await asyncio.to_thread(self._journal.close)
 
     async def release(self) -> None:
-        """Give back the memory in the engine and the lock; the journal stays on disk."""
+        """Free the memory in the engine and the lock; the journal stays on disk."""
         self._is_released = True
         self._journal_space.end()
         self._space.end()
@@ -337,7 +337,7 @@ class TrainingRun:
 
 
 def _together(group: list[Operation], category: Category) -> str:
-    """Return what to add to the error of a batch that was sent in parts."""
+    """Return a note for the error of a batch that was sent in several operations."""
     if len(group) == 1 or category == "server":
         return ""
     first, last = group[0].seq_id, group[-1].seq_id

@@ -1,4 +1,4 @@
-"""The order of a run's operations, apart from any I/O: which numbers run next, and together."""
+"""The order of a run's operations, without I/O: which numbers run next, and together."""
 
 import hashlib
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ MAX_GROUP_BYTES = 512 * 1024 * 1024
 
 @dataclass
 class Operation:
-    """One accepted, numbered request. ``error`` marks one that can only fail."""
+    """One accepted, numbered request. One with an ``error`` fails when its turn comes."""
 
     seq_id: int
     kind: str
@@ -20,15 +20,15 @@ class Operation:
 
 
 class Stream:
-    """Accepts numbers in any order, hands them out in order, each exactly once.
+    """Accepts numbers in any order and returns them in order, each exactly once.
 
     >>> stream = Stream()
     >>> for n in (2, 1, 1): _ = stream.accept(Operation(n, "forward_backward", is_ready=True))
     >>> [op.seq_id for op in stream.take()]
     [1, 2]
 
-    An operation that came without a number has one below zero. It runs after everything that was
-    ready when it came, and before everything that came later; nothing waits for it to arrive.
+    An operation without a number gets a negative one. It runs after everything that was ready when
+    it arrived, and before everything that arrived later.
     """
 
     def __init__(self, next_seq_id: int = 1, taken: Iterable[int] = ()) -> None:
@@ -43,11 +43,11 @@ class Stream:
 
     @property
     def gap(self) -> int | None:
-        """The number that others are waiting for, if it has not arrived."""
+        """The missing number that others are waiting for, if there is one."""
         return self.next if self._waiting and self.next not in self._waiting else None
 
     def knows(self, seq_id: int) -> Operation | bool:
-        """The waiting operation of this number; True if it was taken before; False if new."""
+        """Return the waiting operation of this number; True if it was taken; False if it is new."""
         if seq_id >= 0:
             return self._waiting.get(seq_id, seq_id < self.next)
         for _, operation in self._unnumbered:
@@ -56,7 +56,7 @@ class Stream:
         return seq_id in self._taken
 
     def accept(self, operation: Operation) -> bool:
-        """Take in a new operation. A number seen before changes nothing: the first one stays."""
+        """Add a new operation. A repeated number changes nothing: the first one stays."""
         if self.knows(operation.seq_id) is not False:
             return False
         if operation.seq_id < 0:
@@ -72,7 +72,7 @@ class Stream:
         return number
 
     def take(self) -> list[Operation]:
-        """The operations to run next, as one group: all of them succeed or none.
+        """Return the operations to run next, as one group: all of them succeed or none.
 
         Consecutive forward_backward operations that are ready together are one group; every
         other operation is a group of its own.
@@ -107,7 +107,7 @@ class Stream:
         return [operation]
 
     def give_up(self) -> list[Operation]:
-        """Take everything that waits behind a gap, so that later numbers can run."""
+        """Remove everything that waits for a missing number, so that later numbers can run."""
         stranded = [self._waiting[n] for n in sorted(self._waiting)]
         self.next = max(self._waiting, default=self.next - 1) + 1
         self._waiting.clear()
@@ -115,13 +115,13 @@ class Stream:
 
 
 def unnumbered(key: str) -> int:
-    """The number of an operation that came without one; the same for the same key."""
+    """Return a negative number for an operation without one; the same for the same key."""
     return -1 - int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big")
 
 
 @dataclass
 class Gradients:
-    """Gradients accumulated since the last optim_step: kept, and voided with the reason."""
+    """Gradients since the last optim_step: how many were kept, and why others were not."""
 
     kept: int = 0
     voided: list[str] = field(default_factory=list)
@@ -131,7 +131,7 @@ class Gradients:
         return not self.kept and not self.voided
 
     def why_not_step(self) -> str | None:
-        """Return why a step now would move the weights on old momentum alone, if it would."""
+        """Return why a step now would use nothing but old momentum, if it would."""
         if self.kept or not self.voided:
             return None
         return (
@@ -140,7 +140,7 @@ class Gradients:
         )
 
     def note(self, kind: str, count: int, error: str | None) -> None:
-        """Take in how ``count`` operations of a kind ended."""
+        """Record how ``count`` operations of a kind ended."""
         if kind in GRADIENT_KINDS:
             if error is None:
                 self.kept += count

@@ -1,1 +1,1 @@
-"""Samplers and samples: weights, their digests, queues, and evicted samplers on disk."""
+"""Sampling sessions: weights and their digests, samples in progress, evicted samplers on disk."""

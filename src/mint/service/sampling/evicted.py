@@ -12,19 +12,19 @@ from mint.service.store.database import SamplerRow
 
 
 class EvictedSamplers:
-    """One PEFT folder per sampler, a bounded number per group, the least recently used go first."""
+    """One PEFT folder per sampler; in each group, the least recently used are deleted first."""
 
     def __init__(self, root: Path, per_group: int) -> None:
         self._root = root
         self._per_group = per_group
 
     def find(self, row: SamplerRow) -> Path | None:
-        """The folder of a sampler, if it is here."""
+        """Return the folder of a sampler, if there is one."""
         folder = self._folder(row)
         return folder if folder.is_dir() else None
 
     async def save(self, row: SamplerRow, engine: EngineProcess) -> None:
-        """Write a sampler that the engine holds. Raises OSError, RuntimeError or EngineDied."""
+        """Save a sampler that is in an engine. Raises OSError, RuntimeError or EngineDied."""
         folder = self._folder(row)
         if self._per_group == 0 or folder.is_dir():
             return
@@ -38,11 +38,11 @@ class EvictedSamplers:
         await asyncio.to_thread(self._prune, folder.parent)
 
     def touch(self, folder: Path) -> None:
-        """Note that a sampler was used."""
+        """Record that a sampler was used."""
         os.utime(folder)
 
     def delete_unused(self, kept_s: float, idleness: Idleness) -> None:
-        """Remove the samplers that were unused for so long."""
+        """Delete the samplers that were unused for ``kept_s``."""
         for group in self._root.glob("*"):
             for folder in group.iterdir():
                 name = f"sampler {group.name}/{folder.name}"

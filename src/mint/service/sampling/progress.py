@@ -1,4 +1,4 @@
-"""Samples in progress: how many there may be, and what those hear that have not started."""
+"""Samples in progress: limits on their number, and what waiting ones wait for."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Line = tuple[str, str]
 
 @dataclass
 class SamplesInProgress:
-    """Counts samples. Together they are bounded, and nobody takes all of the bound."""
+    """Counts samples. Their number is bounded, and one user cannot take all of it."""
 
     count: Share
     tokens: Counter[str] = field(default_factory=Counter)
-    """By key: tokens that its samples may take."""
+    """By key: the most tokens that its samples may take."""
     came: Counter[Line] = field(default_factory=Counter)
     started: Counter[Line] = field(default_factory=Counter)
 
     def refuse_if_full(self, user: str) -> None:
-        """Raise ApiError 429 when a user has as many samples in progress as may be."""
+        """Raise ApiError 429 if a user has as many samples in progress as allowed."""
         if not self.count.has_room(user):
             mine, total = self.count.of(user), self.count.total
             raise ApiError(
@@ -31,7 +31,7 @@ class SamplesInProgress:
             )
 
     def begin(self, base_model: str, user: str, key: str, tokens: int) -> Sample:
-        """Count one more sample of a user, made with a key."""
+        """Count one more sample of a user and key."""
         line = (base_model, user)
         self.count.add(user, 1)
         self.tokens[key] += tokens
@@ -39,7 +39,7 @@ class SamplesInProgress:
         return Sample(self, line, key, tokens, self.came[line] - 1)
 
     def waiting_for(self, base_model: str) -> int:
-        """Return how many samples wait for a model, of all users."""
+        """Return how many samples of all users wait for a model."""
         return sum(
             count - self.started[line] for line, count in self.came.items() if line[0] == base_model
         )
@@ -47,7 +47,7 @@ class SamplesInProgress:
 
 @dataclass
 class Sample:
-    """A sample in progress, and its place among those of its user that wait."""
+    """A sample in progress, and its place among the waiting ones of its user."""
 
     samples: SamplesInProgress
     line: Line
@@ -57,7 +57,7 @@ class Sample:
     is_waiting: bool = True
 
     def start(self) -> None:
-        """Note that the sample waits no longer: it has started, failed or was cancelled."""
+        """Record that the sample has started, failed or was cancelled."""
         if self.is_waiting:
             self.is_waiting = False
             came, started = self.samples.came, self.samples.started
@@ -66,16 +66,16 @@ class Sample:
                 del started[self.line], came[self.line]
 
     def end(self) -> None:
-        """Count one less."""
+        """Count one sample less."""
         self.start()
         self.samples.count.add(self.line[1], -1)
         self.samples.tokens[self.key] -= self.tokens
         self.samples.tokens = +self.samples.tokens
 
     def why_waiting(self) -> str | None:
-        """Say what the sample waits for; None once it has started.
+        """Return what the sample waits for; None once it has started.
 
-        The samplers of a user take turns, so later ones may have started meanwhile.
+        The samplers of a user take turns, so samples that came later may have started.
         """
         if not self.is_waiting:
             return None

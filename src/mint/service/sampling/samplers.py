@@ -1,4 +1,4 @@
-"""The samplers of this service: created, found, bounded in number, and their samples admitted."""
+"""The samplers of this service: creates and finds them, bounds their number, admits samples."""
 
 import asyncio
 import logging
@@ -168,7 +168,7 @@ class Samplers:
                 await sampler.evict()
 
     async def release_session(self, session_id: str) -> None:
-        """Give memory back. What is not on disk can be replayed from the journal of its run."""
+        """Free the memory. What is not on disk can be replayed from the journal of its run."""
         for sampler in self._of_session(session_id):
             await sampler.drop()
             self._samplers.pop(sampler.row.id, None)
@@ -235,7 +235,7 @@ class Samplers:
             sample.end()
 
     def _why_waiting(self, sampler: SamplingSession, sample: Sample) -> WaitReason | None:
-        """Say what keeps a sample from being answered; None once it has started."""
+        """Return what a sample waits for; None once it has started."""
         if (why := self._parts.engines.why_waiting(sampler.row.base_model)) is None:
             loading = "the weights of the sampler are being loaded"
             why = loading if sampler.is_loading else sample.why_waiting()

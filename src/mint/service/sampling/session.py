@@ -218,7 +218,7 @@ class SamplingSession:
         return self.row.model_path is not None and await self._checkpoint() is None
 
     async def evict(self) -> None:
-        """Give the memory in the engine back, after saving weights that are nowhere else."""
+        """Free the memory in the engine, after saving weights that are nowhere else."""
         engine = self.engine
         try:
             if engine is not None and engine.is_alive and await self.is_only_in_memory():
@@ -229,7 +229,7 @@ class SamplingSession:
             await self.drop()
 
     async def drop(self) -> None:
-        """Give the memory in the engine back."""
+        """Free the memory in the engine."""
         engine, self.engine = self.engine, None
         if engine is not None and engine.is_alive:
             await engine.call("drop_sampler", sampler_id=self.row.id)

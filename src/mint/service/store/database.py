@@ -47,7 +47,7 @@ def now() -> datetime:
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A time in UTC: SQLite stores no zone, and PostgreSQL answers in its server's."""
+    """A time in UTC: SQLite stores no time zone, and PostgreSQL answers in that of its server."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -176,9 +176,9 @@ class Store:
         self._used: defaultdict[Any, dict[str, datetime]] = defaultdict(dict)
 
     def migrate(self, version: str = "head") -> None:
-        """Bring the tables to the newest version; several services may start at once.
+        """Upgrade the tables to the newest version; several services may start at once.
 
-        Raises UserError when the database cannot be reached or written.
+        Raises UserError if the database cannot be reached or written.
         """
         try:
             migrations.migrate(self._engine, self._home / "migrations.lock", version)
@@ -189,7 +189,7 @@ class Store:
             ) from error
 
     def versions(self) -> tuple[str | None, list[str]]:
-        """Return the version of the tables, and all that this code knows, the newest first."""
+        """Return the version of the tables, and all versions that this code knows, newest first."""
         return migrations.versions(self._engine)
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class Store:
             session.add(row)
 
     def add_once(self, row: Row, key: str) -> Row:
-        """Insert, or return the row that an earlier, identical request made."""
+        """Insert, or return the row that an earlier, identical request inserted."""
         with self._sessions() as session:
             existing = session.get(type(row), key)
             if existing is not None:
@@ -230,7 +230,7 @@ class Store:
                 return session.get_one(type(row), key)
 
     def get(self, table: type[Row], key: str, user: str) -> Row | None:
-        """One row by its key, if it belongs to ``user``."""
+        """Return a row by its key, if it belongs to ``user``."""
         with self.transaction() as session:
             row: Any = session.get(table, key)
             return row if row is not None and row.user == user else None
@@ -238,7 +238,7 @@ class Store:
     def page(
         self, table: type[Listed], user: str, limit: int, offset: int, *conditions: Condition
     ) -> tuple[list[Listed], int]:
-        """The newest rows of a user that fit, and how many there are in all."""
+        """Return a page of a user's rows, newest first, and the total number."""
         where = [table.user == user, *conditions]
         with self.transaction() as session:
             total = session.scalar(select(func.count()).select_from(table).where(*where)) or 0
@@ -274,7 +274,7 @@ class Store:
     # ---- sessions, runs and samplers ----------------------------------------------------------
 
     def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
-        """Note how a session ended; the first word wins."""
+        """Record how a session ended; only the first call counts."""
         is_first = (SessionRow.id == session_id, SessionRow.finish.is_(None))
         self._change(
             update(SessionRow).where(*is_first).values(finish=reason, finish_detail=detail)
@@ -296,7 +296,7 @@ class Store:
         self._change(samplers, delete(SessionRow).where(SessionRow.id == session_id, ~_HAS_RUN))
 
     def runs_of_key(self, key: str) -> list[str]:
-        """Return the ids of all runs that a key made."""
+        """Return the ids of all runs that a key created."""
         return self._all(select(RunRow.id).where(RunRow.key == key))
 
     def last_request(self) -> datetime | None:
@@ -308,7 +308,7 @@ class Store:
         self._change(delete(RunRow).where(RunRow.id == run_id))
 
     def add_client(self, sampler_id: str) -> int:
-        """A number that no other client of this sampler has; the first client is 0."""
+        """Return a number for a new client of a sampler, which no other client of it has."""
         with self.transaction() as session:
             counted = (
                 update(SamplerRow)
@@ -319,23 +319,23 @@ class Store:
             return session.scalars(counted).one()
 
     def note_digest(self, sampler_id: str, digest: str) -> None:
-        """Note the digest of a sampler's weights, once."""
+        """Record the digest of a sampler's weights, once."""
         unknown = (SamplerRow.id == sampler_id, SamplerRow.digest.is_(None))
         self._change(update(SamplerRow).where(*unknown).values(digest=digest))
 
     # ---- keys -------------------------------------------------------------------------------
 
     def all_keys(self) -> list[ApiKey]:
-        """Every key that was ever made, the oldest first."""
+        """Return every key that was ever created, the oldest first."""
         return self._all(select(ApiKey).order_by(ApiKey.created_at))
 
     def active_keys(self) -> list[ApiKey]:
-        """Return the keys in force: neither revoked nor expired."""
+        """Return the keys that are neither revoked nor expired."""
         in_time = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now())
         return self._all(select(ApiKey).where(ApiKey.revoked_at.is_(None), in_time))
 
     def revoke_key(self, name: str) -> bool:
-        """End a key; False when none of this name is in force."""
+        """Revoke a key; return False if there is none of this name, or it is revoked."""
         with self.transaction() as session:
             in_force = select(ApiKey).where(ApiKey.name == name, ApiKey.revoked_at.is_(None))
             key = session.scalar(in_force)
@@ -365,7 +365,7 @@ class Store:
         return next(iter(self._all(found)), None)
 
     def put_checkpoint(self, row: CheckpointRow) -> None:
-        """Insert, replacing what had this name."""
+        """Insert a checkpoint, replacing the one of the same name."""
         with self.transaction() as session:
             session.execute(delete(CheckpointRow).where(is_at(row.run_id, row.kind, row.name)))
             session.add(row)
@@ -381,14 +381,14 @@ class Store:
 
 
 def is_at(run_id: str, kind: str, name: str) -> Condition:
-    """The condition that a checkpoint is the one of this path."""
+    """Return the condition that a checkpoint has this path."""
     return and_(
         CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name
     )
 
 
 def _open(url: str) -> Engine:
-    """Return the connections to a database. Raises UserError when its driver is missing."""
+    """Return the engine of a database. Raises UserError if its driver is missing."""
     parsed = make_url(url)
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")

@@ -1,4 +1,4 @@
-"""Searching sessions: by id, name, project, metadata and state, newest first."""
+"""Search sessions by id, name, project, metadata and state."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from mint.service.wire.requests import Request, Texts
 
 NO_PROJECT = "default"
 _NOT_IN_A_KEY = re.compile(r'["\\\x00-\x1f]')
-"""What would end a JSON path in the database."""
+"""Characters that would end a JSON path in the database."""
 
 
 class Owner(Request):
@@ -33,7 +33,7 @@ class Cursor(Request):
 
 
 class SessionSearch(Request):
-    """The filters of a search. A session's id or its name is enough; the rest must all hold."""
+    """The filters of a search. A session must have the id or the name, and match all the others."""
 
     session_id: str | None = None
     project_ids: list[str] | None = Field(default=None, max_length=200)
@@ -46,7 +46,7 @@ class SessionSearch(Request):
 
 
 def search(store: Store, user: str, wanted: SessionSearch, idle_s: float) -> dict[str, Any]:
-    """One page of the user's sessions as the client reads it."""
+    """Return one page of the user's sessions, newest first, as the client reads it."""
     alive_since = now() - timedelta(seconds=idle_s)
     where = _conditions(user, wanted, alive_since)
     rows, _ = store.page(SessionRow, user, wanted.limit + 1, 0, *where)

@@ -1,4 +1,4 @@
-"""The sessions that this service hears from, and when it last did."""
+"""Sessions, and when each was last seen."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from mint.service.wire.requests import CreateSession
 
 
 class Sessions:
-    """Heartbeats stay in memory and reach the store in batches, so that none is ever slow."""
+    """Keeps heartbeats in memory and writes them in batches, so that none waits for the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -25,7 +25,7 @@ class Sessions:
         return session_id
 
     async def require(self, session_id: str, user: str) -> None:
-        """Note a sign of life. Raises ApiError 404 when ``user`` has no such session."""
+        """Record that a session was seen. Raises ApiError 404 if ``user`` has no such session."""
         if self._owners.get(session_id) != user:
             row = await asyncio.to_thread(self._store.get, SessionRow, session_id, user)
             if row is None:
@@ -38,17 +38,17 @@ class Sessions:
         self._store.note_use(SessionRow, session_id)
 
     async def finish(self, session_id: str, user: str, reason: str, detail: str | None) -> None:
-        """The client is done: the next round of housekeeping releases what the session holds."""
+        """Finish a session: the next round of housekeeping releases what it holds."""
         await self.require(session_id, user)
         await asyncio.to_thread(self._store.finish_session, session_id, reason, detail)
         self._seen[session_id] = float("-inf")
 
     def idle(self, idle_s: float) -> list[str]:
-        """Sessions that have been silent for too long."""
+        """Return the sessions that have been silent for ``idle_s``."""
         cutoff = time.monotonic() - idle_s
         return [session_id for session_id, seen in self._seen.items() if seen < cutoff]
 
     def forget(self, session_id: str) -> None:
-        """Leave a session alone until it is heard again."""
+        """Forget a session until it is seen again."""
         self._seen.pop(session_id, None)
         self._owners.pop(session_id, None)

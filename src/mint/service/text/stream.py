@@ -1,7 +1,7 @@
-"""Tokens become text piece by piece, up to a stop string.
+"""Streams tokens as text, up to a stop string.
 
-``tokenizers``' ``DecodeStream`` does not serve here: it cannot be flushed, so an answer that ends
-within a character would lose its last tokens, and it waits without limit for the rest of one.
+``DecodeStream`` of ``tokenizers`` is not used: it cannot be flushed, so an answer that ends within
+a character would lose its last tokens, and it waits without limit for the rest of a character.
 """
 
 from collections import deque
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 from mint.service.text.tokenizer import ModelTokenizer
 
-_CONTEXT = 8  # prompt tokens that decide how the first new one is written
-_MOST_UNDECIDED = 64  # tokens that may wait for the rest of a character
+_CONTEXT = 8  # prompt tokens that affect how the first new one is decoded
+_MOST_UNDECIDED = 64  # the most tokens that wait for the rest of a character
 _BROKEN = "�"
 
 
 @dataclass(frozen=True)
 class TokenScore:
-    """A token with its logprob, the likeliest tokens in its place, and where its text begins."""
+    """A token with its logprob, its most likely alternatives, and the offset of its text."""
 
     token: int
     logprob: float | None
@@ -27,17 +27,17 @@ class TokenScore:
 
 @dataclass
 class TextStream:
-    """Takes tokens as they come and gives the text that is certain by then.
+    """Returns the text of tokens as soon as it is certain.
 
-    Held back are the bytes of unfinished characters and whatever may turn out to be a stop string,
-    so that what was given never has to be taken back.
+    It holds back the bytes of incomplete characters and whatever may be the start of a stop string,
+    so that text that was returned never changes.
     """
 
     tokenizer: ModelTokenizer
     stops: Sequence[str] = ()
     prompt: Sequence[int] = ()
     length: int = 0
-    """How much text was given."""
+    """The number of characters that were returned."""
     is_stopped: bool = False
     _held: str = ""
     _scores: deque[TokenScore] = field(default_factory=deque)
@@ -47,7 +47,7 @@ class TextStream:
         self._from, self._decided = 0, len(self._tokens)
 
     def feed(self, score: TokenScore) -> tuple[str, list[TokenScore]]:
-        """The text, and the tokens, that this token makes certain."""
+        """Add a token; return the text and the tokens that are certain now."""
         if self.is_stopped:
             return "", []
         offset = self.length + len(self._held)
@@ -57,7 +57,7 @@ class TextStream:
         return self._release(is_last=False)
 
     def finish(self) -> tuple[str, list[TokenScore]]:
-        """Return the text that was held back, now that nothing follows."""
+        """Return the text that was held back, after the last token."""
         if not self.is_stopped:
             self._held += self._new_text(is_last=True)
         return self._release(is_last=True)
@@ -84,7 +84,7 @@ class TextStream:
         return text, self._scores_of_given(is_last and not self.is_stopped)
 
     def _possible_stop(self) -> int:
-        """Return how many characters at the end may be the beginning of a stop string."""
+        """Return how many characters at the end may be the start of a stop string."""
         longest = max((len(stop) for stop in self.stops), default=0) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-size:]) for stop in self.stops):

@@ -1,7 +1,7 @@
-"""Chat templates: a conversation becomes the text that the model was trained on.
+"""Chat templates: render a conversation in the format that the model was trained on.
 
-Templates are Jinja, come with the model, and run in a sandbox with the few functions that authors
-of templates count on.
+Templates are Jinja, come with the model, and run in a sandbox with the few functions that their
+authors rely on.
 """
 
 import json
@@ -17,7 +17,7 @@ from mint.service.errors import UserError
 
 
 class ChatTemplate:
-    """One template, compiled.
+    """A compiled template.
 
     >>> ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}").render(
     ...     messages=[{"role": "user", "content": "Hi"}]
@@ -33,7 +33,7 @@ class ChatTemplate:
             raise UserError(f"The model's chat template cannot be parsed: {error}") from error
 
     def render(self, **variables: Any) -> str:
-        """The text of a conversation. Raises UserError with the template's own words."""
+        """Return the text of a conversation. Raises UserError with the template's own message."""
         try:
             return self._template.render(**variables)
         except Exception as error:  # templates fail in as many ways as Python does
@@ -54,7 +54,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what to train on; for rendering it means nothing."""
+    """``{% generation %}`` marks what to train on, and has no effect on rendering."""
 
     tags = {"generation"}  # noqa: RUF012  (as the base class declares it)
 

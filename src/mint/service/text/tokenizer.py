@@ -1,4 +1,4 @@
-"""A model's tokenizer and chat template, read from its files. No torch, no transformers."""
+"""A model's tokenizer and chat template, read from its files without torch or transformers."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ _BROKEN = "�"
 
 
 MAX_CHARACTERS = 1_000_000
-"""Of the texts of one request: encoding ten times as many took twelve seconds."""
+"""The most characters of one request: encoding ten times as many took twelve seconds."""
 
 
 def check_length(characters: int) -> None:
@@ -51,23 +51,23 @@ class ModelTokenizer:
         self._templates = _templates(folder, self._config)
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Token ids; ``special`` adds what the model expects before plain text, such as BOS."""
+        """Return token ids; ``special`` adds what the model expects first, such as BOS."""
         check_length(len(text))
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text without special tokens."""
+        """Return text without special tokens."""
         text: str = self._tokenizer.decode([int(token) for token in tokens])
         return text
 
     def text_of(self, token: int) -> str:
-        """One token as text; special tokens show their name."""
+        """Return one token as text; a special token as its name."""
         text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
 
     def bytes_of(self, token: int) -> list[int]:
-        """The bytes of one token, also when it is only a part of a character."""
+        """Return the bytes of one token, also if it is only part of a character."""
         text = self.text_of(token)
         if _BROKEN not in text:
             return list(text.encode())
@@ -83,7 +83,7 @@ class ModelTokenizer:
         tools: list[dict[str, Any]] | None,
         variables: dict[str, Any],
     ) -> str:
-        """The prompt of a conversation, by the model's own template."""
+        """Return the prompt of a conversation, by the model's own template."""
         template = (tools and self._templates.get("tool_use")) or self._templates.get("default")
         if template is None:
             raise UserError(
@@ -100,7 +100,7 @@ class ModelTokenizer:
 
 
 class Tokenizers:
-    """The tokenizers in use, each read once."""
+    """The tokenizers in use, each loaded once."""
 
     def __init__(self) -> None:
         self._loading: dict[Path, asyncio.Task[ModelTokenizer]] = {}
@@ -124,7 +124,7 @@ def _content(value: Any) -> str | None:
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, ChatTemplate]:
-    """The templates by name; the file in the folder wins over the entry in the configuration."""
+    """Return the templates by name; the file in the folder overrides the configuration."""
     entry = config.get("chat_template")
     sources: dict[str, str] = {}
     if isinstance(entry, str):
@@ -138,9 +138,8 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, ChatTemplate]:
 
 @cache
 def _byte_of_symbol() -> dict[str, int]:
-    """Return how byte-level tokenizers write bytes: printable ones as themselves, others from 256
-    on.
-    """
+    """Return the alphabet of byte-level tokenizers: printable bytes are themselves, others start
+    at 256."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     symbols = {chr(byte): byte for byte in printable}

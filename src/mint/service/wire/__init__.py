@@ -1,1 +1,1 @@
-"""Encodings of the protocol: request bodies, request models, tensors. Nothing here knows a run."""
+"""Encodings of the protocol: request bodies, request models, tensors. Independent of runs."""

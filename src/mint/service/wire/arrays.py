@@ -1,4 +1,4 @@
-"""Arrays from what a request says about them, checked before memory is spent."""
+"""Arrays of a request, checked before memory is allocated for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MAX_SPARSE_CELLS = 1 << 23
 
 
 class CellBudget:
-    """Bounds what sparse tensors of one request may open to: a few bytes can name a huge shape."""
+    """Limits the dense size of a request's sparse tensors: a few bytes can name a huge shape."""
 
     def __init__(self, cells: int = MAX_SPARSE_CELLS) -> None:
         self.left = cells
@@ -21,7 +21,7 @@ class CellBudget:
     def spend(self, cells: int, where: str) -> None:
         self.left -= cells
         if self.left < 0:
-            raise UserError(f"{where} is too large when written out; send fewer datums at once.")
+            raise UserError(f"{where} is too large as a dense tensor; send fewer datums at once.")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Csr:
     def dense(
         self, values: NDArray[Any], where: str, cells: CellBudget, fill: int = 0
     ) -> NDArray[Any]:
-        """The whole matrix; unlisted cells are ``fill``."""
+        """Return the dense matrix; unlisted cells are ``fill``."""
         if len(self.shape) != 2 or min(self.shape) < 0:
             raise UserError(f"{where} is sparse and needs a 2-D shape, not {list(self.shape)}.")
         rows, columns = int(self.shape[0]), int(self.shape[1])
@@ -49,7 +49,7 @@ class Csr:
         return dense
 
     def values_of(self, dense: NDArray[Any]) -> NDArray[Any]:
-        """The listed cells of a matrix of this shape, in their order."""
+        """Return the listed cells of a matrix of this shape, in order."""
         listed: NDArray[Any] = dense[self._row_of_each, self.col]
         return listed
 
@@ -68,7 +68,7 @@ class Csr:
 
 
 def shaped(values: NDArray[Any], shape: Sequence[int], where: str) -> NDArray[Any]:
-    """Flat values in their declared shape; without one they stay flat."""
+    """Return flat values in their declared shape; without one they stay flat."""
     if not shape:
         return values
     if min(shape) < 0 or int(np.prod(shape, dtype=object)) != values.size:

@@ -1,4 +1,4 @@
-"""A request body before it is decoded: opened, and read for which operation it is."""
+"""Request bodies before they are decoded: decompression, and which operation they are."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from mint.engine.messages import UserError
 
 
 class BadBody(UserError):
-    """A body that cannot be opened. ``readable`` is the part before the fault."""
+    """A body that cannot be decompressed. ``readable`` is the part before the fault."""
 
     def __init__(self, text: str, readable: bytes = b"") -> None:
         super().__init__(text)
@@ -19,7 +19,7 @@ class BadBody(UserError):
 
 @dataclass(frozen=True)
 class Address:
-    """The run and the operation of a request: all that queueing needs to know.
+    """The run and the number of an operation: all that the queue needs.
 
     A ``load_weights`` that creates its run has no run id; its body names a session.
     """
@@ -30,7 +30,7 @@ class Address:
 
 
 def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:
-    """Undo ``Content-Encoding``, never producing more than ``limit`` bytes."""
+    """Decompress a body to at most ``limit`` bytes. Raises BadBody."""
     if not encoding or encoding.lower() == "identity":
         return body
     if encoding.lower() != "zstd":
@@ -51,7 +51,7 @@ def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:
 
 
 def read_address(body: bytes, is_protobuf: bool) -> Address | None:
-    """The run and number of a training request, also when the rest of it is damaged."""
+    """Return the run and number of an operation, also if the rest of the body is damaged."""
     return _protobuf_address(body) if is_protobuf else _json_address(body)
 
 
@@ -88,7 +88,7 @@ def _protobuf_address(body: bytes) -> Address | None:
 
 
 def _protobuf_fields(body: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Top-level scalar fields and short texts; long fields are skipped without a copy."""
+    """Return the scalar fields and the run id; long fields are skipped without a copy."""
     at = 0
     while at < len(body):
         tag, at = _varint(body, at)

@@ -1,7 +1,7 @@
-"""Bytes to messages and back: the only file that knows the encodings of the wire.
+"""Bytes to messages and back: the only file that knows the encodings of the protocol.
 
-The protobuf classes are loaded from the file inside the ``tinker`` package without importing
-the package, because importing it imports torch.
+The protobuf classes are loaded from a file of the ``tinker`` package without importing the package,
+because that would import torch.
 """
 
 import importlib.util
@@ -65,7 +65,7 @@ _NUMPY_OF_JSON: dict[str, np.dtype[Any]] = {
 
 
 def decode_forward_backward(body: bytes, is_protobuf: bool, forward_only: bool) -> ForwardBackward:
-    """Decode a ``forward_backward`` or ``forward`` body; its faults are user errors."""
+    """Decode a ``forward_backward`` or ``forward`` body. Raises UserError."""
     if is_protobuf:
         return _decode_protobuf_request(body)
     return _decode_json_request(body, forward_only)
@@ -159,7 +159,7 @@ def _decode_json_datum(index: int, datum: Mapping[str, Any], cells: CellBudget) 
 
 
 def decode_reverse_kl(data: list[Any]) -> list[DistillDatum]:
-    """The datums of a ``forward_backward_reverse_kl`` request."""
+    """Decode the datums of a ``forward_backward_reverse_kl`` request."""
     cells = CellBudget()
     return [_decode_distill_datum(f"data[{i}]", datum, cells) for i, datum in enumerate(data)]
 
@@ -183,7 +183,7 @@ def _decode_distill_datum(where: str, datum: Any, cells: CellBudget) -> DistillD
 
 
 def decode_targets(tensor: Mapping[str, Any], prompt_length: int) -> IntArray:
-    """``target_prompt_logprobs`` written out: [N - 1, K] token ids, -1 where nothing is asked."""
+    """Decode ``target_prompt_logprobs``: [N - 1, K] token ids, -1 in cells that are not listed."""
     where = "target_prompt_logprobs"
     targets = _decode_json_tensor(tensor, where, CellBudget(MAX_TARGET_CELLS), fill=-1)
     if targets.dtype != np.int64 or targets.ndim != 2 or len(targets) != prompt_length - 1:
@@ -195,7 +195,7 @@ def decode_targets(tensor: Mapping[str, Any], prompt_length: int) -> IntArray:
 
 
 def decode_chunks(chunks: Any, where: str) -> IntArray:
-    """The token ids of a JSON ``ModelInput``, its text chunks joined."""
+    """Return the token ids of a JSON ``ModelInput``, with its text chunks joined."""
     pieces = []
     for chunk in _expect(chunks, list, f"{where}.chunks"):
         chunk = _expect(chunk, dict, f"{where}.chunks[]")
@@ -219,7 +219,7 @@ def _decode_json_tensor(tensor: Any, where: str, cells: CellBudget, fill: int = 
 
 
 def decode_csr(tensor: Mapping[str, Any], where: str) -> Csr | None:
-    """Return which cells a sparse JSON tensor lists; None for a dense one."""
+    """Return the cells that a sparse JSON tensor lists; None for a dense one."""
     if tensor.get("sparse_crow_indices") is None:
         return None
     index = np.dtype(np.int64)
@@ -272,7 +272,7 @@ def _unsupported_chunk(where: str, kind: str | None) -> UserError:
 
 
 def encode_forward_backward(result: ForwardBackwardResult) -> bytes:
-    """``ForwardBackwardOutput``: one ArrayRecord per run of datums with equal trailing shape."""
+    """Encode a ``ForwardBackwardOutput``: an ArrayRecord for datums of equal trailing shape."""
     message = wire.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=result.metrics)
     done = 0
     for trailing_shape, group in groupby(result.logprobs, key=lambda a: a.shape[1:]):
@@ -295,9 +295,9 @@ def _fill(field: Any, trailing: Iterable[int], arrays: Iterable[NDArray[Any]]) -
 
 
 def encode_sample(result: SampleResult, targets: Csr | None = None) -> bytes:
-    """``SampleResponse``: tokens int32, logprobs float32, little-endian.
+    """Encode a ``SampleResponse``: tokens int32, logprobs float32, little-endian.
 
-    ``targets`` are the cells that a sparse ``target_prompt_logprobs`` listed: they come back alone.
+    ``targets`` are the cells that a sparse ``target_prompt_logprobs`` lists; others are left out.
     """
     message = wire.SampleResponse()
     for sequence in result.sequences:

@@ -1,7 +1,7 @@
-"""Decoding of request bodies away from the event loop, within a budget of memory.
+"""Decoding of request bodies outside the event loop, within a memory budget.
 
-A JSON parser holds Python's lock from the first to the last byte, so that a large body would stop
-every heartbeat for seconds. Large bodies are therefore parsed in a process of their own.
+A JSON parser holds the GIL from the first to the last byte, so a large body would block every
+heartbeat for seconds. Large bodies are therefore parsed in another process.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from mint.service.wire import codec
 from mint.service.wire.bodies import Address, open_body, read_address
 
 LARGE = 2 * 1024 * 1024
-"""Bodies from here on are parsed in another process."""
+"""Bodies of this size or more are parsed in another process."""
 _JSON_GROWS, _PROTOBUF_GROWS = 12, 4
-"""How much memory a body takes when it is decoded, as a multiple of its own bytes."""
+"""How much memory decoding a body takes, as a multiple of its size."""
 _LEAST_BUDGET = 256 * 1024 * 1024
 T = TypeVar("T")
 
 
 def machine_budget() -> int:
-    """Return what decoding may take at once: a quarter of the machine's memory."""
+    """Return the memory that decoding may take: a quarter of the machine's."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(total // 4, _LEAST_BUDGET)
 
 
 class Decoder:
-    """Opens and parses bodies, a bounded amount at once."""
+    """Decompresses and parses bodies, within a memory budget."""
 
     def __init__(self, max_body_bytes: int, budget: int | None = None) -> None:
         self._max_body_bytes = max_body_bytes
@@ -49,7 +49,7 @@ class Decoder:
         return min(self._max_body_bytes, self._budget // grows)
 
     async def open(self, body: bytes, encoding: str | None, is_protobuf: bool) -> bytes:
-        """Undo ``Content-Encoding``. Raises BadBody; ApiError 413 when it is too large."""
+        """Decompress a body. Raises BadBody, or ApiError 413 if it is too large."""
         limit = self.limit(is_protobuf)
         if encoding and encoding.lower() != "identity":
             async with self._opening:
@@ -59,7 +59,7 @@ class Decoder:
         return body
 
     async def address(self, body: bytes, is_protobuf: bool) -> Address | None:
-        """Return which operation a body is, without decoding all of it in this process."""
+        """Return which operation a body is, without parsing a large one in this process."""
         if is_protobuf or len(body) < LARGE:
             return read_address(body, is_protobuf)
         async with self._reserve(len(body) * _JSON_GROWS):
@@ -68,7 +68,7 @@ class Decoder:
     async def forward_backward(
         self, bodies: list[bytes], is_protobuf: list[bool], forward_only: bool
     ) -> list[PackedOperation]:
-        """Decode operations for the engine. Raises UserError for what is wrong with them."""
+        """Decode operations for the engine. Raises UserError if they are not valid."""
         decoded = []
         for body, protobuf in zip(bodies, is_protobuf, strict=True):
             async with self._reserve(len(body) * (_PROTOBUF_GROWS if protobuf else _JSON_GROWS)):
@@ -93,7 +93,7 @@ class Decoder:
                 self._changed.notify_all()
 
     async def _elsewhere(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run a function in the decoding process; when that process dies, the request fails."""
+        """Run a function in the decoding process. Raises UserError if that process dies."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
         pool = self._pool
@@ -108,7 +108,7 @@ class Decoder:
             ) from error
 
     def close(self) -> None:
-        """End the decoding process."""
+        """Stop the decoding process."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

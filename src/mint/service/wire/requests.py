@@ -1,6 +1,6 @@
-"""Our own lenient request models: unknown fields are ignored, nulls count as absent.
+"""Request models: unknown fields are ignored, and nulls count as absent.
 
-A field that we know and do not support is refused with a text that says so.
+A known field that is not supported is refused with an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_TOP_K = 2**31 - 1  # more than any vocabulary has
 MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits / 1e-40 is infinite
 Model = TypeVar("Model", bound=BaseModel)
 _CONTENT = {"prompt", "messages", "stop", "tools", "data", "user_metadata", "tags", "detail"}
-"""Fields whose content no error repeats."""
+"""Fields whose content is not repeated in errors."""
 
 
 class Request(BaseModel):
@@ -44,7 +44,7 @@ class Request(BaseModel):
 
 
 def parse(model: type[Model], body: bytes) -> Model:
-    """Read a JSON body; what is wrong with it becomes one readable user error."""
+    """Parse a JSON body. Raises UserError with all that is wrong with it."""
     try:
         return model.model_validate(read_json(body))
     except ValidationError as error:
@@ -64,8 +64,8 @@ def read_json(body: bytes) -> Any:
 
 
 def describe(faults: list[Any]) -> str:
-    """One line per fault: the field, what is wrong with it, and what was sent, unless that may be
-    a prompt: errors end up in logs."""
+    """Describe each fault: the field, what is wrong with it, and what was sent. Fields that may
+    contain prompts are not repeated, as errors end up in logs."""
     lines = []
     for fault in faults:
         names = [str(part) for part in fault["loc"] if part != "body"]
@@ -98,7 +98,7 @@ Temperature = Annotated[NotNegative, AfterValidator(lambda t: t if t >= MIN_TEMP
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 MinP = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 TopK = Annotated[int, Field(ge=-1), AfterValidator(lambda k: k if k <= MAX_TOP_K else -1)]
-"""How many of the most likely tokens to sample from: -1, 0 and more than there are mean all."""
+"""How many of the most likely tokens to sample from; -1 and 0 mean all."""
 
 
 # ---- sessions ----------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class CopyWeights(ReadsWeights):
 
 
 class SetTtl(BaseModel):
-    """``null`` means never, and is not the same as leaving the field out."""
+    """The new TTL. ``null`` means never, and the field cannot be left out."""
 
     ttl_seconds: Ttl | None
 
@@ -294,7 +294,7 @@ class CreateSamplingSession(Request):
 
 
 class Sampling(Request):
-    """What every request for samples may set."""
+    """The fields that every request for samples has."""
 
     seed: int | None = None
     temperature: Temperature = 1.0
@@ -353,7 +353,7 @@ class SampleBody(Request):
         )
 
     def target_cells(self) -> Csr | None:
-        """The cells that a sparse ``target_prompt_logprobs`` lists."""
+        """Return the cells that a sparse ``target_prompt_logprobs`` lists."""
         if self.target_prompt_logprobs is None:
             return None
         return codec.decode_csr(self.target_prompt_logprobs, "target_prompt_logprobs")

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,14 +73,12 @@ def rollout_files(folder: Path) -> list[RolloutFile]:
     )
 
 
-def read_lines(file: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Read the complete lines of a table; a damaged line is paired with None."""
+def read_lines(file: Path) -> list[dict[str, Any] | None]:
+    """Read the complete lines of a table; None stands for a damaged one."""
     if not file.exists():
-        return
+        return []
     complete, _, _ = file.read_text(encoding="utf-8", errors="replace").rpartition("\n")
-    for line in complete.split("\n"):
-        if line:
-            yield line, _parsed(line)
+    return [_parsed(line) for line in complete.split("\n") if line]
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -96,7 +94,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
     An unfinished last line is left out, and so is a line that is damaged.
     """
-    return [row for _, row in read_lines(file) if row is not None]
+    return [row for row in read_lines(file) if row is not None]
 
 
 def read_json(file: Path) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ from mint.watch.directory.files import (
     RolloutFile,
     read_json,
     read_lines,
+    read_rows,
     read_yaml,
     rollout_files,
 )
@@ -126,7 +127,7 @@ class RunReader:
         found = [
             name
             for name in (METRICS, EVENTS, ROLLOUTS_1)
-            if (file := self._inside(name)) and any(row is None for _, row in read_lines(file))
+            if (file := self._inside(name)) and None in read_lines(file)
         ]
         found += [
             name
@@ -198,7 +199,7 @@ class RunReader:
 
     def _table(self, name: str) -> list[Row]:
         file = self._inside(name)
-        return [row for _, row in read_lines(file) if row is not None] if file else []
+        return read_rows(file) if file else []
 
     def _json(self, name: str) -> Row:
         file = self._inside(name)

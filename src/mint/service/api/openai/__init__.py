@@ -1,1 +1,1 @@
-"""Inference for clients of the OpenAI API: text in, text out, no session and no tokens."""
+"""Inference for clients of the OpenAI API: text in and out, without sessions and tokens."""

@@ -1,4 +1,4 @@
-"""The answers of the OpenAI API, whole or in chunks: one class for each of its two forms."""
+"""Responses of the OpenAI API, complete or in chunks: completions and chat completions."""
 
 import time
 import uuid
@@ -13,7 +13,7 @@ from mint.service.text.tokenizer import ModelTokenizer
 
 @dataclass
 class Form:
-    """The conversion of pieces to the objects that a client expects."""
+    """Converts pieces of text to the objects that a client expects."""
 
     model: str
     tokenizer: ModelTokenizer
@@ -101,7 +101,7 @@ class ChatForm(Form):
 
 
 class CompletionForm(Form):
-    """``text_completion``, whole and in chunks."""
+    """``text_completion``, complete and in chunks."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
@@ -122,7 +122,7 @@ class CompletionForm(Form):
 
 
 def _by_choice(pieces: Iterable[Piece], choices: int) -> list[Piece]:
-    """Each choice as one piece: its text and scores joined, and the reason of its last piece."""
+    """Join the pieces of each choice into one."""
     parts: list[list[Piece]] = [[] for _ in range(choices)]
     for piece in pieces:
         parts[piece.choice].append(piece)

@@ -1,4 +1,4 @@
-"""Run the prompts of a request through a sampler, and return pieces of text."""
+"""Samples the prompts of a request, and returns pieces of text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOWEST = -9999.0  # JSON has no infinity
 
 @dataclass(frozen=True)
 class Piece:
-    """Some text of one choice. The last piece of a choice says why it ended."""
+    """A piece of the text of one choice. The last one has the finish reason."""
 
     choice: int
     text: str
@@ -41,7 +41,7 @@ class Piece:
 
 @dataclass
 class TokenCounts:
-    """Tokens that went in and came out."""
+    """The number of prompt tokens and of sampled tokens."""
 
     prompt: int = 0
     completion: int = 0
@@ -49,7 +49,7 @@ class TokenCounts:
 
 @dataclass
 class PreparedRequest:
-    """A request, ready to run: which sampler, which tokens, which tokenizer."""
+    """A request with its sampler, its tokenizer and its prompts as tokens."""
 
     request: Inference
     sampler: SamplingSession
@@ -75,7 +75,7 @@ async def find_model(service: Service, caller: Caller, name: str) -> SamplingSes
 async def prepare(
     service: Service, caller: Caller, request: Completion | ChatCompletion
 ) -> PreparedRequest:
-    """Find the model, and turn text into tokens. Raises ApiError 404 when there is no model."""
+    """Find the model and encode the prompts. Raises ApiError 404 if there is no such model."""
     sampler = await find_model(service, caller, request.model)
     folder = await service.engines.locate(sampler.row.base_model)
     tokenizer = await service.tokenizers.get(folder)
@@ -107,7 +107,7 @@ def _plain_prompts(request: Completion, tokenizer: ModelTokenizer) -> list[list[
 
 
 def _check_ids(prompt: list[int]) -> list[int]:
-    """Return a prompt whose ids fit an array; the engine knows which its vocabulary has."""
+    """Return a prompt of valid integers; the engine checks them against its vocabulary."""
     if any(not 0 <= token < 2**31 for token in prompt):
         raise UserError(
             "prompt contains a number that is not a token id. Encode the text with the model's "
@@ -117,7 +117,7 @@ def _check_ids(prompt: list[int]) -> list[int]:
 
 
 def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
-    """Return what the engine is asked for; each prompt is filled in later."""
+    """Return the request for the engine, without a prompt."""
     if isinstance(request, ChatCompletion):
         max_tokens = request.max_completion_tokens or request.max_tokens
         top = request.top_logprobs
@@ -146,7 +146,7 @@ def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
 
 
 async def pieces(service: Service, job: PreparedRequest) -> AsyncIterator[Piece]:
-    """The text of every choice, in the order in which it becomes known."""
+    """Yield the text of every choice as it is sampled."""
     news: _News = asyncio.Queue()
     choices = [_Choice(job, number) for number in range(job.choices)]
     n = job.request.n
@@ -166,7 +166,7 @@ async def pieces(service: Service, job: PreparedRequest) -> AsyncIterator[Piece]
 
 
 _News = asyncio.Queue[Piece | Exception | None]
-"""Pieces as they become known; None: the sample of a prompt is done."""
+"""Pieces as they are sampled; None after the last one of a prompt."""
 
 
 async def _sample(
@@ -198,7 +198,7 @@ async def _sample(
 
 
 def _finish(job: PreparedRequest, choices: list[_Choice], result: SampleResult) -> list[Piece]:
-    """Return the pieces that a prompt's choices still hold back."""
+    """Return the remaining pieces of a prompt's choices."""
     found = []
     for choice, sequence in zip(choices, result.sequences, strict=True):
         if job.echo:
@@ -208,7 +208,7 @@ def _finish(job: PreparedRequest, choices: list[_Choice], result: SampleResult) 
 
 
 class _Choice:
-    """One answer on its way out: takes tokens, gives pieces of text."""
+    """One choice in progress: converts its tokens to pieces of text."""
 
     def __init__(self, job: PreparedRequest, number: int) -> None:
         self.number = number
@@ -218,7 +218,7 @@ class _Choice:
         self._fed = 0
 
     def feed(self, scores: list[TokenScore]) -> list[Piece]:
-        """The pieces that these tokens make certain."""
+        """Add tokens; return the pieces that are certain now."""
         found = []
         for score in scores:
             self._fed += 1
@@ -228,7 +228,7 @@ class _Choice:
         return found
 
     def finish(self, sequence: SampledSequence) -> list[Piece]:
-        """The pieces of tokens that were not told before, and the last one."""
+        """Return the pieces of tokens that were not streamed, and the last one."""
         if self._job.echo and self._job.request.max_tokens == 0:
             return [Piece(self.number, "", [], "length")]
         self._job.usage.completion += len(sequence.tokens)
@@ -240,7 +240,7 @@ class _Choice:
 
 
 def _without_end(scores: list[TokenScore], sequence: SampledSequence) -> list[TokenScore]:
-    """The token that ended the answer has no text and is not shown."""
+    """Leave out the token that ended the answer, which has no text."""
     is_end = sequence.stop_reason == "stop" and scores
     return scores[:-1] if is_end and scores[-1].token == sequence.tokens[-1] else scores
 

@@ -1,5 +1,5 @@
-"""The requests of OpenAI clients. What we do not support is refused by name, unless it asks for
-nothing special; fields that nobody knows are ignored."""
+"""Requests of OpenAI clients. Unsupported fields are refused by name unless they have a value that
+changes nothing; unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TOKEN_ID = re.compile(r"[0-9]{1,18}")
 
 
 def read_token_ids(bias: Any) -> Any:
-    """Turn the keys of a ``logit_bias``, strings in JSON, into token ids.
+    """Convert the keys of a ``logit_bias``, which are strings in JSON, to token ids.
 
     >>> read_token_ids({"198": -100})
     {198: -100}
@@ -87,7 +87,7 @@ class Inference(Sampling):
         return data
 
     def stops(self) -> list[str]:
-        """The stop strings; an empty string is none."""
+        """Return the stop strings, without empty ones."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
         return [stop for stop in stops if stop]
 
@@ -130,9 +130,8 @@ class Message(Request):
     tool_calls: list[dict[str, Any]] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as templates expect it: the content is text, the arguments of calls
-        are objects.
-        """
+        """Return the message as templates expect it: content as a string, arguments of tool calls
+        as objects."""
         message = self.model_dump(exclude_none=True)
         if not isinstance(self.content, str):
             message["content"] = "".join(_text_of(part) for part in self.content)

@@ -20,19 +20,19 @@ async def _service(request: Request) -> Service:
 
 
 async def _key(request: Request) -> str | None:
-    """The presented key: ``X-API-Key``, or the bearer token of other clients."""
+    """Return the presented key: ``X-API-Key``, or the bearer token of other clients."""
     bearer = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
     return request.headers.get("x-api-key") or bearer or None
 
 
 OneField = Annotated[str, Body(embed=True)]
-"""A body with one field, which has the name of the parameter."""
+"""A body with one field, named as the parameter."""
 TheService = Annotated[Service, Depends(_service)]
 Key = Annotated[str | None, Depends(_key)]
 
 
 async def authenticate(request: Request, needed: Scope) -> Caller:
-    """Return who is asking, once for each request. Raises ApiError 401, or 403 for a scope."""
+    """Return the caller, looked up once per request. Raises ApiError 401, or 403 for a scope."""
     caller: Caller | None = getattr(request.state, "caller", None)
     if caller is None:
         service = await _service(request)
@@ -65,16 +65,16 @@ async def _caller(request: Request) -> Caller:
 
 
 TheCaller = Annotated[Caller, Depends(_caller)]
-"""Who is asking, for routes that make objects: JsonRoute has checked the key and its scope."""
+"""The caller, for routes that create objects: JsonRoute has checked the key and its scope."""
 
 
 def find_scope(dependant: Dependant) -> Scope | None:
-    """Return the largest scope that a route and its dependencies need; None: no key is needed."""
+    """Return the largest scope that a route and its dependencies need; None if no key is needed."""
     inner = [scope for d in dependant.dependencies if (scope := find_scope(d)) is not None]
     own = _SCOPES.get(dependant.call)
     return max([*inner, *([own] if own is not None else [])], default=None)
 
 
 def is_same_machine(request: Request) -> bool:
-    """Return whether the client runs where the service does."""
+    """Return whether the client runs on the same machine as the service."""
     return request.client is not None and is_loopback(request.client.host)

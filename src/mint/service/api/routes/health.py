@@ -14,15 +14,15 @@ router = APIRouter()
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """The process is up and answers."""
+    """Answer while the process is running."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
 async def readyz(service: TheService) -> Response:
-    """200 once the base models of the configuration are loaded; 503 until then.
+    """Answer 200 once the configured base models are loaded, and 503 until then.
 
-    ``paused`` says why training waits. Sampling does not.
+    ``paused`` is the reason why training is paused; sampling is not.
     """
     if service.is_ready:
         why = await asyncio.to_thread(service.why_paused)
@@ -32,7 +32,7 @@ async def readyz(service: TheService) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request, service: TheService, key: Key) -> Response:
-    """Prometheus text. Beyond this machine it needs a key, as everything does."""
+    """Return metrics for Prometheus. A service that other machines can reach requires a key."""
     if not service.settings.is_loopback:
         await service.auth.user_of(key)
     gauges: Gauges = request.app.state.gauges

@@ -1,4 +1,4 @@
-"""The route class of everything that takes JSON."""
+"""The route class of everything that accepts JSON."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -28,10 +28,10 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that looks at the key before the body, and refuses text that is no Unicode.
+    """A route that checks the key before it reads the body, and refuses invalid Unicode.
 
-    Python's own parser lets half a surrogate pair through, which then cannot be encoded: not for
-    the tokenizer, not for the database, and not in the answer that complains about it.
+    Python's own parser accepts half a surrogate pair, which then cannot be encoded: not for the
+    tokenizer, not for the database, and not in the error message about it.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -27,7 +27,7 @@ _CODES = {401: "invalid_api_key", 403: "insufficient_scope", 404: "model_not_fou
 
 
 class OpenAIRoute(JsonRoute):
-    """A route whose errors look as OpenAI clients expect them."""
+    """A route whose errors have the format that OpenAI clients expect."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -46,7 +46,7 @@ router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
 
 
 def _error(error: Exception, request: Request) -> tuple[int, dict[str, Any]]:
-    """The status and body for a failure."""
+    """Return the status and body for a failure."""
     status, text = describe_failure(error, request)
     kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
     param = "model" if status == 404 else None
@@ -61,7 +61,7 @@ def _error(error: Exception, request: Request) -> tuple[int, dict[str, Any]]:
 
 @router.get("/models")
 async def list_models(service: TheService, user: ReadUser) -> dict[str, Any]:
-    """The base models of this service, and the sampler checkpoints of this key."""
+    """List the base models of this service and the caller's sampler checkpoints."""
     of_samplers = CheckpointRow.kind == SAMPLER
     rows, _ = await asyncio.to_thread(
         service.store.page, CheckpointRow, user, _MOST_CHECKPOINTS, 0, of_samplers
@@ -113,7 +113,7 @@ async def _answer(
     if not job.request.stream:
         every = await _while_awaited(request, _every(found))
         return JSONResponse(form.whole(every, job.choices, job.usage))
-    # what is wrong with a request shows with its first piece, as a status
+    # an invalid request fails before its first piece, and gets an error status
     first = await _while_awaited(request, anext(found))
     events = _events(job, form, first, found, request)
     return StreamingResponse(events, media_type="text/event-stream")
@@ -124,7 +124,7 @@ async def _every(found: AsyncIterator[Piece]) -> list[Piece]:
 
 
 async def _while_awaited(request: Request, work: Awaitable[T]) -> T:
-    """The outcome of some work, which is given up when the client goes away."""
+    """Return the result of some work; cancel it if the client disconnects."""
     task, gone = asyncio.ensure_future(work), asyncio.create_task(_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -144,7 +144,7 @@ async def _gone(request: Request) -> None:
 async def _events(
     job: PreparedRequest, form: Form, first: Piece, rest: AsyncIterator[Piece], request: Request
 ) -> AsyncIterator[str]:
-    """Server-sent events: a chunk for every piece, the usage if it was asked for, the end."""
+    """Yield server-sent events: a chunk per piece, the usage if requested, and the end."""
     opened = set()
     piece: Piece | None = first
     try:

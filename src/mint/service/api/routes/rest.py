@@ -1,4 +1,4 @@
-"""Reading about runs and sessions, and putting sessions in order."""
+"""Training runs and sessions: list, show, search, assign to a project."""
 
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ def list_runs(
     access_scope: Scope = "owned",
     project_id: str | None = None,
 ) -> dict[str, Any]:
-    """The runs of the caller; those of others are found by their ids, if they are public."""
+    """List the caller's runs. Others' runs with public checkpoints are found by their ids."""
     conditions: list[Condition] = []
     if project_id is not None:
         is_in = SessionRow.project_id == project_id

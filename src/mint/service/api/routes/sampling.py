@@ -37,14 +37,14 @@ async def asample(
 async def join_sampling_session(
     service: TheService, user: SampleUser, sampling_session_id: OneField
 ) -> dict[str, Any]:
-    """A number of its own for a copy of a sampling client."""
+    """Return a number for a copy of a sampling client."""
     counter = await service.samplers.join(sampling_session_id, user)
     return {"client_counter": counter, "type": "join_sampling_session"}
 
 
 @router.get("/samplers/{sampler_id}")
 async def get_sampler(service: TheService, user: ReadUser, sampler_id: str) -> dict[str, Any]:
-    """Return what a sampler was made from; ``weights_digest`` is known once it has been loaded."""
+    """Return what a sampler was created from; ``weights_digest`` is known once it is loaded."""
     row = (await service.samplers.find(sampler_id, user)).row
     return {
         "sampler_id": row.id,

@@ -21,12 +21,12 @@ async def healthz() -> dict[str, str]:
 
 @router.post("/client/config")
 async def client_config(request: Request, _: ReadUser, key: Key) -> dict[str, Any]:
-    """Feature flags. MinT's ``sk-`` keys work only by way of a token, so it is on for them.
+    """Return feature flags. MinT's ``sk-`` keys work only with a token, so it is on for them.
 
-    Bodies are compressed where they cross a network. ``sample_use_retrieve_futures`` stays off: a
-    client that waits for a list of finished samples would wait for ever for those that a restart
-    lost, while one that asks for each is told to send it again. ``create_model_via_load_weights``
-    stays off too: the three requests that it replaces are the same for every client.
+    Bodies from other machines are compressed. ``sample_use_retrieve_futures`` is off: after a
+    restart, a client that waits for a list of finished samples would wait for lost ones forever,
+    while a client that polls each sample gets an error and resends it.
+    ``create_model_via_load_weights`` is off: every client can send the requests that it replaces.
     """
     return {
         "pjwt_auth_enabled": (key or "").startswith("sk-"),
@@ -38,10 +38,9 @@ async def client_config(request: Request, _: ReadUser, key: Key) -> dict[str, An
 
 
 def _always_follows_redirects(request: Request) -> bool:
-    """Return whether the client's own transport would follow the redirect that is an archive's
-    address.
+    """Return whether the client's default transport follows the redirect to an archive.
 
-    Clients before 0.23.4 do, although they want the address; their other transport does not.
+    Clients before 0.23.4 do, although they need its address; their other transport does not.
     """
     version = request.headers.get("x-stainless-package-version", "")
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
@@ -60,7 +59,7 @@ async def token(service: TheService, _: ReadUser, key: Key) -> dict[str, str]:
 
 @router.get("/auth/apikey/me")
 async def get_key(service: TheService, user: ReadUser, key: Key) -> dict[str, Any]:
-    """Return what is known of the presented key."""
+    """Return the name of the presented key."""
     found = await service.auth.key_of(key)
     number, name = (0, user) if found is None else (int(found.hash[:12], 16), found.name)
     return {
@@ -104,7 +103,7 @@ async def finish(
 
 @router.post("/telemetry")
 async def telemetry(_: ReadUser) -> dict[str, str]:
-    """Accepted and dropped: its bodies may hold keys, and nobody reads them here."""
+    """Accept telemetry and drop it: its bodies may contain keys."""
     return {"status": "accepted"}
 
 

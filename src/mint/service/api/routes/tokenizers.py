@@ -1,4 +1,4 @@
-"""The tokenizer of a base model, for clients without the hub."""
+"""Tokenizers of base models, for clients without access to the hub."""
 
 import asyncio
 import io
@@ -16,7 +16,7 @@ router = APIRouter()
 
 @router.get("/mint/tokenizers/{name:path}")
 async def get_tokenizer(service: TheService, _: ReadUser, name: str) -> Response:
-    """A ``.tar.gz`` of the model's tokenizer files and ``config.json``."""
+    """Return a ``.tar.gz`` of the model's tokenizer files and ``config.json``."""
     try:
         folder = await service.engines.locate(name)
     except UserError as error:

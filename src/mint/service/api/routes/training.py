@@ -1,4 +1,4 @@
-"""Training: create a run, and put operations into its stream."""
+"""Training: create runs, and submit their operations."""
 
 import asyncio
 import json
@@ -79,8 +79,8 @@ async def submit(
 ) -> dict[str, str]:
     """Accept one operation of a run.
 
-    Only its address is read here. Everything else that may be wrong with it comes back through
-    its future, because the client has used up its number either way.
+    Only the run and the number are read here. All other errors are returned through the future,
+    because the client has used up the number either way.
     """
     kind = request.url.path.rsplit("/", 1)[-1]
     content_type = request.headers.get("content-type", codec.JSON).partition(";")[0].strip()

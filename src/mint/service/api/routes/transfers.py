@@ -1,4 +1,4 @@
-"""Checkpoints as files: signed links out, archives in, and mixtures."""
+"""Checkpoints as files: signed download links, uploads, interpolation."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.get(f"{ONE}/archive", status_code=302)
 def archive(service: TheService, user: ReadUser, request: Request, row: Readable) -> Response:
-    """Return a link to the checkpoint as one ``.tar.gz``; it works for a while, without a key."""
+    """Redirect to a signed link to the checkpoint as a ``.tar.gz``."""
     link = service.links.make(row, user)
     url = _url_of(service, request, link, f"{row.name}.tar.gz")
     return RedirectResponse(url, 302, {"Expires": format_datetime(link.expires_at, usegmt=True)})
@@ -37,7 +37,7 @@ def archive(service: TheService, user: ReadUser, request: Request, row: Readable
 def external_weights_urls(
     service: TheService, user: ReadUser, request: Request, row: Readable
 ) -> dict[str, Any]:
-    """Return a link to each file of a checkpoint."""
+    """Return a signed link to each file of a checkpoint."""
     folder = service.checkpoints.folder_of(row)
     names = sorted(file.name for file in folder.iterdir())
     links = {name: service.links.make(row, user, name) for name in names}
@@ -53,7 +53,7 @@ def _url_of(service: TheService, request: Request, link: Link, name: str) -> str
 
 @router.get("/mint/downloads/{token}/{name}")
 def download(service: TheService, token: str, name: str) -> Response:
-    """Return the file of a signed link. The link is the key; the name is for people."""
+    """Return the file of a signed link, which needs no key. The name is not used."""
     link = service.links.open(token)
     path = CheckpointPath.parse(link.path)
     row = service.checkpoints.find(path, link.user)
@@ -78,9 +78,9 @@ def download(service: TheService, token: str, name: str) -> Response:
 async def upload(
     service: TheService, _: TrainUser, caller: TheCaller, request: Request
 ) -> dict[str, Any]:
-    """Take in a checkpoint's ``.tar.gz`` from another service, as form field ``file``.
+    """Create a checkpoint from a ``.tar.gz`` of another service, in the form field ``file``.
 
-    ``name`` and ``base_model`` may be given to overrule what the archive says.
+    The fields ``name`` and ``base_model`` override what the archive says.
     """
     inbox = await asyncio.to_thread(service.transfers.inbox)
     try:
@@ -99,5 +99,5 @@ async def upload(
 async def interpolate(
     service: TheService, _: TrainUser, caller: TheCaller, body: requests.Interpolate
 ) -> dict[str, str]:
-    """A new sampler checkpoint: the weighted sum of others."""
+    """Create a sampler checkpoint that is the weighted sum of others."""
     return {"request_id": await service.transfers.interpolate(caller, body)}

@@ -1,4 +1,4 @@
-"""Usage of keys and runs, and the load of the service."""
+"""Token usage of keys and runs, and the load of the service."""
 
 from datetime import timedelta
 from typing import Annotated, Any
@@ -23,8 +23,8 @@ async def usage(
     by: Group = "key",
     since_s: Since | None = None,
 ) -> dict[str, Any]:
-    """Tokens of the last ``since_s`` seconds, and checkpoints now: the key's own, or all of them
-    for a key with the scope ``admin``."""
+    """Return the tokens of the last ``since_s`` seconds and the current checkpoints: those of the
+    caller's key, or of all keys for a key with the scope ``admin``."""
     await service.store.save_uses()
     since = None if since_s is None else now() - timedelta(seconds=since_s)
     key = None if caller.scope >= Scope.ADMIN else caller.key
@@ -33,7 +33,7 @@ async def usage(
 
 @router.get("/mint/load")
 async def load(service: TheService, _: ReadUser, request: Request) -> dict[str, Any]:
-    """Queue lengths, and what each engine holds: KV tokens, adapters, memory."""
+    """Return queue lengths, and the KV tokens, adapters and memory of each engine."""
     memory = await request.app.state.gauges.memory()
     return {
         "ready": service.is_ready,

@@ -1,4 +1,4 @@
-"""Checkpoints: what one holds, list, share, keep, copy, delete."""
+"""Checkpoints: show, list, publish, set a TTL, copy, delete, prune."""
 
 from typing import Annotated, Any
 
@@ -34,7 +34,7 @@ ONE = "/training_runs/{run_id}/checkpoints/{checkpoint_id:path}"
 
 
 def describe_checkpoint(row: CheckpointRow) -> dict[str, Any]:
-    """A checkpoint as clients see it."""
+    """Return a checkpoint as clients see it."""
     path = tinker_path(row)
     return {
         "checkpoint_id": path.checkpoint_id,
@@ -49,7 +49,7 @@ def describe_checkpoint(row: CheckpointRow) -> dict[str, Any]:
 
 
 async def _path(run_id: str, checkpoint_id: str) -> CheckpointPath:
-    """The checkpoint that a URL names. Raises ApiError 400 when it cannot name one."""
+    """Return the path of the checkpoint in a URL. Raises ApiError 400 if it is not valid."""
     try:
         return CheckpointPath.parse(f"tinker://{run_id}/{checkpoint_id}")
     except UserError as error:
@@ -112,7 +112,7 @@ def list_run_checkpoints(
     limit: Limit = EVERYTHING,
     offset: Offset = 0,
 ) -> dict[str, Any]:
-    """All checkpoints of a run of one's own; of another's, those that are public."""
+    """List the checkpoints of a run; of another user's run, only the public ones."""
     run = find_readable_run(service.store, run_id, user)
     if run is None:
         raise not_found("training run", run_id, "`mint runs list` shows yours.")
@@ -129,12 +129,12 @@ def _page(
     }
 
 
-# ---- changing: routes with a suffix come first, as a checkpoint's id has a slash in it -----------
+# ---- changing: routes with a suffix come first, as a checkpoint's id contains a slash -----------
 
 
 @router.post(f"{ONE}/publish")
 def publish(service: TheService, row: Owned) -> dict[str, Any]:
-    """Let everybody with a key of this service read a checkpoint."""
+    """Let every user of this service read a checkpoint."""
     service.checkpoints.share(row, True)
     return {"tinker_path": tinker_path(row).uri, "public": True}
 
@@ -147,7 +147,7 @@ def unpublish(service: TheService, row: Owned) -> dict[str, Any]:
 
 @router.put(f"{ONE}/ttl")
 def set_ttl(service: TheService, row: Owned, body: requests.SetTtl) -> dict[str, Any]:
-    """Let a checkpoint expire so many seconds from now; null keeps it for good."""
+    """Let a checkpoint expire after some seconds; null keeps it."""
     service.checkpoints.set_ttl(row, body.ttl_seconds)
     return {"tinker_path": tinker_path(row).uri, "ttl_seconds": body.ttl_seconds}
 
@@ -160,7 +160,7 @@ def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
 
 @router.post("/mint/checkpoints/prune")
 def prune(service: TheService, user: TrainUser, body: requests.Prune) -> dict[str, Any]:
-    """Delete the caller's checkpoints that a rule lets go, or with ``dry_run`` only list them."""
+    """Delete the caller's checkpoints that a rule selects, or only list them with ``dry_run``."""
     conditions = [CheckpointRow.user == user]
     if body.run_id is not None:
         conditions.append(CheckpointRow.run_id == service.runs.row(body.run_id, user).id)

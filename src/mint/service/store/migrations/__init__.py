@@ -1,4 +1,4 @@
-"""Versions of the tables, each a migration from the one before."""
+"""Migrations of the tables, one for each version."""
 
 import fcntl
 from pathlib import Path
@@ -13,7 +13,7 @@ _LOCK = 0x6D696E74
 
 
 def migrate(engine: Engine, lock_file: Path, version: str) -> None:
-    """Bring the tables to a version. One process does it at a time."""
+    """Upgrade the tables to a version, one process at a time."""
     config = _config()
     with open(lock_file, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -25,7 +25,7 @@ def migrate(engine: Engine, lock_file: Path, version: str) -> None:
 
 
 def versions(engine: Engine) -> tuple[str | None, list[str]]:
-    """Return the version of the tables, and all that this code knows, the newest first."""
+    """Return the version of the tables, and all versions that this code knows, newest first."""
     scripts = ScriptDirectory.from_config(_config())
     with engine.connect() as connection:
         current = MigrationContext.configure(connection).get_current_revision()

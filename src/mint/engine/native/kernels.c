@@ -1,0 +1,550 @@
+/*
+ * Kernels for sampling on a CPU that has AVX-512 with products of bfloat16.
+ *
+ * The result of a row never depends on the other rows: each number is summed in one order, whatever
+ * the number of rows, of threads, and of rows that share a tile. Threads divide the work by
+ * numbers of the result, never the terms of one sum.
+ *
+ * Matrices are read as words of 32 bits: one float, or two neighbouring bfloat16 of one row.
+ */
+#include <immintrin.h>
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+enum {
+    LANES = 16,        /* floats of a register */
+    WIDE = 4,          /* registers of a wide panel; a narrow one has 1 */
+    TILE = 6,          /* rows of a tile: 6 x 4 sums, 4 columns and a value are 29 of 32 registers */
+    DEPTH = 1024,      /* words of a panel that are multiplied at a time: 256 KB stay in L2 */
+    BLOCK = 16,        /* tokens of a block of keys and values */
+    SLOTS = 16,        /* adapters of one pass */
+    ALONE = 1 << 15,   /* multiplications that are not worth waking other threads */
+};
+
+INLINE __mmask16 first_lanes(int64_t count) {
+    return count <= 0 ? 0 : count >= LANES ? 0xffff : (__mmask16)((1u << count) - 1);
+}
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* exp(x) to about 1 ulp: 2^n times a Taylor polynomial of the rest, which is at most ln(2) / 2.
+ * The bounds come first in min and max, so that NaN stays NaN. */
+INLINE __m512 exp16(__m512 x) {
+    x = _mm512_min_ps(_mm512_set1_ps(200), _mm512_max_ps(_mm512_set1_ps(-200), x));
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
+    x = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693145752f), x); /* ln(2) in two parts */
+    x = _mm512_fnmadd_ps(n, _mm512_set1_ps(1.42860677e-6f), x);
+    __m512 sum = _mm512_set1_ps(1 / 5040.0f);
+    const float terms[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1, 1};
+    UNROLL for (int i = 0; i < 7; i++) sum = _mm512_fmadd_ps(sum, x, _mm512_set1_ps(terms[i]));
+    return _mm512_scalef_ps(sum, n);
+}
+
+/* Memory of the calling thread that is valid until its next call. */
+static void *scratch(size_t bytes) {
+    static _Thread_local void *memory;
+    static _Thread_local size_t size;
+    if (bytes > size) {
+        free(memory);
+        size = bytes + bytes / 4;
+        memory = aligned_alloc(64, (size + 63) / 64 * 64);
+        if (!memory) abort();
+    }
+    return memory;
+}
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+/* Columns of the result that are computed together. Their words are contiguous: for each word of a
+ * row, those of all columns of the panel. */
+typedef struct {
+    int32_t first, columns; /* of the result */
+    int32_t padded;         /* where the panel begins, in columns that are padded to whole registers */
+    int32_t wide;           /* registers: WIDE or 1 */
+    int32_t site;           /* of several layers in one product, which one */
+} Panel;
+
+/* A frozen matrix, and the adapters that add to it. A of a slot is a [depth, sites * rank] matrix
+ * of narrow panels, B has the panels of the frozen one and a depth of rank. */
+typedef struct {
+    const uint32_t *words;
+    const Panel *panels;
+    int64_t panel_count, inputs, depth, is_bf16, sites;
+    const float *a[SLOTS], *b[SLOTS];
+    int64_t rank[SLOTS];
+} Matrix;
+
+/* The rows of a pass by the slot of their adapter: group g has rows[starts[g]] and those up to the
+ * next group. A slot of -1 is none. Without rows, all are one group. */
+typedef struct {
+    const int64_t *rows;
+    int64_t groups;
+    int64_t slots[SLOTS + 1], starts[SLOTS + 2];
+} Rows;
+
+typedef struct {
+    int32_t first, count, slot;
+} Tile;
+
+typedef struct {
+    const uint32_t *x[TILE], *w;
+    const uint32_t *inner[TILE], *b; /* of the adapter */
+    int64_t depth, rank;
+    const uint32_t *ahead; /* to prefetch: what the next panel needs */
+    float *y[TILE];
+    const float *bias;
+    int64_t columns;
+    int adds; /* to what is in y */
+} Task;
+
+INLINE void add_products(const int bf16, const int rows, const int wide, int64_t depth,
+                         const uint32_t *const *x, const uint32_t *w, const uint32_t *ahead,
+                         __m512 sum[TILE][WIDE]) {
+    for (int64_t k = 0; k < depth; k++) {
+        __m512i column[WIDE];
+        UNROLL for (int j = 0; j < wide; j++)
+            column[j] = _mm512_loadu_si512(w + (k * wide + j) * LANES);
+        if (bf16) _mm_prefetch((const char *)(ahead + k * WIDE * LANES), _MM_HINT_T1);
+        UNROLL for (int i = 0; i < rows; i++) {
+            __m512i value = _mm512_set1_epi32((int)x[i][k]);
+            UNROLL for (int j = 0; j < wide; j++)
+                sum[i][j] = bf16 ? _mm512_dpbf16_ps(sum[i][j], (__m512bh)value, (__m512bh)column[j])
+                                 : _mm512_fmadd_ps((__m512)value, (__m512)column[j], sum[i][j]);
+        }
+    }
+}
+
+INLINE void run_task(const int bf16, const int rows, const int wide, const Task *task) {
+    __m512 sum[TILE][WIDE];
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < wide; j++) sum[i][j] = _mm512_setzero_ps();
+    add_products(bf16, rows, wide, task->depth, task->x, task->w, task->ahead, sum);
+    add_products(0, rows, wide, task->rank, task->inner, task->b, task->b, sum);
+    UNROLL for (int j = 0; j < wide; j++) {
+        __mmask16 mask = first_lanes(task->columns - j * LANES);
+        UNROLL for (int i = 0; i < rows; i++) {
+            float *y = task->y[i] + j * LANES;
+            __m512 value = sum[i][j];
+            if (task->bias)
+                value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, task->bias + j * LANES));
+            if (task->adds) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, y));
+            _mm512_mask_storeu_ps(y, mask, value);
+        }
+    }
+}
+
+#define TASK(bf16, rows, wide) \
+    static void task_##bf16##_##rows##_##wide(const Task *task) { run_task(bf16, rows, wide, task); }
+#define TASKS(bf16) \
+    TASK(bf16, 1, 1) TASK(bf16, 2, 1) TASK(bf16, 6, 1) \
+    TASK(bf16, 1, 4) TASK(bf16, 2, 4) TASK(bf16, 6, 4)
+TASKS(0)
+TASKS(1)
+
+static void (*const task_of[2][2][3])(const Task *) = {
+    {{task_0_1_1, task_0_2_1, task_0_6_1}, {task_0_1_4, task_0_2_4, task_0_6_4}},
+    {{task_1_1_1, task_1_2_1, task_1_6_1}, {task_1_1_4, task_1_2_4, task_1_6_4}},
+};
+
+INLINE void dispatch(int bf16, int wide, int rows, const Task *task) {
+    task_of[bf16][wide == WIDE][rows == TILE ? 2 : rows - 1](task);
+}
+
+/* Lay out a weight, whose element [column, k] is at column * row_stride + k * column_stride. */
+void mint_pack(const Matrix *m, const void *weight, int64_t row_stride, int64_t column_stride,
+               uint32_t *words, int threads) {
+    const uint16_t *halves = weight;
+    const uint32_t *floats = weight;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t p = 0; p < m->panel_count; p++) {
+        Panel panel = m->panels[p];
+        uint32_t *out = words + panel.padded * m->depth;
+        for (int64_t k = 0; k < m->depth; k++)
+            for (int64_t c = 0; c < panel.wide * LANES; c++) {
+                int64_t at = (panel.first + c) * row_stride;
+                uint32_t word = 0;
+                if (c < panel.columns && !m->is_bf16) word = floats[at + k * column_stride];
+                if (c < panel.columns && m->is_bf16) {
+                    word = halves[at + 2 * k * column_stride];
+                    if (2 * k + 1 < m->inputs)
+                        word |= (uint32_t)halves[at + (2 * k + 1) * column_stride] << 16;
+                }
+                *out++ = word;
+            }
+    }
+}
+
+static void round_row(const float *x, int64_t count, uint32_t *words) {
+    uint16_t *out = (uint16_t *)words;
+    for (int64_t k = 0; k < count; k += LANES) {
+        __mmask16 mask = first_lanes(count - k);
+        __m256i rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x + k));
+        _mm256_mask_storeu_epi16(out + k, mask, rounded);
+    }
+    if (count % 2) out[count] = 0;
+}
+
+/* One panel of the result, for some tiles of rows. */
+static void multiply_panel(const Matrix *m, Panel panel, const Tile *tiles, int64_t count,
+                           const int64_t *rows, const uint32_t *words, int64_t stride,
+                           const float *inner, int64_t height, const float *bias, float *y,
+                           int64_t ldy, int adds) {
+    const uint32_t *w = m->words + panel.padded * m->depth, *end = w + panel.wide * LANES * m->depth;
+    for (int64_t at = 0; at < m->depth; at += DEPTH) {
+        int is_last = at + DEPTH >= m->depth;
+        for (int64_t t = 0; t < count; t++) {
+            Tile tile = tiles[t];
+            Task task = {.w = w + at * panel.wide * LANES, .depth = least(DEPTH, m->depth - at)};
+            /* The first tiles each prefetch some lines of the next panel, the others nothing new. */
+            task.ahead = t < WIDE && panel.wide == WIDE ? end + t * LANES : task.w;
+            task.columns = panel.columns;
+            task.adds = adds || at;
+            task.bias = is_last && bias ? bias + panel.first : NULL;
+            if (is_last && tile.slot >= 0 && m->a[tile.slot]) {
+                task.rank = m->rank[tile.slot];
+                task.b = (const uint32_t *)m->b[tile.slot] + panel.padded * task.rank;
+            }
+            for (int i = 0; i < tile.count; i++) {
+                int64_t row = tile.first + i;
+                int64_t own = rows ? rows[row] : row;
+                task.x[i] = words + (m->is_bf16 ? row : own) * stride + at;
+                task.inner[i] = (const uint32_t *)inner + row * height + panel.site * task.rank;
+                task.y[i] = y + own * ldy + panel.first;
+            }
+            dispatch((int)m->is_bf16, panel.wide, tile.count, &task);
+        }
+    }
+}
+
+/* The product of some rows and an adapter's A, 16 columns from a given one. */
+static void multiply_inner(const Matrix *m, Tile tile, int64_t column, const int64_t *rows,
+                           const float *x, int64_t ldx, float *inner, int64_t height) {
+    int64_t columns = m->rank[tile.slot] * m->sites;
+    Task task = {.w = (const uint32_t *)m->a[tile.slot] + column * m->inputs, .depth = m->inputs};
+    task.columns = columns - column;
+    for (int i = 0; i < tile.count; i++) {
+        int64_t row = tile.first + i;
+        task.x[i] = (const uint32_t *)x + (rows ? rows[row] : row) * ldx;
+        task.y[i] = inner + row * height + column;
+    }
+    dispatch(0, 1, tile.count, &task);
+}
+
+/* y = W x + B A x + bias for each row of x, or onto what is in y. */
+void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t ldx, int64_t count,
+                   const float *bias, float *y, int64_t ldy, int adds, int threads) {
+    Rows groups = *by_slot;
+    const int64_t *rows = groups.rows;
+    if (!rows) groups.starts[1] = count;
+    int64_t tile_count = 0, height = 0;
+    for (int64_t g = 0; g < groups.groups; g++) {
+        int64_t slot = groups.slots[g];
+        if (slot >= 0 && m->a[slot]) height = most(height, m->rank[slot] * m->sites);
+    }
+    size_t words_size = ((size_t)(count * m->depth * 4 * m->is_bf16) + 63) & ~63ul;
+    size_t inner_size = ((size_t)(count * height * 4) + 63) & ~63ul;
+    char *memory = scratch(words_size + inner_size + (size_t)count * sizeof(Tile) + 64);
+    float *inner = (float *)(memory + words_size);
+    Tile *tiles = (Tile *)(memory + words_size + inner_size);
+    for (int64_t g = 0; g < groups.groups; g++)
+        for (int64_t at = groups.starts[g], end = groups.starts[g + 1], size; at < end; at += size) {
+            size = end - at >= TILE ? TILE : end - at >= 2 ? 2 : 1;
+            tiles[tile_count++] = (Tile){(int32_t)at, (int32_t)size, (int32_t)groups.slots[g]};
+        }
+    const uint32_t *words = m->is_bf16 ? (uint32_t *)memory : (const uint32_t *)x;
+    int64_t stride = m->is_bf16 ? m->depth : ldx, narrow = (height + LANES - 1) / LANES;
+    if (count * m->depth * m->panel_count < ALONE) threads = 1;
+#pragma omp parallel num_threads(threads)
+    {
+        if (m->is_bf16) {
+#pragma omp for schedule(static) nowait
+            for (int64_t row = 0; row < count; row++)
+                round_row(x + (rows ? rows[row] : row) * ldx, m->inputs,
+                          (uint32_t *)memory + row * m->depth);
+        }
+#pragma omp for schedule(static)
+        for (int64_t item = 0; item < narrow * tile_count; item++) {
+            Tile tile = tiles[item % tile_count];
+            int64_t column = item / tile_count * LANES;
+            if (tile.slot >= 0 && m->a[tile.slot] && column < m->rank[tile.slot] * m->sites)
+                multiply_inner(m, tile, column, rows, x, ldx, inner, height);
+        }
+        /* Panel by panel, so that one stays in L2 for all tiles; equal shares of tiles. */
+        int64_t items = m->panel_count * tile_count, team = omp_get_num_threads();
+        int64_t at = items * omp_get_thread_num() / team, end = items * (omp_get_thread_num() + 1) / team;
+        while (at < end) {
+            int64_t first = at % tile_count, share = least(tile_count - first, end - at);
+            multiply_panel(m, m->panels[at / tile_count], tiles + first, share, rows, words, stride,
+                           inner, height, bias, y, ldy, adds);
+            at += share;
+        }
+    }
+}
+
+/* ---- norms, activations, positions ---------------------------------------------------------- */
+
+static void normalize(const float *x, int64_t size, const float *weight, float epsilon, float *y) {
+    __m512 squares = _mm512_setzero_ps();
+    for (int64_t k = 0; k < size; k += LANES) {
+        __m512 value = _mm512_maskz_loadu_ps(first_lanes(size - k), x + k);
+        squares = _mm512_fmadd_ps(value, value, squares);
+    }
+    float factor = 1 / sqrtf(_mm512_reduce_add_ps(squares) / (float)size + epsilon);
+    for (int64_t k = 0; k < size; k++) y[k] = weight[k] * (x[k] * factor);
+}
+
+/* RMSNorm of each row. */
+void mint_norm(const float *x, int64_t count, int64_t size, const float *weight, float epsilon,
+               float *y, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < count; row++)
+        normalize(x + row * size, size, weight, epsilon, y + row * size);
+}
+
+/* silu(gate) * up, of rows that hold both one after the other. */
+void mint_gate(const float *x, int64_t count, int64_t size, float *y, int threads) {
+    const __m512 one = _mm512_set1_ps(1);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < count; row++)
+        for (int64_t k = 0; k < size; k += LANES) {
+            __mmask16 mask = first_lanes(size - k);
+            __m512 gate = _mm512_maskz_loadu_ps(mask, x + row * 2 * size + k);
+            __m512 up = _mm512_maskz_loadu_ps(mask, x + (row * 2 + 1) * size + k);
+            __m512 below = _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
+            _mm512_mask_storeu_ps(y + row * size + k, mask,
+                                  _mm512_mul_ps(_mm512_div_ps(gate, below), up));
+        }
+}
+
+/* The sizes of an attention layer. */
+typedef struct {
+    int64_t heads, key_heads, size, window; /* a window of 0 is none */
+    float scale, softcap;
+    const float *sinks;
+    float *keys, *values; /* the pool: [block, key head, size, BLOCK] and [block, key head, BLOCK, size] */
+} Layer;
+
+static void turn(float *x, int64_t turned, const float *cosine, const float *sine) {
+    int64_t half = turned / 2;
+    for (int64_t k = 0; k < half; k++) {
+        float a = x[k], b = x[k + half];
+        x[k] = a * cosine[k] - b * sine[k];
+        x[k + half] = b * cosine[k + half] + a * sine[k + half];
+    }
+}
+
+/* Normalize and turn the heads of queries and keys, all optional; store keys and values.
+ * A row of x has queries, keys and values; slots say where in the pool its token is. */
+void mint_store(const Layer *layer, float *x, int64_t ldx, int64_t count, const float *query_norm,
+                const float *key_norm, float epsilon, const float *cosine, const float *sine,
+                int64_t turned, const int64_t *slots, int threads) {
+    int64_t size = layer->size, heads = layer->heads, key_heads = layer->key_heads;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < count; row++) {
+        for (int64_t h = 0; h < heads + key_heads; h++) {
+            float *head = x + row * ldx + h * size;
+            const float *norm = h < heads ? query_norm : key_norm;
+            if (norm) normalize(head, size, norm, epsilon, head);
+            turn(head, turned, cosine + row * turned, sine + row * turned);
+        }
+        int64_t block = slots[row] / BLOCK, offset = slots[row] % BLOCK;
+        for (int64_t h = 0; h < key_heads; h++) {
+            const float *key = x + row * ldx + (heads + h) * size, *value = key + key_heads * size;
+            float *keys = layer->keys + (block * key_heads + h) * size * BLOCK;
+            float *values = layer->values + (block * key_heads + h) * size * BLOCK;
+            for (int64_t k = 0; k < size; k++) keys[k * BLOCK + offset] = key[k];
+            memcpy(values + offset * size, value, (size_t)size * 4);
+        }
+    }
+}
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+enum { QUERIES = 4 }; /* that go through a block of keys together */
+
+typedef struct {
+    const float *q;
+    float *sum; /* of the values, weighted */
+    float peak, total;
+    int64_t position;
+} Query;
+
+INLINE __m512 tanh16(__m512 x) { /* 1 - 2 / (exp(2x) + 1) */
+    __m512 one = _mm512_set1_ps(1);
+    __m512 below = _mm512_add_ps(exp16(_mm512_add_ps(x, x)), one);
+    return _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2), below));
+}
+
+/* Let some queries attend to one block of keys. A block that a query does not see changes nothing,
+ * so the result does not depend on which queries share a call. */
+INLINE void attend_block(const int count, const Layer *layer, Query *queries, const float *keys,
+                         const float *values, int64_t start) {
+    __m512 scores[QUERIES];
+    float weights[QUERIES][BLOCK];
+    __mmask16 visible[QUERIES], any = 0;
+    UNROLL for (int i = 0; i < count; i++) scores[i] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < layer->size; k++) {
+        __m512 key = _mm512_loadu_ps(keys + k * BLOCK);
+        UNROLL for (int i = 0; i < count; i++)
+            scores[i] = _mm512_fmadd_ps(_mm512_set1_ps(queries[i].q[k]), key, scores[i]);
+    }
+    UNROLL for (int i = 0; i < count; i++) {
+        Query *query = queries + i;
+        int64_t last = query->position - start;
+        visible[i] = first_lanes(last + 1);
+        if (layer->window) visible[i] &= (__mmask16)~first_lanes(last - layer->window + 1);
+        any |= visible[i];
+        __m512 score = _mm512_mul_ps(scores[i], _mm512_set1_ps(layer->scale));
+        if (layer->softcap > 0) {
+            __m512 cap = _mm512_set1_ps(layer->softcap);
+            score = _mm512_mul_ps(cap, tanh16(_mm512_div_ps(score, cap)));
+        }
+        float peak = _mm512_mask_reduce_max_ps(visible[i], score);
+        if (visible[i] && !(peak <= query->peak)) { /* also when NaN */
+            float factor = query->peak == -INFINITY ? 0 : expf(query->peak - peak);
+            query->total *= factor;
+            for (int64_t k = 0; k < layer->size; k++) query->sum[k] *= factor;
+            query->peak = peak;
+        }
+        score = exp16(_mm512_sub_ps(score, _mm512_set1_ps(query->peak)));
+        score = _mm512_maskz_mov_ps(visible[i], score);
+        query->total += _mm512_reduce_add_ps(score);
+        _mm512_storeu_ps(weights[i], score);
+    }
+    if (!any) return;
+    /* What nobody sees may never have been written: it must not be multiplied, not even by 0. */
+    int first = __builtin_ctz(any), last = 31 - __builtin_clz(any);
+    for (int64_t k = 0; k < layer->size; k += LANES) {
+        __mmask16 mask = first_lanes(layer->size - k);
+        __m512 sums[QUERIES];
+        UNROLL for (int i = 0; i < count; i++)
+            sums[i] = _mm512_maskz_loadu_ps(mask, queries[i].sum + k);
+        for (int at = first; at <= last; at++) {
+            __m512 value = _mm512_maskz_loadu_ps(mask, values + at * layer->size + k);
+            UNROLL for (int i = 0; i < count; i++)
+                sums[i] = _mm512_fmadd_ps(_mm512_set1_ps(weights[i][at]), value, sums[i]);
+        }
+        UNROLL for (int i = 0; i < count; i++)
+            _mm512_mask_storeu_ps(queries[i].sum + k, mask, sums[i]);
+    }
+}
+
+static void attend_blocks(const Layer *layer, int64_t head, Query *queries, int64_t count,
+                          const int64_t *blocks, int64_t from, int64_t to) {
+    for (int64_t b = from; b < to; b++) {
+        int64_t at = (blocks[b] * layer->key_heads + head) * layer->size * BLOCK;
+        const float *keys = layer->keys + at, *values = layer->values + at;
+        int64_t i = 0;
+        for (; i + 4 <= count; i += 4) attend_block(4, layer, queries + i, keys, values, b * BLOCK);
+        if (i + 3 <= count) attend_block(3, layer, queries + i, keys, values, b * BLOCK), i += 3;
+        if (i + 2 <= count) attend_block(2, layer, queries + i, keys, values, b * BLOCK), i += 2;
+        if (i < count) attend_block(1, layer, queries + i, keys, values, b * BLOCK);
+    }
+}
+
+/* Rows that have their first blocks in common: those of group g are rows[starts[g]] and following,
+ * and they share common[g] blocks. The blocks of a row begin at tables + table_of[row]. */
+typedef struct {
+    const int64_t *rows, *starts, *common, *tables, *table_of, *positions;
+    int64_t groups, largest; /* group, in rows */
+} Layout;
+
+/* Attention of each row of x, which begins with its queries, to the blocks of its sequence. */
+void mint_attend(const Layer *layer, const Layout *layout, const float *x, int64_t ldx, float *y,
+                 int threads) {
+    int64_t repeat = layer->heads / layer->key_heads, size = layer->size;
+    int64_t room = layout->largest * repeat;
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t item = 0; item < layout->groups * layer->key_heads; item++) {
+        int64_t group = item / layer->key_heads, head = item % layer->key_heads;
+        const int64_t *rows = layout->rows + layout->starts[group];
+        int64_t count = layout->starts[group + 1] - layout->starts[group], earliest = INT64_MAX;
+        float *sums = scratch((size_t)room * (sizeof(Query) + (size_t)size * 4));
+        Query *queries = (Query *)(sums + room * size);
+        memset(sums, 0, (size_t)(count * repeat * size) * 4);
+        for (int64_t i = 0; i < count * repeat; i++) {
+            int64_t row = rows[i / repeat], h = head * repeat + i % repeat;
+            queries[i] = (Query){x + row * ldx + h * size, sums + i * size, -INFINITY, 0,
+                                 layout->positions[row]};
+            if (layer->sinks) queries[i].peak = layer->sinks[h], queries[i].total = 1;
+            earliest = least(earliest, queries[i].position);
+        }
+        int64_t from = layer->window ? most(0, earliest - layer->window + 1) / BLOCK : 0;
+        int64_t common = layout->common[group];
+        const int64_t *blocks = layout->tables + layout->table_of[rows[0]];
+        attend_blocks(layer, head, queries, count * repeat, blocks, least(from, common), common);
+        for (int64_t i = 0; i < count; i++)
+            attend_blocks(layer, head, queries + i * repeat, repeat,
+                          layout->tables + layout->table_of[rows[i]], most(from, common),
+                          layout->positions[rows[i]] / BLOCK + 1);
+        for (int64_t i = 0; i < count * repeat; i++) {
+            float *out = y + (rows[i / repeat] * layer->heads + head * repeat + i % repeat) * size;
+            for (int64_t k = 0; k < size; k++) out[k] = queries[i].sum[k] / queries[i].total;
+        }
+    }
+}
+
+/* ---- picking -------------------------------------------------------------------------------- */
+
+enum { PIECE = 256 }; /* tokens whose weights are summed in one go */
+
+INLINE __m512 scaled16(const float *logits, int64_t left, __m512 temperature) {
+    __m512 none = _mm512_set1_ps(-INFINITY);
+    return _mm512_div_ps(_mm512_mask_loadu_ps(none, first_lanes(left), logits), temperature);
+}
+
+/* Pick a token of each row by inverting the cumulative distribution at a number in [0, 1), or the
+ * likeliest one at temperature 0; return its logprob too. Never picks a token of weight 0. */
+void mint_pick(const float *logits, int64_t count, int64_t size, const float *temperatures,
+               const float *numbers, int64_t *tokens, float *logprobs, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < count; row++) {
+        const float *own = logits + row * size;
+        int is_greedy = temperatures[row] == 0;
+        __m512 heat = _mm512_set1_ps(is_greedy ? 1 : temperatures[row]), tops = scaled16(own, 0, heat);
+        for (int64_t k = 0; k < size; k += LANES)
+            tops = _mm512_max_ps(tops, scaled16(own + k, size - k, heat));
+        __m512 peak = _mm512_set1_ps(_mm512_reduce_max_ps(tops));
+        double *sums = scratch((size_t)(size / PIECE + 1) * 8), total = 0;
+        for (int64_t k = 0; k < size; k += PIECE) {
+            __m512 sum = _mm512_setzero_ps();
+            for (int64_t at = k; at < least(k + PIECE, size); at += LANES)
+                sum = _mm512_add_ps(sum, exp16(_mm512_sub_ps(scaled16(own + at, size - at, heat), peak)));
+            sums[k / PIECE] = total += _mm512_reduce_add_ps(sum);
+        }
+        double target = numbers[row] * total, running = 0;
+        int64_t piece = 0, token = size - 1, seen = -1;
+        while (!is_greedy && piece < (size - 1) / PIECE && !(sums[piece] > target)) piece++;
+        if (piece) running = sums[piece - 1];
+        for (int64_t k = is_greedy ? 0 : piece * PIECE; k < size; k += LANES) {
+            float weights[LANES];
+            __m512 value = scaled16(own + k, size - k, heat);
+            __mmask16 top = _mm512_cmp_ps_mask(value, peak, _CMP_EQ_OQ);
+            if (is_greedy && !top) continue;
+            if (is_greedy) {
+                token = seen = k + __builtin_ctz(top);
+                break;
+            }
+            _mm512_storeu_ps(weights, exp16(_mm512_sub_ps(value, peak)));
+            int found = 0;
+            for (int i = 0; i < LANES && k + i < size && !found; i++) {
+                if (weights[i] > 0) token = seen = k + i;
+                running += weights[i];
+                found = seen >= 0 && running > target;
+            }
+            /* Rounding may leave the target beyond the piece's own sum: stay in it. */
+            if (found || (seen >= 0 && k + LANES >= least((piece + 1) * PIECE, size))) break;
+        }
+        tokens[row] = token;
+        float above = _mm512_cvtss_f32(_mm512_sub_ps(scaled16(own + token, 1, heat), peak));
+        logprobs[row] = above - (float)log(total);
+    }
+}
