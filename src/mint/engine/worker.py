@@ -5,6 +5,7 @@ It loads the model, says so, and then answers calls over a socket until the othe
 
 import argparse
 import contextlib
+import ctypes
 import os
 import queue
 import socket
@@ -163,6 +164,20 @@ def _failure(call_id: int, error: Exception) -> EngineReply:
     return EngineReply(call_id, error=f"{type(error).__name__}: {error}", errno=code)
 
 
+def keep_freed_memory() -> None:
+    """Let malloc use freed memory again in place of returning it to the system.
+
+    A training pass allocates and frees hundreds of MB of temporary tensors. Returned memory comes
+    back page by page: on two cores, a pass with SmolLM2-135M spends 0.1 to 0.4 s on it.
+    """
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # of malloc.h
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(mmap_threshold, 32 * 2**20)  # the most that glibc takes
+        mallopt(trim_threshold, 2**30)
+        mallopt(top_pad, 64 * 2**20)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", required=True)
@@ -177,6 +192,7 @@ def main() -> None:
     # SmolLM2-135M: 48 answers decode at 214 tok/s when threads sleep at once, at 410 with this.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    keep_freed_memory()
     channel = Channel(socket.socket(fileno=options.fd))
     try:
         chosen = EngineOptions(options.precision, options.memory_gb)

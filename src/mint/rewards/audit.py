@@ -50,14 +50,12 @@ _PROBES = {
 """Degenerate answers by name. ``{prompt}`` and ``{gold}`` are replaced by those of a sample."""
 
 
-def audit_reward(
-    reward: RewardLike, samples: Sequence[Sample], paid: float = 0.5, partly: float = 0.1
-) -> list[Probed]:
+def audit_reward(reward: RewardLike, samples: Sequence[Sample]) -> list[Probed]:
     """Probe a reward with degenerate answers to real prompts.
 
-    A probe is "hackable" if its reward is at least ``paid`` times that of a right answer, "partly
-    rewarded" from ``partly`` times on, and "raises" if the reward fails on it. "repeated gold" is
-    right, but should not be rewarded more than a single statement of it.
+    A probe is "hackable" if it gets at least half the reward of a right answer, "partly rewarded"
+    from a tenth on, and "raises" if the reward fails on it. "repeated gold" is right, but should
+    not be rewarded more than a single statement of it.
 
     >>> from mint.rewards import check_answer
     >>> audit = audit_reward(check_answer, [Sample("", "What is 6 x 7?", {"answer": "42"})])
@@ -79,7 +77,7 @@ def audit_reward(
         ]
         if tried:
             outcomes = run(checked.outcomes(tried))
-            findings.append(_finding(probe, tried, outcomes, best, paid, partly))
+            findings.append(_finding(probe, tried, outcomes, best))
     return findings
 
 
@@ -94,12 +92,7 @@ def _honest(sample: Sample, gold: str) -> Sample:
 
 
 def _finding(
-    probe: str,
-    tried: Sequence[Sample],
-    outcomes: Sequence[Outcome],
-    best: float | None,
-    paid: float,
-    partly: float,
+    probe: str, tried: Sequence[Sample], outcomes: Sequence[Outcome], best: float | None
 ) -> Probed:
     for sample, outcome in zip(tried, outcomes, strict=True):
         if isinstance(outcome, Failure):
@@ -111,8 +104,8 @@ def _finding(
     full = best if best and best > 0 else 1.0
     if probe == _REPEATED_GOLD:
         finding: Finding = "hackable" if highest > full else "ok"
-    elif highest >= paid * full:
+    elif highest >= 0.5 * full:
         finding = "hackable"
     else:
-        finding = "partly rewarded" if highest >= partly * full else "ok"
+        finding = "partly rewarded" if highest >= 0.1 * full else "ok"
     return Probed(probe, finding, highest, best, sample.response[:200])

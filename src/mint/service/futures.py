@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 from mint.service.errors import Category, explain
 from mint.service.wire.codec import PROTOBUF
@@ -122,7 +123,7 @@ class Futures:
         self._futures: dict[str, Future] = {}
         self._of_owner: dict[str, dict[str, Future]] = {}
         self._numbers = itertools.count(time.time_ns() // 1000)
-        self._watchers: dict[str, list[asyncio.Event]] = {}
+        self._next_finished: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._in_memory, self._on_disk = Queue(memory_bytes), Queue(disk_bytes)
         self._count = Share(MAX_RESULTS)
         self._spool = Spool(folder)
@@ -184,8 +185,8 @@ class Futures:
         future.finish(answer, self._kept_s)
         self._in_memory.add(future.user, request_id, future.size)
         self._count.add(future.user, 1)
-        for watcher in self._watchers.get(find_owner(request_id), ()):
-            watcher.set()
+        if (event := self._next_finished.pop(find_owner(request_id), None)) is not None:
+            event.set()
         self._keep_within_bounds()
 
     # ---- bounds ---------------------------------------------------------------------------------
@@ -245,22 +246,15 @@ class Futures:
         self, owner: str, number: int, is_wanted: Callable[[Future], bool], seconds: float
     ) -> list[Future]:
         """Return a sampler's results finished after ``number``, in order; wait for the first."""
-        watcher = asyncio.Event()
-        self._watchers.setdefault(owner, []).append(watcher)
         try:
             async with asyncio.timeout(seconds):
                 while not (found := self._finished(owner, number, is_wanted)):
                     if self._is_closed:
                         break
-                    watcher.clear()
-                    await watcher.wait()
+                    await self._next_finished.setdefault(owner, asyncio.Event()).wait()
                 return found
         except TimeoutError:
             return []
-        finally:
-            self._watchers[owner].remove(watcher)
-            if not self._watchers[owner]:
-                del self._watchers[owner]
 
     def _finished(
         self, owner: str, number: int, is_wanted: Callable[[Future], bool]
@@ -293,9 +287,8 @@ class Futures:
         self._is_closed = True
         for future in self._futures.values():
             future.release_waiters()
-        for watchers in self._watchers.values():
-            for watcher in watchers:
-                watcher.set()
+        for event in list(self._next_finished.values()):
+            event.set()
         if self._moving is not None:
             self._moving.cancel()
         self._spool.close()

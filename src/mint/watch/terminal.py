@@ -137,7 +137,7 @@ class LiveView(Sink):
         if total > 0:
             said = ", ".join(f"{label} {seconds / total:.0%}" for label, seconds in times)
             table.add_row("time", f"{total:.1f} s", Text(said))
-        if speed := tokens_a_second(last):
+        if speed := tokens_per_second(last):
             table.add_row("tokens/s", f"{speed:.0f}", "")
         return table
 
@@ -148,10 +148,10 @@ def _verdict(verdict: Verdict) -> RenderableType:
     return text.append(f" {verdict.advice}", style="dim") if verdict.advice else text
 
 
-def tokens_a_second(metrics: Mapping[str, float]) -> float | None:
+def tokens_per_second(metrics: Mapping[str, float]) -> float | None:
     """Return the number of tokens sampled per second.
 
-    >>> tokens_a_second({"rollouts": 32, "length/mean": 100, "time/sample": 4.0})
+    >>> tokens_per_second({"rollouts": 32, "length/mean": 100, "time/sample": 4.0})
     800.0
     """
     count, length = metrics.get("rollouts"), metrics.get("length/mean")

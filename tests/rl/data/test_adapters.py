@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import math
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from typing import Any
 import pytest
 
 from mint import types
+from mint.jobs.compose import compose_jobs, find_conf
+from mint.jobs.job import load_adapter, make_config
 from mint.rewards import Task
+from mint.rl.data.prompts import Data
 from tests.service_fixture import MODEL
 from tests.tiny import build_tokenizer
 
@@ -122,6 +126,27 @@ def test_countdown_pays_for_coming_near_only_when_asked_and_never_in_the_holdout
         assert strict.compute_reward(text, task) == gym
         assert lenient.holdout_reward(text, task).total == gym
         assert reward >= gym
+
+
+def test_the_cold_start_of_countdown_shows_no_problem_that_its_experiment_holds_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("reasoning_gym")
+    monkeypatch.setenv("MINT_SFT_EXAMPLES", "200")
+    cold_start = load("../../cold_start")
+    overrides = ["+experiment=countdown", "model.start_from=null", "evaluation.holdout_size=100"]
+    (composed,) = compose_jobs(find_conf(None), overrides)
+    cfg, adapter = make_config(composed.job), load_adapter(composed.job)
+    tokenizer = build_tokenizer()
+    held = {item.identity for item in Data(adapter, tokenizer, cfg).holdout()}
+    texts = [
+        tokenizer.decode(datum.model_input.to_ints())
+        for datum in cold_start.solutions(adapter, tokenizer, cfg)
+    ]
+    found = [re.match(r"Numbers: (.*)\. Target: (\d+)\. Expression: ", text) for text in texts]
+    shown = {f"{sorted(map(int, f[1].split(', ')))} {f[2]}" for f in found if f is not None}
+    assert (len(held), len(shown)) == (100, 200)
+    assert not held & shown
 
 
 def test_countdown_holds_out_a_problem_in_every_order_and_wording() -> None:

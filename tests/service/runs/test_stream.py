@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mint.service.runs.stream import Gradients, Operation, Stream, unnumbered
+from mint.service.runs.stream import Gradients, Operation, Stream
+from mint.service.wire.bodies import negative_number
 
 KINDS = st.sampled_from(["forward_backward", "forward", "optim_step", "save_weights"])
 
@@ -95,7 +96,7 @@ def test_an_operation_without_a_number_runs_between_those_before_and_those_after
     stream = Stream()
     for number in (1, 2, 4):
         stream.accept(Operation(number, "forward_backward", is_ready=True))
-    extra = Operation(unnumbered("a"), "forward_backward_reverse_kl", is_ready=True)
+    extra = Operation(negative_number("a"), "forward_backward_reverse_kl", is_ready=True)
     assert stream.accept(extra)
     assert not stream.accept(extra)
     stream.accept(Operation(3, "forward_backward", is_ready=True))
@@ -108,7 +109,7 @@ def test_an_operation_without_a_number_runs_between_those_before_and_those_after
 def test_an_operation_without_a_number_does_not_wait_for_a_gap() -> None:
     stream = Stream()
     stream.accept(Operation(2, "optim_step", is_ready=True))
-    extra = Operation(unnumbered("a"), "forward_backward_reverse_kl")
+    extra = Operation(negative_number("a"), "forward_backward_reverse_kl")
     stream.accept(extra)
     assert stream.take() == [], "it is not in the journal yet"
     extra.is_ready = True

@@ -112,11 +112,19 @@ def test_run_directories_are_the_local_users_only(
     assert status.json()["runs"] == []
 
 
-def test_an_embedded_service_shows_its_runs_and_keeps_its_key(
-    own_service: Callable[..., LiveService], tmp_path: Path
-) -> None:
-    generate(tmp_path / "runs" / "mine", steps=1, groups=1, answers=1)
-    url = own_service(runs=tmp_path / "runs", api_key="tml-secret").base_url
+@pytest.fixture(scope="module")
+def embedded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service that accepts one key only, as one that a script starts does."""
+    folder = tmp_path_factory.mktemp("embedded")
+    generate(folder / "runs" / "mine", steps=1, groups=1, answers=1)
+    settings = {"models": ("tiny/llama",), "runs": folder / "runs", "api_key": "tml-secret"}
+    service = start_service(folder / "home", tiny_model, **settings)
+    yield service.base_url
+    service.stop()
+
+
+def test_an_embedded_service_shows_its_runs_and_keeps_its_key(embedded: str) -> None:
+    url = embedded
     key = {"x-api-key": "tml-secret"}
     [run] = httpx.get(f"{url}/watch/api/runs", headers=key).json()["runs"]
     assert run["name"] == "mine"
@@ -127,10 +135,8 @@ def test_an_embedded_service_shows_its_runs_and_keeps_its_key(
     assert asked.status_code == 401
 
 
-def test_the_playground_of_an_embedded_service_takes_its_key(
-    own_service: Callable[..., LiveService], page: Page
-) -> None:
-    url = own_service(api_key="tml-secret", models=("tiny/llama",)).base_url
+def test_the_playground_of_an_embedded_service_takes_its_key(embedded: str, page: Page) -> None:
+    url = embedded
     said = page.get_by_role("log", name="Chat with the base model")
 
     def say_hello() -> None:

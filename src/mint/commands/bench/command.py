@@ -29,8 +29,8 @@ def bench(
 ) -> None:
     """Measure how fast a model samples and trains here, and recommend settings.
 
-    It takes about a minute. Precision and memory are those of the service: MINT_PRECISION=exact
-    mint bench measures exactness.
+    It takes about a minute. Precision and memory are those of the service: `MINT_PRECISION=exact
+    mint bench` measures another precision.
     """
     work = Workload(parse_counts(answers), tokens, prompt_tokens, rank, matmul_size)
     report = measure(model, url, work, lambda text: typer.echo(f"mint: {text}", err=True))
@@ -41,7 +41,7 @@ def bench(
 
 
 def parse_counts(text: str) -> list[int]:
-    """Read rising numbers of answers.
+    """Parse increasing numbers of answers.
 
     >>> parse_counts("1,8, 48")
     [1, 8, 48]

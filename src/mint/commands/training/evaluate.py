@@ -1,7 +1,6 @@
 """``mint eval``: evaluate a checkpoint or a base model on a task's holdout."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,8 @@ def _evaluate(asked: Arguments) -> int:
         raise ConfigError("against= compares checkpoints of the service: leave out endpoint=.")
     path = find_checkpoint(checkpoint) if checkpoint else None
     past = _past_job(checkpoint, path) if checkpoint and path else None
-    jobs = replace(asked, overrides=typed).jobs(past)
+    asked.overrides = typed
+    jobs = asked.jobs(past)
     if jobs is None:
         return 0
     other = None if against in (None, BASE) else find_checkpoint(str(against))

@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +12,29 @@ from mint.jobs.job import as_yaml, check
 from mint.jobs.settings import CONFIG_GROUPS, defaults
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(argparse.Namespace):
     """The parsed command line."""
 
     overrides: list[str]
-    multirun: bool
-    show: bool
-    help: str | None
-    conf: Path | None
+    multirun = False
+    cfg: str | None
+    help: bool
+    config_dir: Path | None
+    usage: str
 
     def jobs(self, past: Mapping[str, Any] | None = None) -> list[Composed] | None:
         """Return the jobs, checked without loading; None after printing help or settings."""
-        if self.help is not None:
-            print(self.help + _settings_text(self.conf))
+        if self.help:
+            print(self.usage + _settings_text(self.config_dir))
             return None
-        conf = find_conf(self.conf)
-        jobs = compose_jobs(conf, self.overrides, self.multirun, past)
-        if self.show:
+        jobs = compose_jobs(find_conf(self.config_dir), self.overrides, self.multirun, past)
+        if self.cfg:
             for composed in jobs:
                 print(f"--- # {' '.join(composed.swept)}\n" if self.multirun else "", end="")
                 print(as_yaml(composed.job), end="", flush=True)
         for composed in jobs:
             check(composed.job)
-        return None if self.show else jobs
+        return None if self.cfg else jobs
 
 
 def read_arguments(
@@ -51,14 +49,7 @@ def read_arguments(
     parser.add_argument("--config-dir", type=Path, default=conf)
     if sweeps:
         parser.add_argument("-m", "--multirun", action="store_true")
-    found = parser.parse_intermixed_args(list(arguments))
-    return Arguments(
-        overrides=found.overrides,
-        multirun=sweeps and found.multirun,
-        show=found.cfg is not None,
-        help=text if found.help else None,
-        conf=found.config_dir,
-    )
+    return parser.parse_intermixed_args(list(arguments), Arguments(usage=text))
 
 
 def _settings_text(conf: Path | None) -> str:

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from mint.engine.model.context import Attention, active
+from mint.engine.model.precision import Precision
 from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.training.tree import PrefixTree
 
 from .blocked import BlockedPrefill
 from .layout import Chunk, DecodeRows
+from .native import NativeTree
 from .paged import PagedAttention
 from .reference import ReferenceTree, attend
 
@@ -49,13 +51,14 @@ def _attention(
 AttentionInterface.register(NAME, _attention)  # and no mask: transformers then makes none
 
 
-def tree_attention(tree: PrefixTree, device: torch.device, dtype: torch.dtype) -> Attention:
+def tree_attention(tree: PrefixTree, device: torch.device, precision: Precision) -> Attention:
     """Return the attention of a training pass: each node sees its ancestors."""
     if device.type == "cuda":
         from .gpu import KernelTree
 
-        return KernelTree.of(tree, device, dtype)
-    return ReferenceTree(tree, device)
+        return KernelTree.of(tree, device, precision.keys)
+    plain = ReferenceTree(tree, device)
+    return NativeTree(tree, plain) if precision.has_kernels else plain
 
 
 def prefill_attention(pool: KVPool, chunks: list[Chunk], has_kernels: bool) -> Attention:
@@ -73,6 +76,7 @@ __all__ = [
     "NAME",
     "Chunk",
     "DecodeRows",
+    "NativeTree",
     "attend",
     "prefill_attention",
     "tree_attention",

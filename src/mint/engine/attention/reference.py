@@ -25,7 +25,7 @@ class ReferenceTree:
 
     def __init__(self, tree: PrefixTree, device: torch.device) -> None:
         pieces = cut(tree)
-        keys = [_visible(tree, start, stop) for start, stop in pieces]
+        keys = [visible(tree, start, stop) for start, stop in pieces]
         self._sizes = [stop - start for start, stop in pieces]
         self._counts = [len(part) for part in keys]
         self._keys = torch.as_tensor(np.concatenate(keys), device=device)
@@ -72,13 +72,15 @@ class ReferenceTree:
         return self._masks[window]
 
 
-def cut(tree: PrefixTree) -> list[tuple[int, int]]:
+def cut(
+    tree: PrefixTree, shortest: int = _SHORTEST, longest: int = _LONGEST
+) -> list[tuple[int, int]]:
     """Cut a forest into pieces where branches begin, so that pieces and what they see are small."""
     positions, count = tree.positions, len(tree.positions)
     starts = [0]
-    while (start := starts[-1]) + _SHORTEST < count:
-        stop = min(start + _LONGEST, count)
-        places = np.arange(start + _SHORTEST, stop)
+    while (start := starts[-1]) + shortest < count:
+        stop = min(start + longest, count)
+        places = np.arange(start + shortest, stop)
         begins = places[positions[places] <= positions[places - 1]]
         if len(begins):
             stop = int(begins[(positions[begins] + begins).argmin()])
@@ -86,7 +88,7 @@ def cut(tree: PrefixTree) -> list[tuple[int, int]]:
     return list(pairwise([*starts, count] if starts[-1] < count else starts))
 
 
-def _visible(tree: PrefixTree, start: int, stop: int) -> IntArray:
+def visible(tree: PrefixTree, start: int, stop: int) -> IntArray:
     """Return the nodes of a piece and, before them, the ancestors of its first one."""
     ancestors = np.flatnonzero(tree.ends[:start] > start)
     return np.concatenate([ancestors, np.arange(start, stop)])

@@ -20,6 +20,7 @@ from mint.engine.model.head import Head
 from mint.engine.model.layers import wrap_layers
 from mint.engine.model.linear import FrozenLinear, Product, Site, replace_layers
 from mint.engine.model.precision import Precision, choose, f32
+from mint.engine.model.training_kernels import fuse
 
 _LAYERS_WE_RUN = {"full_attention", "sliding_attention"}
 _LARGEST_HALF = 16384.0  # a quarter of float16's range: activations of other prompts are larger
@@ -86,6 +87,8 @@ class BaseModel:
             **replace_layers(model, linear, precision),
             **replace_experts(model, [s for s in sites if s.experts], precision),
         }
+        if device.type == "cpu":
+            fuse(trunk, precision)
         wrap_layers(trunk, compiled=device.type == "cuda")
         products[head_name] = head.linear
         return cls(

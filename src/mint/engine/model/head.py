@@ -11,9 +11,11 @@ from mint.engine import native
 from mint.engine.model.context import Lora, TrainedLora
 from mint.engine.model.linear import FrozenLinear, product_gradients
 from mint.engine.model.precision import f32, mm, multiply_gradient
+from mint.engine.native.training import LANES, softmax_
 
 _CHUNK_BYTES = 256 * 2**20  # of logits
 _GPU_CHUNK_BYTES = 2**30
+_KERNEL_CHUNK_BYTES = 24 * 2**20  # stays in the cache, and in memory that is used again
 _SPREAD = 4096.0  # times a probability: small ones are exact in float16 too
 
 
@@ -122,6 +124,21 @@ class Head:
         slope.index_put_(cells, slope.new_zeros(()))  # 0.0 would be copied, and waited for
         return mm(slope, weight) * (self.multiplier / temperature / _SPREAD)
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether a CPU's kernels turn logits into probabilities and those into gradients."""
+        is_plain = self.softcap is None and self.vocabulary % LANES == 0
+        return is_plain and self.linear.precision.has_kernels
+
+    def softmax_(self, logits: Tensor, temperature: float) -> Tensor:
+        """Turn logits into probabilities at a temperature; return the logsumexp of each row."""
+        return softmax_(logits, temperature)
+
+    def pull_back(self, probs: Tensor, cells: tuple[Tensor, Tensor], temperature: float) -> Tensor:
+        """Return the same as :meth:`pull`, by kernels; the ``cells`` of ``probs`` become 0."""
+        probs.index_put_(cells, probs.new_zeros(()))
+        return self.linear.packed_back.multiply(probs).mul_(-self.multiplier / temperature)
+
     def pulling_weight(self) -> Tensor:
         """Return the frozen weight in a format of 16 bits, its own if that is one."""
         weight = self.linear.weight
@@ -151,9 +168,11 @@ class Head:
             joins=False,
         )  # fmt: skip
 
-    def chunk_rows(self) -> int:
+    def chunk_rows(self, by_kernels: bool = False) -> int:
         """Return how many rows of logits to hold at a time."""
         size = _GPU_CHUNK_BYTES if self.linear.weight.is_cuda else _CHUNK_BYTES
+        if by_kernels:
+            size = _KERNEL_CHUNK_BYTES
         return max(16, size // (4 * self.vocabulary))
 
 

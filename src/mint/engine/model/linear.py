@@ -6,6 +6,7 @@ value; gate and up) are one product: the first computes all, the others return t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from mint.engine.model.precision import (
     multiply,
     multiply_gradient,
 )
+from mint.engine.native.training import LANES
+from mint.engine.native.training import LoraProduct as KernelLoraProduct
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -84,16 +87,35 @@ class FrozenLinear(Product):
         self.parts: tuple[Tensor, ...] = ()  # what the other layers of the product will return
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        y = self.product(rows, active().lora)
-        if self.bias is not None:
-            y = y + self.bias
+        y = self.joint(x)
         y = y.view(*x.shape[:-1], y.shape[-1])
         if len(self.sizes) == 1:
             return y
         first, *others = torch.split(y, self.sizes, -1)
         self.parts = tuple(others)
         return first
+
+    def joint(self, x: Tensor) -> Tensor:
+        """Return what all layers of the product make of x, row by row."""
+        rows, lora = x.reshape(-1, x.shape[-1]), active().lora
+        if isinstance(lora, TrainedLora) and self._trains_by_kernels():
+            y: Tensor = KernelLoraProduct.apply(  # type: ignore[no-untyped-call]
+                self.packed, lambda: self.packed_back, float(lora.scale), rows, *self.pairs
+            )
+        else:
+            y = self.product(rows, lora)
+        return y if self.bias is None else y + self.bias
+
+    def _trains_by_kernels(self) -> bool:
+        """Say whether the kernels for CPUs compute an adapter of this product in training."""
+        widths = (*self.sizes, self.weight.shape[1])
+        has_kernels = isinstance(self.packed, native.Packed) and self.precision.has_kernels
+        return bool(self.pairs) and has_kernels and not any(width % LANES for width in widths)
+
+    @cached_property
+    def packed_back(self) -> native.Packed:
+        """The weight, packed for the gradient by the input when training begins."""
+        return native.pack(self.weight.to(bf16).T)
 
     def product(self, x: Tensor, lora: Lora) -> Tensor:
         """Multiply float32 rows [N, in] by the weight and the adapters, without a bias."""

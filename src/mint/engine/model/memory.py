@@ -7,6 +7,7 @@ import torch
 
 from mint.engine.messages import EnginePlan
 from mint.engine.model.base_model import BaseModel
+from mint.engine.model.linear import FrozenLinear
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 
 GB = 1024**3
@@ -31,7 +32,7 @@ def plan_memory(model: BaseModel, memory_gb: float | None) -> MemoryBudget:
     """Divide what the device has free; ``memory_gb`` bounds what this engine takes in all."""
     per_token = KVPool.bytes_per_token(model.kv_shapes, model.precision.keys)
     is_gpu = model.device.type == "cuda"
-    free = _free_bytes(model.device, memory_gb)
+    free = max(_free_bytes(model.device, memory_gb) - _packed_bytes(model), 0)
     pool = int(free * _POOL_SHARE) if is_gpu else min(_CPU_POOL_BYTES, int(free * _POOL_SHARE))
     rows = 512 if is_gpu else 256
     most = rows * model.info.context_length // BLOCK_SIZE + 1  # no more is ever used at once
@@ -100,6 +101,14 @@ def _resident_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def _packed_bytes(model: BaseModel) -> int:
+    """Return what the weights will take that a CPU's kernels pack when training begins."""
+    if not model.precision.has_kernels:
+        return 0
+    linear = [p for p in model.products.values() if isinstance(p, FrozenLinear)]
+    return sum(2 * product.weight.numel() for product in linear)
 
 
 def _training_bytes_per_token(model: BaseModel) -> int:

@@ -99,7 +99,7 @@ def _hidden(
 ) -> tuple[Tensor, Lora]:
     """Return the hidden states that predict the targets of a tree's members, member by member."""
     lora = NoLora() if adapter is None else adapter.train_on(model.products)
-    view = tree_attention(tree, model.device, model.precision.keys)
+    view = tree_attention(tree, model.device, model.precision)
     hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
     rows = [path[-len(d.targets) :] for path, d in zip(tree.paths, data, strict=True)]
     return hidden[model.tensor(np.concatenate(rows))], lora

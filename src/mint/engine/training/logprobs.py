@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mint.engine.messages import IntArray
-from mint.engine.model.context import Lora, TrainedLora
+from mint.engine.model.context import Lora, NoLora, TrainedLora
 from mint.engine.model.head import Head
 from mint.engine.model.precision import to_device
 
@@ -110,6 +110,9 @@ def score_targets(
     pair = head.linear.pairs if isinstance(lora, TrainedLora) else ()
     is_plain = not pair and targets.kept is None and not scoring.entropy_gradient
     looks_ahead = is_plain and hidden.requires_grad and torch.is_grad_enabled()
+    if is_plain and head.has_kernels and not scoring.entropy:
+        settings = (head, targets, scoring.temperature, looks_ahead)
+        return _KernelLogprobs.apply(*settings, hidden), None  # type: ignore[no-untyped-call]
     logprobs, entropies = _TargetLogprobs.apply(  # type: ignore[no-untyped-call]
         head, lora, targets, scoring, looks_ahead, hidden, *pair
     )
@@ -161,16 +164,10 @@ class _TargetLogprobs(torch.autograd.Function):
         hidden, sums, logprobs, pulls, own_slopes, *pair = ctx.saved_tensors
         head: Head = ctx.head
         targets: Targets = ctx.targets
-        hidden_grad = torch.zeros_like(hidden)
         if ctx.looks_ahead:
-            count, trained = targets.starts[targets.trained], targets.trained
-            rows, tokens, grad = targets.rows[:count], targets.tokens[:count], grad[:count]
-            total = _row_sums(grad, rows, trained)
-            part = pulls * total[:, None]
-            missing = grad - total[rows] * logprobs[:count].exp() / targets.copies[:count]
-            own = head.linear.weight[tokens] * (missing * own_slopes[:count])[:, None]
-            hidden_grad[targets.nodes[:trained]] = part.index_add_(0, rows, own)
-            return None, None, None, None, None, hidden_grad
+            known = (hidden, logprobs, pulls, own_slopes)
+            return None, None, None, None, None, _scale_pulls(head, targets, grad, *known)
+        hidden_grad = torch.zeros_like(hidden)
         pair_grads = [torch.zeros_like(tensor) for tensor in pair]
         temperature, has_entropy = ctx.scoring.temperature, ctx.scoring.entropy_gradient
         kept, over_all = targets.kept, [grad, wanted if has_entropy else torch.zeros_like(grad)]
@@ -204,6 +201,52 @@ class _TargetLogprobs(torch.autograd.Function):
             for sum_, part in zip(pair_grads, results[1:], strict=True):
                 sum_ += part
         return None, None, None, None, None, hidden_grad, *pair_grads
+
+
+def _scale_pulls(
+    head: Head, targets: Targets, grad: Tensor, hidden: Tensor, logprobs: Tensor, pulls: Tensor,
+    own_slopes: Tensor,
+) -> Tensor:  # fmt: skip
+    """Return the gradient of the hidden states from what the forward pass computed."""
+    count, trained = targets.starts[targets.trained], targets.trained
+    rows, tokens, grad = targets.rows[:count], targets.tokens[:count], grad[:count]
+    total = _row_sums(grad, rows, trained)
+    part = pulls * total[:, None]
+    missing = grad - total[rows] * logprobs[:count].exp() / targets.copies[:count]
+    own = head.linear.weight[tokens] * (missing * own_slopes[:count])[:, None]
+    hidden_grad = torch.zeros_like(hidden)
+    hidden_grad[targets.nodes[:trained]] = part.index_add_(0, rows, own)
+    return hidden_grad
+
+
+class _KernelLogprobs(torch.autograd.Function):
+    """The logprobs alone, by a CPU's kernels, without an adapter on the output layer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, head: Head, targets: Targets, temperature: float, looks_ahead: bool,
+        hidden: Tensor,
+    ) -> Tensor:  # fmt: skip
+        logprobs = hidden.new_empty(len(targets.tokens))
+        pulls = hidden.new_empty(targets.trained if looks_ahead else 0, hidden.shape[1])
+        for chunk, entries in targets.chunks(head.chunk_rows(by_kernels=True)):
+            logits = head.logits(hidden[targets.nodes[chunk]], NoLora())
+            cells = (targets.rows[entries] - chunk.start, targets.tokens[entries])
+            own = logits[cells] / temperature
+            logprobs[entries] = own - head.softmax_(logits, temperature)[cells[0]]
+            if looks_ahead and chunk.start < targets.trained:
+                pulls[chunk] = head.pull_back(logits, cells, temperature)
+        ctx.head, ctx.targets, ctx.slope = head, targets, head.multiplier / temperature
+        ctx.save_for_backward(hidden, logprobs, pulls)
+        return logprobs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, logprobs, pulls = ctx.saved_tensors
+        slopes = torch.full_like(logprobs, ctx.slope)
+        known = (hidden, logprobs, pulls, slopes)
+        return None, None, None, None, _scale_pulls(ctx.head, ctx.targets, grad, *known)
 
 
 @dataclass(frozen=True)

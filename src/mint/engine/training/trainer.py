@@ -215,7 +215,7 @@ class LoraTrainer:
             replay = None if recompute else self._graphs.replay(tree, self.adapter)
             lora = self.adapter.train_on(model.products)
             if replay is None:
-                view = tree_attention(tree, model.device, model.precision.keys)
+                view = tree_attention(tree, model.device, model.precision)
                 hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
             else:
                 hidden = replay.hidden

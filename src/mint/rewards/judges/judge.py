@@ -45,7 +45,6 @@ class JudgeReward(SingleReward):
         endpoint: ChatEndpoint,
         rubric: Sequence[Criterion],
         scale: tuple[int, int] = (0, 10),
-        show_gold: bool = True,
         longest: int = 20_000,
     ) -> None:
         if not rubric or len({criterion.name for criterion in rubric}) < len(rubric):
@@ -53,8 +52,7 @@ class JudgeReward(SingleReward):
         if scale[0] >= scale[1]:
             raise ValueError(f"The scale must be increasing, not from {scale[0]} to {scale[1]}.")
         self.endpoint, self.rubric, self.scale = endpoint, list(rubric), scale
-        self.show_gold, self.longest = show_gold, longest
-        self.parallel = endpoint.parallel
+        self.longest, self.parallel = longest, endpoint.parallel
 
     async def score_one(self, sample: Sample) -> Score:
         grades = await self.endpoint.ask_json(self._messages(sample), self._schema())
@@ -68,7 +66,7 @@ class JudgeReward(SingleReward):
     def _messages(self, sample: Sample) -> list[dict[str, str]]:
         criteria = "\n".join(f"- {c.name}: {c.question}" for c in self.rubric)
         parts = [f"Criteria:\n{criteria}", marked("request", sample.prompt, self.longest)]
-        if self.show_gold and sample.gold is not None:
+        if sample.gold is not None:
             parts.append(marked("reference answer", str(sample.gold), self.longest))
         parts.append(marked("answer to grade", sample.response, self.longest))
         low, high = self.scale

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +113,6 @@ def train_reward_model(
     learning_rate: float = 1e-4,
     question: str = QUESTION,
     seed: int = 0,
-    on_step: Callable[[int, float], None] | None = None,
 ) -> TrainedRewardModel:
     """Train a reward model on preference pairs, save it, and test it on held-out ones.
 
@@ -126,14 +125,12 @@ def train_reward_model(
     asked = Asked(client.get_tokenizer(), question)
     adam = types.AdamParams(learning_rate=learning_rate)
     losses = []
-    for step, chosen in enumerate(_batches(pairs, epochs, batch, seed)):
+    for chosen in _batches(pairs, epochs, batch, seed):
         datums = [datum for pair in chosen for datum in _datums(asked, pair)]
         backward = client.forward_backward_custom(datums, bradley_terry_loss)
         update = client.optim_step(adam)
         losses.append(backward.result().metrics["loss:sum"] / len(chosen))
         update.result()
-        if on_step is not None:
-            on_step(step, losses[-1])
     path = client.save_weights_for_sampler(name).result().path
     model = RewardModel(client.create_sampling_client(path), question)
     accuracy = model.accuracy(held_out) if held_out else None

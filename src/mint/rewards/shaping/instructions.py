@@ -38,10 +38,7 @@ def check_length(
 
 
 def check_keywords(
-    response: str | None,
-    required: Sequence[str] = (),
-    forbidden: Sequence[str] = (),
-    whole_words: bool = True,
+    response: str | None, required: Sequence[str] = (), forbidden: Sequence[str] = ()
 ) -> float:
     """The share of the required words that occur; 0.0 when a forbidden one does.
 
@@ -51,9 +48,9 @@ def check_keywords(
     0.0
     """
     text = (response or "").casefold()
-    if any(_occurs(word, text, whole_words) for word in forbidden):
+    if any(_occurs(word, text) for word in forbidden):
         return 0.0
-    found = [_occurs(word, text, whole_words) for word in required]
+    found = [_occurs(word, text) for word in required]
     return sum(found) / len(found) if found else 1.0
 
 
@@ -182,11 +179,8 @@ def _follows(value: Any, schema: Mapping[str, Any]) -> bool:
     return True
 
 
-def _occurs(word: str, text: str, whole: bool) -> bool:
-    word = word.casefold()
-    if not whole:
-        return word in text
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
+def _occurs(word: str, text: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text) is not None
 
 
 def _all(*rules: bool) -> float:

@@ -5,7 +5,6 @@ A checkpoint that was not trained here gets a new run, which is only there to ho
 
 import asyncio
 import errno
-import hashlib
 import json
 import os
 import tempfile
@@ -37,6 +36,7 @@ from mint.service.files import free_bytes, link_files
 from mint.service.futures import Response
 from mint.service.parts import Parts
 from mint.service.store.database import CheckpointRow, RunRow, SessionRow
+from mint.service.wire.bodies import negative_number
 from mint.service.wire.requests import CopyWeights, Interpolate, describe
 
 INTERPOLATION = "interpolation-"
@@ -65,7 +65,7 @@ class Transfers:
             await self._parts.sessions.require(session_id, user)
         new = NewCheckpoint(
             CheckpointPath(run_id, path.kind, path.name),
-            _number_of(f"{path.uri} {link_version(source)}"),
+            negative_number(f"{path.uri} {link_version(source)}"),
             ttl_seconds=request.ttl_seconds,
             user_metadata={k: str(v) for k, v in source.user_metadata.items()},
         )
@@ -164,7 +164,7 @@ class Transfers:
             raise UserError(f"source_paths have different base models: {', '.join(bases)}.")
         versions = [link_version(source) for source in sources]
         identity = json.dumps([user, versions, request.model_dump()])
-        number = _number_of(identity)
+        number = negative_number(identity)
         request_id = f"{INTERPOLATION}{-number:x}"
         path = await self._output(user, request, sources[0], number)
         if self._parts.futures.find(request_id, user) is None:
@@ -235,11 +235,6 @@ def _session_id(user: str, key: str | None) -> str:
     if key is None:
         return str(uuid.uuid4())
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{user}\0{key}"))
-
-
-def _number_of(identity: str) -> int:
-    """Return a negative number, unlike that of any operation; the same for the same request."""
-    return -1 - int.from_bytes(hashlib.sha256(identity.encode()).digest()[:6], "big")
 
 
 def _check(folder: Path) -> tuple[AdapterFiles, Description | None]:

@@ -337,8 +337,7 @@ class RunInEngine:
 
     def _kept_answers(self) -> dict[int, Response]:
         """Return the newest answers that a client may still ask for, within limits."""
-        done = [n for outcome in self._journal.outcomes for n in outcome.seq_ids]
-        numbers = [*self._journal.answered, *done]
+        numbers = [*self._journal.kept, *self._journal.done]
         kept: dict[int, Response] = {}
         size = 0
         for number in reversed(numbers[-_KEPT_ANSWERS:]):

@@ -94,27 +94,27 @@ class Journal:
         self._path = self.folder / "journal"
         self._file = -1
         self._unwritten: list[bytes] = []
-        self._answers: dict[int, JournalEntry] = {}
+        self.kept: dict[int, JournalEntry] = {}
         self._checksums: dict[str, str] = {}
         self._is_name_synced = False
         self._is_torn = False
         try:
             self._file = _open(self._path)
             self._sync_name()
-            self._size = self._read()
+            self.size = self._read()
         except BaseException:
             self.close()
             raise
 
     @property
-    def size(self) -> int:
-        return self._size
-
-    @property
     def next(self) -> int:
         """The first number that has not run yet."""
-        done = [n + 1 for outcome in self.outcomes for n in outcome.seq_ids]
-        return max([self.first, *done])
+        return max([self.first, *(n + 1 for n in self.done)])
+
+    @property
+    def done(self) -> list[int]:
+        """The numbers that have run since the snapshot."""
+        return [n for outcome in self.outcomes for n in outcome.seq_ids]
 
     @property
     def snapshot_folder(self) -> Path | None:
@@ -142,7 +142,7 @@ class Journal:
 
     def _append(self, header: dict[str, Any], body: bytes, durable: bool) -> None:
         head = encode(header, body)
-        start = self._size + sum(map(len, self._unwritten))
+        start = self.size + sum(map(len, self._unwritten))
         if not self._is_name_synced:
             self._sync_name()
         if self._is_torn:
@@ -162,7 +162,7 @@ class Journal:
                 )
             raise
         self._unwritten.clear()
-        self._size = start + len(head) + len(body)
+        self.size = start + len(head) + len(body)
         self._note(header, start, len(body))
 
     def _write_rest(self) -> None:
@@ -181,7 +181,7 @@ class Journal:
 
     def _cut_failed_write(self) -> None:
         """Remove what a failed write left after the last complete record."""
-        os.ftruncate(self._file, self._size)
+        os.ftruncate(self._file, self.size)
         self._is_torn = False
 
     def _sync_name(self) -> None:
@@ -197,21 +197,16 @@ class Journal:
         with self._lock:
             return self._body(self.entries[seq_id])
 
-    @property
-    def answered(self) -> list[int]:
-        """The numbers of the answers that were kept from before the snapshot."""
-        return list(self._answers)
-
     def answers(self) -> dict[int, Response]:
         """Return the answers that were kept from before the snapshot, by number."""
         with self._lock:
             return {
                 number: Response(self._body(entry), entry.content_type, entry.kind == "failure")
-                for number, entry in self._answers.items()
+                for number, entry in self.kept.items()
             }
 
     def _body(self, entry: JournalEntry) -> bytes:
-        record = read_record(self._file, entry.start, self._size)
+        record = read_record(self._file, entry.start, self.size)
         if record is None:
             raise self._damaged(entry.start, f"operation {entry.seq_id} is in it")
         return os.pread(self._file, record.body_size, record.body_start)
@@ -266,7 +261,7 @@ class Journal:
         elif "answer" in header:
             kind = "failure" if header["failed"] else "answer"
             number = header["answer"]
-            self._answers[number] = JournalEntry(number, kind, header["type"], start, size)
+            self.kept[number] = JournalEntry(number, kind, header["type"], start, size)
         else:
             self.snapshot, self.first = header["snapshot"], header["first"]
             self.taken = header.get("taken", [])
@@ -307,9 +302,8 @@ class Journal:
         """
         sync_folder(snapshot)
         with self._lock:
-            done = [n for outcome in self.outcomes for n in outcome.seq_ids]
-            taken = [*self.taken, *(n for n in done if n < 0)][-MAX_TAKEN:]
-            gone = set(done)
+            taken = [*self.taken, *(n for n in self.done if n < 0)][-MAX_TAKEN:]
+            gone = set(self.done)
             kept = [e for n, e in self.entries.items() if n >= first or (n < 0 and n not in gone)]
             header = {"snapshot": snapshot.name, "first": first, "taken": taken}
             header["sha256"] = checksums(snapshot)
@@ -352,12 +346,12 @@ class Journal:
         except BaseException:
             os.close(file)
             raise
-        old, self._file, self._size = self._file, file, size
+        old, self._file, self.size = self._file, file, size
         self._is_name_synced = self._is_torn = False
         self._unwritten.clear()
         self.entries.clear()
         self.outcomes.clear()
-        self._answers.clear()
+        self.kept.clear()
         for header, start, length in written:
             self._note(header, start, length)
         os.close(old)

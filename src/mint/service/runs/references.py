@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mint.service.checkpoints.links import link_version
-from mint.service.checkpoints.storage import CheckpointStore
+from mint.service.checkpoints.storage import CheckpointPath, CheckpointStore
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import UserError
 from mint.service.files import link_files, sync, sync_folder
 from mint.service.runs.journal import Journal
-from mint.service.store.database import RunRow
+from mint.service.store.database import CheckpointRow, RunRow
 from mint.service.wire.requests import LoadWeights
 
 MAX_RESIDENT = 4
@@ -59,16 +59,22 @@ class References:
         folder = self._journal.folder / f"reference-loaded-by-{seq_id}"
         if folder.exists():
             return folder
-        path, row = self._checkpoints.require(request.path, self._run.user)
+        path, _ = self._require(request.path)
         if request.optimizer:
             path.require_optimizer()
-        if row.base_model != self._run.base_model:
-            raise UserError(
-                f"{path.uri} was trained from {row.base_model}, and this run trains "
-                f"{self._run.base_model}. Create the run with base_model={row.base_model!r}."
-            )
         self._link(self._checkpoints.verified_folder(path).iterdir(), folder)
         return folder
+
+    def _require(self, path: str) -> tuple[CheckpointPath, CheckpointRow]:
+        """Return a checkpoint of the run's base model. Raises UserError."""
+        found, row = self._checkpoints.require(path, self._run.user)
+        if row.base_model != self._run.base_model:
+            raise UserError(
+                f"{found.uri} was trained from {row.base_model}, and this run trains "
+                f"{self._run.base_model}. Use a checkpoint of the same base model, or create the "
+                f"run with base_model={row.base_model!r}."
+            )
+        return found, row
 
     def _link(self, files: Iterable[Path], folder: Path) -> None:
         """Link files into a new folder that is durable, and appears complete or not at all."""
@@ -95,12 +101,7 @@ class References:
         return mark.resolve()
 
     def _keep(self, path: str) -> Path:
-        found, row = self._checkpoints.require(path, self._run.user)
-        if row.base_model != self._run.base_model:
-            raise UserError(
-                f"reference_model_path {found.uri} was trained from {row.base_model}, and this run "
-                f"trains {self._run.base_model}. Use a reference of the same base model."
-            )
+        found, row = self._require(path)
         folder = self._journal.folder / f"reference-{link_version(row)}"
         if not folder.exists():
             self._link(self._checkpoints.verified_folder(found).glob("adapter_*"), folder)

@@ -26,9 +26,10 @@ from mint.service.parts import Parts
 from mint.service.runs.disk_space import DiskSpace
 from mint.service.runs.in_engine import Done, RunInEngine
 from mint.service.runs.journal import Journal, Outcome
-from mint.service.runs.stream import Operation, Stream, unnumbered
+from mint.service.runs.stream import Operation, Stream
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import RunRow
+from mint.service.wire.bodies import negative_number
 
 log = logging.getLogger(__name__)
 MAX_WAITING = 10_000
@@ -47,8 +48,7 @@ class TrainingRun:
         self._futures = parts.futures
         self._usage = parts.usage
         self._in_engine = RunInEngine(row, journal, parts, samplers)
-        done = (n for outcome in journal.outcomes for n in outcome.seq_ids)
-        self._stream = Stream(journal.next, [*journal.taken, *done])
+        self._stream = Stream(journal.next, [*journal.taken, *journal.done])
         home, reserve = self._settings.home, self._settings.disk_reserve_bytes
         self._space = DiskSpace(home, reserve, self._settings.disk_wait_s)
         self._journal_space = DiskSpace(home, 0, self._settings.disk_wait_s)
@@ -118,7 +118,7 @@ class TrainingRun:
         and fails.
         """
         self._refuse_if_released()
-        number = unnumbered(key or uuid.uuid4().hex) if seq_id is None else seq_id
+        number = negative_number(key or uuid.uuid4().hex) if seq_id is None else seq_id
         known = self._stream.knows(number)
         if known is False:
             if self._journal_space.is_awaited:
@@ -287,7 +287,7 @@ class TrainingRun:
                 "not send it again.)"
             )
             log.exception("%s could not be restored", self.row.id)
-            for seq_id in [0, *(n for outcome in self._journal.outcomes for n in outcome.seq_ids)]:
+            for seq_id in [0, *self._journal.done]:
                 self._finish(seq_id, Response.failure(text, "server"))
         else:
             self._trouble = None

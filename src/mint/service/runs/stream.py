@@ -1,6 +1,5 @@
 """The order of a run's operations, without I/O: which numbers run next, and together."""
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -112,11 +111,6 @@ class Stream:
         self.next = max(self._waiting, default=self.next - 1) + 1
         self._waiting.clear()
         return stranded
-
-
-def unnumbered(key: str) -> int:
-    """Return a negative number for an operation without one; the same for the same key."""
-    return -1 - int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big")
 
 
 @dataclass

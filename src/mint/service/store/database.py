@@ -62,6 +62,13 @@ class Table(DeclarativeBase):
     type_annotation_map: ClassVar = {datetime: UtcTime, dict[str, Any]: JSON, list[str]: JSON}
 
 
+class Owned:
+    """The columns of everything that belongs to a user."""
+
+    user: Mapped[str] = mapped_column(index=True)
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
 class ApiKey(Table):
     __tablename__ = "api_keys"
     hash: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -75,11 +82,9 @@ class ApiKey(Table):
     revoked_at: Mapped[datetime | None]
 
 
-class SessionRow(Table):
+class SessionRow(Owned, Table):
     __tablename__ = "sessions"
     id: Mapped[str] = mapped_column(primary_key=True)
-    user: Mapped[str] = mapped_column(index=True)
-    created_at: Mapped[datetime] = mapped_column(default=now)
     last_seen: Mapped[datetime] = mapped_column(default=now)
     sdk_version: Mapped[str] = mapped_column(default="")
     display_name: Mapped[str | None]
@@ -90,24 +95,21 @@ class SessionRow(Table):
     finish_detail: Mapped[str | None]
 
 
-class RunRow(Table):
+class RunRow(Owned, Table):
     __tablename__ = "runs"
     id: Mapped[str] = mapped_column(primary_key=True)
     session_id: Mapped[str] = mapped_column(index=True)
-    user: Mapped[str] = mapped_column(index=True)
     key: Mapped[str] = mapped_column(index=True, default="")
     base_model: Mapped[str]
     lora: Mapped[dict[str, Any]]
     user_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    created_at: Mapped[datetime] = mapped_column(default=now)
     last_request_at: Mapped[datetime] = mapped_column(default=now)
 
 
-class SamplerRow(Table):
+class SamplerRow(Owned, Table):
     __tablename__ = "samplers"
     id: Mapped[str] = mapped_column(primary_key=True)
     session_id: Mapped[str] = mapped_column(index=True)
-    user: Mapped[str] = mapped_column(index=True)
     key: Mapped[str] = mapped_column(index=True, default="")
     base_model: Mapped[str]
     model_path: Mapped[str | None]
@@ -116,24 +118,21 @@ class SamplerRow(Table):
     version: Mapped[str | None]
     digest: Mapped[str | None] = mapped_column(String(64))
     clients: Mapped[int] = mapped_column(default=0)
-    created_at: Mapped[datetime] = mapped_column(default=now)
 
 
-class CheckpointRow(Table):
+class CheckpointRow(Owned, Table):
     __tablename__ = "checkpoints"
     __table_args__ = (UniqueConstraint("run_id", "kind", "name"),)
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[str] = mapped_column(index=True)
     kind: Mapped[str]
     name: Mapped[str]
-    user: Mapped[str] = mapped_column(index=True)
     seq_id: Mapped[int] = mapped_column(BigInteger)
     base_model: Mapped[str]
     lora: Mapped[dict[str, Any]]
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     public: Mapped[bool] = mapped_column(default=False)
     user_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    created_at: Mapped[datetime] = mapped_column(default=now)
     expires_at: Mapped[datetime | None]
 
 

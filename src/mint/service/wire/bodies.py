@@ -1,5 +1,6 @@
 """Request bodies before they are decoded: decompression, and which operation they are."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,6 +28,11 @@ class Address:
     run_id: str | None
     seq_id: int | None
     forward_only: bool = False
+
+
+def negative_number(key: str) -> int:
+    """Return a number for an operation that came without one; the same for the same key."""
+    return -1 - int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big")
 
 
 def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:

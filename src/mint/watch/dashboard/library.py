@@ -83,28 +83,14 @@ class Library:
 
 
 def _run_directories(root: Path) -> Iterator[Path]:
-    """Walk a folder from the top, without following links; a run's own folders are not entered."""
-    waiting, seen = [(root, 0)], 0
-    while waiting:
-        folder, depth = waiting.pop(0)
-        seen += 1
-        if seen > _MOST_FOLDERS:
-            return
-        if _is_run(folder):
+    """Walk a folder without following links; the folders inside a run are not entered."""
+    for name, inside, _ in islice(os.walk(root), _MOST_FOLDERS):
+        folder = Path(name)
+        if is_run := _is_run(folder):
             yield folder
-            continue
-        if depth == _DEPTH:
-            continue
-        try:
-            with os.scandir(folder) as entries:
-                inside = [
-                    Path(entry.path)
-                    for entry in entries
-                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
-                ]
-        except OSError:
-            continue  # a folder that is gone or closed to us holds nothing that we can show
-        waiting += [(path, depth + 1) for path in sorted(inside)]
+        is_deepest = len(folder.relative_to(root).parts) == _DEPTH
+        visible = sorted(each for each in inside if not each.startswith("."))
+        inside[:] = [] if is_run or is_deepest else visible
 
 
 def _is_run(folder: Path) -> bool:

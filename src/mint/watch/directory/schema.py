@@ -69,8 +69,8 @@ def schema() -> pa.Schema:
 
 @cache
 def repeated_columns() -> list[str]:
-    """Return the Parquet columns whose values repeat: texts, but no numbers of tokens, which a
-    dictionary would make larger and slower to write."""
+    """Return the Parquet columns whose values repeat: text. A dictionary would make the numbers
+    of tokens larger and slower to write."""
     texts = [field.name for field in schema() if pa.types.is_string(field.type)]
     texts += [f"{name}.key_value.{part}" for name in ("components", "reasons") for part in _PAIR]
     return [*texts, "digests.key_value.value", "segments.list.element.pieces.list.element"]
@@ -117,12 +117,12 @@ def read_table(table: pa.Table, columns: Sequence[str] | None = None) -> list[di
 
 
 def current(table: pa.Table) -> pa.Table:
-    """Return a table with the columns of today, which one of an earlier version may lack."""
+    """Return a table with all current columns; one of an earlier version may lack some."""
     return table if table.schema.equals(schema()) else build_table(read_table(table))
 
 
 def current_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return rows of format 1 with the columns of today.
+    """Return rows of format 1 with all current columns.
 
     >>> current_rows([{"step": 1, "response": "8", "reward": 1.0, "truncated": False}])[0]["stop"]
     'stop'
@@ -136,7 +136,7 @@ def current_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def clean(text: str) -> str:
-    """Return a text that UTF-8 can hold: lone surrogates are escaped.
+    """Escape lone surrogates, which UTF-8 cannot encode.
 
     >>> clean("a\\ud800")
     'a\\\\ud800'
@@ -249,7 +249,7 @@ def _strings(lists: Sequence[Any]) -> pa.Array:
 
 
 def _floats(lists: Sequence[Any], masks: Sequence[Any]) -> pa.Array:
-    """Numbers of all segments in a row; null where a token was not sampled or is not finite."""
+    """Concatenate the numbers of all segments; null if not sampled or not finite."""
     parts, hidden = [], []
     for each, mask in zip(lists, masks, strict=True):
         if each is None:

@@ -15,16 +15,16 @@ _PACKAGES = {"opentelemetry": "opentelemetry-sdk"}
 
 
 class Sink:
-    """A receiver of a run's metrics and rollouts. A subclass overrides what it takes."""
+    """A receiver of a run's metrics and rollouts. Subclasses override what they need."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step."""
+        """Receive the metrics of a step."""
 
     def rollouts(self, rows: Sequence[Row]) -> None:
-        """Take the rollouts of a step."""
+        """Receive the rollouts of a step."""
 
     def close(self) -> None:
-        """Write what is left, and end."""
+        """Write what is left, and close."""
 
 
 def open_sink(name: str, path: Path, config: Row) -> Sink:
@@ -70,12 +70,12 @@ class Sinks:
         self._open[name] = sink
 
     def log(self, row: Row) -> None:
-        """Pass on the finite numbers among a step's metrics."""
+        """Forward the finite numbers among a step's metrics."""
         metrics = {name: float(value) for name, value in row.items() if _is_number(name, value)}
         self._call_each(lambda sink: sink.log(int(row.get("step") or 0), metrics))
 
     def rollouts(self, rows: Sequence[Row]) -> None:
-        """Pass on the rollouts of a step."""
+        """Forward the rollouts of a step."""
         self._call_each(lambda sink: sink.rollouts(rows))
 
     def close(self) -> None:

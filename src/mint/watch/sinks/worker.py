@@ -37,7 +37,7 @@ class SinkThread(Sink):
         self._put(lambda sink: sink.rollouts(rows))
 
     def close(self) -> None:
-        """Wait until everything is passed on, for at most ``last_s`` seconds."""
+        """Wait until everything has been sent, for at most ``last_s`` seconds."""
         self._put(None)
         self._thread.join(self._last_s)
         self._raise_error()

@@ -68,7 +68,7 @@ class Verdict:
         return f"{self.verdict}: {self.evidence}" if self.evidence else self.verdict
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for summary.json."""
+        """Return plain data, for summary.json."""
         return asdict(self)
 
 

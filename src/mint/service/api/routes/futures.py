@@ -28,14 +28,14 @@ class PollRoute(JsonRoute):
 
 router = APIRouter(route_class=PollRoute)
 WEIGHTS_HEADER = "X-Mint-Weights"
-"""Of a sample: the SHA-256 of the adapter that made it."""
+"""The header of a sample with the SHA-256 of the adapter it was drawn from."""
 _CLONE_BLOCK = 10**9
-"""A copy of a sampling client numbers its requests from its own id times this."""
+"""The requests of a copy of a sampling client are numbered from its id times this."""
 
 
 @router.post("/retrieve_future")
 async def retrieve_future(service: TheService, user: SampleUser, request_id: OneField) -> Response:
-    """Wait for a result; 408 says it is not there yet and the client should ask again."""
+    """Wait for a result; 408 means that it is pending, and the client polls again."""
     future = await service.future(request_id, user)
     try:
         answer = await future.wait(service.settings.long_poll_s)
@@ -60,7 +60,7 @@ async def retrieve_future(service: TheService, user: SampleUser, request_id: One
 async def retrieve_futures(
     service: TheService, user: SampleUser, body: requests.RetrieveFutures
 ) -> dict[str, Any]:
-    """Wait for any sample of a sampling session; tells which are done since the cursor."""
+    """Wait for samples of a sampling session; return those finished since the cursor."""
     target = body.target
     await service.samplers.find(target.sampling_session_id, user)
     for request_id in body.retrieved_request_ids:
@@ -97,6 +97,6 @@ def _completion(future: Future) -> dict[str, Any]:
 async def cancel_future(
     service: TheService, user: SampleUser, request_id: OneField
 ) -> dict[str, Any]:
-    """Stop a sample whose client no longer waits. Training operations run to their end."""
+    """Cancel a sample. Training operations cannot be cancelled."""
     future = await service.future(request_id, user)
     return {"request_id": future.request_id, "cancelled": service.samplers.cancel(request_id)}

@@ -1,6 +1,6 @@
-"""The rules that break a naive server, beyond what real clients send: order, repetition, damage.
+"""Operations over HTTP: order, repetition, damage and refusals beyond what real clients send.
 
-``tests/conformance/test_ten_rules.py`` has each rule once for every client.
+``tests/conformance/test_ten_rules.py`` tests the ten rules of the protocol, with every client.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def protobuf(run: str, seq_id: int, data: list[types.Datum]) -> bytes:
     return bytes(request_conv.forward_backward_request_to_proto(request).SerializeToString())
 
 
-def test_1_big_results_are_protobuf_and_small_ones_json(raw: RawClient) -> None:
+def test_big_results_are_protobuf_and_small_ones_json(raw: RawClient) -> None:
     run = raw.run()
     trained = raw.retrieve(raw.operate("forward_backward", run, 1, **batch()))
     assert trained.headers["content-type"] == PROTOBUF
@@ -51,7 +51,7 @@ def test_1_big_results_are_protobuf_and_small_ones_json(raw: RawClient) -> None:
     assert "grad_norm" in stepped.json()["metrics"]
 
 
-def test_3_a_batch_in_chunks_gives_the_gradient_of_the_whole(client: tinker.ServiceClient) -> None:
+def test_a_batch_in_chunks_gives_the_gradient_of_the_whole(client: tinker.ServiceClient) -> None:
     data = [datum(seed, length=2) for seed in range(1500)]
     whole = client.create_lora_training_client(base_model=MODEL, rank=4, seed=1)
     result = whole.forward_backward(data, "cross_entropy").result()
@@ -68,7 +68,7 @@ def test_3_a_batch_in_chunks_gives_the_gradient_of_the_whole(client: tinker.Serv
     )
 
 
-def test_3_a_number_ahead_is_accepted_and_held(raw: RawClient) -> None:
+def test_a_number_ahead_is_accepted_and_held(raw: RawClient) -> None:
     run = raw.run()
     third = raw.operate("optim_step", run, 3)
     second = raw.operate("forward_backward", run, 2, **batch())
@@ -95,7 +95,7 @@ def final_logprobs(raw: RawClient, arrivals: list[int], steps: list[dict[str, ob
 
 @given(order=st.permutations(range(1, 6)), again=st.lists(st.integers(1, 5), max_size=3))
 @settings(max_examples=8, deadline=None)
-def test_4_any_order_and_any_repetition_train_the_same_adapter(
+def test_any_order_and_any_repetition_train_the_same_adapter(
     live_service: object, order: list[int], again: list[int]
 ) -> None:
     raw = RawClient(live_service.base_url)  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def test_4_any_order_and_any_repetition_train_the_same_adapter(
     )
 
 
-def test_4_a_retried_ephemeral_save_makes_one_sampler(raw: RawClient) -> None:
+def test_a_retried_ephemeral_save_makes_one_sampler(raw: RawClient) -> None:
     run = raw.run()
     first = raw.operate("save_weights_for_sampler", run, 1, sampling_session_seq_id=0)
     again = raw.operate("save_weights_for_sampler", run, 1, sampling_session_seq_id=1)
@@ -120,7 +120,7 @@ def test_4_a_retried_ephemeral_save_makes_one_sampler(raw: RawClient) -> None:
     assert raw.result(again)["sampling_session_id"].endswith(":sample:0")
 
 
-def test_4_a_retried_sample_is_the_same_request(raw: RawClient) -> None:
+def test_a_retried_sample_is_the_same_request(raw: RawClient) -> None:
     session = raw.session()
     body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}
     sampler = raw.post("/create_sampling_session", body).json()["sampling_session_id"]
@@ -142,7 +142,7 @@ def test_4_a_retried_sample_is_the_same_request(raw: RawClient) -> None:
     ("content_type", "ending"),
     [("application/json", b'{"model_id":"%s","seq_id":1,"forward_backward_input":"?"}')],
 )
-def test_5_a_refused_operation_uses_up_its_number(
+def test_a_refused_operation_uses_up_its_number(
     raw: RawClient, content_type: str, ending: bytes
 ) -> None:
     run = raw.run()
@@ -155,7 +155,7 @@ def test_5_a_refused_operation_uses_up_its_number(
     assert raw.result(raw.operate("optim_step", run, 4))["metrics"]["grad_norm"] > 0
 
 
-def test_5_a_damaged_protobuf_uses_up_its_number(raw: RawClient) -> None:
+def test_a_damaged_protobuf_uses_up_its_number(raw: RawClient) -> None:
     run = raw.run()
     headers = {"content-type": PROTOBUF}
     damaged = protobuf(run, 1, [datum()])[:-3]
@@ -164,14 +164,14 @@ def test_5_a_damaged_protobuf_uses_up_its_number(raw: RawClient) -> None:
     assert raw.retrieve(raw.operate("forward", run, 2, **forward())).status_code == 200
 
 
-def test_5_a_wrong_field_of_an_optim_step_comes_through_its_future(raw: RawClient) -> None:
+def test_a_wrong_field_of_an_optim_step_comes_through_its_future(raw: RawClient) -> None:
     run = raw.run()
     request_id = raw.operate("optim_step", run, 1, adam_params={"learning_rate": "fast"})
     assert "adam_params.learning_rate" in raw.result(request_id)["error"]
     assert "metrics" in raw.result(raw.operate("optim_step", run, 2))
 
 
-def test_6_a_pending_result_is_408_and_says_why(other_service: LiveService) -> None:
+def test_a_pending_result_is_408_and_says_why(other_service: LiveService) -> None:
     raw = RawClient(other_service.base_url)
     run = raw.run()
     waiting = raw.operate("optim_step", run, 2)
@@ -183,7 +183,7 @@ def test_6_a_pending_result_is_408_and_says_why(other_service: LiveService) -> N
     assert "metrics" in raw.result(waiting)
 
 
-def test_7_a_custom_loss_of_the_client_trains(training: tinker.TrainingClient) -> None:
+def test_a_custom_loss_of_the_client_trains(training: tinker.TrainingClient) -> None:
     def loss(data: object, logprobs: list[object]) -> tuple[object, dict[str, float]]:
         return -sum(lp.sum() for lp in logprobs), {"custom": 1.0}  # type: ignore[attr-defined]
 
@@ -198,7 +198,7 @@ def test_7_a_custom_loss_of_the_client_trains(training: tinker.TrainingClient) -
     assert (training.optim_step(types.AdamParams()).result().metrics or {})["grad_norm"] > 0
 
 
-def test_9_a_taken_name_is_a_failed_future(raw: RawClient) -> None:
+def test_a_taken_name_is_a_failed_future(raw: RawClient) -> None:
     run = raw.run()
     assert raw.result(raw.operate("save_weights", run, 1, path="a"))["path"].endswith("/weights/a")
     failure = raw.result(raw.operate("save_weights", run, 2, path="a"))
@@ -208,7 +208,7 @@ def test_9_a_taken_name_is_a_failed_future(raw: RawClient) -> None:
     assert again["path"].endswith("/weights/a")
 
 
-def test_9_refusals_have_a_text(raw: RawClient) -> None:
+def test_refusals_have_a_text(raw: RawClient) -> None:
     for answer in (
         raw.http.post("/forward_backward", content=b""),
         raw.post("/optim_step", {"model_id": "nobody:train:0", "seq_id": 1}),

@@ -1,0 +1,28 @@
+"""Attention in a prefix forest by the kernels for CPUs."""
+
+from torch import Tensor, nn
+
+from mint.engine.native.training import LANES, Forest, TreeAttention
+from mint.engine.training.tree import PrefixTree
+
+from .reference import ReferenceTree, cut, visible
+
+_SHORTEST, _LONGEST = 8, 32  # nodes of a block
+
+
+class NativeTree:
+    """Each node of a prefix forest sees its ancestors."""
+
+    def __init__(self, tree: PrefixTree, plain: ReferenceTree) -> None:
+        blocks = cut(tree, _SHORTEST, _LONGEST)
+        self.forest = Forest(tree, blocks, [visible(tree, *block) for block in blocks])
+        self._plain = plain  # for soft caps, sinks and odd sizes
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
+        softcap: float, sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        if softcap or sinks is not None or q.shape[-1] % LANES:
+            return self._plain.attend(module, q, k, v, scale, window, softcap, sinks)
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        return TreeAttention.apply(self.forest, window, scale, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
