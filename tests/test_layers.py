@@ -17,11 +17,9 @@ SDK = (
     "mint.types",
     "mint.client",
     "mint.reverse_kl",
-    "mint.extended_sampling",
-    "mint.error_code",
+    "mint.extensions",
     "mint.embedded",
     "mint.tokenizer",
-    "mint.digest",
     "mint.catalog",
     "mint.home",
 )

@@ -20,9 +20,8 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.lib.public_interfaces.api_future import APIFuture
 from tinker.lib.retry_handler import RetryConfig
 
-from mint.digest import fetch_digest
 from mint.embedded import embedded_service
-from mint.extended_sampling import send_extended_sample
+from mint.extensions import fetch_digest, send_extended_sample
 from mint.reverse_kl import ReverseKLDatum, ReverseKLOutput, submit_reverse_kl
 from mint.tokenizer import fetch_tokenizer, plain_tokenizer
 from mint.types import SamplingParams

@@ -155,7 +155,7 @@ def _last_lines(log: Path, count: int = 15) -> str:
 
 
 def _report_end(service: EmbeddedService) -> None:
-    """Say so when the child ends on its own: the SDK would keep trying to reach it."""
+    """Report that the child has ended by itself: the SDK would keep trying to reach it."""
     code = service.process.wait()
     if _running is service:
         print("mint: " + _failure(f"ended with exit code {code}", service.log), file=sys.stderr)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 CONFIG_FILE = "config.yaml"
-"""The configuration in the home folder; ``mint serve`` and ``mint models`` read it."""
+"""The settings of the service in the home folder; ``mint serve`` and ``mint models`` read it."""
 
 
 def default_home() -> Path:

@@ -118,7 +118,7 @@ def variables(model: type[BaseModel], prefix: str) -> dict[str, str]:
 def read_variables(
     model: type[BaseModel], prefix: str, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the environment sets, for validation in pydantic's lax mode. Empty variables are unset.
+    """Return the settings of the environment, for pydantic's lax mode. Empty variables are unset.
 
     >>> class Example(BaseModel):
     ...     stop: Strings = ()
@@ -134,7 +134,7 @@ def read_variables(
 
 
 def kind_of(field: FieldInfo) -> Any:
-    """The type of a setting without None and without what its parts are, as in tuple or dict."""
+    """Return the type of a setting without None and without its parameters, such as tuple."""
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kind = next(part for part in get_args(kind) if part is not NoneType)

@@ -93,7 +93,7 @@ def test_an_experiment_is_no_part_of_a_run_that_was_made(
     assert train(*TASK, "training.steps=1", "logging.run_dir=run").code == 0
     ended = evaluated("checkpoint=run", "+experiment=quick_test")
     assert ended.code == 2
-    assert "experiment=quick_test is a whole configuration" in ended.err
+    assert "experiment=quick_test selects all settings" in ended.err
 
 
 @pytest.mark.parametrize("command", ["eval", "bisect"])

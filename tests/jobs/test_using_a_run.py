@@ -29,7 +29,7 @@ def command(
     capsys: pytest.CaptureFixture[str],
 ) -> Command:
     """Runs ``mint ARGUMENTS`` on a machine that has the tiny model."""
-    tiny = live_service.home.parent / "tiny"
+    tiny = live_service.home.parent / "tiny" / "llama"
     monkeypatch.setenv("MINT_MODELS", f"{MODEL}={tiny}")
     monkeypatch.setenv("MINT_HOME", str(folder / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -77,9 +77,9 @@ def compose_jobs(
     sweep: bool = False,
     past: Mapping[str, Any] | None = None,
 ) -> list[Composed]:
-    """The job that overrides ask for, or with ``sweep`` one for each combination of values.
+    """Return the job of some overrides, or with ``sweep`` one for each combination of values.
 
-    With the ``past`` job of a run, overrides change that one instead of what ``conf`` composes.
+    With the ``past`` job of a run, the overrides change that job.
     """
     known = defaults()
     if past is not None:
@@ -145,7 +145,7 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
         raise ConfigError(f"{override.input_line}: a setting cannot be removed. Write {key}=...")
     if override.is_hydra_override():
         raise ConfigError(
-            f"{override.input_line}: mint uses Hydra only to compose the configuration; Hydra's "
+            f"{override.input_line}: mint uses Hydra only to compose settings; Hydra's "
             "own settings have no effect. The run directory is logging.run_dir."
         )
     if override.package is not None or "/" in key:
@@ -197,7 +197,7 @@ def _check_typed(primary: str, key: str, value: str) -> None:
         check_key(key)
     elif key == EXPERIMENT and primary == PAST:
         raise ConfigError(
-            f"{key}={value} is a whole configuration, and checkpoint=RUN_DIR has that of its run. "
+            f"{key}={value} selects all settings, and checkpoint=RUN_DIR has those of its run. "
             "Leave it out, or name the checkpoint by its tinker:// path."
         )
     elif (key, value) != (EXPERIMENT, "null"):

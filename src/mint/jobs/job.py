@@ -1,4 +1,4 @@
-"""A job: a composed configuration as what it stands for, settings of the loop and a task."""
+"""A job: checked, and turned into the settings of the loop and a task."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -40,7 +40,7 @@ def make_config(job: Job) -> RLConfig:
 
 
 def load_adapter(job: Job) -> Any:
-    """The task, paid by the job's reward function where it has one."""
+    """Make the task, with the job's reward function if it has one."""
     task, training = job["task"], job["training"]
     kind: Any = TaskReference.read(task["adapter"]).load()
     if training["reward_function"] is not None:

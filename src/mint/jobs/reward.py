@@ -1,4 +1,4 @@
-"""A reward function of the user's in place of a task's own."""
+"""Replace the reward of a task by a function of the user."""
 
 import re
 from collections.abc import Sequence
@@ -41,11 +41,10 @@ def load_reward(name: str) -> Reward:
 
 
 def missing_from(reward: Reward, sample: Sample) -> str | None:
-    """Return the metadata that a reward needs and a sample lacks; None when the metadata is not at
-    fault.
+    """Return the name of the metadata that a reward needs and a sample lacks, or None.
 
-    A reward may also fail because of a response. So what its error names counts only when the same
-    response fares otherwise with it.
+    A reward may also fail because of the response. So the name in its error counts only if the
+    error changes when the metadata is there.
 
     >>> def exact(response, prompt, metadata):
     ...     return response == metadata["answer"]

@@ -1,4 +1,4 @@
-"""The settings of the training command: the loop's groups, and what the command adds to them."""
+"""The settings of a job by config group: those of the loop, and what the command adds."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Several jobs, one after the other: where they are written, and what came of them."""
+"""A sweep: several jobs in sequence, with their run directories and results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _figure(value: float | None) -> str:
 class Sweep:
     """The folder of a sweep: a run directory for each job, and the table at its end.
 
-    A sweep that was interrupted, or in which a job failed, is gone on with by the same command.
+    The same command resumes a sweep that was interrupted, or in which a job failed.
     """
 
     def __init__(self, jobs: Sequence[Composed]) -> None:
@@ -81,7 +81,7 @@ class Sweep:
             each.job["logging"]["run_dir"] = str(self.folder / _name(each))
 
     def add(self, composed: Composed, since: float, error: str | None = None) -> None:
-        """Note how a job ended."""
+        """Add the result of a job."""
         self.outcomes.append(JobResult.of(composed, time.monotonic() - since, error))
 
     @property
@@ -89,7 +89,7 @@ class Sweep:
         return any(outcome.error for outcome in self.outcomes)
 
     def write(self, complete: bool) -> Path:
-        """Write the outcomes down."""
+        """Write the results to a file, and return its path."""
         path = self.folder / RESULTS
         rows = [asdict(outcome) for outcome in self.outcomes]
         finished = complete and not self.failed

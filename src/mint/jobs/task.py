@@ -141,7 +141,7 @@ def _check_arguments(node: ast.ClassDef, arguments: Mapping[str, Any]) -> None:
 
 
 def importable(folder: Path) -> None:
-    """Let modules of a folder be imported, as those beside a script can."""
+    """Add a folder to the import path, as Python does with the folder of a script."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

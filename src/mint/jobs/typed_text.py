@@ -1,4 +1,4 @@
-"""Strings typed in a shell: ``\\n`` means a new line, and a text need not fit Hydra's grammar."""
+"""Strings typed in a shell: ``\\n`` is a newline, and quotes for Hydra's grammar are added."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ STOP, ARGUMENTS = "sampling.stop", "task.arguments"
 
 
 def readable(text: str, parser: OverridesParser) -> str:
-    """An override that Hydra can parse: a plain text that it cannot is put into quotes.
+    """Return an override that Hydra can parse: a string that it cannot parse is quoted.
 
     >>> parser = OverridesParser.create()
     >>> print(readable("sampling.stop=</answer>", parser))

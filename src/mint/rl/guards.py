@@ -1,7 +1,7 @@
-"""Guard rails: what goes wrong in RL runs, noticed at the step where it happens.
+"""Guards: functions that look for common failures of RL in the metrics of each step.
 
-Every guard is a function of a step's metrics and of what came before. It says what it saw, what
-that means, and what to change.
+A guard compares the metrics of a step with those of earlier steps. A finding says what was seen,
+what it means, and what to change.
 """
 
 import math
@@ -27,7 +27,7 @@ _SOLVED = 0.9
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong: its name, what was seen, and what to change."""
+    """A problem in a run: its name, what was seen, and what to change."""
 
     name: str
     seen: str
@@ -73,7 +73,7 @@ class Guards:
         """Return the first finding that ends the run, by the config's ``stop_on``."""
         return next((f for f in findings if f.name in self.cfg.stop_on), None)
 
-    def examined(self) -> list[dict[str, float]]:
+    def evaluated(self) -> list[dict[str, float]]:
         """Return the evaluations, each with the training reward at that time; with the one before
         the first step, that of the first steps."""
         first = _mean(self.first, "reward/mean") or 0.0
@@ -147,10 +147,10 @@ def no_signal(m: Metrics, guards: Guards) -> Iterator[Finding]:
 
 
 def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Finding]:
-    """Train and holdout part ways: what is paid rises, what is wanted falls or stays."""
+    """The training reward rises while the holdout falls or stays."""
     if "holdout/pass@1" not in m or len(guards.evaluations) < 2:
         return
-    *earlier, now = guards.examined()
+    *earlier, now = guards.evaluated()
     best = max(earlier, key=lambda row: (round(row["holdout/pass@1"], 9), row["holdout/reward"]))
     paid, held_out = best["holdout/reward"], now["holdout/reward"]
     fell = now["holdout/pass@1_high"] < best[
@@ -163,9 +163,9 @@ def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Finding]:
 
 
 def _left_behind(first: Metrics, now: Metrics) -> bool:
-    """Return whether the training reward rose far, and past a holdout that did not move.
+    """Return whether the training reward rose far above a holdout that did not move.
 
-    A policy that only gets surer of itself earns as much in training as on the holdout, not more.
+    A policy that only becomes more certain earns as much on the holdout as in training.
     """
     train, paid, held_out = now["train"], first["holdout/reward"], now["holdout/reward"]
     return (
@@ -278,7 +278,7 @@ def entropy_collapse(m: Metrics, guards: Guards) -> Iterator[Finding]:
 
 
 def kl_runaway(m: Metrics, guards: Guards) -> Iterator[Finding]:
-    """The policy has left the reference far behind."""
+    """The policy is far from the reference."""
     if m.get("kl/k3", 0.0) > guards.cfg.kl_limit:
         yield Finding(
             "kl_runaway",
@@ -326,7 +326,7 @@ def stability_advice(cfg: RLConfig) -> str:
 
 
 def mismatch(m: Metrics, guards: Guards) -> Iterator[Finding]:
-    """Sampler and trainer disagree on the same weights. Told only where they should agree."""
+    """Sampler and trainer disagree on the same weights. Checked only where they should agree."""
     same_logits = m.get("policy/temperature") == 1.0 or guards.cfg.matches_sampling
     same_weights = m.get("staleness/max", 0.0) == 0 and same_logits
     if same_weights and m.get("mismatch/mean", 0.0) > guards.cfg.mismatch_limit:

@@ -1,4 +1,4 @@
-"""A task, as MinT writes it: a dataset, a prompt, a reward."""
+"""The base class of tasks, as in MinT: a dataset, a prompt, a reward."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def drawn(rows: Rows, cfg: RLConfig, steps: Steps, interrupted: bool) -> list[li
                 data.curriculum.record(item.identity, success_of(item.sample))
             data.curriculum.step = step
         if interrupted and ends:
-            state = json.loads(json.dumps([data.calls, data.position()]))
+            state = json.loads(json.dumps([data.calls, data.epochs and data.epochs.state()]))
             curriculum = data.curriculum.state() if data.curriculum else None
             rows = Rows(0)
             rows.rows, rows.reordered = data.adapter.rows, data.adapter.reordered
@@ -164,4 +164,4 @@ def test_an_adapter_that_draws_new_samples_is_used_as_mint_does() -> None:
 def test_a_run_says_which_order_it_uses(adapter: Any, order: str, told: str) -> None:
     data = Data(adapter, TOKENIZER, RLConfig(data_order=order))
     assert told in data.decide_order()
-    assert data.order == ("shuffled" if "whole" in told else "first")
+    assert (data.epochs is not None) == ("whole" in told)

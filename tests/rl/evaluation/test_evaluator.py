@@ -11,7 +11,7 @@ import pytest
 import mint
 from mint.rl import Chat, Evaluation, Evaluator, RLConfig, run_grpo
 from mint.rl.evaluation.bisect import PastRun
-from mint.rl.evaluation.evaluator import as_examined
+from mint.rl.evaluation.evaluator import with_holdout_reward
 from mint.rl.evaluation.scores import METRICS
 from tests.rl.conftest import Letters
 
@@ -141,7 +141,7 @@ def test_a_policy_that_always_reaches_the_turn_limit_is_wrong_and_stops_nothing(
 
 def test_a_task_without_a_truth_of_its_own_is_paid_by_its_reward() -> None:
     letters = Letters()
-    assert as_examined(letters) is letters
+    assert with_holdout_reward(letters) is letters
 
 
 def test_every_checkpoint_is_measured_with_the_weights_of_the_last_step(

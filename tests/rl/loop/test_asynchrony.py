@@ -80,7 +80,7 @@ def test_every_token_has_the_version_of_the_weights_that_made_it(
     wanted = {"steps": 5, "max_staleness": 2, "temperature": 1.0, "learning_rate": 0.05}
     cfg = settings(**wanted, staleness_rule="correct", truncated_importance=2.0)
     batches = steps(Talks(release_at=3), cfg, client)
-    clients = {v: c for batch in batches for v, c in batch.clients.items()}
+    clients = {v: p.client for batch in batches for v, p in batch.policies.items()}
     rollouts = [r for batch in batches for group in batch.groups for r in group.rollouts]
     assert len(rollouts) == 5 * 2 * 4
     seen, farthest = set(), 0.0
@@ -133,7 +133,7 @@ def test_answers_that_are_too_old_are_dropped_and_no_others(
     assert all(row["replaced"] and row["advantage"] == 0.0 for row in held)
 
 
-def test_an_answer_that_would_be_too_old_is_given_up(
+def test_an_answer_that_would_be_too_old_is_aborted(
     client: mint.ServiceClient, settings: Settings, metrics: Rows
 ) -> None:
     class Held(Letters):
@@ -149,10 +149,10 @@ def test_an_answer_that_would_be_too_old_is_given_up(
             return super().compute_reward(response, sample)
 
     batches = steps(Held(), settings(steps=5, max_staleness=2), client)
-    assert [batch.given_up for batch in batches[:3]] == [0, 0, 0]
-    assert batches[3].given_up >= 1
+    assert [batch.aborted for batch in batches[:3]] == [0, 0, 0]
+    assert batches[3].aborted >= 1
     assert [row["staleness/dropped"] for row in metrics()] == [
-        batch.given_up + len(batch.stale) for batch in batches
+        batch.aborted + len(batch.stale) for batch in batches
     ]
     assert all(len(batch.groups) == 2 for batch in batches)
     assert "0,1:" not in [group.sample for batch in batches for group in batch.everything]
@@ -178,7 +178,7 @@ def test_old_answers_are_weighed_by_the_trainers_probability_over_the_samplers(
         monkeypatch.setattr(run.client, "forward_backward", watched)
         for step in run:
             batch = run.sample(step)
-            trainer = batch.clients[step - 1]
+            trainer = batch.policies[step - 1].client
             datums = run.build_datums(batch)
             sent.clear()
             run.record(batch, run.train(batch, datums))

@@ -99,8 +99,8 @@ def answers(folder: Path) -> list[tuple[Any, ...]]:
         ("Run.finish", 1),
         ("Run._final", 1),
         ("Run._end", 1),
-        *((calls, 1) for calls in range(500, 15500, 2500)),
-        *((calls, 2) for calls in range(1750, 14250, 5000)),
+        *((calls, 1) for calls in range(500, 11500, 2000)),
+        *((calls, 2) for calls in range(1750, 11750, 4000)),
     ],
 )
 def test_ctrl_c_at_any_moment_ends_cleanly_and_the_same_call_goes_on(

@@ -71,7 +71,9 @@ def _service_of(folder: Path, url: str | None) -> Remote:
     if named_url(url):
         return Remote(url)
     known = read_service(folder)
-    return Remote(known.url) if known.url else Remote.embedded(known.home)
+    if "url" in known:
+        return Remote(known["url"])
+    return Remote.embedded(Path(known["home"]) if "home" in known else None)
 
 
 # ---- short names ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ def bisect(arguments: Sequence[str]) -> int:
     if asked.prompts is not None:
         run.cfg.holdout_size = asked.prompts
         good = _best_known(points, asked.metric, asked.bad) if good is None else good
-        points = [point.unevaluated() for point in points]
+        points = [replace(point, evaluation=None) for point in points]
     bisection = Bisection(points, asked.metric, _measure(run, asked.task, asked.url))
     verdict = bisection.search(good, asked.bad, asked.drop)
     _print_evaluated(bisection)

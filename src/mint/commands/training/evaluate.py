@@ -31,7 +31,7 @@ key in OPENAI_API_KEY.
   {program} task=gsm8k endpoint=http://127.0.0.1:8000/v1 model.base_model=my-model
 
   -c, --cfg job        print the settings and exit
-  --config-dir FOLDER  your own configuration files; default: conf in the current folder
+  --config-dir FOLDER  your own files of settings; default: conf in the current folder
   -h, --help           show this help and exit
 """
 

@@ -28,7 +28,7 @@ a run got worse.
 
   -m, --multirun       run every combination of values, and print a table at the end
   -c, --cfg job        print the settings and exit
-  --config-dir FOLDER  your own configuration files; default: conf in the current folder
+  --config-dir FOLDER  your own files of settings; default: conf in the current folder
   -h, --help           show this help and exit
 """
 

@@ -1,8 +1,8 @@
 """A conversation with the policy, recorded token by token as it was sampled.
 
-What the model said is never rendered again: a new message is appended to the very tokens that were
-sampled. A conversation that goes on like that is one context, and one datum. A conversation whose
-past was changed (shortened, summarised, rewritten) begins another context, and another datum.
+What the model said is never rendered again: a new message is appended to the tokens that were
+sampled. A conversation that only grows is one context, and one datum. When its past is changed
+(shortened, summarised, rewritten), another context begins, and another datum.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class TurnLimit(RuntimeError):
 
 
 class ContextFull(RuntimeError):
-    """There is no room for another reply."""
+    """The context has no room for another reply."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,15 @@ class Chat:
         self._renderer = Renderer(self.policy.tokenizer, described)
 
     def system(self, content: str) -> None:
-        """Say what holds for the whole conversation."""
+        """Add a system message."""
         self.add("system", content)
 
     def user(self, content: str) -> None:
-        """Say something to the model."""
+        """Add a user message."""
         self.add("user", content)
 
     def tool(self, content: str, name: str | None = None) -> None:
-        """Give the result of a tool: those of a reply's calls in their order."""
+        """Add the result of a tool; the results of a reply's calls in the order of the calls."""
         self.add("tool", content, **({"name": name} if name else {}))
 
     def add(self, role: str, content: str, **more: Any) -> None:
@@ -170,7 +170,7 @@ class Chat:
     async def reply(
         self, max_tokens: int | None = None, stop: str | Sequence[str] | None = None
     ) -> Reply:
-        """Let the model speak. Raises :class:`TurnLimit` and :class:`ContextFull`.
+        """Sample a reply. Raises :class:`TurnLimit` and :class:`ContextFull`.
 
         After an error nothing has changed: shorten the conversation, or ask again.
         """
@@ -239,7 +239,10 @@ class Chat:
         self.truncated |= reply.truncated
         if self._opening is None:
             self._opening = len(self.trace)
-        self.trace.append(_traced(reply))
+        calls = [
+            {"name": c.name, "arguments": c.arguments, "error": c.error} for c in reply.tool_calls
+        ]
+        self.trace.append({**reply.message, **({"tool_calls": calls} if calls else {})})
         return reply
 
     def _say(self, messages: Sequence[Message]) -> None:
@@ -271,14 +274,6 @@ class Chat:
             raise RuntimeError(
                 "A reply is still being sampled: await chat.reply() before adding a message."
             )
-
-
-def _traced(reply: Reply) -> dict[str, Any]:
-    calls = [
-        {"name": call.name, "arguments": call.arguments, "error": call.error}
-        for call in reply.tool_calls
-    ]
-    return {**reply.message, **({"tool_calls": calls} if calls else {})}
 
 
 def _same(messages: Sequence[Message], known: Sequence[Message]) -> bool:

@@ -42,9 +42,9 @@ async def run_environment(
     seed: int | None,
     weights: Mapping[str, float] | None = None,
 ) -> Rollout:
-    """One rollout. Whatever goes wrong inside it stays inside it, and is written down.
+    """Run one rollout. An exception in it is recorded as its error.
 
-    Only a lost service, missing logprobs and an interruption end the step: they concern every
+    Only a lost service, missing logprobs and an interruption are raised: they concern every
     rollout.
     """
     chat = Chat(policy, seed, cfg.max_turns, cfg.context_length)

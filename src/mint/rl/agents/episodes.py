@@ -1,7 +1,7 @@
-"""Environments that exist: Gymnasium's and OpenEnv's, played by a model that writes its actions.
+"""Environments of Gymnasium and of OpenEnv servers, for a model that writes actions as text.
 
-Both have episodes: an observation is shown, the model replies, its reply becomes an action, and the
-action brings a reward and the next observation. Each reply is paid with the reward of its action.
+Both have episodes: the model sees an observation and replies, its reply becomes an action, and the
+action yields a reward and the next observation. The reward of an action is that of its reply.
 """
 
 import inspect

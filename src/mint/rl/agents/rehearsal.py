@@ -1,4 +1,4 @@
-"""Try an environment without a model: replies are given, and everything else is real."""
+"""Test an environment without a model: with prepared replies, and everything else real."""
 
 import asyncio
 from collections.abc import Sequence

@@ -209,15 +209,12 @@ def _value(node: ast.AST) -> float:
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             return float(math.pow(_value(left), _value(right)))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _bounded(_OPERATORS[type(op)](_value(left), _value(right)))
+            found = _OPERATORS[type(op)](_value(left), _value(right))
+            if abs(found) > 1e30:
+                raise OverflowError("the result is too large")
+            return float(found)
         case _:
             raise ToolError("only numbers, + - * / // % ** and brackets are supported")
-
-
-def _bounded(value: float) -> float:
-    if abs(value) > 1e30:
-        raise OverflowError("the result is too large")
-    return value
 
 
 calculator = tool(calculate)

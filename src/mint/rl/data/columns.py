@@ -1,19 +1,19 @@
-"""Columns of a data file as problems: find each column, and check every row."""
+"""Find the columns of a data file, and turn its rows into problems, each checked."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from string import Formatter
 from typing import Any
 
-from mint.config_error import closest
+from mint.config_error import ConfigError, closest
 from mint.rewards import Sample
 from mint.rewards.answers.gold import read_gold
 from mint.rl.data.file_formats import DataError, Row, setting, type_name
-from mint.rl.data.prompt_template import PromptTemplate
 
 PROMPT, ANSWER = "prompt", "answer"
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -46,6 +46,64 @@ class Problem:
         """The gold answer as an example shows it."""
         answer = self.metadata[ANSWER]
         return answer.strip() if isinstance(answer, str) else json.dumps(answer)
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """Text with ``{column}`` where a column's value goes; braces themselves are ``{{`` and ``}}``.
+
+    >>> PromptTemplate.read("Q: {question}\\\\nA:", ["question"]).filled({"question": "1 + 1?"})
+    'Q: 1 + 1?\\\\nA:'
+    """
+
+    parts: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def read(cls, text: str, columns: Collection[str]) -> PromptTemplate:
+        """Read a template, or raise :class:`ConfigError` for a column that the data does not have.
+
+        >>> PromptTemplate.read("Q: {qestion}", ["question"])
+        Traceback (most recent call last):
+        mint.rl.ConfigError: The template uses {qestion}, but the columns are question.\
+ Did you mean 'question'? Write literal braces twice: {{ or }}.
+        """
+        try:
+            found = list(Formatter().parse(text))
+        except ValueError as error:
+            raise ConfigError(
+                f"The template {text!r} cannot be parsed: {error}. Write literal braces "
+                "twice: {{ or }}."
+            ) from None
+        parts = []
+        for before, name, form, conversion in found:
+            if name is not None:
+                written = name + (f"!{conversion}" if conversion else "")
+                written += f":{form}" if form else ""
+                if written not in columns:
+                    raise ConfigError(
+                        f"The template uses {{{written}}}, but the columns are "
+                        f"{', '.join(columns)}.{closest(written, columns)} Write literal braces "
+                        "twice: {{ or }}."
+                    )
+                name = written
+            parts.append((before, name))
+        if not any(name for _, name in parts):
+            raise ConfigError(
+                f"The template {text!r} contains no column, so every prompt would be the same. "
+                f"Insert a column in braces: {{{next(iter(columns), 'prompt')}}}."
+            )
+        return cls(tuple(parts))
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it needs."""
+        return [name for _, name in self.parts if name is not None]
+
+    def filled(self, values: Mapping[str, Any]) -> str:
+        """The text for one row."""
+        return "".join(
+            before + ("" if name is None else str(values[name])) for before, name in self.parts
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +153,7 @@ class Columns:
         return cls(names, asks["prompt_column"], gold, messages, system, read)
 
     def no_answer(self, file: str) -> DataError:
-        """The error for gold answers that are needed and not there."""
+        """Return the error for missing gold answers."""
         found = _usual("answer_column", self.names)
         hint = setting("answer_column", found or "COLUMN")
         return DataError(
@@ -116,7 +174,7 @@ class Columns:
                 )
 
     def problem(self, row: Row, check_gold: bool) -> Problem:
-        """A row as a problem. ``check_gold``: the answer is for ``check_answer``."""
+        """Turn a row into a problem. With ``check_gold``, the answer must suit ``check_answer``."""
         metadata = dict(row.fields)
         if self.answer is not None:
             metadata[ANSWER] = self._gold(row, check_gold)

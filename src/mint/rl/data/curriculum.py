@@ -13,7 +13,7 @@ from mint.rl.rollouts.rollout import Group
 Pool = Literal["new", "learning", "saturated", "hopeless"]
 _DROPPED: tuple[Pool, ...] = ("saturated", "hopeless")
 _MEMORY = 0.7
-"""How much of a prompt's success rate is what was known before its last group."""
+"""The weight of earlier groups in a prompt's success rate."""
 
 
 @dataclass
@@ -32,7 +32,8 @@ class PromptRecord:
 
 @dataclass
 class Curriculum:
-    """Tracks each prompt's success; drops the saturated and the hopeless; prefers what is between.
+    """Tracks each prompt's success, drops saturated and hopeless prompts, and prefers the others by
+    how much can be learned from them.
 
     >>> curriculum = Curriculum()
     >>> for _ in range(3):
@@ -58,7 +59,7 @@ class Curriculum:
     def learn_from(self, groups: Sequence[Group], threshold: float, step: int) -> dict[str, float]:
         """Take a step's groups into account, and return how many prompts are in each pool.
 
-        What is dropped, or returns, is reported.
+        Changes of the dropped pools are printed.
         """
         before = self.pools()
         scored = [group for group in groups if group.rewards]
@@ -98,9 +99,7 @@ class Curriculum:
         return self.pool(identity) in _DROPPED
 
     def weight(self, identity: str) -> float:
-        """Return how much a prompt is preferred: most at one right answer in two, a little at the
-        ends.
-        """
+        """Return the weight of a prompt: highest when half of its answers are right."""
         progress = self.known.get(identity)
         success = 0.5 if progress is None else progress.success
         return 0.05 + success * (1 - success)

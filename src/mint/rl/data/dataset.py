@@ -99,7 +99,11 @@ class DatasetTask(RLAdapter):
                 f"{file} has {len(problems)} rows, and all of them are used as examples. Lower "
                 f"{setting('shots', 0)}."
             )
-        self.name = f"{Path(file).resolve().stem} {self._digest()}"
+        shown = [[each.messages, each.metadata] for each in (*self.examples, *self.problems)]
+        held = [[each.messages, each.metadata] for each in self.held_out]
+        parts = [shown, held, len(self.examples), system_prompt, chat, self.chat_template_kwargs]
+        digest = short_hash(json.dumps(parts, default=str))  # other data is another task
+        self.name = f"{Path(file).resolve().stem} {digest}"
 
     def _chosen_reward(self, reward: RewardLike | None, file: str) -> Reward:
         given = reward if reward is not None else getattr(self, "paid_by", None)
@@ -156,13 +160,6 @@ class DatasetTask(RLAdapter):
                 f"{source}: every row is used as an example, so nothing is left to evaluate on."
             )
         return problems
-
-    def _digest(self) -> str:
-        """Eight letters that tell the data of this task from other data."""
-        shown = [[each.messages, each.metadata] for each in (*self.examples, *self.problems)]
-        held = [[each.messages, each.metadata] for each in self.held_out]
-        parts = [shown, held, len(self.examples), self.system_prompt, self.chat]
-        return short_hash(json.dumps([*parts, self.chat_template_kwargs], default=str))
 
     # ---- what the loop asks for ----
 

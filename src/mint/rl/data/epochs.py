@@ -37,8 +37,8 @@ class Epochs:
         curriculum: Curriculum | None = None,
         step: int = 0,
     ) -> list[int]:
-        """Positions of the next ``count`` items. Those a step has ``seen`` are put off, and fewer
-        come when it has seen all.
+        """Return the positions of the next ``count`` items. Those that a step has ``seen`` are left
+        for later; fewer are returned when it has seen all.
 
         With a curriculum the pass goes by its preferences. Prompts that it drops are left out of
         the pass, and are taken only when the step has seen all others.
@@ -88,7 +88,7 @@ class Epochs:
         return {"epoch": self.epoch, "used": sorted(self.used)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Resume from a kept state."""
+        """Restore a saved state."""
         self.epoch, self.used = int(state["epoch"]), set(state["used"])
 
 

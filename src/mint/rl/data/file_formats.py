@@ -273,4 +273,4 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".parquet": _read_arrow,
     ".arrow": _read_arrow,
 }
-"""What reads a file, by its ending."""
+"""The reader of each file extension."""

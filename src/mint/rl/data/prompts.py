@@ -1,4 +1,4 @@
-"""The prompts of each step: the same ones at the same step, whenever the run is continued."""
+"""Choose the prompts of each step: the same ones again when a run is resumed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from mint.tokenizer import plain_tokenizer
 _RandomState = tuple[Any, Any]
 """Of the modules ``random`` and ``numpy.random``."""
 _MOST_CALLS = 20
-"""How often a dataset is built in vain before there is too little of it."""
+"""Calls of ``build_dataset`` for the items of a step, before it has to do with fewer."""
 _USED_UP = 3
-"""How often it may give only samples that a step has had, before there are no others."""
+"""Calls that return nothing new to a step, after which the dataset is taken to be used up."""
 _NO_MORE_HELD_OUT = 5
 """How many calls in a row give nothing new to hold out, before the holdout is complete."""
 
@@ -45,7 +45,7 @@ class NotEnoughData(RuntimeError):
 
 
 class Data:
-    """The source of a run's items."""
+    """Draws the items of every step from an adapter's dataset."""
 
     def __init__(self, adapter: Any, tokenizer: Any, cfg: RLConfig) -> None:
         self.adapter = adapter
@@ -54,7 +54,7 @@ class Data:
         self.curriculum = Curriculum() if cfg.curriculum else None
         self.epochs: Epochs | None = None
         self.calls = 0
-        self._ahead: list[_Built] = []
+        self._ahead: list[tuple[list[Any], _RandomState]] = []  # calls made ahead
         self._samples: list[Any] = []  # of the last call
         self._order_known = False
         self._known: dict[int, tuple[Any, str]] = {}
@@ -65,14 +65,14 @@ class Data:
         self.split = Split(fraction, [item.identity for item in self.given])
 
     def _seed(self, *place: object) -> None:
-        """Give the adapter random numbers that depend on the place and on nothing else."""
+        """Seed the adapter's random numbers by the place where they are used, and nothing else."""
         if self.cfg.seed is not None:
             seed = seed_for(self.cfg.seed, *place)
             random.seed(seed)
             np.random.seed(seed)
 
     def decide_order(self) -> str:
-        """Decide how a run goes through its dataset, and say it in words.
+        """Decide in which order a run uses its dataset, and describe the decision.
 
         With ``data_order=auto`` the first two calls of ``build_dataset`` are compared. They are
         used afterwards as they are, so that the adapter's random numbers stay what they were.
@@ -92,51 +92,36 @@ class Data:
         how = "in the curriculum's order" if self.curriculum else "shuffled"
         return f"Data: steps iterate over the whole dataset in epochs, {how}{why}."
 
-    @property
-    def order(self) -> str:
-        """The order in use: ``shuffled`` or ``first``."""
-        return "first" if self.epochs is None else "shuffled"
-
     def _is_fixed(self) -> bool:
         """Return whether two calls give the same samples, in whatever order."""
         state = _random_state()
         self._ahead = [self._build(0), self._build(1)]
-        named = [[(s, self._identity(s)) for s in built.samples] for built in self._ahead]
+        named = [[(s, self._identity(s)) for s in samples] for samples, _ in self._ahead]
         self._known = {id(sample): (sample, name) for sample, name in [*named[0], *named[1]]}
         _restore(state)
         first, second = (sorted(name for _, name in each) for each in named)
         return bool(first) and first == second
 
     def draw(self, step: int) -> Draw:
-        """Draw the items of a step. A step that is drawn while another trains does not depend on
-        that one, however long its sampling takes.
-        """
+        """Draw the items of a step. They do not depend on steps that are still being sampled."""
         self.decide_order()
         known = None
         if self.curriculum is not None:
             known = self.curriculum.as_of(step - 1 - self.cfg.max_staleness)
         return Draw(self, step, known)
 
-    def _build(self, call: int) -> _Built:
+    def _build(self, call: int) -> tuple[list[Any], _RandomState]:
+        """Return the samples of a call, and the state of the random numbers after it."""
         self._seed("data", call)
-        samples = list(self.adapter.build_dataset())
-        return _Built(samples, _random_state())
+        return list(self.adapter.build_dataset()), _random_state()
 
     def build(self) -> list[Any]:
-        """One call of the adapter's ``build_dataset``, with random numbers that depend on how many
-        calls came before it and on nothing else."""
-        if self._ahead:
-            built = self._ahead.pop(0)
-            _restore(built.random_state)
-        else:
-            built = self._build(self.calls)
+        """Call the adapter's ``build_dataset``, with a seed that depends only on the number of
+        earlier calls."""
+        self._samples, state = self._ahead.pop(0) if self._ahead else self._build(self.calls)
+        _restore(state)
         self.calls += 1
-        self._samples = built.samples
-        return built.samples
-
-    def position(self) -> dict[str, Any] | None:
-        """Return the position in the dataset, for :meth:`resume`."""
-        return self.epochs.state() if self.epochs is not None else None
+        return self._samples
 
     def resume(
         self,
@@ -165,9 +150,9 @@ class Data:
         return latest, found
 
     def stream(self, step: int, curriculum: Curriculum | None) -> Iterator[Item]:
-        """The trainable items of one more call, in the order in which a step should try them.
+        """Return the trainable items of one more call, in the order in which a step uses them.
 
-        Prompts are made as they are asked for, unless the order depends on all of them.
+        Prompts are made lazily, unless the order depends on all of them.
         """
         samples, seed = self.build(), self.cfg.seed
         if curriculum is not None:
@@ -211,7 +196,7 @@ class Data:
         return Item(sample, prompt, identify(self.adapter, sample, prompt), call)
 
     def _compare_once(self, sample: Any, prompt: tuple[int, ...]) -> None:
-        """Refuse prompts that change from call to call where prompts must be known again."""
+        """Reject prompts that change from call to call, if the run must recognise prompts."""
         matters = self.cfg.holdout_fraction or self.cfg.curriculum or self.cfg.eval_every
         if self._compared or not matters or overrides(self.adapter, "identity"):
             return
@@ -258,14 +243,6 @@ class Data:
         return list(found.values())[: self.cfg.holdout_size]
 
 
-@dataclass(frozen=True)
-class _Built:
-    """The samples of one call, and the random numbers that follow it."""
-
-    samples: list[Any]
-    random_state: _RandomState
-
-
 def _random_state() -> _RandomState:
     return random.getstate(), np.random.get_state()
 
@@ -304,7 +281,7 @@ class Draw:
         return taken
 
     def more(self, count: int) -> list[Item]:
-        """Other items than before, building the dataset again when it is used up."""
+        """Return further items, building the dataset again when it is used up."""
         if self.data.epochs is not None:
             return self._next(self.data.epochs, count)
         taken: list[Item] = []

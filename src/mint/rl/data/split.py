@@ -1,4 +1,4 @@
-"""Train and holdout: decided by what a sample is, so that no order of events can mix them."""
+"""Split samples into train and holdout by a hash of their identity."""
 
 import hashlib
 from collections.abc import Iterable

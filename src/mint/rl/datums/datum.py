@@ -95,6 +95,12 @@ def values(datum: types.Datum, name: str) -> Array:
     return np.asarray(datum.loss_fn_inputs[name].data, dtype=np.float64)
 
 
+def datum_tokens(datum: types.Datum) -> Tokens:
+    """Return all tokens of a datum: its first input, and the targets."""
+    targets = (int(token) for token in datum.loss_fn_inputs["target_tokens"].data)
+    return (*datum.model_input.to_ints()[:1], *targets)
+
+
 def with_weights(datum: types.Datum) -> types.Datum:
     """A datum with the weights that the service would take it to have when it has none: 1 for
     every token that was sampled or has an advantage."""

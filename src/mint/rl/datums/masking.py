@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mint import types
 from mint.rl.algorithms.sequences import common_prefix
-from mint.rl.datums.datum import Tokens, values
+from mint.rl.datums.datum import Tokens, datum_tokens, values
 from mint.rl.rollouts.rollout import Group
 
 
@@ -23,7 +23,11 @@ def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int
                 tokens, sampled = tuple(kept.tokens), np.asarray(kept.sampled, dtype=bool)
                 masks[tokens] = sampled | masks.get(tokens, sampled)  # one may quote another
     nearest = _Nearest(masks)
-    return [i for i, datum in enumerate(datums) if _trains_outside(datum, nearest)]
+    return [
+        index
+        for index, datum in enumerate(datums)
+        if (values(datum, "weights")[nearest.given(datum_tokens(datum))[1:]] != 0).any()
+    ]
 
 
 class _Nearest:
@@ -55,10 +59,3 @@ class _Nearest:
         neighbours = known[max(0, place - 1) : place + 1]
         nearest = max(neighbours, key=lambda other: common_prefix(other, tokens), default=())
         return masks.get(nearest, np.empty(0, bool))[: common_prefix(nearest, tokens)]
-
-
-def _trains_outside(datum: types.Datum, nearest: _Nearest) -> bool:
-    """Return whether a token has a weight that was given."""
-    targets = (int(token) for token in datum.loss_fn_inputs["target_tokens"].data)
-    tokens = (datum.model_input.to_ints()[0], *targets)
-    return bool((values(datum, "weights")[nearest.given(tokens)[1:]] != 0).any())

@@ -32,12 +32,12 @@ class Reference:
     client: mint.SamplingClient
     coefficient: float
     samples: int = 0  # rollouts to measure when nothing is penalised
-    every_group: bool = False  # penalise groups in which all answers are alike too
+    every_group: bool = False  # also penalise groups in which all answers are equal
 
     async def penalise(self, groups: Sequence[Group], policy: Clients | None) -> dict[str, float]:
-        """Take ``coefficient * k1`` from the rewards of all groups in which some answer was better
-        than another. Returns what to report, of all groups: a policy that has collapsed gives such
-        in which all are alike. Without a coefficient, only some rollouts are measured.
+        """Subtract ``coefficient * k1`` from the rewards of all groups in which some answer was
+        better than another. Return the KL over all groups: those of a collapsed policy have equal
+        answers. Without a coefficient, only some rollouts are measured.
         """
         if not self.coefficient and not self.samples:
             return {}
@@ -64,7 +64,7 @@ class Reference:
         return pairs
 
     async def with_logprobs(self, datums: Sequence[types.Datum]) -> list[types.Datum]:
-        """The datums with what the reference says of their tokens, for a KL term in the loss."""
+        """Return the datums with the reference's logprobs, for a KL term in the loss."""
         found = await asyncio.gather(*(score(self.client, _segment(datum)) for datum in datums))
         return [
             replaced(datum, reference_logprobs=_spread(datum, logprobs))

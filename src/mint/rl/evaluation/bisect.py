@@ -30,10 +30,6 @@ class Point:
         """The location of the weights, in words."""
         return "gone" if self.gone else self.path or "the base model"
 
-    def unevaluated(self) -> Point:
-        """The same, to be evaluated afresh."""
-        return replace(self, evaluation=None)
-
 
 class PastRun:
     """The settings and checkpoints of a run directory, which is only read."""

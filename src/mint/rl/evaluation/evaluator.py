@@ -30,14 +30,14 @@ from mint.rl.task import overrides
 
 HOLDOUT = "holdout"
 LIMITS = (TurnLimit.__name__, ContextFull.__name__)
-"""What a weak policy may run into with every answer: wrong answers, and no mistake in a reward."""
+"""Limits that a weak policy may reach with every answer: these answers are wrong, not unscored."""
 
 
 class Evaluator:
     """Evaluates checkpoints on a task's holdout.
 
-    Two checkpoints get the same prompts and the same seeds, so that a difference between them is
-    one of the weights. Answers are paid by the task's ``holdout_reward``, where it has one::
+    All checkpoints get the same prompts and the same seeds, so that results differ only by the
+    weights. Answers are scored by the task's ``holdout_reward``, if it has one::
 
         Evaluator(adapter, cfg, mint.ServiceClient()).of("tinker://…/weights/step-000040").pass_1
     """
@@ -159,7 +159,7 @@ async def sample_groups(
     name: str = HOLDOUT,
 ) -> list[Group]:
     """Sample answers to all items of a set, and score them as evaluation does."""
-    task = as_examined(adapter)
+    task = with_holdout_reward(adapter)
     cfg = _without_schedules(cfg, own_reward=task is adapter)
     policy = Policy(client, tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
     collector = Collector(task, cfg, ledger, failures, "evaluation")
@@ -167,28 +167,28 @@ async def sample_groups(
 
 
 def _without_schedules(cfg: RLConfig, own_reward: bool) -> RLConfig:
-    """The settings with the reward's weights as they are at the end, for every checkpoint."""
+    """Return the settings with the final weights of the reward, the same for every checkpoint."""
     weights = cfg.reward_weights_end or cfg.reward_weights
     fixed = {"reward_weights": weights if own_reward else None, "reward_weights_end": None}
     return RLConfig(**{**cfg.as_dict(), **fixed})
 
 
-def as_examined(adapter: Any) -> Any:
-    """A task as evaluation sees it: paid by its ``holdout_reward``, where it has one."""
+def with_holdout_reward(adapter: Any) -> Any:
+    """Return a task that is scored by its ``holdout_reward``, if it has one."""
     if not overrides(adapter, "holdout_reward"):
         return adapter
     return _TrueReward(adapter) if hasattr(adapter, "make_prompt") else _TrueOutcome(adapter)
 
 
 class _TrueReward:
-    """An adapter that is paid by its holdout reward."""
+    """An adapter that is scored by its holdout reward."""
 
     def __init__(self, adapter: Any) -> None:
         self.compute_reward = adapter.holdout_reward
 
 
 class _TrueOutcome:
-    """An environment that is paid by its holdout reward, after the same conversation."""
+    """An environment that is scored by its holdout reward, after the same conversation."""
 
     def __init__(self, environment: Any) -> None:
         self.environment = environment

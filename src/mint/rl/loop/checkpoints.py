@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the latest to resume from, the best to use, and no more than asked for."""
+"""Checkpoints of a run: the latest to resume from, the best to use, and those of ``keep_every``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _rank(checkpoint: Checkpoint) -> tuple[float, ...]:
 
 
 class RunCheckpoints:
-    """Saves, remembers and prunes. Nothing is deleted before what replaces it is on record."""
+    """Saves and prunes a run's checkpoints. None is deleted before its successor is recorded."""
 
     def __init__(self, every: int, keep_every: int = 0) -> None:
         self.every = every
@@ -51,7 +51,7 @@ class RunCheckpoints:
 
     @property
     def where(self) -> str:
-        """The latest one, in a sentence."""
+        """A sentence that names the latest checkpoint."""
         latest = self.latest
         return f"The last good checkpoint is {latest.path}." if latest else "Nothing was saved yet."
 
@@ -80,7 +80,7 @@ class RunCheckpoints:
         return [c for c in self.kept if id(c) in keep or (every and c.step % every == 0)]
 
     async def prune(self, rest: mint.RestClient) -> None:
-        """Delete what is no longer wanted. Call it when the state that names the rest is kept."""
+        """Delete the checkpoints that are no longer wanted. Call it after saving the state."""
         unwanted, self._unwanted = self._unwanted, []
         for checkpoint in unwanted:
             with contextlib.suppress(mint.NotFoundError):

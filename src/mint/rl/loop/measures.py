@@ -1,4 +1,4 @@
-"""The numbers of a step."""
+"""Metrics of a step's rollouts."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -49,7 +49,7 @@ def staleness(batch: Batch) -> dict[str, float]:
     return {
         "staleness/mean": _mean(ages),
         "staleness/max": float(max(ages, default=0)),
-        "staleness/dropped": float(len(batch.stale) + batch.given_up),
+        "staleness/dropped": float(len(batch.stale) + batch.aborted),
     }
 
 

@@ -29,8 +29,7 @@ from mint.rl.loop.measures import measure, staleness
 from mint.rl.loop.progress import step_line
 from mint.rl.loop.stages import weights_before
 from mint.rl.recording.directory import describe_run, open_directory, write_service
-from mint.rl.recording.report import Analyst
-from mint.rl.recording.reward_log import RewardLog
+from mint.rl.recording.report import Analyst, RewardLog
 from mint.rl.recording.tables import rollout_rows
 from mint.rl.rollouts.failures import CodeFailure, FailureLog
 from mint.rl.rollouts.scoring import Ledger
@@ -116,7 +115,8 @@ class Run:
         order = self.data.decide_order()
         print(order, flush=True)
         if not state:
-            self.directory.event("data", order=self.data.order, text=order)
+            kind = "shuffled" if self.data.epochs else "first"
+            self.directory.event("data", order=kind, text=order)
         self._position = self.queue.state()
         if state:
             self._load(state)

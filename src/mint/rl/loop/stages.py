@@ -66,7 +66,8 @@ async def sample(queue: GroupQueue, step: int, size: int | None = None) -> Batch
 async def penalise(batch: Batch, reference: Reference | None) -> None:
     """Subtract the KL to the reference from the rewards, when there is a reference."""
     if reference is not None:
-        policy = None if batch.policy.is_plain else batch.clients
+        clients = {version: policy.client for version, policy in batch.policies.items()}
+        policy = None if batch.policy.is_plain else clients
         batch.metrics |= await reference.penalise(batch.groups, policy)
 
 

@@ -1,4 +1,4 @@
-"""One batch into the weights: forward_backward and optim_step, as often as the config says."""
+"""Train on a batch: forward_backward and optim_step, as often as the config says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 import mint
 from mint import types
-from mint.error_code import error_code
+from mint.extensions import error_code
 from mint.rl.algorithms.importance import Correction
 from mint.rl.datums.datum import scaled, split, values
 from mint.rl.datums.ratios import clipped_share, corrected, masked_share, mismatch
@@ -102,7 +102,9 @@ async def _update(
         request = client.forward(batch, loss_fn, loss_config(cfg, temperature))
         old = read_logprobs(await request)
         found |= mismatch(batch, old)
-        batch, before = corrected(batch, old, _correction(cfg)), batch
+        limit, level = cfg.truncated_importance, cfg.importance_level
+        correction = Correction(limit, level, cfg.importance_rule, cfg.importance_low)
+        batch, before = corrected(batch, old, correction), batch
         if cfg.importance_rule == "mask":
             found["mismatch/masked"] = masked_share(before, batch)
     parts = split(batch, 1 if cfg.stream_mini_batches else cfg.mini_batches)
@@ -146,19 +148,13 @@ async def _update(
     return Update(datums, found, first_D_T if old is None else old, entropy_D_T)
 
 
-def _correction(cfg: RLConfig) -> Correction:
-    assert cfg.truncated_importance is not None
-    limit, level = cfg.truncated_importance, cfg.importance_level
-    return Correction(limit, level, cfg.importance_rule, cfg.importance_low)
-
-
 def _share(cfg: RLConfig, parts: int) -> float:
-    """Means over the batch become means over its parts; sums stay sums."""
+    """Return the factor that makes means over the batch means over its parts."""
     return float(parts) if cfg.token_weights != "sum" else 1.0
 
 
 async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
-    """Every answer, or the first failure once nothing is on its way any more."""
+    """Wait for all requests; return their results, or raise the first failure."""
 
     async def one(future: Awaitable[Any]) -> Any:
         return await future

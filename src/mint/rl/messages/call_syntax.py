@@ -1,4 +1,4 @@
-"""The notations that models write calls and arguments in: JSON, Python, and unquoted objects."""
+"""Parse the notations of calls and arguments: JSON, Python, and objects without quotes."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Messages as tokens, by a model's chat template: a beginning, and what follows a reply."""
+"""Render messages to tokens with a model's chat template, at the start and after each reply."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _SAID: Message = {"role": "assistant", "content": _MARK}
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:
-    """The tokens that are marks, such as the end of a turn, and not pieces of text."""
+    """Return the special tokens, such as the end of a turn."""
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     marks = {token for token, entry in added.items() if entry.special}
     return frozenset(marks.union(getattr(tokenizer, "all_special_ids", [])))
@@ -91,7 +91,7 @@ class Renderer:
         ended: bool,
         calls: Sequence[ToolCall],
     ) -> list[int]:
-        """The same by a template that gives results only after calls that it has written itself."""
+        """Do the same with a template that renders results only after calls it has rendered."""
         called = [_ASKED, {"role": "assistant", "content": "", "tool_calls": _as_given(calls)}]
         self._check_shown(called, messages)
         before = self._encoded(self._text(called, prompts=False))
@@ -128,7 +128,7 @@ class Renderer:
         return next((i for i, token in enumerate(tokens) if token in self._marks), len(tokens))
 
     def _check_shown(self, before: Sequence[Message], messages: Sequence[Message]) -> None:
-        """Some templates leave messages out that they do not expect."""
+        """Raise :class:`TemplateRefused` if the template leaves a message out."""
         given = [m for m in messages if m.get("role") != "assistant" and m.get("content")]
         probes = [{**m, "content": _TEXT} if m in given else m for m in messages]
         if self._text([*before, *probes]).count(_TEXT) < len(given):

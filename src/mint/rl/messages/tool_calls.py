@@ -102,6 +102,10 @@ class ToolCall:
     id: str | None = None  # that the model itself gave the call
 
 
+_CUT_OFF = ToolCall("", error="the call is cut off")
+_NAMELESS = ToolCall("", error="a call needs a name")
+
+
 def parse_tool_calls(text: str, thinking: bool = False) -> list[ToolCall]:
     """Return the tool calls of a reply, in order. What the model only thinks about is no call.
 
@@ -161,7 +165,7 @@ def _functions(said: str) -> list[ToolCall]:
         for name, given in _FUNCTION.findall(said)
     ]
     found = [_call({"name": name, "arguments": given}) for name, given in parts]
-    return found or ([_cut_off()] if said.strip().startswith("<function=") else [])
+    return found or ([_CUT_OFF] if said.strip().startswith("<function=") else [])
 
 
 def _listed(mark: str) -> Callable[[str], list[ToolCall]]:
@@ -203,20 +207,20 @@ def _read(piece: str) -> list[ToolCall]:
     else:
         return _from_python(piece)
     if not found:
-        return [_cut_off()]
+        return [_CUT_OFF]
     return [_call({"name": name, "arguments": given}) for name, given in found]
 
 
 def _from_json(text: str, whole: bool = True) -> list[ToolCall]:
     try:
-        return [_call(value) for value in json_values(text, whole)] or [_empty()]
+        return [_call(value) for value in json_values(text, whole)] or [_NAMELESS]
     except NOT_A_CALL as error:
         return [ToolCall("", error=f"the call is not JSON: {error}")]
 
 
 def _from_python(text: str) -> list[ToolCall]:
     try:
-        return [ToolCall(*call) for call in python_calls(text)] or [_empty()]
+        return [ToolCall(*call) for call in python_calls(text)] or [_NAMELESS]
     except NOT_A_CALL as error:
         return [ToolCall("", error=f"the call cannot be parsed: {error}")]
 
@@ -224,19 +228,11 @@ def _from_python(text: str) -> list[ToolCall]:
 def _braced(piece: str) -> list[ToolCall]:
     found = _BRACED.fullmatch(piece)
     if not found:
-        return [_cut_off()]
+        return [_CUT_OFF]
     try:
         return [_call({"name": found[1], "arguments": unquoted_object(found[2])})]
     except NOT_A_CALL as error:
         return [ToolCall(found[1], error=f"the arguments cannot be parsed: {error}")]
-
-
-def _cut_off() -> ToolCall:
-    return ToolCall("", error="the call is cut off")
-
-
-def _empty() -> ToolCall:
-    return ToolCall("", error="a call needs a name")
 
 
 def _bare(text: str) -> list[ToolCall]:
@@ -283,10 +279,10 @@ def _call(value: Any) -> ToolCall:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = {**value, **value["function"]}  # as chat services write a call
     if not isinstance(value, dict):
-        return _empty()
+        return _NAMELESS
     name, own = value.get("name", value.get("tool_name")), value.get("id")
     if not isinstance(name, str):
-        return _empty()
+        return _NAMELESS
     arguments = value.get("arguments", value.get("parameters"))
     if arguments is None:
         arguments = {}

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ def own_name(adapter: Any) -> str | None:
 
 
 def open_directory(cfg: RLConfig, adapter: Any) -> RunDirectory:
-    """The directory to write to, its tables cut to where its run stands.
+    """Open the run directory to write to, its tables cut to the last checkpoint.
 
     With ``cfg.run_dir`` it is that one. Without, the same script with the same settings continues
     its unfinished run, and begins a new one when there is none.
@@ -111,17 +110,10 @@ def _is_free(path: Path) -> bool:
 
 
 def _fingerprint(cfg: RLConfig, adapter: Any) -> str:
-    """Tells tasks with names apart by all of their names, not only by what a path shows of them."""
+    """Return letters for a run's path. They depend on the whole name of a task, which a path may
+    shorten."""
     name = own_name(adapter)
     return cfg.fingerprint() if name is None else short_hash(f"{cfg.fingerprint()} {name}")
-
-
-@dataclass(frozen=True)
-class RunService:
-    """The URL of a run's service, or the home folder of one that the run started for itself."""
-
-    url: str | None
-    home: Path | None
 
 
 def write_service(folder: Path, url: str) -> None:
@@ -131,16 +123,15 @@ def write_service(folder: Path, url: str) -> None:
     (folder / SERVICE).write_text(json.dumps(found) + "\n")
 
 
-def read_service(folder: Path) -> RunService:
-    """Return what is known of a run's service; nothing where the file is missing.
+def read_service(folder: Path) -> dict[str, str]:
+    """Return what is known of a run's service: its ``url``, or the ``home`` folder of one that the
+    run started for itself; nothing if the file is missing.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> write_service(folder, "http://gpu:8000")
     >>> read_service(folder)
-    RunService(url='http://gpu:8000', home=None)
+    {'url': 'http://gpu:8000'}
     """
     file = folder / SERVICE
-    found = json.loads(file.read_text()) if file.exists() else {}
-    home = found.get("home")
-    return RunService(found.get("url"), Path(home) if home else None)
+    return dict(json.loads(file.read_text())) if file.exists() else {}

@@ -39,7 +39,7 @@ class Report:
 
 
 class Analyst:
-    """Keeps the right answers as they come by, and writes the analysis of a run at its end."""
+    """Collects the right answers during a run, and writes the analysis at its end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,6 +61,56 @@ class Analyst:
         if write_report(self.folder, self.answers):
             path = self.folder / ANALYSIS
             print(f"Reward analysis: {path}.txt, .md, .html, .json and .svg", flush=True)
+
+
+class RewardLog:
+    """Prints the rewards of every batch, and those of the run so far."""
+
+    def __init__(self, folder: Path) -> None:
+        run = RunReader(folder)
+        self.means = [row["reward/mean"] for row in run.metrics() if "reward/mean" in row]
+        self.rewards = [
+            row["reward"]
+            for row in run.iter_rollouts(columns=["reward"])
+            if row["reward"] is not None
+        ]
+
+    def __call__(self, batch: Batch) -> None:
+        found = analyse(scored_in(batch))
+        rewards = [r for group in batch.everything for r in group.rewards]
+        self.rewards += rewards
+        self.means.append(found.mean)
+        print(f"  rewards of step {batch.step}: {_summary(found)}, {found.failed} not scored")
+        for line, (_, _, count) in zip(found.bars(width=30), found.histogram, strict=True):
+            if count:
+                print(f"  {line}")
+        everything = analyse([Scored(Sample(""), Score(reward)) for reward in self.rewards])
+        best = max(range(len(self.means)), key=lambda i: self.means[i])
+        print(
+            f"  rewards of the run: {_summary(everything)}; step means from {self.means[0]:.3f} to "
+            f"{self.means[-1]:.3f}, highest {self.means[best]:.3f} at step {best + 1}",
+            flush=True,
+        )
+
+
+def _summary(found: Analysis) -> str:
+    return (
+        f"{found.count} answers, mean {found.mean:.3f}, std {found.std:.3f}, "
+        f"min {found.minimum:.3f}, max {found.maximum:.3f}"
+    )
+
+
+def scored_in(batch: Batch) -> list[Scored]:
+    """The rollouts of a batch, as the analysis of rewards reads them."""
+    return [
+        Scored(
+            Sample(rollout.text, group.prompt, {"group": number}),
+            None if rollout.reward is None else Score(rollout.reward, rollout.components),
+            rollout.error,
+        )
+        for number, group in enumerate(batch.everything)
+        for rollout in group.rollouts
+    ]
 
 
 def write_report(folder: Path, answers: Mapping[str, Any] | None = None) -> list[Path]:

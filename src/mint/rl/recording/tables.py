@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mint import types
-from mint.rl.datums.datum import Tokens, values
+from mint.rl.datums.datum import Tokens, datum_tokens, values
 from mint.rl.rollouts.rollout import Group, Rollout, Segment
 from mint.rl.sampling.batch import Array, Batch, Update
 
@@ -38,12 +37,6 @@ class TrainedTokens:
         return {name: _aligned(found, segment) for name, found in self._known.items()}
 
 
-def datum_tokens(datum: types.Datum) -> Tokens:
-    """Return all tokens of a datum: its input, and the last target."""
-    targets = (int(token) for token in datum.loss_fn_inputs["target_tokens"].data)
-    return (*datum.model_input.to_ints()[:1], *targets)
-
-
 def _aligned(found: Mapping[Tokens, Array], segment: Segment) -> list[float | None] | None:
     """Values of targets as values of tokens: the first token is nobody's target, and nothing
     after the last sampled token was trained."""
@@ -60,6 +53,7 @@ def rollout_rows(batch: Batch, text: Callable[[int], str]) -> Iterator[dict[str,
     """Yield one row for every rollout of a step, those of replaced groups too. ``text`` decodes a
     token."""
     trained = TrainedTokens(batch.updates)
+    digests = {v: policy.digest for v, policy in sorted(batch.policies.items()) if policy.digest}
     for number, group in enumerate(batch.everything):
         for index, rollout in enumerate(group.rollouts):
             yield {
@@ -68,15 +62,9 @@ def rollout_rows(batch: Batch, text: Callable[[int], str]) -> Iterator[dict[str,
                 "index": index,
                 "replaced": number >= len(batch.groups),
                 **_row(group, rollout),
-                "digests": _digests(batch, rollout),
+                "digests": {v: d for v, d in digests.items() if v in rollout.versions},
                 "segments": [_segment(each, text, trained) for each in rollout.segments],
             }
-
-
-def _digests(batch: Batch, rollout: Rollout) -> dict[int, str]:
-    """Return the digest of each version of the weights that sampled a part of a rollout."""
-    policies = [batch.policies[v] for v in sorted(set(rollout.versions)) if v in batch.policies]
-    return {policy.version: policy.digest for policy in policies if policy.digest is not None}
 
 
 def _row(group: Group, rollout: Rollout) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class TurnScore(Score):
 
 
 def per_turn(rewards: Sequence[float], components: Mapping[str, float] | None = None) -> TurnScore:
-    """Return what an environment pays for each reply of a rollout, in their order.
+    """Return the score of a rollout from one reward for each reply, in their order.
 
     >>> per_turn([0.0, 0.25, 1.0]).total
     1.25
@@ -62,12 +62,8 @@ def assign_advantages(groups: Sequence[Group], kind: str = "centre") -> None:
     for group, of_group in zip(groups, columns, strict=True):
         by_turn_G = [next(found) for _ in of_group]
         for index, rollout in enumerate(group.counted):
-            _assign(rollout, [column[index] for column in by_turn_G])
-
-
-def _assign(rollout: Rollout, advantages_T: Sequence[float]) -> None:
-    rollout.advantage = advantages_T[0]
-    rollout.turn_advantages = None
-    if len(advantages_T) > 1 and rollout.turns:
-        last = len(advantages_T) - 1
-        rollout.turn_advantages = [advantages_T[min(t, last)] for t in range(len(rollout.turns))]
+            advantages_T = [column[index] for column in by_turn_G]
+            rollout.advantage, rollout.turn_advantages = advantages_T[0], None
+            if len(advantages_T) > 1 and rollout.turns:  # one that ended before keeps its last
+                last, turns = len(advantages_T) - 1, range(len(rollout.turns))
+                rollout.turn_advantages = [advantages_T[min(t, last)] for t in turns]

@@ -67,7 +67,7 @@ _NOTED: ContextVar[list[CodeFailure] | None] = ContextVar("noted", default=None)
 
 @contextmanager
 def noting(failures: list[CodeFailure]) -> Iterator[None]:
-    """Add what :func:`note` is told to a list while a rollout runs.
+    """Collect the exceptions passed to :func:`note` in a list while a rollout runs.
 
     >>> found = []
     >>> with noting(found):
@@ -83,7 +83,7 @@ def noting(failures: list[CodeFailure]) -> Iterator[None]:
 
 
 def note(error: BaseException) -> None:
-    """Keep an exception that does not end its rollout, as a tool's, whose model is only told."""
+    """Keep an exception that does not end its rollout, such as that of a tool."""
     noted = _NOTED.get()
     if noted is not None:
         noted.append(CodeFailure.of(error))

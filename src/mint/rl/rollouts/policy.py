@@ -1,4 +1,4 @@
-"""The policy as rollouts see it: frozen weights that answer, with a logprob for every token."""
+"""The policy: frozen weights to sample from, with a logprob for every token."""
 
 from __future__ import annotations
 
@@ -56,20 +56,18 @@ class Filters:
         """
         if not self.is_on:
             return None
-        top = sequence.topk_logprobs_np
+        top, missing = sequence.topk_logprobs_np, ""
         if top is None:
-            raise _unknown("returns no top-k logprobs of sampled tokens")
-        if np.abs(np.exp(top.logprobs.astype(np.float64)).sum(-1) - 1).max() > 1e-3:
-            raise _unknown("reports logprobs before the filters")
+            missing = "returns no top-k logprobs of sampled tokens"
+        elif np.abs(np.exp(top.logprobs.astype(np.float64)).sum(-1) - 1).max() > 1e-3:
+            missing = "reports logprobs before the filters"
+        if missing:
+            raise ConfigError(
+                f"top_k, top_p and min_p need a mint service, and this one {missing}. Train on a "
+                "service started by `mint serve`, or leave them out."
+            )
         rows = zip(top.token_ids, np.isfinite(top.logprobs), strict=True)
         return [tuple(int(token) for token in ids[inside]) for ids, inside in rows]
-
-
-def _unknown(what: str) -> ConfigError:
-    return ConfigError(
-        f"top_k, top_p and min_p need a mint service, and this one {what}. Train on a service "
-        "started by `mint serve`, or leave them out."
-    )
 
 
 @dataclass(frozen=True)

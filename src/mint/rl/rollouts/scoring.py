@@ -1,4 +1,4 @@
-"""Rewards as they come in: read, weighed, and counted when they fail."""
+"""Score rollouts: call the task's reward, read its result, and count failures."""
 
 import asyncio
 import inspect
@@ -66,13 +66,13 @@ class Ledger:
         if len(self.recent) >= _FEWEST and len(failed) > self.max_share * len(self.recent):
             whole = len(self.recent) < _RECENT
             of = f"{len(self.recent)}" if whole else f"the last {len(self.recent)}"
-            raise TooManyFailures(self._told(failed, of))
+            raise TooManyFailures(self._message(failed, of))
 
     def _check_step(self, fresh: Sequence[str], prompts: int) -> None:
         """Nothing of a step was scored. A single prompt may be at fault, except at the start."""
         failed = [reason for reason in fresh if reason != _NONE]
         if failed and self.max_share < 1 and (prompts > 1 or not self.ever_scored):
-            raise TooManyFailures(self._told(failed, str(len(fresh))))
+            raise TooManyFailures(self._message(failed, str(len(fresh))))
         nothing_recent = len(self.recent) == _RECENT and set(self.recent) == {_NONE}
         if not failed and (nothing_recent or not self.ever_scored):
             raise TooManyFailures(
@@ -81,7 +81,7 @@ class Ledger:
                 "the reward function?"
             )
 
-    def _told(self, failed: Sequence[str], of: str) -> str:
+    def _message(self, failed: Sequence[str], of: str) -> str:
         most = Counter(failed).most_common(3)
         reasons = ", ".join(f"{reason} ({count}×)" for reason, count in most)
         return (
@@ -101,7 +101,7 @@ class Ledger:
 
 
 def apply_score(rollout: Rollout, value: Any, weights: Mapping[str, float] | None = None) -> None:
-    """Give a rollout its reward, or the error in place of it."""
+    """Set the reward of a rollout, or its error."""
     try:
         if isinstance(value, BaseException):
             raise value

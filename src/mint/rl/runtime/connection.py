@@ -1,4 +1,4 @@
-"""Watch the connection to the service: nothing waits for it without a limit and a message."""
+"""Watch the connection to the service, so that nothing waits for it without a limit."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ class Ended(NoAnswer):
 
 
 class ServiceMonitor:
-    """Looks after the service while something waits for it.
+    """Polls the service while something waits for it.
 
-    A timeout of httpx ends one request. The client repeats those for ever to fetch a result that
-    nobody sends. Here a silent service is reported at once, and has ``patience`` seconds to come
-    back; one that comes back in time has kept what it was asked, and nothing is lost. A service
-    that this process started for itself does not come back.
+    A timeout of httpx ends one request, which the client then repeats for ever. Here a service that
+    does not respond is reported at once, and has ``patience`` seconds to return; if it does, it has
+    kept all requests, and nothing is lost. A service that this process started does not return.
     """
 
     def __init__(self, service: mint.ServiceClient, patience: float) -> None:
@@ -78,7 +77,7 @@ class ServiceMonitor:
             raise
 
     async def _look(self, http: httpx.AsyncClient) -> bool:
-        """The first look in vain is reported; the first after patience ended is an error."""
+        """Report the first failed poll, and raise when ``patience`` has ended."""
         now = time.monotonic()
         try:
             await http.get(self.url + _HEALTH, timeout=min(2 * _EVERY, self.patience))
@@ -106,6 +105,6 @@ class ServiceMonitor:
 
 
 async def connect(service: mint.ServiceClient) -> None:
-    """Open a session. The client waits for that where it stands, and would hold up a loop."""
+    """Open a session in a thread: the client blocks until it is open."""
     await to_thread(lambda: service.holder)
     await to_thread(service.create_rest_client)

@@ -33,7 +33,7 @@ class CheckpointGone(SystemExit, RuntimeError):
 
 
 def lost(error: Exception, url: str, step: int) -> ServiceLost:
-    """The end of a run that was saved after a step, by an error of its service."""
+    """Return the exception for a lost service, of a run that was saved after a step."""
     what = f"Work after step {step} is lost." if step else "Nothing was saved yet."
     said = str(error) if isinstance(error, NoAnswer) else f"{url} cannot be reached: {error}"
     if isinstance(error, Ended):

@@ -1,4 +1,4 @@
-"""Ctrl-C in a run: noticed at once, and obeyed where nothing is left half done.
+"""Handle Ctrl-C: end a run where nothing is left half done.
 
 ``asyncio.Runner`` cancels its task at the first Ctrl-C, wherever that is, and raises in the middle
 of anything at the second. It cannot let a step that is being trained on end first, leave the saving
@@ -24,7 +24,7 @@ _HELD_UP_SECONDS = 0.3
 
 
 class Interruption:
-    """The handling of Ctrl-C, from the beginning of a run to its end.
+    """Handles Ctrl-C from the beginning of a run to its end.
 
     ``answer`` says what a press does to the run: ``cancel`` it; ``finish`` the step first, and
     cancel at the second press; or ``ignore`` it while the run is closed, which takes no time. A

@@ -9,7 +9,6 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-import mint
 from mint import types
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
@@ -45,15 +44,10 @@ class Batch:
     policy: Policy
     dropped: list[Group] = field(default_factory=list)  # without signal, and replaced by others
     stale: list[Group] = field(default_factory=list)  # too old to be trained on
-    given_up: int = 0  # groups that were too old before they were complete
+    aborted: int = 0  # groups that were too old before they were complete
     policies: Mapping[int, Policy] = field(default_factory=dict)  # by version
     metrics: dict[str, float] = field(default_factory=dict)  # of sampling and of comparing
     updates: list[Update] = field(default_factory=list)
-
-    @property
-    def clients(self) -> dict[int, mint.SamplingClient]:
-        """The sampling clients by version."""
-        return {version: policy.client for version, policy in self.policies.items()}
 
     @property
     def everything(self) -> list[Group]:
@@ -69,7 +63,7 @@ def merge_batches(parts: Sequence[Batch]) -> Batch:
         parts[0].policy,
         [group for part in parts for group in part.dropped],
         [group for part in parts for group in part.stale],
-        sum(part.given_up for part in parts),
+        sum(part.aborted for part in parts),
         {version: policy for part in parts for version, policy in part.policies.items()},
         merge_metrics(each for p in parts for each in (p.metrics, *(u.metrics for u in p.updates))),
         [update for part in parts for update in part.updates],

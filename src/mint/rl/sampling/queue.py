@@ -1,8 +1,8 @@
-"""Groups in flight: sampling runs ahead of training, and a step takes what is complete.
+"""Groups in flight: sampling runs ahead of training, and a step takes complete groups.
 
-With ``max_staleness`` 0 or 1 the groups of one batch are in flight, and a step takes all of them.
+With ``max_staleness`` 0 or 1, the groups of one batch are in flight, and a step takes all of them.
 Above 1 there are several batches: a step takes the first groups to be complete, the oldest of them
-first, and what is in flight follows the weights.
+first, and groups in flight continue with the newest weights.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class GroupQueue:
         self._width = cfg.batch_size  # prompts of a batch; fewer when the dataset is smaller
         self._interrupted: list[tuple[int, str, Item]] = []  # in flight when the run was ended
         self._stale: list[Group] = []
-        self._given_up = 0
+        self._aborted = 0
 
     def publish(self, policy: Policy) -> None:
         """Use newer weights from now on."""
@@ -68,8 +68,8 @@ class GroupQueue:
             self._start_all(items, "")
 
     async def batch(self, step: int, count: int | None = None) -> Batch:
-        """The groups of a step, or ``count`` of them; those without signal are replaced as often as
-        the config allows."""
+        """Return the groups of a step, or ``count`` of them. Groups without signal are replaced, up
+        to ``max_refills`` times."""
         try:
             self.taken.append(await self._batch(step, count or self._width))
             return self.taken[-1]
@@ -91,13 +91,13 @@ class GroupQueue:
             gone = {id(group) for group in replaced}
             groups = [*(group for group in groups if id(group) not in gone), *useful]
         stale, self._stale = self._stale, []
-        given_up, self._given_up = self._given_up, 0
+        aborted, self._aborted = self._aborted, 0
         policy = self._policy(step)
-        return Batch(step, groups, policy, dropped, stale, given_up, self._policies)
+        return Batch(step, groups, policy, dropped, stale, aborted, self._policies)
 
     async def _take(self, count: int, step: int, refill: int = 0) -> list[Group]:
-        """The first ``count`` groups to be complete; more are started where too few are in flight,
-        and fewer come when there is nothing else to start."""
+        """Return the first ``count`` groups to be complete. More are started if too few are in
+        flight; fewer are returned if the dataset has no others."""
         while count:
             self._drop_old(step)
             if (missing := count - len(self.pending)) > 0:
@@ -131,7 +131,7 @@ class GroupQueue:
                 self._stale.append(each.task.result())
             elif not done and each.item.prompt is not None and each.version < oldest:
                 each.task.cancel()
-                self._given_up += 1
+                self._aborted += 1
             else:
                 continue
             self.pending.remove(each)
@@ -157,7 +157,7 @@ class GroupQueue:
 
     @property
     def answered(self) -> int:
-        """Answers of the groups in flight, complete or not, to show that something moves."""
+        """The number of answers in the groups in flight, complete or not, for the progress line."""
         known = self.collector.answered
         size = self.cfg.group_size
         return sum(size if p.task.done() else known[id(p.item)] for p in self.pending)
@@ -168,7 +168,7 @@ class GroupQueue:
         in_flight = [*self._interrupted, *started]
         return {
             "calls": self.data.calls,
-            "position": self.data.position(),
+            "position": self.data.epochs.state() if self.data.epochs else None,
             "drawn": self._drawn,
             "width": self._width,
             "draw": self._draw.state() if self._draw and in_flight else None,
@@ -179,7 +179,7 @@ class GroupQueue:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Resume from a kept state: what was in flight is sampled first, with the same seeds."""
+        """Restore a saved state: what was in flight is sampled first, with the same seeds."""
         self._drawn = state.get("drawn", state["step"])
         self._width = state.get("width", self._width)
         lost = state.get("in_flight", [])

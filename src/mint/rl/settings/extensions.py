@@ -1,7 +1,6 @@
-"""Loss settings that mint's service has beside Tinker's, and what a run says where they are not.
+"""Loss settings that only a mint service has, and the error for a service that lacks them.
 
-A service that knows such a setting acknowledges it in its answer, so one that ignores it is
-noticed.
+A service acknowledges each of these settings in its answers, so a run notices one that ignores it.
 """
 
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ _METRICS = {
     "match_sampling": "temperature:mean",
     "top_k": "kept_tokens:sum",
 }
-"""What a service answers that has done what a setting of the loop asks for."""
+"""The metric by which a service acknowledges each setting."""
 
 
 def extensions(cfg: RLConfig, temperature: float = 1.0) -> Settings:
-    """Return the keys of ``loss_fn_config`` that only a mint service knows, for answers that were
-    sampled at a temperature.
+    """Return the keys of ``loss_fn_config`` that only a mint service knows. ``temperature`` is that
+    of sampling.
 
     >>> extensions(RLConfig(kl_loss_coef=0.01))
     {'kl_k3': 0.01}

@@ -1,5 +1,5 @@
-"""Every setting of the loop, in the groups of ``conf/``: its default, its limits, and a sentence on
-when to change it."""
+"""Every setting of the loop, by the config groups of ``conf/``: default, limits, and when to change
+it."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
