@@ -291,7 +291,8 @@ void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t
 
 /* ---- norms, activations, positions ---------------------------------------------------------- */
 
-static void normalize(const float *x, int64_t size, const float *weight, float epsilon, float *y) {
+/* Returns 1 / sqrt(mean(x^2) + epsilon). */
+static float normalize(const float *x, int64_t size, const float *weight, float epsilon, float *y) {
     __m512 squares = _mm512_setzero_ps();
     for (int64_t k = 0; k < size; k += LANES) {
         __m512 value = _mm512_maskz_loadu_ps(first_lanes(size - k), x + k);
@@ -299,14 +300,17 @@ static void normalize(const float *x, int64_t size, const float *weight, float e
     }
     float factor = 1 / sqrtf(_mm512_reduce_add_ps(squares) / (float)size + epsilon);
     for (int64_t k = 0; k < size; k++) y[k] = weight[k] * (x[k] * factor);
+    return factor;
 }
 
-/* RMSNorm of each row. */
+/* RMSNorm of each row, and the factor of each unless factors is NULL. */
 void mint_norm(const float *x, int64_t count, int64_t size, const float *weight, float epsilon,
-               float *y, int threads) {
+               float *y, float *factors, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t row = 0; row < count; row++)
-        normalize(x + row * size, size, weight, epsilon, y + row * size);
+    for (int64_t row = 0; row < count; row++) {
+        float factor = normalize(x + row * size, size, weight, epsilon, y + row * size);
+        if (factors) factors[row] = factor;
+    }
 }
 
 /* silu(gate) * up, of rows that hold both one after the other. */
@@ -505,6 +509,46 @@ void mint_attend(const Layer *layer, const Layout *layout, const float *x, int64
             float *out = y + (rows[i / repeat] * layer->heads + head * repeat + i % repeat) * size;
             for (int64_t k = 0; k < size; k++) out[k] = queries[i].sum[k] / queries[i].total;
         }
+    }
+}
+
+/* ---- decoder layers --------------------------------------------------------------------------- */
+
+/* A decoder layer of Llama's kind. Norms of heads and biases may be NULL. */
+typedef struct {
+    const float *attention_norm, *mlp_norm, *query_norm, *key_norm;
+    const Matrix *qkv, *out, *gate_up, *down;
+    const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
+    Layer attention;
+    float epsilon;
+    int32_t is_turned; /* whether queries and keys have rotary positions */
+} Decoder;
+
+/* Run the rows x [count, hidden] through decoder layers, in place. The work is of count times the
+ * widest input of a product and the widest result, narrow and wide. */
+void mint_decode(const Decoder *layers, int64_t layer_count, const Rows *by_slot,
+                 const Layout *layout, float *x, int64_t count, const float *cosine,
+                 const float *sine, int64_t turned, const int64_t *slots, float *narrow, float *wide,
+                 int threads) {
+    for (const Decoder *layer = layers; layer < layers + layer_count; layer++) {
+        const Layer *attention = &layer->attention;
+        int64_t hidden = layer->qkv->inputs, inside = layer->down->inputs;
+        int64_t attended = attention->heads * attention->size;
+        int64_t joint = attended + 2 * attention->key_heads * attention->size;
+        mint_norm(x, count, hidden, layer->attention_norm, layer->epsilon, narrow, NULL, threads);
+        mint_multiply(layer->qkv, by_slot, narrow, hidden, count, layer->qkv_bias, wide, joint, 0,
+                      threads);
+        mint_store(attention, wide, joint, count, layer->query_norm, layer->key_norm,
+                   layer->epsilon, cosine, sine, layer->is_turned ? turned : 0, slots, threads);
+        mint_attend(attention, layout, wide, joint, narrow, threads);
+        mint_multiply(layer->out, by_slot, narrow, attended, count, layer->out_bias, x, hidden, 1,
+                      threads);
+        mint_norm(x, count, hidden, layer->mlp_norm, layer->epsilon, narrow, NULL, threads);
+        mint_multiply(layer->gate_up, by_slot, narrow, hidden, count, layer->gate_up_bias, wide,
+                      2 * inside, 0, threads);
+        mint_gate(wide, count, inside, narrow, threads);
+        mint_multiply(layer->down, by_slot, narrow, inside, count, layer->down_bias, x, hidden, 1,
+                      threads);
     }
 }
 
