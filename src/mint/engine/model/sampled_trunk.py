@@ -45,7 +45,7 @@ class SampledTrunk:
             view = active().attention
             if not isinstance(view, PagedAttention) or torch.is_grad_enabled():
                 return forward(input_ids=input_ids, position_ids=position_ids, **kwargs)
-            return BaseModelOutput(self._sample(input_ids, position_ids, view))
+            return BaseModelOutput(self._sample(input_ids, position_ids, view))  # type: ignore[arg-type]
 
         return run
 
@@ -88,8 +88,8 @@ def _decoder_layer(layer: Any) -> DecoderLayer:
     return DecoderLayer(
         norms=tuple(None if part is None else part.weight for part in norms),  # type: ignore[arg-type]
         epsilon=layer.input_layernorm.variance_epsilon,
-        products=tuple(product.packed for product in products),  # type: ignore[arg-type]
-        biases=tuple(product.bias for product in products),  # type: ignore[arg-type]
+        products=tuple(product.packed for product in products),
+        biases=tuple(product.bias for product in products),
         attention=AttentionLayer(find_pool(attention), heads, float(attention.scaling), window),
         is_turned=bool(getattr(attention, "use_rope", True)),
     )

@@ -6,6 +6,6 @@ other rows.
 """
 
 from .build import missing
-from .products import NO_ADAPTER, Packed, RowsBySlot, matmul, pack
+from .products import NO_ADAPTER, Packed, RowsBySlot
 
-__all__ = ["NO_ADAPTER", "Packed", "RowsBySlot", "matmul", "missing", "pack"]
+__all__ = ["NO_ADAPTER", "Packed", "RowsBySlot", "missing"]

@@ -387,20 +387,53 @@ INLINE __m512 tanh16(__m512 x) { /* 1 - 2 / (exp(2x) + 1) */
     return _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2), below));
 }
 
+/* Add some columns of a block's values to the sums of the queries. */
+INLINE void add_values(const int count, const int wide, const Layer *layer, Query *queries,
+                       const float *values, int64_t next, int64_t column, int first, int last,
+                       float weights[QUERIES][BLOCK]) {
+    __m512 sums[QUERIES][WIDE];
+    __mmask16 mask = first_lanes(layer->size - column); /* of the last register */
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int j = 0; j < wide; j++)
+            sums[i][j] = _mm512_maskz_loadu_ps(mask, queries[i].sum + column + j * LANES);
+    for (int at = first; at <= last; at++) {
+        __m512 value[WIDE];
+        UNROLL for (int j = 0; j < wide; j++) {
+            int64_t place = at * layer->size + j * LANES;
+            value[j] = _mm512_maskz_loadu_ps(mask, values + place);
+            _mm_prefetch((const char *)(layer->values + next + place), _MM_HINT_T0);
+        }
+        UNROLL for (int i = 0; i < count; i++) {
+            __m512 weight = _mm512_set1_ps(weights[i][at]);
+            UNROLL for (int j = 0; j < wide; j++)
+                sums[i][j] = _mm512_fmadd_ps(weight, value[j], sums[i][j]);
+        }
+    }
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int j = 0; j < wide; j++)
+            _mm512_mask_storeu_ps(queries[i].sum + column + j * LANES, mask, sums[i][j]);
+}
+
 /* Let some queries attend to one block of keys. A block that a query does not see changes nothing,
  * so the result does not depend on which queries share a call. */
 INLINE void attend_block(const int count, const Layer *layer, Query *queries, int64_t place,
                          int64_t next, int64_t start) {
     const float *keys = layer->keys + place, *values = layer->values + place;
-    __m512 scores[QUERIES];
+    __m512 scores[QUERIES], others[QUERIES];
     float weights[QUERIES][BLOCK];
     __mmask16 visible[QUERIES], any = 0;
-    UNROLL for (int i = 0; i < count; i++) scores[i] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < layer->size; k++) {
+    /* Even and odd terms have sums of their own: one addition need not wait for another. */
+    UNROLL for (int i = 0; i < count; i++) scores[i] = others[i] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < layer->size; k += 2) {
+        int64_t other = k + 1 < layer->size ? k + 1 : k;
         __m512 key = _mm512_loadu_ps(keys + k * BLOCK);
+        __m512 other_key = _mm512_maskz_loadu_ps(other > k ? 0xffff : 0, keys + other * BLOCK);
         _mm_prefetch((const char *)(layer->keys + next + k * BLOCK), _MM_HINT_T0);
-        UNROLL for (int i = 0; i < count; i++)
+        _mm_prefetch((const char *)(layer->keys + next + other * BLOCK), _MM_HINT_T0);
+        UNROLL for (int i = 0; i < count; i++) {
             scores[i] = _mm512_fmadd_ps(_mm512_set1_ps(queries[i].q[k]), key, scores[i]);
+            others[i] = _mm512_fmadd_ps(_mm512_set1_ps(queries[i].q[other]), other_key, others[i]);
+        }
     }
     UNROLL for (int i = 0; i < count; i++) {
         Query *query = queries + i;
@@ -408,7 +441,7 @@ INLINE void attend_block(const int count, const Layer *layer, Query *queries, in
         visible[i] = first_lanes(last + 1);
         if (layer->window) visible[i] &= (__mmask16)~first_lanes(last - layer->window + 1);
         any |= visible[i];
-        __m512 score = _mm512_mul_ps(scores[i], _mm512_set1_ps(layer->scale));
+        __m512 score = _mm512_mul_ps(_mm512_add_ps(scores[i], others[i]), _mm512_set1_ps(layer->scale));
         if (layer->softcap > 0) {
             __m512 cap = _mm512_set1_ps(layer->softcap);
             score = _mm512_mul_ps(cap, tanh16(_mm512_div_ps(score, cap)));
@@ -428,20 +461,11 @@ INLINE void attend_block(const int count, const Layer *layer, Query *queries, in
     if (!any) return;
     /* What nobody sees may never have been written: it must not be multiplied, not even by 0. */
     int first = __builtin_ctz(any), last = 31 - __builtin_clz(any);
-    for (int64_t k = 0; k < layer->size; k += LANES) {
-        __mmask16 mask = first_lanes(layer->size - k);
-        __m512 sums[QUERIES];
-        UNROLL for (int i = 0; i < count; i++)
-            sums[i] = _mm512_maskz_loadu_ps(mask, queries[i].sum + k);
-        for (int at = first; at <= last; at++) {
-            __m512 value = _mm512_maskz_loadu_ps(mask, values + at * layer->size + k);
-            _mm_prefetch((const char *)(layer->values + next + at * layer->size + k), _MM_HINT_T0);
-            UNROLL for (int i = 0; i < count; i++)
-                sums[i] = _mm512_fmadd_ps(_mm512_set1_ps(weights[i][at]), value, sums[i]);
-        }
-        UNROLL for (int i = 0; i < count; i++)
-            _mm512_mask_storeu_ps(queries[i].sum + k, mask, sums[i]);
-    }
+    int64_t k = 0;
+    for (; k + WIDE * LANES <= layer->size; k += WIDE * LANES)
+        add_values(count, WIDE, layer, queries, values + k, next + k, k, first, last, weights);
+    for (; k < layer->size; k += LANES)
+        add_values(count, 1, layer, queries, values + k, next + k, k, first, last, weights);
 }
 
 INLINE int64_t place(const Layer *layer, int64_t head, int64_t block) {

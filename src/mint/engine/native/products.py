@@ -1,6 +1,5 @@
 """Products with frozen matrices and adapters: bfloat16 or float32 operands, float32 results."""
 
-import ctypes
 from ctypes import Structure, c_int64, c_void_p
 
 import numpy as np
@@ -8,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from . import huge_pages
 from .build import call
 
 LANES, WIDE, SLOTS = 16, 4, 16  # as in kernels.c
@@ -60,6 +60,11 @@ class Packed:
     """A matrix in the layout of the kernels, and the adapters that add to its products."""
 
     def __init__(self, weight: Tensor, sizes: list[int] | None = None) -> None:
+        """Lay out a bfloat16 or float32 matrix [out, in].
+
+        ``weight.T`` is the matrix of the gradient by the input. ``sizes`` divides the outputs
+        between several layers, which an adapter changes separately.
+        """
         assert weight.device.type == "cpu"
         assert weight.dtype in (torch.bfloat16, torch.float32)
         self.outputs, self.inputs = weight.shape
@@ -88,7 +93,8 @@ class Packed:
     ) -> Tensor:
         """Multiply float32 rows [N, in] by the matrix and by their adapters; the result is float32.
 
-        ``onto`` is a result to add to.
+        With a bfloat16 matrix, the rows are rounded to bfloat16 first. ``onto`` is a result to add
+        to.
         """
         assert x.dtype == torch.float32
         if x.stride(1) != 1:
@@ -129,32 +135,29 @@ def _pack_floats(weight: Tensor, panels: Panels) -> Tensor:
     return words
 
 
-_HUGE, _ARENA = 1 << 21, 1 << 26  # bytes
+_ARENA = 1 << 26  # bytes
 _free = torch.empty(0, dtype=torch.int32)
 
 
 def _allocate(words: int) -> Tensor:
-    """Return memory for words, from large pieces that the kernel may back by huge pages.
+    """Return memory for words, from large pieces that are in huge pages.
 
-    A step reads every matrix once: with small pages, it spends a tenth of its time on looking up
-    addresses. A piece is freed with the last of its matrices.
+    A piece is freed with the last of its matrices.
     """
     global _free
     words = -(-words // LANES) * LANES
     if 4 * words > _ARENA:
-        return _advised(words)
+        return _huge(words)
     if words > len(_free):
-        _free = _advised(_ARENA // 4)
+        _free = _huge(_ARENA // 4)
     taken, _free = _free[:words], _free[words:]
     return taken
 
 
-def _advised(words: int) -> Tensor:
-    memory = torch.empty(words + _HUGE // 4, dtype=torch.int32)
-    start = -memory.data_ptr() % _HUGE // 4
-    whole = memory[start : start + words]
-    ctypes.CDLL(None).madvise(c_void_p(whole.data_ptr()), ctypes.c_size_t(4 * words), 14)
-    return whole
+def _huge(words: int) -> Tensor:
+    memory = huge_pages.advise(torch.empty(words + huge_pages.SIZE // 4, dtype=torch.int32))
+    start = -memory.data_ptr() % huge_pages.SIZE // 4
+    return memory[start : start + words]
 
 
 def _cut(sizes: list[int], widest: int = WIDE) -> Panels:
@@ -168,20 +171,3 @@ def _cut(sizes: list[int], widest: int = WIDE) -> Panels:
             panels.append((first, columns, padded, wide, site))
             first, padded = first + columns, padded + wide * LANES
     return np.array(panels, np.int32).reshape(-1, 5)
-
-
-def pack(weight: Tensor, sizes: list[int] | None = None) -> Packed:
-    """Lay out a bfloat16 or float32 matrix [out, in] for :func:`matmul`.
-
-    ``weight.T`` is the matrix of the gradient by the input. ``sizes`` divides the outputs between
-    several layers, which an adapter changes separately.
-    """
-    return Packed(weight, sizes)
-
-
-def matmul(x: Tensor, packed: Packed) -> Tensor:
-    """Multiply float32 rows [N, in] by a packed matrix; sums and result are float32.
-
-    With a bfloat16 matrix, the rows are rounded to bfloat16 first.
-    """
-    return packed.multiply(x)
