@@ -44,6 +44,10 @@ class Filters:
             "renormalize": True,
         }
 
+    def requests(self) -> dict[str, Any]:
+        """Return what a request asks for beside samples: the tokens that were kept."""
+        return {"topk_sample_logprobs": self.top_k} if self.is_on else {}
+
     def kept_tokens(self, sequence: Any) -> list[Kept] | None:
         """Return the tokens that each token of a sampled sequence was chosen from.
 
@@ -115,7 +119,7 @@ class Policy:
             prompt=types.ModelInput.from_ints(tokens=list(prompt)),
             num_samples=count,
             sampling_params=self._params(seed, max_tokens, stop),
-            **({"topk_sample_logprobs": self.filters.top_k} if self.filters.is_on else {}),
+            **self.filters.requests(),
         )
         return [
             PolicyAnswer(
