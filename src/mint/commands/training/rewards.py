@@ -1,7 +1,6 @@
 """``mint rewards list | test | audit``."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,10 +92,7 @@ def _found(name: str) -> Reward:
 def _read(path: Path) -> list[Sample]:
     if not path.is_file():
         raise typer.BadParameter(f"There is no file {path}.")
-    return list(_lines(path))
-
-
-def _lines(path: Path) -> Iterator[Sample]:
+    samples = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
@@ -108,7 +104,8 @@ def _lines(path: Path) -> Iterator[Sample]:
             raise typer.BadParameter(
                 f"{path}:{number} is not a JSON object with a 'response'."
             ) from None
-        yield Sample(response, str(metadata.pop("prompt", "")), metadata)
+        samples.append(Sample(response, str(metadata.pop("prompt", "")), metadata))
+    return samples
 
 
 def _print_scored(scored: list[Scored]) -> None:

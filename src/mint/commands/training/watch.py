@@ -84,7 +84,7 @@ def _folders(names: list[str], demo: bool) -> list[Path]:
 def _serve(folders: list[Path], host: str, port: int | None, key: str | None, demo: bool) -> None:
     import uvicorn
 
-    from mint.watch.dashboard.access import is_loopback
+    from mint.service.admin.settings import is_loopback
     from mint.watch.dashboard.library import Library
     from mint.watch.dashboard.server import Watch, create_app
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mint.commands.shared.durations import parse_duration
-from mint.commands.shared.names import checkpoint_path, run_id
+from mint.commands.shared.names import find, run_id
 from mint.commands.shared.output import (
     JsonOption,
     Mistake,
@@ -206,12 +206,11 @@ def delete(
     url: UrlOption = None,
 ) -> None:
     """Delete checkpoints permanently."""
-    remote = Remote.running_or_embedded(url)
-    named = [_parse(remote, path) for path in paths]
+    found = [_find(path, url) for path in paths]
     if not yes:
-        listed = "\n".join(where.uri for where in named)
+        listed = "\n".join(where.uri for _, where in found)
         typer.confirm(f"{listed}\nDelete permanently?", abort=True)
-    for where in named:
+    for remote, where in found:
         remote.request("DELETE", resource(where))
         typer.echo(f"deleted {where.uri}")
 
@@ -295,12 +294,13 @@ def set_ttl(
 
 
 def _find(path: str, url: str | None) -> tuple[Remote, CheckpointPath]:
-    """Return a service, and the path of the checkpoint that was named."""
-    remote = Remote.running_or_embedded(url)
-    return remote, _parse(remote, path)
-
-
-def _parse(remote: Remote, text: str) -> CheckpointPath:
+    """Return the path of the checkpoint that was named, and the service that has it."""
     from mint.service.checkpoints.storage import CheckpointPath
 
-    return CheckpointPath.parse(checkpoint_path(remote, text))
+    named = find(path, url)
+    if not named.is_checkpoint:
+        raise Mistake(
+            f"{named.remote.url} has no checkpoint {path!r}. Use a tinker:// path, a run "
+            "directory, or a prefix of a run id; `mint checkpoints list` shows yours."
+        )
+    return named.remote, CheckpointPath.parse(named.model)

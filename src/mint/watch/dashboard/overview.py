@@ -11,9 +11,10 @@ import yaml
 from mint.watch.dashboard.curves import columns, read_step, spark
 from mint.watch.dashboard.library import RunPlace
 from mint.watch.dashboard.query import Rollouts
-from mint.watch.dashboard.tail import Tail, number
+from mint.watch.dashboard.tail import Tail
 from mint.watch.directory.files import CONFIG, EVENTS, METRICS, SUMMARY
 from mint.watch.directory.reader import RunReader, summarise
+from mint.watch.verdict.series import number
 from mint.watch.verdict.verdict import NEEDED
 
 Found = TypeVar("Found")

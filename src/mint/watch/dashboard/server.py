@@ -29,8 +29,9 @@ from mint.watch.dashboard.filters import BadFilter, Filter
 from mint.watch.dashboard.library import Library, RunPlace, UnknownRun
 from mint.watch.dashboard.overview import Tables, flat, overview, read_config, stop_strings
 from mint.watch.dashboard.query import Place, QueryFailed, Rollouts
-from mint.watch.dashboard.tail import Tail, number
+from mint.watch.dashboard.tail import Tail
 from mint.watch.directory.files import plain
+from mint.watch.verdict.series import number
 
 Status = Callable[[Request], Awaitable[dict[str, Any]]]
 Permission = Callable[[Request], Awaitable[bool]]
