@@ -6,14 +6,14 @@ from typing import Any
 
 from mint.watch.verdict.series import number
 
-MOST_POINTS = 2_000
+_MOST_POINTS = 2_000
 _MOST_NAMES = 500
 _LEFT_OUT = frozenset({"step"})
 
 Rows = Sequence[dict[str, Any]]
 
 
-def columns(rows: Rows, points: int = MOST_POINTS) -> dict[str, Any]:
+def columns(rows: Rows, points: int = _MOST_POINTS) -> dict[str, Any]:
     """Return ``{"steps": […], "columns": {name: […]}, "bucket": n}``.
 
     With more rows than points, ``bucket`` neighbouring rows become their mean.
