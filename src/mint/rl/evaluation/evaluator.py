@@ -51,9 +51,10 @@ class Evaluator:
 
     def of(self, path: str | None) -> Evaluation:
         """Evaluate a checkpoint, of training or of sampling; None is the base model."""
-        return asyncio.run(self._of(path))
+        return asyncio.run(self.of_async(path))
 
-    async def _of(self, path: str | None) -> Evaluation:
+    async def of_async(self, path: str | None) -> Evaluation:
+        """Async version of :meth:`of`."""
         async with sampling_client(self.service, self.cfg, path) as client:
             tokenizer = await to_thread(client.get_tokenizer)
             self._items = self._items or Data(self.adapter, tokenizer, self.cfg).holdout()
