@@ -3,7 +3,6 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,6 @@ COLUMNS = (
 _MOST = 50_000
 _EXAMPLES = 3
 _SHOWN = 1000
-
-
-@dataclass(frozen=True)
-class Report:
-    """The data of a report, and the analysis of all rewards."""
-
-    data: dict[str, Any]
-    analysis: Analysis
-
-    def as_text(self) -> str:
-        """The analysis for a terminal."""
-        return f"{self.analysis.as_text()}\n{_table(self.data['response_types'])}\n"
 
 
 class Analyst:
@@ -117,35 +104,16 @@ def write_report(folder: Path, answers: Mapping[str, Any] | None = None) -> list
     """Write the report on a run into its directory; nothing when it has no rollouts.
 
     ``answers`` are the right answers by the identity of their prompt; without them, those that
-    training kept.
+    training kept. Of very long runs, evenly spaced steps are read.
     """
     if answers is None:
         answers = {row["identity"]: row["answer"] for row in read_rows(folder / RIGHT_ANSWERS)}
-    report = make_report(RunReader(folder), answers)
-    if report is None:
-        return []
-    base = folder / f"{ANALYSIS}.json"
-    contents = {
-        ".txt": report.as_text(),
-        ".json": json.dumps(report.data, indent=2, ensure_ascii=False),
-        ".md": as_markdown(report.data),
-        ".html": as_html(report.data),
-    }
-    for suffix, text in contents.items():
-        base.with_suffix(suffix).write_text(text, encoding="utf-8", errors="backslashreplace")
-    report.analysis.plot(base.with_suffix(".svg"))
-    return [base.with_suffix(suffix) for suffix in (*contents, ".svg")]
-
-
-def make_report(run: RunReader, answers: Mapping[str, Any]) -> Report | None:
-    """Make the report on a run. Of very long runs, evenly spaced steps are read."""
-    steps = run.steps()
+    run = RunReader(folder)
     counts = sum(1 for _ in run.iter_rollouts(columns=["step"]))
-    every = -(-counts // _MOST)
-    chosen = steps[:: max(1, every)]
+    chosen = run.steps()[:: max(1, -(-counts // _MOST))]
     rows = [row for step in chosen for row in run.iter_rollouts(step, COLUMNS)]
     if not rows:
-        return None
+        return []
     found = analyse([_scored(row) for row in rows])
     kinds = count_kinds(rows, answers)
     summary = run.summary()
@@ -161,7 +129,17 @@ def make_report(run: RunReader, answers: Mapping[str, Any]) -> Report | None:
         "response_types": kinds,
         "failures": failures(rows, answers),
     }
-    return Report(data, found)
+    base = folder / f"{ANALYSIS}.json"
+    contents = {
+        ".txt": f"{found.as_text()}\n{_table(kinds)}\n",
+        ".json": json.dumps(data, indent=2, ensure_ascii=False),
+        ".md": as_markdown(data),
+        ".html": as_html(data),
+    }
+    for suffix, text in contents.items():
+        base.with_suffix(suffix).write_text(text, encoding="utf-8", errors="backslashreplace")
+    found.plot(base.with_suffix(".svg"))
+    return [base.with_suffix(suffix) for suffix in (*contents, ".svg")]
 
 
 def count_kinds(rows: Sequence[Row], answers: Mapping[str, Any]) -> list[dict[str, Any]]:
