@@ -147,9 +147,10 @@ class Catalog:
             )
         try:
             folder = Path(name).expanduser()
-        except RuntimeError as error:  # ~nobody/models
-            raise NotHere(f"{name}: {error}") from error
-        if missing := missing_from(folder):
+            missing = missing_from(folder)
+        except (RuntimeError, OSError) as error:  # ~nobody/models, or a name that no file can have
+            raise NotHere(getattr(error, "strerror", None) or str(error)) from error
+        if missing:
             raise NotHere(f"{folder}: {missing}")
         return folder.resolve()
 
@@ -198,7 +199,7 @@ class Catalog:
             raise NotHere(f"not reachable ({type(error).__name__}: {error})") from error
 
     def _explain(self, name: str, tried: list[str]) -> str:
-        known = self.names()
+        known, name = self.names(), name[:200]
         advice = [
             f"  a folder that contains it:      mint serve --model {name}=FOLDER, "
             f"or set MINT_MODELS={name}=FOLDER"

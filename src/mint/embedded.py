@@ -22,6 +22,8 @@ from mint.home import default_home
 
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
+KEPT_LOGS = 100
+"""The number of log files of embedded services that are kept in a home folder."""
 KEY_VARIABLE = "MINT_EMBEDDED_KEY"
 LOG_VARIABLE = "MINT_LOG_FILE"
 
@@ -125,6 +127,8 @@ def _new_log(home: Path) -> Path:
             f"The embedded service cannot write to its home folder: {error}. "
             "Set MINT_HOME to a folder that you can write to."
         ) from error
+    for old in sorted(folder.glob("embedded-*.log"))[: 1 - KEPT_LOGS]:
+        old.unlink(missing_ok=True)
     return folder / f"embedded-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
 
 

@@ -13,7 +13,7 @@ import yaml
 from mint.jobs.job import JOB
 from mint.watch.directory.recorder import CONFIG
 
-from .conftest import ROOT, TASK, Command
+from .conftest import LETTERS, ROOT, TASK, Command
 
 FEW = ("evaluation.success_threshold=0.5",)
 
@@ -215,6 +215,20 @@ def test_two_checkpoints_are_compared_on_the_same_prompts(
         ended.out,
         re.MULTILINE,
     )
+
+
+def test_a_named_set_is_evaluated_with_its_categories(evaluated: Command, folder: Path) -> None:
+    sets = """
+    def build_eval_sets(self):
+        pairs = [(kind, n) for kind, digits in (("odd", "135"), ("even", "024")) for n in digits]
+        return {"digits": [{"question": f"{n}:", "category": kind} for kind, n in pairs]}
+"""
+    (folder / "sets.py").write_text(LETTERS + sets)
+    ended = evaluated("task=custom", "task.adapter=sets.py:Letters", *FEW, "set=digits")
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith("tiny/llama on 6 prompts of digits\n")
+    assert "held-out" not in ended.out
+    assert re.findall(r"^(\w+) +3 +\d\.\d{3} ", ended.out, re.MULTILINE) == ["even", "odd"]
 
 
 def test_a_model_behind_an_endpoint_is_evaluated(

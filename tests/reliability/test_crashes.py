@@ -150,6 +150,25 @@ def test_an_operation_that_kills_every_worker_fails_alone(
     faults.require_all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_a_sample_survives_two_deaths_of_its_worker(
+    own_service: Start, faults: Faults, deaths: int
+) -> None:
+    for _ in range(deaths):
+        faults.at("mint.engine.sampling.sampler:Sampler.step", 3)
+    raw = RawClient(own_service().base_url)
+    body = {"session_id": raw.session(), "sampling_session_seq_id": 0, "base_model": MODEL}
+    sampler = raw.post("/create_sampling_session", body).json()["sampling_session_id"]
+    params = {"max_tokens": 8, "stop": []}
+    body = {"sampling_session_id": sampler, "seq_id": 1, "sampling_params": params}
+    sample = raw.post("/asample", {**body, "prompt": {"chunks": [{"tokens": [5, 6, 7]}]}})
+    answer = raw.retrieve(sample.json()["request_id"])
+    assert answer.status_code == 200
+    assert (b"was killed by SIGKILL" in answer.content) == (deaths == 3)
+    faults.require_all()
+
+
 def test_a_failed_creation_is_tried_anew_when_asked_again(raw: RawClient) -> None:
     body = {"session_id": raw.session(), "model_seq_id": 0, "base_model": MODEL}
     first = raw.post("/create_model", {**body, "lora_config": {"rank": 5000}}).json()["request_id"]

@@ -75,7 +75,7 @@ def rows_of(engine: Engine, tenant: str) -> int:
 
 def test_a_single_sample_does_not_wait_for_the_rows_of_another_tenant(base: BaseModel) -> None:
     engine = engine_of(base)
-    crowd(engine, 500)
+    crowd(engine, 2500)  # 10,000 answers
     run(engine, 5)
     assert rows_of(engine, "crowd") == 16, "a tenant that is alone has all rows"
     engine.sample(1, "base", single(8))

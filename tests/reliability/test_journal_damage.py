@@ -12,6 +12,7 @@ import pytest
 from mint.service.files import FilesDamaged, checksums, verify
 from mint.service.futures import Response
 from mint.service.runs.journal import TORN, Journal, JournalDamaged, Outcome
+from tests.service_fixture import LiveService, RawClient
 
 RUN = "b4b7c1c6-0000-0000-0000-000000000000:train:0"
 
@@ -187,3 +188,36 @@ def test_checksums_know_every_file_but_one(tmp_path: Path) -> None:
     verify(tmp_path, known, "It")
     (tmp_path / "description").write_text("may change")
     verify(tmp_path, known, "It")
+
+
+@pytest.mark.parametrize("damage", ["cut short", "missing"])
+def test_a_damaged_checkpoint_is_refused_wherever_it_is_used(
+    live_service: LiveService, damage: str
+) -> None:
+    raw = RawClient(live_service.base_url)
+    session = raw.session()
+    run = raw.run(session)
+    path = raw.result(raw.operate("save_weights", run, 1, path="damaged"))["path"]
+    home = live_service.home / "checkpoints" / run.replace(":", "_")
+    tensors = home / "weights" / "damaged" / "adapter_model.safetensors"
+    content = tensors.read_bytes()
+    tensors.unlink()
+    if damage == "cut short":
+        tensors.write_bytes(content[: len(content) // 2])
+    files = {file.name: file.read_bytes() for file in tensors.parent.iterdir()}
+    sampler = {"session_id": session, "sampling_session_seq_id": 7, "model_path": path}
+    sampler_id = raw.post("/create_sampling_session", sampler).json()["sampling_session_id"]
+    sample = {"sampling_session_id": sampler_id, "prompt": {"chunks": [{"tokens": [1]}]}}
+    mix = {"source_paths": [path], "coefficients": [1.0]}
+    copy = {"source_path": path, "destination_project_id": "p"}
+    errors = [
+        raw.result(raw.operate("load_weights", run, 2, path=path))["error"],
+        raw.result(raw.post("/asample", sample).json()["request_id"])["error"],
+        raw.result(raw.post("/mint/checkpoints/interpolate", mix).json()["request_id"])["error"],
+        raw.post("/copy_weights", copy).json()["detail"],
+    ]
+    for error in errors:
+        assert "adapter_model.safetensors is" in error, error
+        assert "is damaged" in error
+    assert {file.name: file.read_bytes() for file in tensors.parent.iterdir()} == files
+    assert "metrics" in raw.result(raw.operate("optim_step", run, 3)), "the run continues"

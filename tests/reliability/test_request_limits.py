@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -52,6 +53,30 @@ def test_an_answer_may_take_longer_than_a_request(impatient: LiveService) -> Non
     waiting = raw.operate("optim_step", raw.run(), 2)  # for a number that does not come
     answer = raw.post("/retrieve_future", {"request_id": waiting})
     assert (answer.status_code, answer.json()["type"]) == (408, "try_again")
+
+
+@pytest.mark.slow
+def test_a_service_that_runs_out_of_file_handles_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+    """A crowd of connections takes all of them; an open run trains, and the rest is retried."""
+    handles = 160
+    within = ("prlimit", f"--nofile={handles}:{handles}")
+    service = start_service(tmp_path, tiny_model, within=within, request_limit_s=2.0)
+    folder = Path(f"/proc/{service.process.pid}/fd")
+    with contextlib.ExitStack() as stack:
+        stack.callback(service.stop)
+        raw = RawClient(service.base_url)
+        run = raw.run()
+        assert "metrics" in raw.result(raw.operate("optim_step", run, 1))
+        for _ in range(2 * handles):
+            stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+        while len(list(folder.iterdir())) < handles:
+            assert raw.http.get("/healthz").status_code == 200
+        assert "metrics" in raw.result(raw.operate("optim_step", run, 2))
+        answers = [raw.post("/create_session") for _ in range(5)]
+        assert {answer.status_code for answer in answers} <= {200, 503}
+        while raw.post("/create_session").status_code != 200:  # the crowd is sent away
+            pass
+        assert "metrics" in raw.result(raw.operate("optim_step", raw.run(), 1))
 
 
 JSON = {"content-type": "application/json"}

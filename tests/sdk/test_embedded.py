@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mint.embedded import KEPT_LOGS, _new_log
+
 HELLO = """
 import sys, mint
 from mint.embedded import embedded_service
@@ -178,3 +180,13 @@ def test_the_end_of_the_service_is_reported_with_its_log(embedded: dict[str, str
     report = next(line for line in lines if "ended with exit code -9" in line)
     assert ".log" in report
     script.communicate()
+
+
+def test_only_the_newest_logs_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for day in range(KEPT_LOGS + 20):
+        (tmp_path / "logs" / f"embedded-{20260101 + day}-000000-1.log").touch()
+    _new_log(tmp_path).touch()
+    left = sorted(file.name for file in (tmp_path / "logs").iterdir())
+    assert len(left) == KEPT_LOGS
+    assert left[0] == f"embedded-{20260101 + 21}-000000-1.log"

@@ -1,13 +1,11 @@
 """A sweep: several jobs in sequence, with their run directories and results."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mint.config_error import ConfigError
 from mint.jobs.compose import Composed
@@ -20,45 +18,36 @@ RESULTS = "sweep.json"
 COLUMNS = ("OVERRIDES", "FIRST REWARD", "LAST REWARD", "PASS@1", "SECONDS", "RUN DIRECTORY")
 
 
-@dataclass(frozen=True)
-class JobResult:
-    """The result of a job."""
+def read_result(composed: Composed, seconds: float, error: str | None) -> dict[str, Any]:
+    """Return the result of a job from its run directory."""
+    folder = composed.job["logging"]["run_dir"]
+    rows = read_rows(Path(folder) / METRICS)
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    passed = [row["holdout/pass@1"] for row in rows if "holdout/pass@1" in row]
+    return {
+        "overrides": " ".join(composed.swept),
+        "run_dir": folder,
+        "seconds": round(rows[-1].get("time/total", seconds) if rows else seconds, 1),
+        "first_reward": rewards[0] if rewards else None,
+        "last_reward": rewards[-1] if rewards else None,
+        "holdout_pass_1": passed[-1] if passed else None,
+        "error": error,
+    }
 
-    overrides: str
-    run_dir: str
-    seconds: float
-    first_reward: float | None = None
-    last_reward: float | None = None
-    holdout_pass_1: float | None = None
-    error: str | None = None
 
-    @classmethod
-    def of(cls, composed: Composed, seconds: float, error: str | None = None) -> JobResult:
-        """Read from the job's run directory."""
-        folder = composed.job["logging"]["run_dir"]
-        rows = read_rows(Path(folder) / METRICS)
-        rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-        passed = [row["holdout/pass@1"] for row in rows if "holdout/pass@1" in row]
-        return cls(
-            overrides=" ".join(composed.swept),
-            run_dir=folder,
-            seconds=round(rows[-1].get("time/total", seconds) if rows else seconds, 1),
-            first_reward=rewards[0] if rewards else None,
-            last_reward=rewards[-1] if rewards else None,
-            holdout_pass_1=passed[-1] if passed else None,
-            error=error,
+def table_row(result: Mapping[str, Any]) -> list[str]:
+    """Return the row of a job in the table of its sweep."""
+    failed = f" failed: {result['error'].splitlines()[0]}" if result["error"] else ""
+    figures = [
+        "-" if result[name] is None else form.format(result[name])
+        for name, form in (
+            ("first_reward", "{:.3f}"),
+            ("last_reward", "{:.3f}"),
+            ("holdout_pass_1", "{:.1%}"),
         )
-
-    def row(self) -> list[str]:
-        """Return a row for the table."""
-        failed = f" failed: {self.error.splitlines()[0]}" if self.error else ""
-        passed = "-" if self.holdout_pass_1 is None else f"{self.holdout_pass_1:.1%}"
-        rewards = [_figure(self.first_reward), _figure(self.last_reward)]
-        return [self.overrides, *rewards, passed, f"{self.seconds:.0f}", f"{self.run_dir}{failed}"]
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    ]
+    place = f"{result['run_dir']}{failed}"
+    return [result["overrides"], *figures, f"{result['seconds']:.0f}", place]
 
 
 class Sweep:
@@ -76,24 +65,23 @@ class Sweep:
         (folder,) = named
         self.folder = Path(folder) if folder else _unfinished(jobs)
         make_folder(self.folder)
-        self.outcomes: list[JobResult] = []
+        self.results: list[dict[str, Any]] = []
         for each in jobs:
             each.job["logging"]["run_dir"] = str(self.folder / _name(each))
 
     def add(self, composed: Composed, since: float, error: str | None = None) -> None:
         """Add the result of a job."""
-        self.outcomes.append(JobResult.of(composed, time.monotonic() - since, error))
+        self.results.append(read_result(composed, time.monotonic() - since, error))
 
     @property
     def failed(self) -> bool:
-        return any(outcome.error for outcome in self.outcomes)
+        return any(result["error"] for result in self.results)
 
     def write(self, complete: bool) -> Path:
         """Write the results to a file, and return its path."""
         path = self.folder / RESULTS
-        rows = [asdict(outcome) for outcome in self.outcomes]
-        finished = complete and not self.failed
-        path.write_text(json.dumps({"finished": finished, "jobs": rows}, indent=2) + "\n")
+        found = {"finished": complete and not self.failed, "jobs": self.results}
+        path.write_text(json.dumps(found, indent=2) + "\n")
         return path
 
 

@@ -108,6 +108,7 @@ def analyse(scored: Sequence[Scored], examples: int = 3) -> Analysis:
     rewards = [score.total for _, score in kept]
     mean = _mean(rewards)
     variance = _mean([(reward - mean) ** 2 for reward in rewards])
+    varies = variance > 1e-12
     groups: dict[Hashable, list[float]] = defaultdict(list)
     components: dict[str, list[tuple[float, float]]] = defaultdict(list)
     patterns: Counter[str] = Counter()
@@ -130,7 +131,7 @@ def analyse(scored: Sequence[Scored], examples: int = 3) -> Analysis:
         variance=variance,
         minimum=min(rewards, default=0.0),
         maximum=max(rewards, default=0.0),
-        skewness=_skewness(rewards, mean, variance),
+        skewness=_mean([(r - mean) ** 3 for r in rewards]) / variance**1.5 if varies else 0.0,
         histogram=_histogram(rewards),
         groups=len(groups),
         ties=_mean([float(len(set(values)) == 1) for values in groups.values()]),
@@ -159,12 +160,6 @@ def correlation(a: Sequence[float], b: Sequence[float]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _skewness(rewards: Sequence[float], mean: float, variance: float) -> float:
-    if variance < 1e-12:
-        return 0.0
-    return _mean([(reward - mean) ** 3 for reward in rewards]) / float(variance**1.5)
 
 
 def _histogram(rewards: Sequence[float]) -> tuple[tuple[float, float, int], ...]:

@@ -110,7 +110,7 @@ def list_rewards() -> list[Listed]:
 
 
 def _summary(function: Any) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
+    return (inspect.getdoc(function) or "").partition("\n")[0].replace("``", "`")
 
 
 def _imported(module_name: str, name: str) -> Any:

@@ -31,7 +31,12 @@ class Reward(ABC):
 
     def score(self, samples: Sequence[Sample]) -> list[Score | None]:
         """Return the scores of the samples; raise :class:`RewardFailed` if one has none."""
-        return [_or_raise(outcome) for outcome in run(self.outcomes(samples))]
+        scores: list[Score | None] = []
+        for outcome in run(self.outcomes(samples)):
+            if isinstance(outcome, Failure):
+                raise RewardFailed(str(outcome)) from outcome.error
+            scores.append(outcome)
+        return scores
 
     def __call__(
         self, response: str, prompt: str = "", metadata: Mapping[str, Any] | None = None
@@ -147,9 +152,3 @@ def in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _or_raise(outcome: Outcome) -> Score | None:
-    if isinstance(outcome, Failure):
-        raise RewardFailed(str(outcome)) from outcome.error
-    return outcome

@@ -60,12 +60,8 @@ class Scorer:
 
     def score(self, samples: Sequence[Sample], step: int | None = None) -> list[Scored]:
         """Score the samples. Raises :class:`TooManyFailures` above the allowed share."""
-        return run(self.ascore(samples, step))
-
-    async def ascore(self, samples: Sequence[Sample], step: int | None = None) -> list[Scored]:
-        """Score the samples inside a running event loop."""
         reward = self.reward if step is None else self.reward.at(step)
-        outcomes = await reward.outcomes(samples)
+        outcomes = run(reward.outcomes(samples))
         scored = [self._seen(s, outcome) for s, outcome in zip(samples, outcomes, strict=True)]
         self._check()
         return scored

@@ -94,20 +94,17 @@ def read_signature(function: Callable[..., Any]) -> Signature:
         raise _refused(function, "it has positional-only parameters or *args")
     required = {p.name for p in parameters if p.default is p.empty and p.name in names}
     batched = "completions" in names
+    is_positional = names[1:] == ["prompt", "metadata"]
     if not batched and (not names or names[0] in ("prompt", "prompts", "metadata")):
         raise _refused(function, "its first parameter is not the response")
     return Signature(
-        kind="batched" if batched else _single_kind(names),
+        kind="batched" if batched else "positional" if is_positional else "keywords",
         is_async=inspect.iscoroutinefunction(function)
         or inspect.iscoroutinefunction(getattr(function, "__call__", None)),  # noqa: B004
         names=tuple(names if batched else names[1:]),
         required=frozenset(required - ({"prompts", "completions"} if batched else {names[0]})),
         takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
     )
-
-
-def _single_kind(names: list[str]) -> Kind:
-    return "positional" if names[1:] == ["prompt", "metadata"] else "keywords"
 
 
 def _refused(function: Callable[..., Any], reason: str) -> SignatureError:

@@ -153,9 +153,8 @@ def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Finding]:
     *earlier, now = guards.evaluated()
     best = max(earlier, key=lambda row: (round(row["holdout/pass@1"], 9), row["holdout/reward"]))
     paid, held_out = best["holdout/reward"], now["holdout/reward"]
-    fell = now["holdout/pass@1_high"] < best[
-        "holdout/pass@1"
-    ] - _ROUNDING or held_out < paid - 2 * _clear(paid, held_out)
+    fewer_right = now["holdout/pass@1_high"] < best["holdout/pass@1"] - _ROUNDING
+    fell = fewer_right or held_out < paid - 2 * _clear(paid, held_out)
     if fell and now["train"] > best["train"] + _clear(best["train"], now["train"]):
         yield _hacked(best, now, "fell")
     elif _left_behind(earlier[0], now):

@@ -61,12 +61,11 @@ class Idleness:
             del self._since[key]
         return [name for key, name in listed.items() if self.seconds(key, marks[name]) >= after_s]
 
-    def save(self, kept: Callable[[str], bool], at_once: bool = False) -> None:
-        """Write the times of the keys that are ``kept``, at most once a minute."""
+    def save(self, at_once: bool = False) -> None:
+        """Write the times, at most once a minute."""
         if not at_once and self._clock() - self._saved_at < _SAVE_EVERY_S:
             return
         self._saved_at = self._clock()
-        self._since = {key: note for key, note in self._since.items() if kept(key)}
         draft = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         draft.write_text(json.dumps({"seconds": self.now, "since": self._since}))
         os.replace(draft, self._file)

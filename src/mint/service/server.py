@@ -51,7 +51,16 @@ def serve(settings: Settings) -> None:
         backlog=_BACKLOG,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=_GRACE_S,
+        ssl_certfile=settings.tls_certificate if settings.uses_tls else None,
+        ssl_keyfile=settings.tls_key if settings.uses_tls else None,
     )
+    try:
+        config.load()
+    except OSError as error:  # also of the ssl module
+        raise SystemExit(
+            f"mint serve: the certificate {settings.tls_certificate} cannot be used: {error}. "
+            "tls_certificate and tls_key must be PEM files that belong together."
+        ) from None
     server = _Server(config, service, sock)
     app.router.lifespan_context = server.lifespan_of_app
     with contextlib.suppress(KeyboardInterrupt):
@@ -97,9 +106,8 @@ class _Server(uvicorn.Server):
                 log.exception("the service cannot start")
             self.should_exit = True
             return
-        host, port = self._sock.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        lines = [f"mint is ready at http://{shown}:{port}"]
+        url = self._service.settings.url(*self._sock.getsockname()[:2])
+        lines = [f"mint is ready at {url}"]
         for engine in self._service.engines.loaded():
             if engine.info.plan is not None:
                 lines.append(f"mint: {describe_plan(engine.name, engine.info.plan)}")

@@ -3,20 +3,19 @@
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from mint.service.access.usage import SAVE_EVERY_S
 from mint.service.admin.settings import Settings
 from mint.service.checkpoints.links import Links
-from mint.service.checkpoints.retention import Retention, Rule
+from mint.service.checkpoints.retention import Rule, find_old
 from mint.service.checkpoints.transfers import INTERPOLATION, Transfers
 from mint.service.engines.process import EngineProcess
 from mint.service.runs.disk_space import why_paused
 from mint.service.runs.registry import Runs
 from mint.service.sampling.samplers import Samplers
-from mint.service.store.database import now
-from mint.service.text.tokenizer import Tokenizers
+from mint.service.store.database import CheckpointRow, Condition, now
 
 from .errors import ApiError, not_found
 from .files import delete_leftovers, free_bytes, require_writable, shorten_logs
@@ -39,11 +38,9 @@ class Service(Parts):
         super().__init__(settings, before_unload=self._save_what_is_in)
         self.samplers = Samplers(self, lambda run_id, user: self.runs.restore(run_id, user))
         self.idleness = Idleness(settings.home / "idle.json")
-        self.runs = Runs(self, self.samplers, self.idleness)
-        self.retention = Retention(self.store, settings.session_idle_s, self._in_use)
+        self.runs = Runs(self, self.samplers)
         self.transfers = Transfers(self)
         self.links = Links(self.auth.secret, settings.link_kept_s)
-        self.tokenizers = Tokenizers()
         self.is_ready = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -117,6 +114,11 @@ class Service(Parts):
 
     # ---- housekeeping ---------------------------------------------------------------------------
 
+    def old_checkpoints(self, rule: Rule, *conditions: Condition) -> list[CheckpointRow]:
+        """Return the checkpoints that a retention rule deletes; those in use are kept."""
+        in_use = self.runs.open_runs(), self.samplers.open_paths()
+        return find_old(self.store, rule, conditions, self.settings.session_idle_s, *in_use)
+
     def _delete_due(self) -> None:
         """Delete checkpoints that have expired, or that the configured retention rule deletes.
 
@@ -126,7 +128,7 @@ class Service(Parts):
         rule = Rule.of(self.settings)
         due = {
             "expired": self.store.expired_checkpoints(),
-            "old": self.retention.find(rule) if rule is not None else [],
+            "old": self.old_checkpoints(rule) if rule is not None else [],
         }
         for kind, rows in due.items():
             listed = {str(row.id): row for row in rows}
@@ -145,14 +147,6 @@ class Service(Parts):
         marks = {row.id: str(row.last_seen) for row in silent if row.id not in kept}
         for session_id in self.idleness.due("session", marks, self.settings.expired_kept_s):
             self.store.delete_session(session_id)
-
-    def _in_use(self) -> tuple[Collection[str], Collection[str]]:
-        return self.runs.open_runs(), self.samplers.open_paths()
-
-    def _is_there(self, key: str) -> bool:
-        kind, _, name = key.partition(" ")
-        folder = {"run": "runs", "sampler": "samplers"}.get(kind)
-        return folder is None or (self.settings.home / folder / name).exists()
 
     async def _save_what_is_in(self, engine: EngineProcess) -> None:
         """Save the state of an engine that is about to be unloaded."""
@@ -176,10 +170,12 @@ class Service(Parts):
                 log.info("released session %s", session_id)
         await asyncio.to_thread(self._delete_due)
         await asyncio.to_thread(self._delete_silent_sessions)
-        await asyncio.to_thread(self.runs.delete_forgotten)
+        await asyncio.to_thread(self.runs.delete_forgotten, self.idleness)
         await asyncio.to_thread(shorten_logs, self.settings.logs)
-        await asyncio.to_thread(self.samplers.delete_unused, self.idleness)
-        await asyncio.to_thread(self.idleness.save, self._is_there)
+        await asyncio.to_thread(
+            self.samplers.evicted.delete_unused, self.settings.run_kept_s, self.idleness
+        )
+        await asyncio.to_thread(self.idleness.save)
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

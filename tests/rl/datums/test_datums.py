@@ -34,9 +34,8 @@ def test_only_sampled_tokens_carry_weight_logprob_and_advantage() -> None:
 
 def test_a_conversation_masks_what_others_said_and_ends_with_the_last_reply() -> None:
     segment = Segment.of([1, 2], [3, 4], [-0.1, -0.2])
-    segment.give([5, 6])
-    segment.sample([7], [-0.3])
-    segment.give([8, 9])
+    segment.extend(Segment.of([5, 6], [7], [-0.3]))
+    segment.extend(Segment.of([8, 9], [], []))
     datum = make_datum(segment, advantage=1.0)
     assert datum.model_input.to_ints() == [1, 2, 3, 4, 5, 6]
     assert list(values(datum, "target_tokens")) == [2, 3, 4, 5, 6, 7]
@@ -47,7 +46,7 @@ def test_a_conversation_masks_what_others_said_and_ends_with_the_last_reply() ->
 @pytest.mark.parametrize("logprobs", [None, [], [-0.5]])
 def test_missing_logprobs_are_an_error_never_zeros(logprobs: list[float] | None) -> None:
     with pytest.raises(MissingLogprobs, match="importance ratio needs them"):
-        Segment().sample([1, 2], logprobs)
+        Segment.of([], [1, 2], logprobs)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +169,7 @@ def test_an_answer_that_begins_another_prompt_is_no_bug() -> None:
 
 def test_a_reply_that_another_context_only_quotes_is_no_bug() -> None:
     whole = Segment.of([1, 2], [3], [-0.5])
-    whole.give([4])
-    whole.sample([5], [-0.5])
+    whole.extend(Segment.of([4], [5], [-0.5]))
     quoted = Segment.of([1, 2, 3, 4], [5], [-0.5])
     rollout = Rollout([whole, quoted], "text", reward=1.0, advantage=1.0)
     assert unmasked(build_datums([group(rollout)]), [group(rollout)]) == []

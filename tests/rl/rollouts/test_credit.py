@@ -22,9 +22,8 @@ def conversation(rewards: list[float], discount: float, penalty: float = 0.0) ->
     """A rollout in one context: before each reply of 1 to 3 tokens, 2 tokens are given."""
     segment, turns = Segment(), []
     for t in range(len(rewards)):
-        segment.give([1, 2])
         length = 1 + t % 3
-        segment.sample([10 + t] * length, [-0.5] * length)
+        segment.extend(Segment.of([1, 2], [10 + t] * length, [-0.5] * length))
         turns.append(Turn(0, len(segment.tokens) - length, len(segment.tokens)))
     return Rollout(
         [segment],

@@ -40,7 +40,7 @@ def add(local: Local, run: RunRow, name: str, days_old: float) -> str:
 
 
 def names(local: Local, rule: Rule) -> list[str]:
-    return [row.name for row in local.service.retention.find(rule)]
+    return [row.name for row in local.service.old_checkpoints(rule)]
 
 
 def test_a_rule_lets_go_what_is_old_and_not_among_the_last(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_pattern_that_explodes_elsewhere_takes_linear_time(tmp_path: Path) -> 
 
 
 def test_values_of_a_search_are_values_and_never_sql(first: RunPlace) -> None:
-    hits = Rollouts(first).search(Filter(text="' OR true --", identity="x'; DROP TABLE y"))
+    hits = Rollouts(first).search(Filter(text="' OR true --", error="x'; DROP TABLE y"))
     assert hits.rows == []
 
 

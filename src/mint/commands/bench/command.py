@@ -12,7 +12,7 @@ from .recommend import BenchReport, recommend
 
 def bench(
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Default: the first one available.")
+        str | None, typer.Option("--model", "-m", help="Base model. Default: the first available.")
     ] = None,
     url: Annotated[
         str | None,

@@ -232,8 +232,7 @@ def check_port(settings: Settings) -> Iterator[CheckResult]:
         try:
             sock.bind((settings.host, settings.port))
         except OSError as error:
-            local = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
-            if _is_mint(f"http://{local}:{settings.port}"):
+            if _is_mint(settings.local_url):
                 yield CheckResult("port", f"a mint service answers at {where}.")
             else:
                 text = f"mint serve cannot listen on {where}: {error.strerror}."

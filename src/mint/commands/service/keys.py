@@ -88,7 +88,10 @@ def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
     rows: list[dict[str, Any]] = [
         {
             **{field: getattr(key, field) for field in ("name", "user", "scope", "quota")},
-            **{f"{time}_at": _iso(getattr(key, f"{time}_at")) for time in _TIMES},
+            **{
+                f"{time}_at": at.isoformat() if (at := getattr(key, f"{time}_at")) else None
+                for time in _TIMES
+            },
         }
         for key in _store(home).all_keys()
     ]
@@ -177,10 +180,6 @@ def _limit(name: str, limit: int | None) -> str:
     from mint.service.access.quotas import readable_bytes
 
     return readable_bytes(limit) if name == "bytes" else f"{limit:,}"
-
-
-def _iso(time: datetime | None) -> str | None:
-    return time.isoformat() if time else None
 
 
 def _store(home: Path | None) -> Store:

@@ -24,7 +24,7 @@ app = typer.Typer(help="Manage the training runs of a service.", no_args_is_help
 
 @app.command("list")
 def list_runs(
-    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many.")] = 20,
     offset: Annotated[int, typer.Option(min=0, help="Skip this many of the newest.")] = 0,
     url: UrlOption = None,
     as_json: JsonOption = False,

@@ -16,7 +16,7 @@ def usage(
         Literal["key", "run"], typer.Option(help="Show one line per key or per run.")
     ] = "key",
     since: Annotated[
-        str | None, typer.Option(help="Count only the last period, in full hours: 7d, 12h")
+        str | None, typer.Option(help="Count only the latest period, such as 7d or 12h.")
     ] = None,
     url: UrlOption = None,
     as_json: JsonOption = False,

@@ -99,22 +99,6 @@ def short_path(remote: Remote, text: str) -> str | None:
     return paths[0] if paths else None
 
 
-def checkpoint_path(remote: Remote, text: str) -> str:
-    """Return the path of a checkpoint by any of its names. Raises Mistake if there is none."""
-    if text.startswith(SCHEMES):
-        return text
-    if is_run_directory(Path(text)):
-        from mint.rl.loop.checkpoints import find_checkpoint
-
-        return find_checkpoint(text)
-    if found := short_path(remote, text):
-        return found
-    raise Mistake(
-        f"{remote.url} has no checkpoint {text!r}. Use a tinker:// path, a run directory, or a "
-        "prefix of a run id; `mint checkpoints list` shows yours."
-    )
-
-
 def _runs(remote: Remote, letters: str) -> list[dict[str, Any]]:
     if len(letters) < _FEWEST_LETTERS:
         return []

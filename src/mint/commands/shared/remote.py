@@ -111,9 +111,7 @@ def _default_url() -> str:
     """Return where `mint serve` listens with the settings of this machine."""
     from mint.commands.shared.options import load_settings
 
-    settings = load_settings(None)
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
-    return f"http://{host}:{settings.port}"
+    return load_settings(None).local_url
 
 
 def _reason(answer: httpx.Response) -> str:

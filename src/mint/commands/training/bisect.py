@@ -120,15 +120,13 @@ def _task(run: PastRun, reference: str | None) -> Any:
 def _print_evaluated(bisection: Bisection) -> None:
     rows = []
     for step in sorted(bisection.looked_at):
-        point = bisection.points[step]
-        found = "-" if point.evaluation is None else _shown(bisection.estimate(step))
+        point, found = bisection.points[step], "-"
+        if point.evaluation is not None:
+            estimate = bisection.estimate(step)
+            found = f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
         rows.append([str(step), found, bisection.looked_at[step], point.weights])
     name = _NAMES[bisection.metric].upper()
     print_table(["STEP", f"{name} (95%)", "EVALUATED", "WEIGHTS"], rows, "Nothing was evaluated.")
-
-
-def _shown(estimate: Estimate) -> str:
-    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
 
 
 def _describe(verdict: BisectionResult, run: PastRun, metric: str, drop: float | None) -> str:
@@ -146,29 +144,23 @@ def _describe(verdict: BisectionResult, run: PastRun, metric: str, drop: float |
             f"prompts: --prompts {4 * (bad.evaluation.prompts if bad.evaluation else 64)}, or say "
             "what counts as broken: --drop 0.05"
         )
+    is_one = bad.step - good.step == 1
+    steps = f"step {bad.step}" if is_one else f"the steps {good.step + 1} to {bad.step}"
     lines = [
         f"Good at step {good.step}, bad at step {bad.step}: {metric} changed by {_signed(fall)}.",
         f"  good: {good.weights}",
         f"  bad:  {bad.weights}",
-        f"Look at {_steps(good.step + 1, bad.step)} of {run.folder / 'metrics.jsonl'} and "
-        f"{run.folder / 'rollouts'}.",
+        f"Look at {steps} of {run.folder / 'metrics.jsonl'} and {run.folder / 'rollouts'}.",
     ]
     if fall.low <= 0:
         lines.append("The two may differ by chance: the step is uncertain. See --prompts.")
-    if bad.step - good.step > 1:
+    if not is_one:
+        finer = max(1, (bad.step - good.step) // 4)
         lines.append(
-            f"No weights between them were kept. keep_every={_finer(good.step, bad.step)}"
-            " in the next run narrows it further."
+            f"No weights between them were kept. keep_every={finer} in the next run narrows it "
+            "further."
         )
     return "\n".join(lines)
-
-
-def _steps(first: int, last: int) -> str:
-    return f"step {last}" if first == last else f"the steps {first} to {last}"
-
-
-def _finer(good: int, bad: int) -> int:
-    return max(1, (bad - good) // 4)
 
 
 def _signed(fall: Estimate) -> str:

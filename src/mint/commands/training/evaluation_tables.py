@@ -24,7 +24,16 @@ def print_result(what: str, result: SetResult) -> None:
     if categories:
         print_table(
             ["CATEGORY", "PROMPTS", "PASS@1", "95% INTERVAL", "REWARD"],
-            (_category_row(name, each) for name, each in categories.items()),
+            (
+                [
+                    name,
+                    str(len(each.prompts)),
+                    f"{each.evaluation.pass_1:.3f}",
+                    f"{each.evaluation.low:.3f} to {each.evaluation.high:.3f}",
+                    f"{each.evaluation.reward:.3f}",
+                ]
+                for name, each in categories.items()
+            ),
             "There are no categories.",
         )
 
@@ -40,17 +49,6 @@ def _rows(result: SetResult) -> Iterator[list[str]]:
         yield [f"majority@{result.samples}", f"{result.majority():.3f}", ""]
     reward = found.estimate("reward")
     yield ["reward", f"{reward.value:.3f}", f"{reward.low:.3f} to {reward.high:.3f}"]
-
-
-def _category_row(name: str, result: SetResult) -> list[str]:
-    found = result.evaluation
-    return [
-        name,
-        str(len(result.prompts)),
-        f"{found.pass_1:.3f}",
-        f"{found.low:.3f} to {found.high:.3f}",
-        f"{found.reward:.3f}",
-    ]
 
 
 def print_comparison(

@@ -10,6 +10,7 @@ from mint.jobs.bundled import bundled
 
 HERE = Path()
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_SUFFIXES = (".py", ".jsonl", ".md", ".yaml")
 
 
 def init(
@@ -37,7 +38,7 @@ def init(
 
 def project_files(source: Path, model: str) -> dict[Path, str]:
     """Return the files of the project with their content."""
-    paths = sorted(path for path in source.rglob("*") if path.is_file() and _is_source(path))
+    paths = sorted(path for path in source.rglob("*") if path.suffix in _SUFFIXES)
     files = {path.relative_to(source): path.read_text() for path in paths}
     return {path: text.replace(DEFAULT_MODEL, model) for path, text in files.items()}
 
@@ -53,7 +54,3 @@ def write_new(folder: Path, files: dict[Path, str]) -> None:
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-
-
-def _is_source(path: Path) -> bool:
-    return path.suffix in (".py", ".jsonl", ".md", ".yaml")

@@ -11,7 +11,7 @@ from mint.commands.shared.output import Mistake
 def report(
     run_dir: Annotated[Path, typer.Argument(help="A run directory, such as runs/math-1a2b3c4d.")],
 ) -> None:
-    """Write the report on a run's rewards: Markdown, HTML with plots, JSON and text."""
+    """Write a report on a run's rewards: Markdown, HTML with plots, JSON and text."""
     from mint.rl.recording.report import write_report
     from mint.watch.directory.reader import NotARun, open_run
 

@@ -1,7 +1,6 @@
 """``mint rewards list | test | audit``."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +8,7 @@ import typer
 
 from mint.commands.shared.output import print_json, print_table
 from mint.rewards.analysis import analyse
-from mint.rewards.audit import Probed, audit_reward
+from mint.rewards.audit import audit_reward
 from mint.rewards.registry import RewardNotFound, find_reward, list_rewards
 from mint.rewards.reward import Reward
 from mint.rewards.score import Sample
@@ -40,9 +39,9 @@ def try_command(
     reward: _RewardName,
     rows: Annotated[int, typer.Option(help="Number of samples to show.")] = _SHOWN_ROWS,
     plot: Annotated[Path | None, typer.Option(help="Write the histogram as SVG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
 ) -> None:
-    """Try a reward on a file of samples: a table, the figures, and a histogram."""
+    """Try a reward on a file of samples: a table, statistics and a histogram."""
     scorer = Scorer(_found(reward), max_failure_share=1.0, on_failure=lambda *_: None)
     scored = scorer.score(_read(samples))
     analysis = analyse(scored)
@@ -71,16 +70,12 @@ def audit_command(samples: _Samples, reward: _RewardName) -> None:
         ["PROBE", "FINDING", "REWARD", "RIGHT ANSWER", "EXAMPLE"], rows, "Nothing was probed."
     )
     bad = [probed for probed in findings if probed.finding in ("hackable", "raises")]
-    typer.echo(_verdict(bad))
-    if bad:
-        raise typer.Exit(1)
-
-
-def _verdict(bad: list[Probed]) -> str:
     if not bad:
-        return "No probe was rewarded like a right answer."
+        typer.echo("No probe was rewarded like a right answer.")
+        return
     names = ", ".join(probed.probe for probed in bad)
-    return f"{len(bad)} probes succeed: {names}. Gate the reward with a format, or tighten it."
+    typer.echo(f"{len(bad)} probes succeed: {names}. Gate the reward with a format, or tighten it.")
+    raise typer.Exit(1)
 
 
 def _found(name: str) -> Reward:
@@ -93,10 +88,7 @@ def _found(name: str) -> Reward:
 def _read(path: Path) -> list[Sample]:
     if not path.is_file():
         raise typer.BadParameter(f"There is no file {path}.")
-    return list(_lines(path))
-
-
-def _lines(path: Path) -> Iterator[Sample]:
+    samples = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
@@ -108,7 +100,8 @@ def _lines(path: Path) -> Iterator[Sample]:
             raise typer.BadParameter(
                 f"{path}:{number} is not a JSON object with a 'response'."
             ) from None
-        yield Sample(response, str(metadata.pop("prompt", "")), metadata)
+        samples.append(Sample(response, str(metadata.pop("prompt", "")), metadata))
+    return samples
 
 
 def _print_scored(scored: list[Scored]) -> None:

@@ -11,7 +11,7 @@ from mint.commands.shared.output import print_table
 from mint.commands.training.job_arguments import Arguments, read_arguments
 from mint.jobs.compose import Composed
 from mint.jobs.job import check_rewards, check_tasks
-from mint.jobs.sweep import COLUMNS, Sweep
+from mint.jobs.sweep import COLUMNS, Sweep, table_row
 
 USAGE = """\
 usage: {program} [--multirun] [--cfg job] [--config-dir FOLDER] [OVERRIDE ...]
@@ -78,6 +78,6 @@ def _sweep(jobs: Sequence[Composed]) -> int:
         complete = True
     finally:
         path = sweep.write(complete)
-        print_table(COLUMNS, (outcome.row() for outcome in sweep.outcomes), "No job was run.")
+        print_table(COLUMNS, map(table_row, sweep.results), "No job was run.")
         print(f"Table: {path}", flush=True)
     return 1 if sweep.failed else 0

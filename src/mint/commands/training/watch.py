@@ -32,7 +32,7 @@ def watch(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Other than loopback, it requires --key.")
+        str, typer.Option(help="Address to listen on. Any other than loopback requires --key.")
     ] = "127.0.0.1",
     key: Annotated[
         str | None,
@@ -51,7 +51,8 @@ def watch(
         ),
     ] = None,
     size: Annotated[
-        float, typer.Option(min=0.1, help="bundle: megabytes of rollouts to include, at most.")
+        float,
+        typer.Option(min=0.1, help="bundle: include at most this many megabytes of rollouts."),
     ] = 20.0,
 ) -> None:
     """Show in the browser whether runs are learning and, if not, why.
@@ -84,7 +85,7 @@ def _folders(names: list[str], demo: bool) -> list[Path]:
 def _serve(folders: list[Path], host: str, port: int | None, key: str | None, demo: bool) -> None:
     import uvicorn
 
-    from mint.watch.dashboard.access import is_loopback
+    from mint.service.admin.settings import is_loopback
     from mint.watch.dashboard.library import Library
     from mint.watch.dashboard.server import Watch, create_app
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mint.commands.shared.durations import parse_duration
-from mint.commands.shared.names import checkpoint_path, run_id
+from mint.commands.shared.names import find, run_id
 from mint.commands.shared.output import (
     JsonOption,
     Mistake,
@@ -31,20 +31,17 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Manage the checkpoints of a service.", no_args_is_help=True)
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
-PathArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="PATH",
-        help="A tinker:// path as printed by `list`, a run directory, a prefix of a run id, a "
-        "checkpoint name, or RUN/NAME.",
-    ),
-]
+_PATH_HELP = (
+    "A tinker:// path as printed by `list`, a run directory, a prefix of a run id, a checkpoint "
+    "name, or RUN/NAME."
+)
+PathArgument = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP)]
 
 
 @app.command("list")
 def list_checkpoints(
     run: Annotated[str | None, typer.Option(help="List only this run's checkpoints.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many.")] = 100,
     offset: Annotated[int, typer.Option(min=0, help="Skip this many of the newest.")] = 0,
     url: UrlOption = None,
     as_json: JsonOption = False,
@@ -201,17 +198,16 @@ def _packed(file: Path) -> Iterator[Path]:
 
 @app.command("delete")
 def delete(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help=_PATH_HELP)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     url: UrlOption = None,
 ) -> None:
     """Delete checkpoints permanently."""
-    remote = Remote.running_or_embedded(url)
-    named = [_parse(remote, path) for path in paths]
+    found = [_find(path, url) for path in paths]
     if not yes:
-        listed = "\n".join(where.uri for where in named)
+        listed = "\n".join(where.uri for _, where in found)
         typer.confirm(f"{listed}\nDelete permanently?", abort=True)
-    for where in named:
+    for remote, where in found:
         remote.request("DELETE", resource(where))
         typer.echo(f"deleted {where.uri}")
 
@@ -219,14 +215,17 @@ def delete(
 @app.command("prune")
 def prune(
     older_than: Annotated[
-        str | None, typer.Option(help="Only those saved before this time: 30d, 12h")
+        str | None, typer.Option(help="Only those older than this, such as 30d or 12h.")
     ] = None,
     keep_last: Annotated[
         int | None,
         typer.Option(min=0, help="Keep the newest N of each kind of a run. Default: 1"),
     ] = None,
     keep: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Keep these names too: 'best*'")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Keep this name, or pattern such as 'best*', too. May be repeated."
+        ),
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
@@ -271,7 +270,7 @@ def publish(
     undo: Annotated[bool, typer.Option("--undo", help="Make it private again.")] = False,
     url: UrlOption = None,
 ) -> None:
-    """Make a checkpoint readable for every API key of the service."""
+    """Make a checkpoint readable with every API key of the service."""
     remote, where = _find(path, url)
     remote.request("DELETE" if undo else "POST", f"{resource(where)}/publish")
     typer.echo(f"{where.uri} is {'private' if undo else 'public'}")
@@ -295,12 +294,13 @@ def set_ttl(
 
 
 def _find(path: str, url: str | None) -> tuple[Remote, CheckpointPath]:
-    """Return a service, and the path of the checkpoint that was named."""
-    remote = Remote.running_or_embedded(url)
-    return remote, _parse(remote, path)
-
-
-def _parse(remote: Remote, text: str) -> CheckpointPath:
+    """Return the path of the checkpoint that was named, and the service that has it."""
     from mint.service.checkpoints.storage import CheckpointPath
 
-    return CheckpointPath.parse(checkpoint_path(remote, text))
+    named = find(path, url)
+    if not named.is_checkpoint:
+        raise Mistake(
+            f"{named.remote.url} has no checkpoint {path!r}. Use a tinker:// path, a run "
+            "directory, or a prefix of a run id; `mint checkpoints list` shows yours."
+        )
+    return named.remote, CheckpointPath.parse(named.model)

@@ -47,7 +47,7 @@ def untie_model(
     to: Annotated[Path, typer.Option("--to", help="The folder to create.", file_okay=False)],
     home: HomeOption = None,
 ) -> None:
-    """Copy a base model, giving it an untied output layer, for programs that merge adapters.
+    """Copy a base model with an untied output layer, for programs that merge adapters.
 
     `mint export --merge` does not need it.
     """

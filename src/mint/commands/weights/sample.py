@@ -45,10 +45,10 @@ def sample(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Default: as in training, otherwise 256.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
-    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Nucleus sampling.")] = 1.0,
     n: Annotated[int, typer.Option("-n", min=1, max=128, help="Number of answers.")] = 1,
-    seed: Annotated[int | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     stop: Annotated[
         list[str] | None,
         typer.Option(help="Stop string; may be repeated. Default: as in training."),
@@ -84,13 +84,17 @@ def sample(
     if is_raw:
         path, body["prompt"] = "/v1/completions", trained.examples + text
     else:
-        path, body["messages"] = "/v1/chat/completions", _messages(system or trained.system, text)
+        instruction = system or trained.system
+        first = [{"role": "system", "content": instruction}] if instruction is not None else []
+        path, body["messages"] = "/v1/chat/completions", [*first, {"role": "user", "content": text}]
         body["chat_template_kwargs"] = dict(trained.template_settings)
     remote = named.remote
     if as_json:
         print_json(remote.request("POST", path, json=body))
     elif n > 1:
-        _print_choices(remote.request("POST", path, json=body)["choices"])
+        for choice in remote.request("POST", path, json=body)["choices"]:
+            answer = choice["text"] if "text" in choice else choice["message"]["content"]
+            typer.echo(f"[{choice['index'] + 1}] {answer}")
     else:
         for part in _stream(remote, path, body):
             typer.echo(part, nl=False)
@@ -112,11 +116,6 @@ def _trained_prompt(named: Named) -> TrainedPrompt:
     return trained
 
 
-def _messages(system: str | None, text: str) -> list[dict[str, str]]:
-    first = [{"role": "system", "content": system}] if system is not None else []
-    return [*first, {"role": "user", "content": text}]
-
-
 def _first_model(remote: Remote) -> Named:
     """Return the first model that the service lists."""
     models = remote.get("/v1/models")["data"]
@@ -125,12 +124,6 @@ def _first_model(remote: Remote) -> Named:
     name = str(models[0]["id"])
     typer.echo(f"mint: sampling from {name}; choose another with --model NAME", err=True)
     return Named(name, remote)
-
-
-def _print_choices(choices: list[dict[str, Any]]) -> None:
-    for choice in choices:
-        text = choice["text"] if "text" in choice else choice["message"]["content"]
-        typer.echo(f"[{choice['index'] + 1}] {text}")
 
 
 def _stream(remote: Remote, path: str, body: dict[str, Any]) -> Iterator[str]:

@@ -60,7 +60,8 @@ _LATEX_WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mathsf|operatorname|mbox|hbox|emph)\s?"
     r"\{([^{}]*)\}"
 )
-_LATEX_SPACE = re.compile(r"\\(?:,|;|:|!| |quad\b|qquad\b|left\b|right\b|displaystyle\b)|~")
+_LATEX_NOTHING = re.compile(r"\\(?:!|left\b|right\b|displaystyle\b)")
+_LATEX_SPACE = re.compile(r"\\(?:,|;|:| |quad\b|qquad\b)|~")
 _LATEX_DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|\\degree\b")
 _LATEX_ESCAPED = re.compile(r"\\([$%#&_])")
 
@@ -76,9 +77,6 @@ def strip_latex(text: str) -> str:
     text = text.replace("{,}", ",").replace(r",\!", ",")
     text = _LATEX_WRAPPER.sub(r" \1 ", text)
     text = _LATEX_DEGREES.sub(" degrees", text)
-    text = _LATEX_SPACE.sub(_latex_space, text)
+    text = _LATEX_NOTHING.sub("", text)
+    text = _LATEX_SPACE.sub(" ", text)
     return _LATEX_ESCAPED.sub(r"\1", text)
-
-
-def _latex_space(command: re.Match[str]) -> str:
-    return "" if command[0] in (r"\!", r"\left", r"\right", r"\displaystyle") else " "

@@ -89,7 +89,15 @@ class ChatEndpoint:
         self, messages: Sequence[Message], schema: Mapping[str, Any] | None = None
     ) -> str:
         """Return the answer to a conversation; equal requests are sent once."""
-        body = self._body(messages, schema)
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [dict(message) for message in messages],
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+        }
+        if schema is not None:
+            format_ = {"name": "answer", "schema": dict(schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": format_}
         key = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
         if (kept := self._recall(key)) is not None:
             return kept
@@ -118,20 +126,6 @@ class ChatEndpoint:
                 {"role": "user", "content": complaint},
             ]
             return read_object(await self.ask(again, schema), schema)
-
-    def _body(
-        self, messages: Sequence[Message], schema: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": [dict(message) for message in messages],
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-        }
-        if schema is not None:
-            format_ = {"name": "answer", "schema": dict(schema), "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": format_}
-        return body
 
     async def _answered(self, body: dict[str, Any]) -> str:
         url = f"{self.url.rstrip('/')}/chat/completions"

@@ -5,7 +5,7 @@ everything else is literal. Between a tag and its end, ``…`` and ``...`` mean 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -36,9 +36,10 @@ class Template:
         for index, part in enumerate(self.parts):
             last = index == len(self.parts) - 1
             after_text = self.starts_with_text if index == 0 else self.text_after[index - 1]
+            matches = _matches(part, text, position, after_text)
             if last and at_end and not self.text_after[index]:
-                return self._ends(part, text, position, after_text)
-            match = self._next(part, text, position, after_text)
+                return any(match.end() == len(text) for match in matches)
+            match = next(matches, None)
             if match is None:
                 return False
             position = match.end()
@@ -46,29 +47,22 @@ class Template:
             return not self.starts_with_text or bool(text.strip())
         return not self.text_after[-1] or bool(text[position:].strip())
 
-    @staticmethod
-    def _next(
-        part: re.Pattern[str], text: str, position: int, after_text: bool
-    ) -> re.Match[str] | None:
-        if not after_text:
-            return part.search(text, position)
-        for match in part.finditer(text, position):
-            if not text[position : match.start()].isspace() and match.start() > position:
-                return match
-        return None
 
-    @staticmethod
-    def _ends(part: re.Pattern[str], text: str, position: int, after_text: bool) -> bool:
-        for match in part.finditer(text, position):
-            if match.end() == len(text):
-                blank = not text[position : match.start()].strip()
-                return not (after_text and blank)
-        return False
+def _matches(
+    part: re.Pattern[str], text: str, position: int, after_text: bool
+) -> Iterator[re.Match[str]]:
+    """Yield the matches of a part; with ``after_text``, only those after text that is not blank."""
+    is_blank = after_text
+    for match in part.finditer(text, position):
+        is_blank = is_blank and not text[position : match.start()].strip()
+        if not is_blank:
+            yield match
 
 
 @lru_cache(maxsize=256)
 def read_template(expected_format: str) -> Template:
-    """Parse a template."""
+    """Parse a template, in plain ASCII like the responses except for its ellipses."""
+    expected_format = "…".join(plain(part) for part in expected_format.split("…"))
     if _TAG.search(expected_format):
         expected_format = _ELLIPSIS_IN_TAG.sub("[TEXT]", expected_format)
         expected_format = re.sub(r">\s*<", "> <", expected_format)
@@ -125,7 +119,7 @@ def match_format_exactly(response: str | None, expected_format: str) -> float:
     0.0
     """
     text = _read(response)
-    template = read_template(plain_template(expected_format))
+    template = read_template(expected_format)
     if template.find(text, at_end=True) and all(text.count(tag) == 1 for tag in template.tags):
         return 1.0
     if template.find(text, at_end=False) or _literals_in_order(text, template):
@@ -139,11 +133,6 @@ def _read(response: str | None) -> str:
     if len(text) > 2 * _READ:
         text = f"{text[:_READ]}\n{text[-_READ:]}"
     return plain(text).rstrip()
-
-
-def plain_template(expected_format: str) -> str:
-    """Return a template in plain ASCII like its responses, except for the ellipsis."""
-    return "…".join(plain(part) for part in expected_format.split("…"))
 
 
 def _literals_in_order(text: str, template: Template) -> bool:
@@ -180,7 +169,7 @@ def match_format_approximately(response: str | None, expected_format: str) -> fl
     0.3333333333333333
     """
     text = _read(response)
-    pieces = read_template(plain_template(expected_format)).pieces
+    pieces = read_template(expected_format).pieces
     if not pieces:
         return 1.0
     return _count_in_order(text, pieces, single_tags=True) / len(pieces)

@@ -59,7 +59,7 @@ def is_partially_correct(
     number, gold = final_answer(response or "").number, read_gold(ground_truth).number
     if number is None or gold is None:
         return False
-    return number.same_as(gold) or number.near(gold, _exact(tolerance))
+    return number.same_as(gold) or number.near(gold, Fraction(str(tolerance)))
 
 
 def graduated_reward(
@@ -142,7 +142,3 @@ def stable_reward(response: str | None, ground_truth: Gold, minimum: float = 0.1
     (0.1, 1.0)
     """
     return max(check_answer(response, ground_truth), minimum)
-
-
-def _exact(share: float | Fraction) -> Fraction:
-    return Fraction(str(share)) if isinstance(share, float) else Fraction(share)

@@ -24,6 +24,8 @@ _MESSAGE = re.compile(
     f"{_BEGIN}([^{_MORE}{_CONTENT}]*){_MORE}([^{_CONTENT}]*){_CONTENT}([^{_END}]*)", re.DOTALL
 )
 _TOOLS = "tools"
+_PARALLEL, _TIMEOUT, _RETRY_WAIT = 16, 120.0, 0.5
+"""Requests at a time, seconds for each, and seconds before one is repeated."""
 
 
 class EndpointFailed(RuntimeError):
@@ -82,16 +84,13 @@ class EndpointClient:
         url: str,
         model: str,
         api_key: str | None = None,
-        parallel: int = 16,
-        timeout: float = 120.0,
         retries: int = 4,
-        retry_wait: float = 0.5,
     ) -> None:
         self.url = url.rstrip("/")
         self.model = model
-        self.timeout, self.retries, self.retry_wait = timeout, retries, retry_wait
+        self.retries = retries
         self._key = api_key or os.environ.get("OPENAI_API_KEY")
-        self._places = asyncio.Semaphore(parallel)
+        self._places = asyncio.Semaphore(_PARALLEL)
         self._tokenizer = EndpointTokenizer()
 
     def get_tokenizer(self) -> EndpointTokenizer:
@@ -119,10 +118,10 @@ class EndpointClient:
 
     async def _answer(self, request: Mapping[str, Any]) -> Any:
         path = "completions" if "prompt" in request else "chat/completions"
-        async with self._places, make_client(self._key, self.timeout) as client:
+        async with self._places, make_client(self._key, _TIMEOUT) as client:
             try:
                 reply = await post(
-                    client, f"{self.url}/{path}", dict(request), self.retries, self.retry_wait
+                    client, f"{self.url}/{path}", dict(request), self.retries, _RETRY_WAIT
                 )
             except NoReply as error:
                 raise EndpointFailed(

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import mint
@@ -174,27 +175,14 @@ def _without_schedules(cfg: RLConfig, own_reward: bool) -> RLConfig:
 
 
 def with_holdout_reward(adapter: Any) -> Any:
-    """Return a task that is scored by its ``holdout_reward``, if it has one."""
+    """Return a task that is scored by its ``holdout_reward``, if it has one; an environment after
+    the same conversation."""
     if not overrides(adapter, "holdout_reward"):
         return adapter
-    return _TrueReward(adapter) if hasattr(adapter, "make_prompt") else _TrueOutcome(adapter)
 
-
-class _TrueReward:
-    """An adapter that is scored by its holdout reward."""
-
-    def __init__(self, adapter: Any) -> None:
-        self.compute_reward = adapter.holdout_reward
-
-
-class _TrueOutcome:
-    """An environment that is scored by its holdout reward, after the same conversation."""
-
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
-        self.build_dataset = environment.build_dataset
-
-    async def rollout(self, task: Any, chat: Chat) -> Any:
-        await self.environment.rollout(task, chat)
-        value = self.environment.holdout_reward(task, chat)
+    async def rollout(task: Any, chat: Chat) -> Any:
+        await adapter.rollout(task, chat)
+        value = adapter.holdout_reward(task, chat)
         return await value if inspect.isawaitable(value) else value
+
+    return SimpleNamespace(compute_reward=adapter.holdout_reward, rollout=rollout)

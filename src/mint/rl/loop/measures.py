@@ -22,8 +22,8 @@ def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
         "rollouts/signal": float(
             sum(len(g.counted) for g, kind in zip(groups, kinds, strict=True) if kind == "signal")
         ),
-        "reward/mean": fmean(rewards) if rewards else 0.0,
-        "reward/success": fmean([r >= threshold for r in rewards]) if rewards else 0.0,
+        "reward/mean": _mean(rewards),
+        "reward/success": _mean([reward >= threshold for reward in rewards]),
         "reward/failures": float(sum(rollout.error is not None for rollout in rollouts)),
         "groups": float(len(groups)),
         "groups/signal": float(kinds.count("signal")),

@@ -3,11 +3,12 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mint.rewards import Analysis, Sample, Score, Scored, analyse, failure_pattern
+import numpy as np
+
+from mint.rewards import Sample, Score, Scored, analyse, failure_pattern
 from mint.rl.recording.report_page import as_html, as_markdown
 from mint.rl.rollouts.scoring import ANSWERS, as_sample
 from mint.rl.sampling.batch import Batch
@@ -24,18 +25,6 @@ COLUMNS = (
 _MOST = 50_000
 _EXAMPLES = 3
 _SHOWN = 1000
-
-
-@dataclass(frozen=True)
-class Report:
-    """The data of a report, and the analysis of all rewards."""
-
-    data: dict[str, Any]
-    analysis: Analysis
-
-    def as_text(self) -> str:
-        """The analysis for a terminal."""
-        return f"{self.analysis.as_text()}\n{_table(self.data['response_types'])}\n"
 
 
 class Analyst:
@@ -77,26 +66,27 @@ class RewardLog:
 
     def __call__(self, batch: Batch) -> None:
         found = analyse(scored_in(batch))
-        rewards = [r for group in batch.everything for r in group.rewards]
+        rewards = [reward for group in batch.everything for reward in group.rewards]
         self.rewards += rewards
         self.means.append(found.mean)
-        print(f"  rewards of step {batch.step}: {_summary(found)}, {found.failed} not scored")
+        print(f"  rewards of step {batch.step}: {_summary(rewards)}, {found.failed} not scored")
         for line, (_, _, count) in zip(found.bars(width=30), found.histogram, strict=True):
             if count:
                 print(f"  {line}")
-        everything = analyse([Scored(Sample(""), Score(reward)) for reward in self.rewards])
         best = max(range(len(self.means)), key=lambda i: self.means[i])
         print(
-            f"  rewards of the run: {_summary(everything)}; step means from {self.means[0]:.3f} to "
-            f"{self.means[-1]:.3f}, highest {self.means[best]:.3f} at step {best + 1}",
+            f"  rewards of the run: {_summary(self.rewards)}; "
+            f"step means from {self.means[0]:.3f} to {self.means[-1]:.3f}, "
+            f"highest {self.means[best]:.3f} at step {best + 1}",
             flush=True,
         )
 
 
-def _summary(found: Analysis) -> str:
+def _summary(rewards: Sequence[float]) -> str:
+    found = np.asarray(rewards or [0.0], dtype=np.float64)
     return (
-        f"{found.count} answers, mean {found.mean:.3f}, std {found.std:.3f}, "
-        f"min {found.minimum:.3f}, max {found.maximum:.3f}"
+        f"{len(rewards)} answers, mean {found.mean():.3f}, std {found.std():.3f}, "
+        f"min {found.min():.3f}, max {found.max():.3f}"
     )
 
 
@@ -117,35 +107,16 @@ def write_report(folder: Path, answers: Mapping[str, Any] | None = None) -> list
     """Write the report on a run into its directory; nothing when it has no rollouts.
 
     ``answers`` are the right answers by the identity of their prompt; without them, those that
-    training kept.
+    training kept. Of very long runs, evenly spaced steps are read.
     """
     if answers is None:
         answers = {row["identity"]: row["answer"] for row in read_rows(folder / RIGHT_ANSWERS)}
-    report = make_report(RunReader(folder), answers)
-    if report is None:
-        return []
-    base = folder / f"{ANALYSIS}.json"
-    contents = {
-        ".txt": report.as_text(),
-        ".json": json.dumps(report.data, indent=2, ensure_ascii=False),
-        ".md": as_markdown(report.data),
-        ".html": as_html(report.data),
-    }
-    for suffix, text in contents.items():
-        base.with_suffix(suffix).write_text(text, encoding="utf-8", errors="backslashreplace")
-    report.analysis.plot(base.with_suffix(".svg"))
-    return [base.with_suffix(suffix) for suffix in (*contents, ".svg")]
-
-
-def make_report(run: RunReader, answers: Mapping[str, Any]) -> Report | None:
-    """Make the report on a run. Of very long runs, evenly spaced steps are read."""
-    steps = run.steps()
+    run = RunReader(folder)
     counts = sum(1 for _ in run.iter_rollouts(columns=["step"]))
-    every = -(-counts // _MOST)
-    chosen = steps[:: max(1, every)]
+    chosen = run.steps()[:: max(1, -(-counts // _MOST))]
     rows = [row for step in chosen for row in run.iter_rollouts(step, COLUMNS)]
     if not rows:
-        return None
+        return []
     found = analyse([_scored(row) for row in rows])
     kinds = count_kinds(rows, answers)
     summary = run.summary()
@@ -161,7 +132,17 @@ def make_report(run: RunReader, answers: Mapping[str, Any]) -> Report | None:
         "response_types": kinds,
         "failures": failures(rows, answers),
     }
-    return Report(data, found)
+    base = folder / f"{ANALYSIS}.json"
+    contents = {
+        ".txt": f"{found.as_text()}\n{_table(kinds)}\n",
+        ".json": json.dumps(data, indent=2, ensure_ascii=False),
+        ".md": as_markdown(data),
+        ".html": as_html(data),
+    }
+    for suffix, text in contents.items():
+        base.with_suffix(suffix).write_text(text, encoding="utf-8", errors="backslashreplace")
+    found.plot(base.with_suffix(".svg"))
+    return [base.with_suffix(suffix) for suffix in (*contents, ".svg")]
 
 
 def count_kinds(rows: Sequence[Row], answers: Mapping[str, Any]) -> list[dict[str, Any]]:

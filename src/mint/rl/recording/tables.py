@@ -7,39 +7,27 @@ from mint.rl.datums.datum import Tokens, datum_tokens, values
 from mint.rl.rollouts.rollout import Group, Rollout, Segment
 from mint.rl.sampling.batch import Array, Batch, Update
 
+Trained = dict[str, dict[Tokens, Array]]
+"""The trainer's logprobs, entropies and advantages of trained datums, by their tokens."""
 
-class TrainedTokens:
-    """Values of the trained tokens: the trainer's logprobs, entropies and advantages.
 
-    Datums are found by their tokens, since ``edit_datums`` may leave some out or change their
-    order.
-    """
-
-    def __init__(self, updates: Sequence[Update]) -> None:
-        self._known: dict[str, dict[Tokens, Array]] = {
-            "trainer": {},
-            "entropy": {},
-            "advantages": {},
-        }
-        for update in updates:
-            for index, datum in enumerate(update.datums if update.refused is None else ()):
-                tokens = datum_tokens(datum)
-                if "advantages" in datum.loss_fn_inputs:
-                    self._known["advantages"][tokens] = values(datum, "advantages")
-                if index < len(update.logprobs_D_T):
-                    self._known["trainer"][tokens] = update.logprobs_D_T[index]
-                if index < len(update.entropy_D_T):
-                    self._known["entropy"][tokens] = update.entropy_D_T[index]
-
-    def columns(self, segment: Segment) -> dict[str, list[float | None] | None]:
-        """Return the trainer's logprob, the entropy it saw and the advantage of each token of a
-        segment; None for what was not measured or trained on."""
-        return {name: _aligned(found, segment) for name, found in self._known.items()}
+def trained_values(updates: Sequence[Update]) -> Trained:
+    """Return the values of all trained datums. They are found by their tokens, since
+    ``edit_datums`` may leave some out or change their order."""
+    found: Trained = {"trainer": {}, "entropy": {}, "advantages": {}}
+    for update in (each for each in updates if each.refused is None):
+        names = [datum_tokens(datum) for datum in update.datums]
+        found["trainer"].update(zip(names, update.logprobs_D_T, strict=False))
+        found["entropy"].update(zip(names, update.entropy_D_T, strict=False))
+        for tokens, datum in zip(names, update.datums, strict=True):
+            if "advantages" in datum.loss_fn_inputs:
+                found["advantages"][tokens] = values(datum, "advantages")
+    return found
 
 
 def _aligned(found: Mapping[Tokens, Array], segment: Segment) -> list[float | None] | None:
     """Values of targets as values of tokens: the first token is nobody's target, and nothing
-    after the last sampled token was trained."""
+    after the last sampled token was trained. None for what was not measured or trained on."""
     if not found:
         return None
     array = found.get(tuple(segment.trimmed().tokens))
@@ -52,7 +40,7 @@ def _aligned(found: Mapping[Tokens, Array], segment: Segment) -> list[float | No
 def rollout_rows(batch: Batch, text: Callable[[int], str]) -> Iterator[dict[str, Any]]:
     """Yield one row for every rollout of a step, those of replaced groups too. ``text`` decodes a
     token."""
-    trained = TrainedTokens(batch.updates)
+    trained = trained_values(batch.updates)
     digests = {v: policy.digest for v, policy in sorted(batch.policies.items()) if policy.digest}
     for number, group in enumerate(batch.everything):
         for index, rollout in enumerate(group.rollouts):
@@ -97,14 +85,12 @@ def _stop(rollout: Rollout) -> str | None:
     return "length" if rollout.truncated else "stop"
 
 
-def _segment(
-    segment: Segment, text: Callable[[int], str], trained: TrainedTokens
-) -> dict[str, Any]:
+def _segment(segment: Segment, text: Callable[[int], str], trained: Trained) -> dict[str, Any]:
     return {
         "tokens": segment.tokens,
         "pieces": [text(token) for token in segment.tokens],
         "mask": segment.sampled,
         "versions": segment.versions,
         "sampler": segment.logprobs,
-        **trained.columns(segment),
+        **{name: _aligned(found, segment) for name, found in trained.items()},
     }

@@ -44,39 +44,21 @@ class Segment:
         version: int = 0,
         kept: Sequence[Kept] | None = None,
     ) -> Segment:
-        """A prompt and one answer to it."""
-        segment = cls()
-        segment.give(prompt)
-        segment.sample(answer, logprobs, version, kept)
-        return segment
-
-    def give(self, tokens: Sequence[int]) -> None:
-        """Add tokens that the policy only read."""
-        self.tokens += list(tokens)
-        self.logprobs += [0.0] * len(tokens)
-        self.sampled += [False] * len(tokens)
-        self.versions += [None] * len(tokens)
-        self.kept += [()] * len(tokens)
-
-    def sample(
-        self,
-        tokens: Sequence[int],
-        logprobs: Sequence[float] | None,
-        version: int = 0,
-        kept: Sequence[Kept] | None = None,
-    ) -> None:
-        """Add tokens that the policy wrote, each with its logprob."""
-        if logprobs is None or len(logprobs) != len(tokens):
+        """A prompt, which the policy only read, and one answer to it with its logprobs."""
+        given, count = len(prompt), len(answer)
+        if logprobs is None or len(logprobs) != count:
             got = "no" if logprobs is None else str(len(logprobs))
             raise MissingLogprobs(
-                f"The service sent {got} logprobs for {len(tokens)} tokens. The importance ratio "
+                f"The service sent {got} logprobs for {count} tokens. The importance ratio "
                 "needs them; use a service that returns logprobs."
             )
-        self.tokens += list(tokens)
-        self.logprobs += list(logprobs)
-        self.sampled += [True] * len(tokens)
-        self.versions += [version] * len(tokens)
-        self.kept += [()] * len(tokens) if kept is None else list(kept)
+        return cls(
+            [*prompt, *answer],
+            [*[0.0] * given, *logprobs],
+            [*[False] * given, *[True] * count],
+            [*[None] * given, *[version] * count],
+            [*[()] * given, *([()] * count if kept is None else kept)],
+        )
 
     def extend(self, more: Segment) -> None:
         """Add what came after."""

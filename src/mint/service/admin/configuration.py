@@ -100,7 +100,7 @@ def read_file(path: Path) -> dict[str, Any]:
 def _beside(path: Path, in_file: dict[str, Any]) -> dict[str, Any]:
     """Resolve the relative folders in a file against the folder of the file."""
     resolved = dict(in_file)
-    for key in ("home", "cache"):
+    for key in ("home", "cache", "tls_certificate", "tls_key"):
         if isinstance(resolved.get(key), str):
             resolved[key] = path.parent / Path(resolved[key]).expanduser()
     if isinstance(aliases := resolved.get("aliases"), dict):

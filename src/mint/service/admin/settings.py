@@ -12,8 +12,10 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
+    ValidationInfo,
     field_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from mint.home import default_home
 from mint.settings import Strings
@@ -59,6 +61,10 @@ class Settings(BaseModel):
     it, and hosts of web pages that may send requests."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """0 chooses a free port; the ready line names it."""
+    tls_certificate: Path | None = None
+    """PEM file of the certificate and its chain. With it, the service speaks HTTPS only."""
+    tls_key: Path | None = None
+    """PEM file of the private key, unless the file of the certificate contains it."""
     models: Strings = Field((), json_schema_extra={"env": "MINT_PRELOAD"})
     """Base models to load before the service is ready. Others load on first use."""
     aliases: Mapping[str, Path] = Field({}, json_schema_extra={"env": "MINT_MODELS"})
@@ -155,10 +161,33 @@ class Settings(BaseModel):
     def _absolute(cls, home: Path) -> Path:
         return home.expanduser().absolute()
 
+    @field_validator("tls_key")
+    @classmethod
+    def _with_certificate(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        if key is not None and info.data.get("tls_certificate") is None:
+            raise PydanticCustomError("unused", "used together with tls_certificate")
+        return key
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the service."""
         return is_loopback(self.host)
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the service speaks HTTPS. The one that a script starts for itself does not."""
+        return self.tls_certificate is not None and self.parent_pid is None
+
+    @property
+    def local_url(self) -> str:
+        """The address of the service for programs on this machine."""
+        everywhere = self.host in ("0.0.0.0", "::")
+        return self.url("127.0.0.1" if everywhere else self.host, self.port)
+
+    def url(self, host: str, port: int) -> str:
+        """Return the address of the service at a host and port."""
+        shown = f"[{host}]" if ":" in host else host
+        return f"{'https' if self.uses_tls else 'http'}://{shown}:{port}"
 
     @property
     def store_url(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -40,69 +40,63 @@ class Rule:
         )
 
 
-class Retention:
-    """Finds the checkpoints that a rule deletes.
+def find_old(
+    store: Store,
+    rule: Rule,
+    conditions: Sequence[Condition],
+    idle_s: float,
+    runs_here: Collection[str],
+    paths_here: Collection[str],
+) -> list[CheckpointRow]:
+    """Return the checkpoints that a rule deletes among those that fit, the oldest first.
 
     It never selects public checkpoints, those that a sampler in use was created from, and the
-    newest of each kind of a run in use. ``in_use`` returns the runs and checkpoint paths that this
-    service has open; use by other services with the same database is known from their sessions.
+    newest of each kind of a run in use. This service has the runs and checkpoint paths ``here``
+    open; use by other services with the same database is known from their sessions, which are
+    silent for less than ``idle_s``.
     """
-
-    def __init__(
-        self,
-        store: Store,
-        session_idle_s: float,
-        in_use: Callable[[], tuple[Collection[str], Collection[str]]],
-    ) -> None:
-        self._store = store
-        self._idle_s = session_idle_s
-        self._in_use = in_use
-
-    def find(self, rule: Rule, *conditions: Condition) -> list[CheckpointRow]:
-        """Return the checkpoints to delete among those that fit, the oldest first."""
-        newest_first = func.row_number().over(
-            partition_by=(CheckpointRow.run_id, CheckpointRow.kind),
-            order_by=CheckpointRow.id.desc(),  # the order of creation, independent of the clock
+    newest_first = func.row_number().over(
+        partition_by=(CheckpointRow.run_id, CheckpointRow.kind),
+        order_by=CheckpointRow.id.desc(),  # the order of creation, independent of the clock
+    )
+    ranks = select(CheckpointRow.id, newest_first.label("rank")).where(unexpired()).subquery()
+    old = (
+        select(CheckpointRow, ranks.c.rank)
+        .join(ranks, ranks.c.id == CheckpointRow.id)
+        .where(
+            ranks.c.rank > rule.keep_last,
+            CheckpointRow.created_at <= now() - timedelta(seconds=rule.older_than_s),
+            CheckpointRow.public.is_(False),
+            *conditions,
         )
-        ranks = select(CheckpointRow.id, newest_first.label("rank")).where(unexpired()).subquery()
-        old = (
-            select(CheckpointRow, ranks.c.rank)
-            .join(ranks, ranks.c.id == CheckpointRow.id)
-            .where(
-                ranks.c.rank > rule.keep_last,
-                CheckpointRow.created_at <= now() - timedelta(seconds=rule.older_than_s),
-                CheckpointRow.public.is_(False),
-                *conditions,
-            )
-            .order_by(CheckpointRow.id)
-        )
-        is_alive = (
-            SessionRow.finish.is_(None),
-            SessionRow.last_seen > now() - timedelta(seconds=self._idle_s),
-        )
-        runs_here, paths_here = self._in_use()
-        with self._store.transaction() as session:
-            found = session.execute(old).all()
-            runs = {
-                *runs_here,
-                *session.scalars(
-                    select(RunRow.id)
-                    .join(SessionRow, SessionRow.id == RunRow.session_id)
-                    .where(*is_alive)
-                ),
-            }
-            paths = {
-                *paths_here,
-                *session.scalars(
-                    select(SamplerRow.model_path)
-                    .join(SessionRow, SessionRow.id == SamplerRow.session_id)
-                    .where(SamplerRow.model_path.is_not(None), *is_alive)
-                ),
-            }
-        return [
-            row
-            for row, rank in found
-            if not any(fnmatchcase(row.name, pattern) for pattern in rule.keep)
-            and not (rank == 1 and row.run_id in runs)
-            and tinker_path(row).uri not in paths
-        ]
+        .order_by(CheckpointRow.id)
+    )
+    is_alive = (
+        SessionRow.finish.is_(None),
+        SessionRow.last_seen > now() - timedelta(seconds=idle_s),
+    )
+    with store.transaction() as session:
+        found = session.execute(old).all()
+        runs = {
+            *runs_here,
+            *session.scalars(
+                select(RunRow.id)
+                .join(SessionRow, SessionRow.id == RunRow.session_id)
+                .where(*is_alive)
+            ),
+        }
+        paths = {
+            *paths_here,
+            *session.scalars(
+                select(SamplerRow.model_path)
+                .join(SessionRow, SessionRow.id == SamplerRow.session_id)
+                .where(SamplerRow.model_path.is_not(None), *is_alive)
+            ),
+        }
+    return [
+        row
+        for row, rank in found
+        if not any(fnmatchcase(row.name, pattern) for pattern in rule.keep)
+        and not (rank == 1 and row.run_id in runs)
+        and tinker_path(row).uri not in paths
+    ]

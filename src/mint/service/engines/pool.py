@@ -5,14 +5,13 @@ engine is unloaded to make room for another; an engine in use never is.
 """
 
 import asyncio
-import errno
 import logging
 import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +25,8 @@ from mint.service.errors import ApiError, EngineDied, UserError
 log = logging.getLogger(__name__)
 _PROCESS_BYTES = GB * 2 // 5
 """The memory of a worker besides its weights, until it can be measured."""
+MAX_DEATHS = 3
+"""How often a worker may die during one operation or sample before it is not retried."""
 MAX_LOOK_UPS = 32
 """How many model names are looked up at once; each may wait for the hub."""
 
@@ -87,9 +88,7 @@ class Engines:
         self._looking_up = 0
         self._slots: dict[Path, Slot] = {}
         self._changed = asyncio.Condition()
-        self.suspects: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By base model: operations during which a worker died are retried one at a time, so that
-        only the one that kills it fails."""
+        self._suspects: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._not_yet_loaded = set(settings.models)
 
     def names(self) -> list[str]:
@@ -108,17 +107,9 @@ class Engines:
             self._folders[base_model] = task
         try:
             return await asyncio.shield(task)
-        except (ModelNotFound, OSError) as error:
+        except ModelNotFound as error:
             self._folders.pop(base_model, None)
-            if isinstance(error, ModelNotFound):
-                raise UserError(str(error)) from error
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            raise UserError(
-                f"There is no model of this name: {base_model[:40]}… has {len(base_model)} "
-                "characters, more than a file's name can. `mint models list` shows the available "
-                "models."
-            ) from error
+            raise UserError(str(error)) from error
 
     async def _look_up(self, base_model: str) -> Path:
         """Find a model's folder in a separate thread pool, as the hub may take long to answer."""
@@ -141,6 +132,11 @@ class Engines:
             slot.users -= 1
             slot.used_at = time.monotonic()
             await self._tell_waiters()
+
+    def alone(self, base_model: str, is_suspect: bool) -> AbstractAsyncContextManager[None]:
+        """Return a context for work during which a worker died: only one at a time enters it, so
+        that the one that kills workers fails, and not the others."""
+        return self._suspects[base_model] if is_suspect else nullcontext()
 
     async def get(self, base_model: str) -> EngineProcess:
         """Load a base model, if it is not loaded. It may be unloaded again when it is idle."""

@@ -56,9 +56,12 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(log_file, "ab") as output, theirs:
-            model = ["--name", name, "--folder", str(folder), "--fd", str(theirs.fileno())]
+            arguments = ["--name", name, "--folder", str(folder), "--fd", str(theirs.fileno())]
+            arguments += ["--precision", options.precision]
+            if options.memory_gb is not None:
+                arguments += ["--memory-gb", f"{options.memory_gb:.3f}"]
             process = subprocess.Popen(
-                [sys.executable, "-m", "mint.engine.worker", *model, *option_arguments(options)],
+                [sys.executable, "-m", "mint.engine.worker", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -190,15 +193,3 @@ class EngineProcess:
             f"The engine of {self.name} {how}. It restarts at the next request. Its log is "
             f"logs/{self.log_file.name} in the home folder."
         )
-
-
-def option_arguments(options: EngineOptions) -> list[str]:
-    """Return an engine's options as arguments of its worker.
-
-    >>> option_arguments(EngineOptions("exact", memory_gb=1.5))
-    ['--precision', 'exact', '--memory-gb', '1.500']
-    >>> option_arguments(EngineOptions())
-    ['--precision', 'auto']
-    """
-    memory = [] if options.memory_gb is None else ["--memory-gb", f"{options.memory_gb:.3f}"]
-    return ["--precision", options.precision, *memory]

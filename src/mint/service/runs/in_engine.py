@@ -1,7 +1,6 @@
 """A run in its engine: restores the run there when needed, and executes its operations."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,6 +22,7 @@ from mint.service.checkpoints.storage import (
     read_lora,
     tinker_path,
 )
+from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import EngineDied, is_disk_full
 from mint.service.futures import Response, ResultExpired
@@ -36,8 +36,8 @@ from mint.service.wire import codec, requests
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-MAX_DEATHS, MAX_FAILED_STARTS = 3, 6
-"""How often a worker may die during one operation, and before the operation has started."""
+MAX_FAILED_STARTS = 6
+"""How often a worker may die before an operation has started."""
 DATABASE_WAIT_S = 60.0
 """How long an operation waits for a database that does not answer."""
 _KEPT_ANSWERS, _KEPT_BYTES = 256, 32 * 1024 * 1024
@@ -119,7 +119,7 @@ class RunInEngine:
         while True:
             has_begun = False
             try:
-                alone = self._engines.suspects[base_model] if deaths else contextlib.nullcontext()
+                alone = self._engines.alone(base_model, is_suspect=deaths > 0)
                 async with alone, self._engines.using(base_model) as engine:
                     if self._engine is not engine:
                         await self._restore(engine)

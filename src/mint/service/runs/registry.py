@@ -6,7 +6,7 @@ import logging
 import secrets
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from mint.service.runs.journal import Journal, JournalDamaged, RunIsElsewhere
 from mint.service.runs.run import TrainingRun
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import RunRow
-from mint.service.wire.requests import CreateByLoad, CreateModel, check_optimizer
+from mint.service.wire.requests import CreateByLoad, CreateModel
 
 log = logging.getLogger(__name__)
 _UNLOADED = "unloaded"  # a file in the folder of a run that unload_model has ended
@@ -33,9 +33,8 @@ _UNLOADED = "unloaded"  # a file in the folder of a run that unload_model has en
 class Runs:
     """Creates, finds and releases runs."""
 
-    def __init__(self, parts: Parts, samplers: Samplers, idleness: Idleness) -> None:
+    def __init__(self, parts: Parts, samplers: Samplers) -> None:
         self._parts = parts
-        self._idleness = idleness
         self._settings = parts.settings
         self._store = parts.store
         self._samplers = samplers
@@ -49,7 +48,6 @@ class Runs:
     async def create(self, caller: Caller, request: CreateModel) -> str:
         """Start to create a run; return the request id. The same request gives the same run."""
         await self._parts.sessions.require(request.session_id, caller.user)
-        check_optimizer(request.optimizer_config)
         row = RunRow(base_model=request.base_model, lora=asdict(_lora_spec(request)))
         return await self._create(caller, request, row)
 
@@ -57,7 +55,6 @@ class Runs:
         """Start to create a run that continues from a checkpoint; return the request id."""
         user = caller.user
         await self._parts.sessions.require(request.session_id, user)
-        check_optimizer(request.optimizer_config)
         path, found = await asyncio.to_thread(self._parts.checkpoints.require, request.path, user)
         if request.optimizer:
             path.require_optimizer()
@@ -132,7 +129,6 @@ class Runs:
         if run is None:
             run = await self._get(run_id, user)
             if run.row.user == user:
-                run.promise_creation()
                 in_background(run.resume())
         if run.row.user != user:
             raise _unknown(run_id)
@@ -258,16 +254,18 @@ class Runs:
         for run in list(self._runs.values()):
             await run.prepare_to_leave(engine)
 
-    def delete_forgotten(self) -> None:
+    def delete_forgotten(self, idleness: Idleness) -> None:
         """Delete the journals and snapshots of runs that were unused for ``run_kept_s``."""
-        for folder in (self._settings.home / "runs").glob("*"):
-            changed = max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir()))
-            idle = self._idleness.seconds(f"run {folder.name}", str(changed))
-            open_here = {run_folder_name(run_id) for run_id in list(self._runs)}
-            if idle >= self._settings.run_kept_s and folder.name not in open_here:
+        root = self._settings.home / "runs"
+        changed = {
+            folder.name: str(max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir())))
+            for folder in root.glob("*")
+        }
+        for name in idleness.due("run", changed, self._settings.run_kept_s):
+            if name not in {run_folder_name(run_id) for run_id in list(self._runs)}:
                 with contextlib.suppress(RunIsElsewhere, JournalDamaged):
-                    Journal(folder).close()
-                    shutil.rmtree(folder, ignore_errors=True)
+                    Journal(root / name).close()
+                    shutil.rmtree(root / name, ignore_errors=True)
 
     def sessions_with_state(self) -> set[str]:
         """Return the ids of the sessions with a run whose journal is on disk."""
@@ -293,5 +291,5 @@ def _lora_spec(request: CreateModel) -> LoraSpec:
         raise UserError("lora_config is missing: this service trains LoRA adapters only.")
     spec = LoraSpec(**request.lora_config.model_dump())
     if spec.seed is None:
-        return LoraSpec(**{**asdict(spec), "seed": secrets.randbits(31)})
+        return replace(spec, seed=secrets.randbits(31))
     return spec

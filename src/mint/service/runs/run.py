@@ -88,7 +88,8 @@ class TrainingRun:
         return self._stream.knows(seq_id) is not False
 
     def _reopen(self) -> None:
-        """Open the futures of the operations in the journal."""
+        """Open the futures of the run's creation and of the operations in the journal."""
+        self._open_future(0)
         for seq_id, kept in self._journal.answers().items():
             self._open_future(seq_id)
             self._finish(seq_id, kept)
@@ -297,10 +298,6 @@ class TrainingRun:
     def wants_resuming(self) -> bool:
         """Whether restoring failed and may be retried now."""
         return self._trouble is not None and time.monotonic() >= self._retry_at
-
-    def promise_creation(self) -> None:
-        """Open the future of the run's creation, which a client may still be waiting for."""
-        self._open_future(0)
 
     def creation_answer(self) -> Response:
         """Return the answer to the request that created the run."""

@@ -1,6 +1,7 @@
 """On-disk store of evicted samplers."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import uuid
@@ -37,18 +38,16 @@ class EvictedSamplers:
             await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
         await asyncio.to_thread(self._prune, folder.parent)
 
-    def touch(self, folder: Path) -> None:
-        """Record that a sampler was used."""
-        os.utime(folder)
-
     def delete_unused(self, kept_s: float, idleness: Idleness) -> None:
         """Delete the samplers that were unused for ``kept_s``."""
+        used = {
+            str(folder.relative_to(self._root)): str(folder.stat().st_mtime_ns)
+            for folder in self._root.glob("*/*")
+        }
+        for name in idleness.due("sampler", used, kept_s):
+            shutil.rmtree(self._root / name, ignore_errors=True)
         for group in self._root.glob("*"):
-            for folder in group.iterdir():
-                name = f"sampler {group.name}/{folder.name}"
-                if idleness.seconds(name, str(folder.stat().st_mtime_ns)) >= kept_s:
-                    shutil.rmtree(folder, ignore_errors=True)
-            if not any(group.iterdir()):
+            with contextlib.suppress(OSError):  # it is not empty
                 group.rmdir()
 
     def _prune(self, group: Path) -> None:

@@ -11,7 +11,6 @@ from mint.service.checkpoints.links import link_version
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import EngineDied, UserError, not_found
 from mint.service.futures import Response, WaitReason
-from mint.service.idleness import Idleness
 from mint.service.parts import Parts
 from mint.service.results import Share
 from mint.service.sampling.evicted import EvictedSamplers
@@ -34,7 +33,7 @@ class Samplers:
         self._parts = parts
         self._settings = parts.settings
         self._restore_run = restore_run
-        self._evicted = EvictedSamplers(
+        self.evicted = EvictedSamplers(
             parts.settings.home / "samplers", parts.settings.samplers_kept_per_run
         )
         self._samplers: dict[str, SamplingSession] = {}
@@ -78,7 +77,7 @@ class Samplers:
     def _open(self, row: SamplerRow, caller: str = "") -> SamplingSession:
         """Return the sampler of a row, which is in memory from now on."""
         new = SamplingSession(
-            row, self._parts, self._evicted, self._restore_run, self._make_room, caller
+            row, self._parts, self.evicted, self._restore_run, self._make_room, caller
         )
         return self._samplers.setdefault(row.id, new)
 
@@ -141,7 +140,7 @@ class Samplers:
         sampler = self._samplers.get(sampler_id)
         if sampler is None:
             return False
-        return sampler.engine is engine or self._evicted.find(sampler.row) is not None
+        return sampler.engine is engine or self.evicted.find(sampler.row) is not None
 
     async def keep(self, engine: EngineProcess, run_id: str | None = None) -> None:
         """Save what only this engine has in memory, the most recently used of each group."""
@@ -153,7 +152,7 @@ class Samplers:
                 groups.setdefault(sampler.group, []).append(sampler)
         for samplers in groups.values():
             for sampler in samplers[-self._settings.samplers_kept_per_run :]:
-                await self._evicted.save(sampler.row, engine)
+                await self.evicted.save(sampler.row, engine)
 
     async def _make_room(self, newest: SamplingSession) -> None:
         """Evict the least recently used samplers of a sampler's group and key beyond the limits."""
@@ -188,10 +187,6 @@ class Samplers:
             if s.row.model_path is not None
             and (s.row.session_id != _NAMED or (s.engine is not None and s.engine.is_alive))
         }
-
-    def delete_unused(self, idleness: Idleness) -> None:
-        """Delete the samplers on disk that were unused for ``run_kept_s``."""
-        self._evicted.delete_unused(self._settings.run_kept_s, idleness)
 
     # ---- sampling -------------------------------------------------------------------------------
 

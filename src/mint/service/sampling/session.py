@@ -6,6 +6,7 @@ or restored, and with every sample.
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from mint.engine.messages import SampledToken, SampleRequest, SampleResult
 from mint.service.background import in_background
 from mint.service.checkpoints.links import link_version
 from mint.service.checkpoints.storage import CheckpointPath
+from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import EngineDied, UserError
 from mint.service.parts import Parts
@@ -67,7 +69,7 @@ class SamplingSession:
     async def sample(
         self, request: SampleRequest, sample: Sample, on_tokens: OnTokens | None = None
     ) -> SampleResult:
-        """Sample in the engine of the base model, once more in a new one if it dies.
+        """Sample in the engine of the base model, and again in a new one if it dies.
 
         ``on_tokens`` is called with the tokens of a request that asks for progress, as they are
         sampled. Raises UserError, EngineDied, OSError or RuntimeError.
@@ -81,12 +83,7 @@ class SamplingSession:
         request = replace(request, tenant=self.tenant)
         self.users += 1
         try:
-            try:
-                result = await self._sample(request, report)
-            except EngineDied:
-                if on_tokens is not None:
-                    raise  # some tokens may have been reported, and a retry would report others
-                result = await self._sample(request, report)
+            result = await self._sample(request, report, may_retry=on_tokens is None)
         finally:
             self.users -= 1
         sampled = sum(len(sequence.tokens) for sequence in result.sequences)
@@ -94,17 +91,40 @@ class SamplingSession:
         self._parts.usage.add(self.row.key, self._trained_by, **used)
         return result
 
-    async def _sample(self, request: SampleRequest, report: OnTokens) -> SampleResult:
-        async with self._parts.engines.using(self.row.base_model) as engine:
-            await self.load(engine)
-            self.used_at = time.monotonic()
-            result: SampleResult = await engine.call(
-                "sample", report, sampler_id=self.row.id, request=request
-            )
-            if result.digest != self.row.digest:
-                await self.drop()
-                raise self._unproven("its engine answered with other weights")
-            return result
+    async def _sample(
+        self, request: SampleRequest, report: OnTokens, may_retry: bool
+    ) -> SampleResult:
+        """Sample, up to ``MAX_DEATHS`` times if workers die.
+
+        The last attempt waits until no other request runs under which workers died, so that only
+        the one that kills them fails. Tokens that were reported cannot be sampled again.
+        """
+        engines, deaths = self._parts.engines, 0
+        while True:
+            try:
+                async with engines.using(self.row.base_model) as engine:
+                    await self.load(engine)
+                    is_last = deaths == MAX_DEATHS - 1
+                    async with engines.alone(self.row.base_model, is_last):
+                        if not is_last or engine.is_alive:  # otherwise it died during the wait
+                            return await self._call(engine, request, report)
+            except EngineDied as died:
+                deaths += 1
+                if not may_retry or deaths == MAX_DEATHS:
+                    raise
+                log.warning("retrying a sample of %s: %s", self.row.id, died)
+
+    async def _call(
+        self, engine: EngineProcess, request: SampleRequest, report: OnTokens
+    ) -> SampleResult:
+        self.used_at = time.monotonic()
+        result: SampleResult = await engine.call(
+            "sample", report, sampler_id=self.row.id, request=request
+        )
+        if result.digest != self.row.digest:
+            await self.drop()
+            raise self._unproven("its engine answered with other weights")
+        return result
 
     @property
     def _trained_by(self) -> str | None:
@@ -133,7 +153,7 @@ class SamplingSession:
         row = self.row
         if (evicted := await asyncio.to_thread(self._evicted.find, row)) is not None:
             await self._read(engine, str(evicted))
-            await asyncio.to_thread(self._evicted.touch, evicted)
+            await asyncio.to_thread(os.utime, evicted)  # the least recently used are deleted first
         elif row.run_id is not None:
             await self._restore_run(row.run_id, row.user)
             if self.engine is not engine:

@@ -1,6 +1,5 @@
 """A model's tokenizer and chat template, read from its files without torch or transformers."""
 
-import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -99,18 +98,10 @@ class ModelTokenizer:
         )
 
 
-class Tokenizers:
-    """The tokenizers in use, each loaded once."""
-
-    def __init__(self) -> None:
-        self._loading: dict[Path, asyncio.Task[ModelTokenizer]] = {}
-
-    async def get(self, folder: Path) -> ModelTokenizer:
-        task = self._loading.get(folder)
-        if task is None or (task.done() and task.exception() is not None):
-            task = asyncio.create_task(asyncio.to_thread(ModelTokenizer, folder))
-            self._loading[folder] = task
-        return await asyncio.shield(task)
+@cache
+def load_tokenizer(folder: Path) -> ModelTokenizer:
+    """Return the tokenizer of a model folder, which stays in memory."""
+    return ModelTokenizer(folder)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -137,14 +137,7 @@ class LoraConfig(Request):
 
 
 class OptimizerConfig(Request):
-    type: str = "adamw"
-
-
-def check_optimizer(config: OptimizerConfig) -> None:
-    if config.type != "adamw":
-        raise UserError(
-            f"The optimizer {config.type!r} is not supported; this service trains with 'adamw'."
-        )
+    type: Literal["adamw"] = "adamw"
 
 
 class CreateModel(Request):
@@ -167,11 +160,9 @@ class AdamParamsField(Request):
 
 class OptimStep(Request):
     adam_params: AdamParamsField = AdamParamsField()
-    optimizer_params: dict[str, Any] | None = None
+    optimizer_params: OptimizerConfig = OptimizerConfig()
 
     def to_engine(self) -> messages.AdamSettings:
-        if self.optimizer_params is not None:
-            check_optimizer(OptimizerConfig(type=str(self.optimizer_params.get("type"))))
         return messages.AdamSettings(**self.adam_params.model_dump())
 
 

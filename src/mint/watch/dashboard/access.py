@@ -1,7 +1,6 @@
 """Access control of the dashboard, and the headers of every response."""
 
 import hmac
-import ipaddress
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,20 +24,6 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 _FOREIGN = ("cross-site", "same-site")
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def parse_host(header: str) -> str:
     """Return the host of a Host header, without its port.
 
@@ -54,8 +39,8 @@ class Access:
     """Rejects requests with foreign host names, from other sites, or without the key.
 
     Without a key, only Host headers that name this machine are accepted, which prevents DNS
-    rebinding. With a key, or with ``hosts=None`` for an
-    application that checks keys itself, every host name is accepted.
+    rebinding. With a key, or with ``hosts=None`` for an application that checks keys itself, every
+    host name is accepted.
     """
 
     def __init__(
@@ -89,7 +74,8 @@ class Access:
             )
         if scope["method"] not in ("GET", "HEAD"):
             return _refused(405, "mint watch is read-only: use GET.")
-        if not in_api(scope):
+        path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
+        if not path.startswith("/api/"):  # the page and its parts
             return None
         if headers.get("sec-fetch-site") in _FOREIGN:
             return _refused(403, "mint watch rejects requests from other sites.")
@@ -98,12 +84,6 @@ class Access:
         ):
             return _refused(401, "This requires the key that mint watch was started with.")
         return None
-
-
-def in_api(scope: Scope) -> bool:
-    """Return whether a request is for data, not for the page and its parts."""
-    path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
-    return path.startswith("/api/")
 
 
 def _refused(status: int, detail: str) -> JSONResponse:

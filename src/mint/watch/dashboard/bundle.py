@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,8 @@ def _rollouts(place: RunPlace, tables: Tables, limit: int) -> tuple[dict[str, An
     steps.
     """
     rollouts, at = Rollouts(place), f"runs/{place.id}"
-    steps = _steps(place, tables)
+    logged = tables.of(place).metrics.rows
+    steps = sorted({row["step"] for row in logged if isinstance(row.get("step"), int)} - {0})
     answers: dict[str, Any] = {}
     used = kept = 0
     for step in spread(steps):
@@ -103,30 +104,18 @@ def _rollouts(place: RunPlace, tables: Tables, limit: int) -> tuple[dict[str, An
     return answers, kept, len(steps)
 
 
-def _steps(place: RunPlace, tables: Tables) -> list[int]:
-    found = tables.of(place).metrics.rows
-    return sorted({int(row["step"]) for row in found if isinstance(row.get("step"), int)} - {0})
+def spread(steps: Sequence[int]) -> list[int]:
+    """Return the last and the first step, then the one halfway between, and so on.
 
-
-def spread(steps: Sequence[int]) -> Iterator[int]:
-    """Yield the last and the first step, then the one halfway between, and so on.
-
-    >>> list(spread([1, 2, 3, 4, 5]))
+    >>> spread([1, 2, 3, 4, 5])
     [5, 1, 3, 2, 4]
     """
-    seen: set[int] = set()
-    if steps:
-        yield from (step for step in dict.fromkeys((steps[-1], steps[0])))
-        seen = {0, len(steps) - 1}
-    ranges = [(0, len(steps) - 1)] if steps else []
-    while ranges:
-        low, high = ranges.pop(0)
-        middle = (low + high) // 2
-        if middle not in seen:
-            seen.add(middle)
-            yield steps[middle]
-        if high - low > 1:
-            ranges += [(low, middle), (middle, high)]
+    last = len(steps) - 1
+    places, parts = dict.fromkeys([last, 0]), 2
+    while len(places) < len(steps):
+        places |= dict.fromkeys(last * part // parts for part in range(1, parts))
+        parts *= 2
+    return [steps[place] for place in places] if steps else []
 
 
 # ---- the page ----

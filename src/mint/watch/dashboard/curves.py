@@ -1,18 +1,19 @@
 """Metrics as columns, complete or averaged to as many points as a screen shows."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from mint.watch.dashboard.tail import number
+from mint.watch.verdict.series import number
 
-MOST_POINTS = 2_000
+_MOST_POINTS = 2_000
 _MOST_NAMES = 500
 _LEFT_OUT = frozenset({"step"})
 
 Rows = Sequence[dict[str, Any]]
 
 
-def columns(rows: Rows, points: int = MOST_POINTS) -> dict[str, Any]:
+def columns(rows: Rows, points: int = _MOST_POINTS) -> dict[str, Any]:
     """Return ``{"steps": […], "columns": {name: […]}, "bucket": n}``.
 
     With more rows than points, ``bucket`` neighbouring rows become their mean.
@@ -46,10 +47,8 @@ def metric_names(rows: Rows) -> list[str]:
 
 def between(rows: Rows, first: int | None, last: int | None) -> Rows:
     """Return the rows of a range of steps, both ends included; None means no bound."""
-    if first is None and last is None:
-        return rows
-    low = first if first is not None else -(2**62)
-    high = last if last is not None else 2**62
+    low = -math.inf if first is None else first
+    high = math.inf if last is None else last
     return [row for row in rows if low <= read_step(row) <= high]
 
 

@@ -18,7 +18,6 @@ _CONDITIONS = {
     "component_max": f"{_COMPONENT} <= ?",
     "stop": "stop = ?",
     "error": "contains(error, ?)",
-    "identity": "identity = ?",
     "step_min": "step >= ?",
     "step_max": "step <= ?",
 }
@@ -55,7 +54,6 @@ class Filter(BaseModel):
     error: _Text = None
     step_min: _Step = None
     step_max: _Step = None
-    identity: _Text = None
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Filter:

@@ -11,9 +11,10 @@ import yaml
 from mint.watch.dashboard.curves import columns, read_step, spark
 from mint.watch.dashboard.library import RunPlace
 from mint.watch.dashboard.query import Rollouts
-from mint.watch.dashboard.tail import Tail, number
+from mint.watch.dashboard.tail import Tail
 from mint.watch.directory.files import CONFIG, EVENTS, METRICS, SUMMARY
 from mint.watch.directory.reader import RunReader, summarise
+from mint.watch.verdict.series import number
 from mint.watch.verdict.verdict import NEEDED
 
 Found = TypeVar("Found")
@@ -37,11 +38,11 @@ class RunTables:
     def __len__(self) -> int:
         return len(self.metrics.rows) + len(self.events.rows)
 
-    def curves(self, points: int) -> dict[str, Any]:
+    def curves(self) -> dict[str, Any]:
         """Return all metrics as columns; computed again only when there are more."""
         rows = self.metrics.rows
-        key = (self.metrics.generation, len(rows), points)
-        return self._unless_known("curves", key, lambda: columns(rows, points))
+        key = (self.metrics.generation, len(rows))
+        return self._unless_known("curves", key, lambda: columns(rows))
 
     def components(self, rollouts: Rollouts) -> list[str]:
         """Return the names of the reward's components; queried again only when there is a newer
@@ -133,7 +134,6 @@ def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
         "verdict": _verdict(summary.get("verdict")),
         "last": {name: x for name, value in last.items() if (x := number(value)) is not None},
         "spark": {name: line for name in _SPARKS if (line := spark(rows, name))},
-        "format": int(number(summary.get("format")) or 1),
     }
 
 

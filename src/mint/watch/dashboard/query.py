@@ -78,11 +78,6 @@ class Rollouts:
             return [RolloutFile(0, 2**40, self._old)]
         return found
 
-    def steps(self) -> tuple[int, int] | None:
-        """Return the first and the last step that have rollouts."""
-        found = self.files()
-        return (found[0].first, max(file.last for file in found)) if found else None
-
     def of_step(self, step: int) -> list[dict[str, Any]]:
         """Return the rollouts of a step in brief."""
         sql = f'SELECT {_BRIEF} FROM {{}} WHERE step = ? ORDER BY "group", "index" LIMIT ?'

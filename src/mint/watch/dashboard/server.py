@@ -24,13 +24,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from mint.watch.dashboard.access import Access
-from mint.watch.dashboard.curves import MOST_POINTS, between, columns, read_step
+from mint.watch.dashboard.curves import between, columns, read_step
 from mint.watch.dashboard.filters import BadFilter, Filter
 from mint.watch.dashboard.library import Library, RunPlace, UnknownRun
 from mint.watch.dashboard.overview import Tables, flat, overview, read_config, stop_strings
 from mint.watch.dashboard.query import Place, QueryFailed, Rollouts
-from mint.watch.dashboard.tail import Tail, number
+from mint.watch.dashboard.tail import Tail
 from mint.watch.directory.files import plain
+from mint.watch.verdict.series import number
 
 Status = Callable[[Request], Awaitable[dict[str, Any]]]
 Permission = Callable[[Request], Awaitable[bool]]
@@ -153,14 +154,13 @@ def list_runs(library: Library, tables: Tables) -> list[dict[str, Any]]:
 def describe(place: RunPlace, tables: Tables) -> dict[str, Any]:
     """Describe one run with its settings."""
     settings, text = read_config(place)
-    rollouts, known = Rollouts(place), tables.of(place)
+    known = tables.of(place)
     return {
         **overview(place, known),
         "config": flat(settings),
         "config_text": text,
         "stop": stop_strings(settings),
-        "rollouts": rollouts.steps(),
-        "components": known.components(rollouts),
+        "components": known.components(Rollouts(place)),
     }
 
 
@@ -174,12 +174,11 @@ def metrics_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> 
     table = known_tables.metrics
     known, position = _since(table, given)
     first, last = _integer(given, "from"), _integer(given, "to")
-    points = max(10, min(_integer(given, "points") or MOST_POINTS, MOST_POINTS))
     if first is None and last is None and known == 0:
-        found = known_tables.curves(points)
+        found = known_tables.curves()
     else:
-        found = columns(between(table.rows[known:], first, last), points)
-    return {**found, **position, "total": len(table.rows)}
+        found = columns(between(table.rows[known:], first, last))
+    return {**found, **position}
 
 
 def events_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> dict[str, Any]:

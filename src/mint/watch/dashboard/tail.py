@@ -1,7 +1,6 @@
 """Read JSON Lines files that grow; only what was added is read."""
 
 import json
-import math
 import os
 import stat
 from pathlib import Path
@@ -83,20 +82,3 @@ class Tail:
             self.rows.append(row)
         else:
             self.bad += 1
-
-
-def number(value: Any) -> float | None:
-    """Return a finite number, or None for anything else.
-
-    >>> number(True), number("3"), number(2), number(1e400)
-    (1.0, None, 2.0, None)
-    """
-    if type(value) is float:  # the common case
-        return value if math.isfinite(value) else None
-    if not isinstance(value, int | float):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -114,16 +114,16 @@ def record(
 
 
 def _free(path: Path) -> RunDirectory:
-    for number in count(1):
-        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+    candidates = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    for candidate in chain([path], candidates):
         try:
             directory = RunDirectory(candidate)
         except RunDirectoryBusy:
             continue
         if not is_run(candidate):
-            return directory
+            break
         directory.close()
-    raise AssertionError("unreachable")
+    return directory
 
 
 def _placed(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dict[str, Any]]:

@@ -156,17 +156,9 @@ def _optional_text(value: Any) -> str | None:
     return None if value is None else clean(str(value))
 
 
-def _number(value: Any) -> float:
-    return _optional_number(value) or 0.0
-
-
 def _optional_number(value: Any) -> float | None:
     found = None if value is None else float(value)
     return found if found is None or math.isfinite(found) else None
-
-
-def _integer(value: Any) -> int:
-    return int(value or 0)
 
 
 def _json(value: Any) -> str | None:
@@ -184,12 +176,12 @@ def _texts(value: Any) -> list[tuple[str, str]]:
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("step", "group", "index", "length", "version"), _integer),
+    **dict.fromkeys(("step", "group", "index", "length", "version"), lambda value: int(value or 0)),
     **dict.fromkeys(("identity", "prompt", "response"), _text),
     **dict.fromkeys(("reward", "advantage", "sampled_at"), _optional_number),
     **dict.fromkeys(("truncated", "masked", "replaced"), bool),
     **dict.fromkeys(("messages", "trace"), _json),
-    "penalty": _number,
+    "penalty": lambda value: _optional_number(value) or 0.0,
     "digests": lambda value: [(int(version), _text(x)) for version, x in (value or {}).items()],
     "components": _numbers,
     "reasons": _texts,

@@ -1,13 +1,12 @@
 """The sinks of a run. One that fails is switched off."""
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-Row = Mapping[str, Any]
+from mint.watch.verdict.series import Row, number
 
 SinkName = Literal["tensorboard", "wandb", "trackio", "mlflow", "opentelemetry"]
 SINKS: tuple[str, ...] = get_args(SinkName)
@@ -71,7 +70,8 @@ class Sinks:
 
     def log(self, row: Row) -> None:
         """Forward the finite numbers among a step's metrics."""
-        metrics = {name: float(value) for name, value in row.items() if _is_number(name, value)}
+        numbers = {name: number(row[name]) for name in row if name not in ("step", "time")}
+        metrics = {name: value for name, value in numbers.items() if value is not None}
         self._call_each(lambda sink: sink.log(int(row.get("step") or 0), metrics))
 
     def rollouts(self, rows: Sequence[Row]) -> None:
@@ -93,9 +93,3 @@ class Sinks:
                 said = f"The sink {name!r} is switched off: {type(error).__name__}: {error}"
                 warnings.warn(f"{said} Training continues.", stacklevel=2)
                 self._on_failure(name, said)
-
-
-def _is_number(name: str, value: Any) -> bool:
-    if name in ("step", "time") or isinstance(value, bool):
-        return False
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mint.watch.sinks.sink import Row, Sink
+from mint.watch.sinks.sink import Sink
+from mint.watch.verdict.series import Row
 
 _MOST_WAITING = 1_000
 _LAST_S = 60.0

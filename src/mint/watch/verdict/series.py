@@ -26,14 +26,28 @@ def series(rows: Sequence[Row], name: str) -> Series:
     """
     found = []
     for place, row in enumerate(rows):
-        value, step = row.get(name), row.get("step", place)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if not isinstance(step, int | float) or isinstance(step, bool) or not math.isfinite(step):
-            step = place
-        if isinstance(value, int) or math.isfinite(value):
-            found.append((int(step), float(max(-_LARGEST, min(_LARGEST, value)))))
+        value, step = number(row.get(name)), number(row.get("step"))
+        if value is not None:
+            at = place if step is None else int(step)
+            found.append((at, max(-_LARGEST, min(_LARGEST, value))))
     return found
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number, or None for anything else.
+
+    >>> number(True), number("3"), number(2), number(1e400)
+    (1.0, None, 2.0, None)
+    """
+    if type(value) is float:  # the common case
+        return value if math.isfinite(value) else None
+    if not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def first_named(rows: Sequence[Row], names: Sequence[str]) -> tuple[str, Series]:

@@ -11,13 +11,14 @@ too early to say       not enough steps for any of these
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mint.watch.verdict.holdout import HIGH, HOLDOUT, HOLDOUT_REWARD, LOW, weights_to_use
 from mint.watch.verdict.plateau import plateau_start, rises_after
 from mint.watch.verdict.series import (
+    Row,
     Series,
     constant_share,
     finite_mean,
@@ -27,8 +28,6 @@ from mint.watch.verdict.series import (
     shift,
     thinned,
 )
-
-Row = Mapping[str, Any]
 
 LEARNING, FLAT, STALLED, DIVERGING = "learning", "flat", "stalled", "diverging"
 HACKING, FINISHED, EARLY = "hacking the reward", "finished", "too early to say"

@@ -106,7 +106,9 @@ def _decode(data: bytes, at: int, follow: Callable[[Reference], Any]) -> tuple[A
     for _ in range(count):
         item, at = _decode(data, at, follow)
         items.append(item)
-    return _collection(kind, items), at
+    if kind == b"m":
+        return dict(zip(items[::2], items[1::2], strict=True)), at
+    return _COLLECTIONS[kind](items), at
 
 
 def _scalar(kind: bytes, text: str, follow: Callable[[Reference], Any]) -> Any:
@@ -118,12 +120,6 @@ def _scalar(kind: bytes, text: str, follow: Callable[[Reference], Any]) -> Any:
         real, imaginary = text.split(",")
         return complex(float.fromhex(real), float.fromhex(imaginary))
     return follow(Reference(int(text, 16)))
-
-
-def _collection(kind: bytes, items: list[Any]) -> Any:
-    if kind == b"m":
-        return dict(zip(items[::2], items[1::2], strict=True))
-    return _COLLECTIONS[kind](items)
 
 
 class Channel:

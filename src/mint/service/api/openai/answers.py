@@ -6,17 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mint.service.api.openai.inference import Piece, TokenCounts
+from mint.service.api.openai.inference import Piece, PreparedRequest
 from mint.service.text.stream import TokenScore
-from mint.service.text.tokenizer import ModelTokenizer
 
 
 @dataclass
 class Form:
     """Converts pieces of text to the objects that a client expects."""
 
-    model: str
-    tokenizer: ModelTokenizer
+    job: PreparedRequest
     with_logprobs: bool
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -24,9 +22,9 @@ class Form:
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def whole(self, pieces: Iterable[Piece], choices: int, usage: TokenCounts) -> dict[str, Any]:
-        listed = [self._choice(piece) for piece in _by_choice(pieces, choices)]
-        return {**self._object(self.kind, listed), "usage": _usage(usage)}
+    def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        listed = [self._choice(piece) for piece in _by_choice(pieces, self.job.choices)]
+        return {**self._object(self.kind, listed), "usage": self.job.usage}
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         return None
@@ -34,8 +32,8 @@ class Form:
     def chunk(self, piece: Piece) -> dict[str, Any]:
         return self._object(self.chunk_kind, [self._part(piece)])
 
-    def usage_chunk(self, usage: TokenCounts) -> dict[str, Any]:
-        return {**self._object(self.chunk_kind, []), "usage": _usage(usage)}
+    def usage_chunk(self) -> dict[str, Any]:
+        return {**self._object(self.chunk_kind, []), "usage": self.job.usage}
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
@@ -59,7 +57,7 @@ class Form:
             "id": f"{self.prefix}-{self.number}",
             "object": kind,
             "created": self.created,
-            "model": self.model,
+            "model": self.job.request.model,
             "choices": choices,
         }
 
@@ -94,8 +92,8 @@ class ChatForm(Form):
 
     def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
         return {
-            "token": self.tokenizer.text_of(token),
-            "bytes": self.tokenizer.bytes_of(token),
+            "token": self.job.tokenizer.text_of(token),
+            "bytes": self.job.tokenizer.bytes_of(token),
             "logprob": logprob,
         }
 
@@ -109,7 +107,7 @@ class CompletionForm(Form):
         return self._entry(piece, text=piece.text)
 
     def _logprobs(self, scores: list[TokenScore]) -> dict[str, Any]:
-        text_of = self.tokenizer.text_of
+        text_of = self.job.tokenizer.text_of
         return {
             "tokens": [text_of(score.token) for score in scores],
             "token_logprobs": [score.logprob for score in scores],
@@ -135,11 +133,3 @@ def _by_choice(pieces: Iterable[Piece], choices: int) -> list[Piece]:
         )
         for choice, found in enumerate(parts)
     ]
-
-
-def _usage(usage: TokenCounts) -> dict[str, int]:
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from mint.service.errors import ApiError, UserError
 from mint.service.sampling.session import SamplingSession
 from mint.service.service import Service
 from mint.service.text.stream import TextStream, TokenScore
-from mint.service.text.tokenizer import ModelTokenizer, check_length
+from mint.service.text.tokenizer import ModelTokenizer, check_length, load_tokenizer
 from mint.service.wire.requests import engine_fields
 
 _LOWEST = -9999.0  # JSON has no infinity
@@ -40,14 +40,6 @@ class Piece:
 
 
 @dataclass
-class TokenCounts:
-    """The number of prompt tokens and of sampled tokens."""
-
-    prompt: int = 0
-    completion: int = 0
-
-
-@dataclass
 class PreparedRequest:
     """A request with its sampler, its tokenizer and its prompts as tokens."""
 
@@ -56,12 +48,24 @@ class PreparedRequest:
     tokenizer: ModelTokenizer
     prompts: list[list[int]]
     engine_request: SampleRequest
-    echo: bool = False
-    usage: TokenCounts = field(default_factory=TokenCounts)
+    completion_tokens: int = 0
 
     @property
     def choices(self) -> int:
         return len(self.prompts) * self.request.n
+
+    @property
+    def echo(self) -> bool:
+        return isinstance(self.request, Completion) and self.request.echo
+
+    @property
+    def usage(self) -> dict[str, int]:
+        prompt = sum(map(len, self.prompts))
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": prompt + self.completion_tokens,
+        }
 
 
 async def find_model(service: Service, caller: Caller, name: str) -> SamplingSession:
@@ -78,18 +82,10 @@ async def prepare(
     """Find the model and encode the prompts. Raises ApiError 404 if there is no such model."""
     sampler = await find_model(service, caller, request.model)
     folder = await service.engines.locate(sampler.row.base_model)
-    tokenizer = await service.tokenizers.get(folder)
+    tokenizer = await asyncio.to_thread(load_tokenizer, folder)
     encode = _chat_prompt if isinstance(request, ChatCompletion) else _plain_prompts
     prompts = await asyncio.to_thread(encode, request, tokenizer)  # type: ignore[arg-type]
-    return PreparedRequest(
-        request,
-        sampler,
-        tokenizer,
-        prompts,
-        engine_request(request),
-        echo=isinstance(request, Completion) and request.echo,
-        usage=TokenCounts(prompt=sum(map(len, prompts))),
-    )
+    return PreparedRequest(request, sampler, tokenizer, prompts, engine_request(request))
 
 
 def _chat_prompt(request: ChatCompletion, tokenizer: ModelTokenizer) -> list[list[int]]:
@@ -231,7 +227,7 @@ class _Choice:
         """Return the pieces of tokens that were not streamed, and the last one."""
         if self._job.echo and self._job.request.max_tokens == 0:
             return [Piece(self.number, "", [], "length")]
-        self._job.usage.completion += len(sequence.tokens)
+        self._job.completion_tokens += len(sequence.tokens)
         everything = _scores(sequence.tokens, sequence.logprobs, sequence.topk_logprobs)
         found = self.feed(everything[self._fed :])
         text, scores = self._stream.finish()

@@ -42,30 +42,20 @@ async def authenticate(request: Request, needed: Scope) -> Caller:
     return caller
 
 
-def _needs(scope: Scope) -> Callable[[Request], Awaitable[str]]:
-    async def user(request: Request) -> str:
-        return (await authenticate(request, scope)).user
+def _needs(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
+    async def caller(request: Request) -> Caller:
+        return await authenticate(request, scope)
 
-    _SCOPES[user] = scope
-    return user
+    _SCOPES[caller] = scope
+    return caller
 
 
 _SCOPES: dict[Any, Scope] = {}
 
-# A route declares the scope it needs by the parameter that takes the user's name.
-ReadUser = Annotated[str, Depends(_needs(Scope.READ))]
-SampleUser = Annotated[str, Depends(_needs(Scope.SAMPLE))]
-TrainUser = Annotated[str, Depends(_needs(Scope.TRAIN))]
-AdminUser = Annotated[str, Depends(_needs(Scope.ADMIN))]
-
-
-async def _caller(request: Request) -> Caller:
-    caller: Caller = request.state.caller
-    return caller
-
-
-TheCaller = Annotated[Caller, Depends(_caller)]
-"""The caller, for routes that create objects: JsonRoute has checked the key and its scope."""
+# A route declares the scope it needs by the type of its parameter for the caller.
+Reader = Annotated[Caller, Depends(_needs(Scope.READ))]
+Sampler = Annotated[Caller, Depends(_needs(Scope.SAMPLE))]
+Trainer = Annotated[Caller, Depends(_needs(Scope.TRAIN))]
 
 
 def find_scope(dependant: Dependant) -> Scope | None:

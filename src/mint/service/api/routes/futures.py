@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from mint.service.api.routes.caller import OneField, SampleUser, TheService
+from mint.service.api.routes.caller import OneField, Sampler, TheService
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.futures import Future, ResultExpired
 from mint.service.service import gone
@@ -34,9 +34,9 @@ _CLONE_BLOCK = 10**9
 
 
 @router.post("/retrieve_future")
-async def retrieve_future(service: TheService, user: SampleUser, request_id: OneField) -> Response:
+async def retrieve_future(service: TheService, caller: Sampler, request_id: OneField) -> Response:
     """Wait for a result; 408 means that it is pending, and the client polls again."""
-    future = await service.future(request_id, user)
+    future = await service.future(request_id, caller.user)
     try:
         answer = await future.wait(service.settings.long_poll_s)
     except ResultExpired:
@@ -58,18 +58,18 @@ async def retrieve_future(service: TheService, user: SampleUser, request_id: One
 
 @router.post("/retrieve_futures")
 async def retrieve_futures(
-    service: TheService, user: SampleUser, body: requests.RetrieveFutures
+    service: TheService, caller: Sampler, body: requests.RetrieveFutures
 ) -> dict[str, Any]:
     """Wait for samples of a sampling session; return those finished since the cursor."""
     target = body.target
-    await service.samplers.find(target.sampling_session_id, user)
+    await service.samplers.find(target.sampling_session_id, caller.user)
     for request_id in body.retrieved_request_ids:
-        service.futures.forget(request_id, user)
+        service.futures.forget(request_id, caller.user)
     limit = service.settings.long_poll_s
     finished = await service.futures.finished_since(
         target.sampling_session_id,
         body.prev_cursor,
-        lambda future: future.user == user and _clone_of(future) == target.cloned_sampler_id,
+        lambda future: future.user == caller.user and _clone_of(future) == target.cloned_sampler_id,
         limit if body.timeout is None else min(limit, body.timeout),
     )
     return {
@@ -95,8 +95,8 @@ def _completion(future: Future) -> dict[str, Any]:
 
 @router.post("/cancel_future")
 async def cancel_future(
-    service: TheService, user: SampleUser, request_id: OneField
+    service: TheService, caller: Sampler, request_id: OneField
 ) -> dict[str, Any]:
     """Cancel a sample. Training operations cannot be cancelled."""
-    future = await service.future(request_id, user)
+    future = await service.future(request_id, caller.user)
     return {"request_id": future.request_id, "cancelled": service.samplers.cancel(request_id)}

@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from mint.service.api.failures import describe_failure
 from mint.service.api.openai.answers import ChatForm, CompletionForm, Form
-from mint.service.api.openai.inference import Piece, PreparedRequest, find_model, pieces, prepare
+from mint.service.api.openai.inference import Piece, find_model, pieces, prepare
 from mint.service.api.openai.requests import ChatCompletion, Completion
-from mint.service.api.routes.caller import ReadUser, SampleUser, TheCaller, TheService
+from mint.service.api.routes.caller import Reader, Sampler, TheService
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.checkpoints.storage import SAMPLER, CheckpointPath
 from mint.service.errors import ApiError
@@ -60,11 +60,11 @@ def _error(error: Exception, request: Request) -> tuple[int, dict[str, Any]]:
 
 
 @router.get("/models")
-async def list_models(service: TheService, user: ReadUser) -> dict[str, Any]:
+async def list_models(service: TheService, caller: Reader) -> dict[str, Any]:
     """List the base models of this service and the caller's sampler checkpoints."""
     of_samplers = CheckpointRow.kind == SAMPLER
     rows, _ = await asyncio.to_thread(
-        service.store.page, CheckpointRow, user, _MOST_CHECKPOINTS, 0, of_samplers
+        service.store.page, CheckpointRow, caller.user, _MOST_CHECKPOINTS, 0, of_samplers
     )
     listed = [_model(name, "mint") for name in service.engines.names()]
     for row in rows:
@@ -74,9 +74,7 @@ async def list_models(service: TheService, user: ReadUser) -> dict[str, Any]:
 
 
 @router.get("/models/{name:path}")
-async def get_model(
-    service: TheService, _: ReadUser, caller: TheCaller, name: str
-) -> dict[str, Any]:
+async def get_model(service: TheService, caller: Reader, name: str) -> dict[str, Any]:
     sampler = await find_model(service, caller, name)
     return _model(name, sampler.row.user or "mint")
 
@@ -90,32 +88,28 @@ def _model(name: str, owner: str, created: int = 0) -> dict[str, Any]:
 
 @router.post("/completions")
 async def completions(
-    service: TheService, _: SampleUser, caller: TheCaller, body: Completion, request: Request
+    service: TheService, caller: Sampler, body: Completion, request: Request
 ) -> Response:
     job = await prepare(service, caller, body)
-    form = CompletionForm(body.model, job.tokenizer, body.logprobs is not None)
-    return await _answer(service, job, form, request)
+    return await _answer(service, CompletionForm(job, body.logprobs is not None), request)
 
 
 @router.post("/chat/completions")
 async def chat_completions(
-    service: TheService, _: SampleUser, caller: TheCaller, body: ChatCompletion, request: Request
+    service: TheService, caller: Sampler, body: ChatCompletion, request: Request
 ) -> Response:
     job = await prepare(service, caller, body)
-    form = ChatForm(body.model, job.tokenizer, body.logprobs)
-    return await _answer(service, job, form, request)
+    return await _answer(service, ChatForm(job, body.logprobs), request)
 
 
-async def _answer(
-    service: TheService, job: PreparedRequest, form: Form, request: Request
-) -> Response:
-    found = pieces(service, job)
-    if not job.request.stream:
+async def _answer(service: TheService, form: Form, request: Request) -> Response:
+    found = pieces(service, form.job)
+    if not form.job.request.stream:
         every = await _while_awaited(request, _every(found))
-        return JSONResponse(form.whole(every, job.choices, job.usage))
+        return JSONResponse(form.whole(every))
     # an invalid request fails before its first piece, and gets an error status
     first = await _while_awaited(request, anext(found))
-    events = _events(job, form, first, found, request)
+    events = _events(form, first, found, request)
     return StreamingResponse(events, media_type="text/event-stream")
 
 
@@ -142,7 +136,7 @@ async def _gone(request: Request) -> None:
 
 
 async def _events(
-    job: PreparedRequest, form: Form, first: Piece, rest: AsyncIterator[Piece], request: Request
+    form: Form, first: Piece, rest: AsyncIterator[Piece], request: Request
 ) -> AsyncIterator[str]:
     """Yield server-sent events: a chunk per piece, the usage if requested, and the end."""
     opened = set()
@@ -154,8 +148,8 @@ async def _events(
                 yield _event(opening)
             yield _event(form.chunk(piece))
             piece = await anext(rest, None)
-        if job.request.stream_options.include_usage:
-            yield _event(form.usage_chunk(job.usage))
+        if form.job.request.stream_options.include_usage:
+            yield _event(form.usage_chunk())
     except Exception as error:
         yield _event(_error(error, request)[1])
     yield "data: [DONE]\n\n"

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from sqlalchemy import select
 
 from mint.service.access.ownership import find_readable_run, readable_checkpoints
-from mint.service.api.routes.caller import ReadUser, TheService, TrainUser
+from mint.service.api.routes.caller import Reader, TheService, Trainer
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.api.routes.weights import EVERYTHING, Limit, Offset, describe_checkpoint
 from mint.service.checkpoints.storage import SAMPLER, TRAINING, unexpired
@@ -25,7 +25,7 @@ Scope = Literal["owned", "accessible"]
 @router.get("/training_runs")
 def list_runs(
     service: TheService,
-    user: ReadUser,
+    caller: Reader,
     limit: Limit = 20,
     offset: Offset = 0,
     access_scope: Scope = "owned",
@@ -38,24 +38,24 @@ def list_runs(
         if project_id == NO_PROJECT:
             is_in |= SessionRow.project_id.is_(None)
         conditions.append(RunRow.session_id.in_(select(SessionRow.id).where(is_in)))
-    rows, total = service.store.page(RunRow, user, limit, offset, *conditions)
+    rows, total = service.store.page(RunRow, caller.user, limit, offset, *conditions)
     return {
-        "training_runs": [_describe_run(service, row, user) for row in rows],
+        "training_runs": [_describe_run(service, row, caller.user) for row in rows],
         "cursor": {"offset": offset, "limit": limit, "total_count": total},
     }
 
 
 @router.get("/training_runs/{run_id}")
 def get_run(
-    service: TheService, user: ReadUser, run_id: str, access_scope: Scope = "owned"
+    service: TheService, caller: Reader, run_id: str, access_scope: Scope = "owned"
 ) -> dict[str, Any]:
     if access_scope == "accessible":
-        row = find_readable_run(service.store, run_id, user)
+        row = find_readable_run(service.store, run_id, caller.user)
         if row is None:
             raise not_found("training run", run_id, "Its owner may publish a checkpoint of it.")
     else:
-        row = service.runs.row(run_id, user)
-    return _describe_run(service, row, user)
+        row = service.runs.row(run_id, caller.user)
+    return _describe_run(service, row, caller.user)
 
 
 def _describe_run(service: TheService, row: RunRow, reader: str) -> dict[str, Any]:
@@ -86,28 +86,30 @@ def _newest(service: TheService, run: RunRow, kind: str, reader: str) -> dict[st
 @router.get("/sessions")
 def list_sessions(
     service: TheService,
-    user: ReadUser,
+    caller: Reader,
     limit: Limit = 20,
     offset: Offset = 0,
     access_scope: Scope = "owned",
 ) -> dict[str, Any]:
-    rows, _ = service.store.page(SessionRow, user, limit, offset)
+    rows, _ = service.store.page(SessionRow, caller.user, limit, offset)
     return {"sessions": [row.id for row in rows]}
 
 
 @router.post("/sessions/search")
-def search_sessions(service: TheService, user: ReadUser, body: SessionSearch) -> dict[str, Any]:
-    return search(service.store, user, body, service.settings.session_idle_s)
+def search_sessions(service: TheService, caller: Reader, body: SessionSearch) -> dict[str, Any]:
+    return search(service.store, caller.user, body, service.settings.session_idle_s)
 
 
 @router.get("/sessions/{session_id}")
 def get_session(
-    service: TheService, user: ReadUser, session_id: str, access_scope: Scope = "owned"
+    service: TheService, caller: Reader, session_id: str, access_scope: Scope = "owned"
 ) -> dict[str, Any]:
-    row = _session(service, user, session_id)
-    runs, _ = service.store.page(RunRow, user, EVERYTHING, 0, RunRow.session_id == session_id)
+    row = _session(service, caller.user, session_id)
+    runs, _ = service.store.page(
+        RunRow, caller.user, EVERYTHING, 0, RunRow.session_id == session_id
+    )
     samplers, _ = service.store.page(
-        SamplerRow, user, EVERYTHING, 0, SamplerRow.session_id == session_id
+        SamplerRow, caller.user, EVERYTHING, 0, SamplerRow.session_id == session_id
     )
     return {
         "training_run_ids": [run.id for run in runs],
@@ -119,16 +121,16 @@ def get_session(
 
 @router.put("/sessions/{session_id}/project")
 def set_project(
-    service: TheService, user: TrainUser, session_id: str, body: requests.SessionProject
+    service: TheService, caller: Trainer, session_id: str, body: requests.SessionProject
 ) -> dict[str, str]:
-    _session(service, user, session_id)
+    _session(service, caller.user, session_id)
     service.store.set_project(session_id, body.project_id)
     return {"session_id": session_id, "project_id": body.project_id}
 
 
 @router.get("/sessions/{session_id}/trace_export")
-def export_trace(service: TheService, user: ReadUser, session_id: str) -> dict[str, str]:
-    _session(service, user, session_id)
+def export_trace(service: TheService, caller: Reader, session_id: str) -> dict[str, str]:
+    _session(service, caller.user, session_id)
     return {
         "status": "failed",
         "error": "This service records no traces. /metrics shows how long operations take.",

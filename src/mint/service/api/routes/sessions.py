@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from mint.service.api.routes.caller import Key, OneField, ReadUser, TheService, is_same_machine
+from mint.service.api.routes.caller import Key, OneField, Reader, TheService, is_same_machine
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.errors import ApiError
 from mint.service.wire import requests
@@ -20,7 +20,7 @@ async def healthz() -> dict[str, str]:
 
 
 @router.post("/client/config")
-async def client_config(request: Request, _: ReadUser, key: Key) -> dict[str, Any]:
+async def client_config(request: Request, _: Reader, key: Key) -> dict[str, Any]:
     """Return feature flags. MinT's ``sk-`` keys work only with a token, so it is on for them.
 
     Bodies from other machines are compressed. ``sample_use_retrieve_futures`` is off: after a
@@ -48,30 +48,30 @@ def _always_follows_redirects(request: Request) -> bool:
 
 
 @router.post("/client/dynamic_config")
-async def dynamic_config(_: ReadUser) -> dict[str, Any]:
+async def dynamic_config(_: Reader) -> dict[str, Any]:
     return {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
 
 
 @router.post("/auth/token")
-async def token(service: TheService, _: ReadUser, key: Key) -> dict[str, str]:
+async def token(service: TheService, _: Reader, key: Key) -> dict[str, str]:
     return {"jwt": await service.auth.token_for(key)}
 
 
 @router.get("/auth/apikey/me")
-async def get_key(service: TheService, user: ReadUser, key: Key) -> dict[str, Any]:
+async def get_key(service: TheService, caller: Reader, key: Key) -> dict[str, Any]:
     """Return the name of the presented key."""
     found = await service.auth.key_of(key)
-    number, name = (0, user) if found is None else (int(found.hash[:12], 16), found.name)
+    number, name = (0, caller.user) if found is None else (int(found.hash[:12], 16), found.name)
     return {
         "key_id": number,
         "name": name,
         "note": "",
-        "details": {"org_details": {"name": "mint"}, "user_details": {"email": user}},
+        "details": {"org_details": {"name": "mint"}, "user_details": {"email": caller.user}},
     }
 
 
 @router.delete("/auth/apikey/me")
-async def delete_key(service: TheService, _: ReadUser, key: Key) -> dict[str, str]:
+async def delete_key(service: TheService, _: Reader, key: Key) -> dict[str, str]:
     """Revoke the presented key."""
     found = await service.auth.key_of(key)
     if found is None:
@@ -82,33 +82,36 @@ async def delete_key(service: TheService, _: ReadUser, key: Key) -> dict[str, st
 
 @router.post("/create_session")
 async def create_session(
-    service: TheService, user: ReadUser, body: requests.CreateSession
+    service: TheService, caller: Reader, body: requests.CreateSession
 ) -> dict[str, str]:
-    return {"session_id": await service.sessions.create(user, body), "type": "create_session"}
+    return {
+        "session_id": await service.sessions.create(caller.user, body),
+        "type": "create_session",
+    }
 
 
 @router.post("/session_heartbeat")
-async def heartbeat(service: TheService, user: ReadUser, session_id: OneField) -> dict[str, str]:
-    await service.sessions.require(session_id, user)
+async def heartbeat(service: TheService, caller: Reader, session_id: OneField) -> dict[str, str]:
+    await service.sessions.require(session_id, caller.user)
     return {"type": "session_heartbeat"}
 
 
 @router.post("/sessions/{session_id}/finish")
 async def finish(
-    service: TheService, user: ReadUser, session_id: str, body: requests.FinishSession
+    service: TheService, caller: Reader, session_id: str, body: requests.FinishSession
 ) -> dict[str, str]:
-    await service.sessions.finish(session_id, user, body.reason.type, body.detail)
+    await service.sessions.finish(session_id, caller.user, body.reason.type, body.detail)
     return {"session_id": session_id}
 
 
 @router.post("/telemetry")
-async def telemetry(_: ReadUser) -> dict[str, str]:
+async def telemetry(_: Reader) -> dict[str, str]:
     """Accept telemetry and drop it: its bodies may contain keys."""
     return {"status": "accepted"}
 
 
 @router.get("/get_server_capabilities")
-async def capabilities(service: TheService, _: ReadUser) -> dict[str, Any]:
+async def capabilities(service: TheService, _: Reader) -> dict[str, Any]:
     models = []
     for name in service.engines.names():
         model: dict[str, Any] = {"model_name": name, "trainable": True, "sampleable": True}

@@ -8,10 +8,9 @@ from fastapi import APIRouter, Request
 
 from mint.service.api.routes.caller import (
     OneField,
-    ReadUser,
-    TheCaller,
+    Reader,
     TheService,
-    TrainUser,
+    Trainer,
     is_same_machine,
 )
 from mint.service.api.routes.json_route import JsonRoute
@@ -35,16 +34,16 @@ OPERATIONS = (
 
 @router.post("/create_model")
 async def create_model(
-    service: TheService, _: TrainUser, caller: TheCaller, body: requests.CreateModel
+    service: TheService, caller: Trainer, body: requests.CreateModel
 ) -> dict[str, str]:
     return {"request_id": await service.runs.create(caller, body)}
 
 
 @router.post("/get_info")
 async def get_info(
-    service: TheService, user: ReadUser, model_id: OneField, request: Request
+    service: TheService, caller: Reader, model_id: OneField, request: Request
 ) -> dict[str, Any]:
-    row = await asyncio.to_thread(service.runs.row, model_id, user)
+    row = await asyncio.to_thread(service.runs.row, model_id, caller.user)
     folder = await service.engines.locate(row.base_model)
     engine = service.engines.running(row.base_model)
     config = json.loads((folder / "config.json").read_text())
@@ -64,19 +63,17 @@ async def get_info(
 
 
 @router.post("/unload_model")
-async def unload_model(service: TheService, user: TrainUser, model_id: OneField) -> dict[str, str]:
-    row = await asyncio.to_thread(service.runs.row, model_id, user)
+async def unload_model(service: TheService, caller: Trainer, model_id: OneField) -> dict[str, str]:
+    row = await asyncio.to_thread(service.runs.row, model_id, caller.user)
     await service.runs.unload(row.id)
     request_id = f"{row.id}:unload"
-    future = service.futures.open(request_id, user)
+    future = service.futures.open(request_id, caller.user)
     answer = Response.json({"model_id": row.id, "type": "unload_model"})
     service.futures.finish(future.request_id, answer)
     return {"request_id": request_id, "model_id": row.id}
 
 
-async def submit(
-    service: TheService, user: TrainUser, caller: TheCaller, request: Request
-) -> dict[str, str]:
+async def submit(service: TheService, caller: Trainer, request: Request) -> dict[str, str]:
     """Accept one operation of a run.
 
     Only the run and the number are read here. All other errors are returned through the future,
@@ -107,7 +104,7 @@ async def submit(
         )
     if kind == "forward_backward" and address.forward_only:
         kind = "forward"
-    run = await service.runs.find(address.run_id, user)
+    run = await service.runs.find(address.run_id, caller.user)
     key = request.headers.get("x-idempotency-key")
     body = b"" if error else body
     request_id = await run.submit(address.seq_id, kind, content_type, body, error, key)
@@ -120,7 +117,7 @@ for _kind in OPERATIONS:
 
 
 @router.post("/create_custom_loss")
-async def create_custom_loss(_: TrainUser) -> dict[str, str]:
+async def create_custom_loss(_: Trainer) -> dict[str, str]:
     raise ApiError(
         400,
         "This service does not run custom losses. forward_backward_custom() computes them in the "

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse, StreamingResponse
 
-from mint.service.api.routes.caller import ReadUser, TheCaller, TheService, TrainUser
+from mint.service.api.routes.caller import Reader, TheService, Trainer
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.api.routes.weights import ONE, Readable, describe_checkpoint
 from mint.service.api.uploads import receive_archive
@@ -26,21 +26,21 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.get(f"{ONE}/archive", status_code=302)
-def archive(service: TheService, user: ReadUser, request: Request, row: Readable) -> Response:
+def archive(service: TheService, caller: Reader, request: Request, row: Readable) -> Response:
     """Redirect to a signed link to the checkpoint as a ``.tar.gz``."""
-    link = service.links.make(row, user)
+    link = service.links.make(row, caller.user)
     url = _url_of(service, request, link, f"{row.name}.tar.gz")
     return RedirectResponse(url, 302, {"Expires": format_datetime(link.expires_at, usegmt=True)})
 
 
 @router.get(f"{ONE}/external_weights_urls")
 def external_weights_urls(
-    service: TheService, user: ReadUser, request: Request, row: Readable
+    service: TheService, caller: Reader, request: Request, row: Readable
 ) -> dict[str, Any]:
     """Return a signed link to each file of a checkpoint."""
     folder = service.checkpoints.folder_of(row)
     names = sorted(file.name for file in folder.iterdir())
-    links = {name: service.links.make(row, user, name) for name in names}
+    links = {name: service.links.make(row, caller.user, name) for name in names}
     return {
         "urls": {name: _url_of(service, request, link, name) for name, link in links.items()},
         "expires": min(link.expires_at for link in links.values()).isoformat(),
@@ -75,9 +75,7 @@ def download(service: TheService, token: str, name: str) -> Response:
 
 
 @router.post("/checkpoints/upload")
-async def upload(
-    service: TheService, _: TrainUser, caller: TheCaller, request: Request
-) -> dict[str, Any]:
+async def upload(service: TheService, caller: Trainer, request: Request) -> dict[str, Any]:
     """Create a checkpoint from a ``.tar.gz`` of another service, in the form field ``file``.
 
     The fields ``name`` and ``base_model`` override what the archive says.
@@ -97,7 +95,7 @@ async def upload(
 
 @router.post("/mint/checkpoints/interpolate")
 async def interpolate(
-    service: TheService, _: TrainUser, caller: TheCaller, body: requests.Interpolate
+    service: TheService, caller: Trainer, body: requests.Interpolate
 ) -> dict[str, str]:
     """Create a sampler checkpoint that is the weighted sum of others."""
     return {"request_id": await service.transfers.interpolate(caller, body)}

@@ -9,7 +9,7 @@ from mint.service.access.ownership import (
     may_change,
     readable_checkpoints,
 )
-from mint.service.api.routes.caller import OneField, ReadUser, TheCaller, TheService, TrainUser
+from mint.service.api.routes.caller import OneField, Reader, TheService, Trainer
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.checkpoints.retention import Rule
 from mint.service.checkpoints.storage import (
@@ -59,12 +59,12 @@ async def _path(run_id: str, checkpoint_id: str) -> CheckpointPath:
 Path = Annotated[CheckpointPath, Depends(_path)]
 
 
-def _readable(service: TheService, user: ReadUser, path: Path) -> CheckpointRow:
-    return _find(service, path, user)
+def _readable(service: TheService, caller: Reader, path: Path) -> CheckpointRow:
+    return _find(service, path, caller.user)
 
 
-def _owned(service: TheService, user: TrainUser, path: Path) -> CheckpointRow:
-    return _find(service, path, user, to_change=True)
+def _owned(service: TheService, caller: Trainer, path: Path) -> CheckpointRow:
+    return _find(service, path, caller.user, to_change=True)
 
 
 def _find(
@@ -84,8 +84,8 @@ Owned = Annotated[CheckpointRow, Depends(_owned)]
 
 
 @router.post("/weights_info")
-def weights_info(service: TheService, user: ReadUser, tinker_path: OneField) -> dict[str, Any]:
-    row = _find(service, CheckpointPath.parse(tinker_path), user)
+def weights_info(service: TheService, caller: Reader, tinker_path: OneField) -> dict[str, Any]:
+    row = _find(service, CheckpointPath.parse(tinker_path), caller.user)
     return {
         "base_model": row.base_model,
         "is_lora": True,
@@ -99,24 +99,24 @@ def weights_info(service: TheService, user: ReadUser, tinker_path: OneField) -> 
 
 @router.get("/checkpoints")
 def list_checkpoints(
-    service: TheService, user: ReadUser, limit: Limit = 100, offset: Offset = 0
+    service: TheService, caller: Reader, limit: Limit = 100, offset: Offset = 0
 ) -> dict[str, Any]:
-    return _page(service, user, limit, offset)
+    return _page(service, caller.user, limit, offset)
 
 
 @router.get("/training_runs/{run_id}/checkpoints")
 def list_run_checkpoints(
     service: TheService,
-    user: ReadUser,
+    caller: Reader,
     run_id: str,
     limit: Limit = EVERYTHING,
     offset: Offset = 0,
 ) -> dict[str, Any]:
     """List the checkpoints of a run; of another user's run, only the public ones."""
-    run = find_readable_run(service.store, run_id, user)
+    run = find_readable_run(service.store, run_id, caller.user)
     if run is None:
         raise not_found("training run", run_id, "`mint runs list` shows yours.")
-    return _page(service, run.user, limit, offset, *readable_checkpoints(run, user))
+    return _page(service, run.user, limit, offset, *readable_checkpoints(run, caller.user))
 
 
 def _page(
@@ -159,13 +159,13 @@ def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
 
 
 @router.post("/mint/checkpoints/prune")
-def prune(service: TheService, user: TrainUser, body: requests.Prune) -> dict[str, Any]:
+def prune(service: TheService, caller: Trainer, body: requests.Prune) -> dict[str, Any]:
     """Delete the caller's checkpoints that a rule selects, or only list them with ``dry_run``."""
-    conditions = [CheckpointRow.user == user]
+    conditions = [CheckpointRow.user == caller.user]
     if body.run_id is not None:
-        conditions.append(CheckpointRow.run_id == service.runs.row(body.run_id, user).id)
+        conditions.append(CheckpointRow.run_id == service.runs.row(body.run_id, caller.user).id)
     rule = Rule(body.older_than_s, body.keep_last, tuple(body.keep))
-    rows = service.retention.find(rule, *conditions)
+    rows = service.old_checkpoints(rule, *conditions)
     for row in rows if not body.dry_run else ():
         service.checkpoints.delete(row)
     return {"checkpoints": [describe_checkpoint(row) for row in rows], "dry_run": body.dry_run}
@@ -174,8 +174,7 @@ def prune(service: TheService, user: TrainUser, body: requests.Prune) -> dict[st
 @router.post("/copy_weights")
 async def copy_weights(
     service: TheService,
-    _: TrainUser,
-    caller: TheCaller,
+    caller: Trainer,
     body: requests.CopyWeights,
     request: Request,
 ) -> dict[str, str]:

@@ -1,5 +1,5 @@
 // The page: which view is open, the frame around it, and the theme.
-import { get, isBundle, NeedsKey, setKey, useLiveRun, useRuns } from "./api.js";
+import { get, NeedsKey, setKey, useLiveRun, useRuns } from "./api.js";
 import { address, html, plain, Problem, Text, Title, useKeys } from "./parts.js";
 import { render } from "./vendor/preact.js";
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
