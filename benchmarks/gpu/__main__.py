@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python3 -m benchmarks.gpu --peers --out "$OUT/gpu.json"
     PYTHONPATH=src python3 -m benchmarks.gpu --shape 8b --out "$OUT/gpu-8b.json"
+    python -m benchmarks.gpu --device cpu --shape 135m --out growth.json        # growth on a CPU
     python -m benchmarks.gpu --device cpu --shape tiny --out /tmp/tiny.json     # does it run?
 
 Each section is caught by itself: one that fails leaves its error in the result and the others run.

@@ -80,6 +80,28 @@ SHAPES = {
         Sizes(answers=(1, 64), answers_of_peers=(64,)),
         ("ceilings", "peers", "sampling", "training", "groups", "gap"),
     ),
+    "135m": Shape(  # SmolLM2's sizes, for a CPU
+        {
+            "head_dim": 64,
+            "vocab_size": 49_152,
+            "max_position_embeddings": 8_192,
+            "num_hidden_layers": 30,
+            "hidden_size": 576,
+            "intermediate_size": 1_536,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+        },
+        Sizes(
+            answers=(1, 8, 48, 256, 512),
+            prompt=64,
+            new=32,
+            adapter_answers=48,
+            context=8_192,
+            gap_answers=48,
+        ),
+        ("sampling", "adapters", "long", "stall", "gap"),
+    ),
     "tiny": Shape(
         {
             "head_dim": 16,

@@ -16,7 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 import mint
+import mint.watch
 from mint.cli import main
+from mint.rl.recording.directory import write_service
 from tests.sdk.conftest import SEED_MODEL
 
 
@@ -278,6 +280,18 @@ def test_a_checkpoint_is_published_kept_for_a_while_and_deleted(
     assert shown()["expires_at"] is None
     assert command("checkpoints", "delete", doomed, "--yes").code == 0
     assert command("checkpoints", "show", doomed).code == 2
+
+
+def test_checkpoints_of_a_run_directory_are_those_of_its_service(
+    command: Command, doomed: str, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MINT_BASE_URL")
+    with mint.watch.record(tmp_path / "run") as record:
+        record.event("checkpoint", path=doomed)
+    write_service(record.path, served)
+    assert command("checkpoints", "show", "run", "--json").json["tinker_path"] == doomed
+    assert command("checkpoints", "delete", "run", "--yes").out == f"deleted {doomed}\n"
+    assert "There is no checkpoint" in command("checkpoints", "show", "run").err
 
 
 # ---- mistakes ------------------------------------------------------------------------------------

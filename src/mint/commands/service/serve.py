@@ -1,7 +1,6 @@
 """``mint serve``."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -89,7 +88,9 @@ def serve(
     configuration = load(flags, config)
     settings = configuration.settings
     if check_config:
-        _check_folders(settings.aliases)
+        for name, folder in settings.aliases.items():
+            if missing := missing_from(folder.expanduser()):
+                raise Mistake(f"aliases: {name}={folder}: {missing}. Correct or remove the entry.")
         typer.echo(configuration)
         return
     for name in settings.models:
@@ -115,9 +116,3 @@ def parse_models(options: list[str] | None) -> tuple[tuple[str, ...], dict[str, 
         if folder:
             aliases[name] = Path(folder)
     return tuple(names), aliases
-
-
-def _check_folders(aliases: Mapping[str, Path]) -> None:
-    for name, folder in aliases.items():
-        if missing := missing_from(folder.expanduser()):
-            raise Mistake(f"aliases: {name}={folder}: {missing}. Correct or remove the entry.")

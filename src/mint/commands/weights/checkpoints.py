@@ -203,12 +203,13 @@ def delete(
     url: UrlOption = None,
 ) -> None:
     """Delete checkpoints permanently."""
-    found = [_find(path, url) for path in paths]
+    named = [_find(path, url)[1] for path in paths]
     if not yes:
-        listed = "\n".join(where.uri for _, where in found)
+        listed = "\n".join(where.uri for where in named)
         typer.confirm(f"{listed}\nDelete permanently?", abort=True)
-    for remote, where in found:
-        remote.request("DELETE", resource(where))
+    for path, where in zip(paths, named, strict=True):
+        # Found again: an embedded service ends when that of another run directory starts.
+        find(path, url).remote.request("DELETE", resource(where))
         typer.echo(f"deleted {where.uri}")
 
 

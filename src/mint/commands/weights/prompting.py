@@ -34,11 +34,12 @@ class TrainedPrompt:
 
     @classmethod
     def read(cls, folder: Path) -> TrainedPrompt:
-        """Read the settings and the first rollout of a run directory."""
+        """Read the settings and the prompts of the first rollouts of a run directory."""
         config, job = read_yaml(folder / CONFIG), read_yaml(folder / "job.yaml")
         arguments = (job.get("task") or {}).get("arguments") or {}
         template, shots = _first(arguments, _TEMPLATE), int(arguments.get("shots") or 0)
-        prompts = _prompts(folder)
+        rows = islice(RunReader(folder).iter_rollouts(columns=["prompt"]), _MOST_ROWS)
+        prompts = list(dict.fromkeys(row["prompt"] for row in rows if row["prompt"]))
         raw = not arguments["chat"] if "chat" in arguments else _is_plain(next(iter(prompts), ""))
         return cls(
             system=_first(arguments, _SYSTEM),
@@ -77,12 +78,6 @@ class TrainedPrompt:
 def _first(arguments: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     found = (arguments.get(name) for name in names)
     return next((value for value in found if isinstance(value, str) and value), None)
-
-
-def _prompts(folder: Path) -> list[str]:
-    """Return the different prompts among the first rollouts of a run."""
-    rows = islice(RunReader(folder).iter_rollouts(columns=["prompt"]), _MOST_ROWS)
-    return list(dict.fromkeys(row["prompt"] for row in rows if isinstance(row.get("prompt"), str)))
 
 
 def _common_start(prompts: list[str], template: str) -> str:

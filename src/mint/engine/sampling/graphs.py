@@ -1,9 +1,9 @@
 """Decoding on a GPU: a batch of fixed shape, replayed as a CUDA graph, one step ahead of the host.
 
 Tokens, positions and sampling parameters live in static buffers on the device and advance there.
-The host changes a row only when a sequence comes or goes, launches the next step before it has read
-the last one's tokens, and so finds out one step late that a sequence has ended: the token beyond
-its end is thrown away.
+The host changes a row only when a sequence starts or ends. It launches the next step before it has
+read the tokens of the last one, so it learns one step late that a sequence has ended and discards
+the token after its end.
 """
 
 import logging
@@ -32,7 +32,7 @@ _EMPTY = -1  # the position of a row without a sequence
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows of a step, as long as no sequence comes or goes."""
+    """The rows of a step, valid until a sequence starts or ends."""
 
     version: int
     sequences: list[Sequence]
@@ -44,7 +44,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Flight:
-    """A step that was launched: whose tokens it computes, and where they arrive."""
+    """A launched step: its batch, and the host tensors that receive its tokens."""
 
     batch: _Batch
     tokens: Tensor
@@ -85,7 +85,7 @@ class GraphRunner(Runner):
         self._pick_plain = torch.compile(pick_plain)
         self._graphs: dict[tuple[int, int, int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._generation = 0
-        self._writes = 0  # of the bank, when the rows were last told their slots
+        self._writes = 0  # of the bank, when the slots of the rows were last set
         self._is_capturable = True  # not so where a layer needs the host, such as some ropes do
         self._memory: Any = None  # the pool that all graphs share
         self.replays = 0
@@ -100,7 +100,7 @@ class GraphRunner(Runner):
         return self._flight is None
 
     def must_drain(self, sequences: list[Sequence], version: int) -> bool:
-        """A special request needs all its tokens known, and moving rows does too."""
+        """Special requests and moving rows need all tokens to be known."""
         if self._flight is None or version == self._batch.version:
             return False
         return (
@@ -144,7 +144,7 @@ class GraphRunner(Runner):
     # ---- rows -----------------------------------------------------------------------------------
 
     def _place(self, sequences: list[Sequence], version: int) -> _Batch:
-        """Give every sequence a row and send what changed."""
+        """Assign a row to every sequence and send the changes to the device."""
         alive = {sequence.uid for sequence in sequences}
         gone = [uid for uid in self._row_of if uid not in alive]
         freed = {self._row_of.pop(uid) for uid in gone}
@@ -174,7 +174,7 @@ class GraphRunner(Runner):
         return _Batch(version, sequences, torch.tensor(rows), size, slots, is_special)
 
     def _send_adapters(self, sequences: list[Sequence], fresh: list[Sequence]) -> int:
-        """Put adapters into slots and tell the rows which to use; return the number of slots."""
+        """Load adapters into slots and set the slot of each row; return the number of slots."""
         adapters = self._bank.use(s.job.adapter for s in sequences if s.job.adapter is not None)
         slots = self._bank.slots if adapters else 0
         if self._bank.writes != self._writes:
@@ -301,7 +301,7 @@ class GraphRunner(Runner):
         return logits
 
     def _send(self, batch: _Batch) -> _Flight:
-        """Begin to copy a step's tokens to the host."""
+        """Start copying a step's tokens to the host."""
         size = batch.size
         tokens = torch.empty(size, dtype=torch.int64, pin_memory=True)
         logprobs = torch.empty(size, dtype=torch.float32, pin_memory=True)
@@ -312,7 +312,7 @@ class GraphRunner(Runner):
         return _Flight(batch, tokens, logprobs, ready)
 
     def _pick_special(self, batch: _Batch, logits: Tensor) -> Tokens:
-        """Pick with filters, penalties or top logprobs, and tell the device what was picked."""
+        """Pick with filters, penalties or top logprobs, and write the tokens to the buffers."""
         index = batch.rows.to(self._device)
         tokens = self._pick(batch.sequences, logits[index])
         b = self._buffers

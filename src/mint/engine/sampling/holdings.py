@@ -1,8 +1,8 @@
 """The resources that each tenant holds in an engine, and its fair share.
 
-An engine has three things to share out: rows of the decoding batch, blocks of the key-value pool
-and slots for adapters. A tenant's level is the largest part that it holds of any of them. Its fair
-share is an even part, among all tenants that hold something or wait for it.
+An engine divides three resources: rows of the decoding batch, blocks of the key-value pool and
+slots for adapters. A tenant's level is the largest fraction that it holds of any of them. Its fair
+share is an equal fraction among all tenants that hold something or wait.
 """
 
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ from mint.engine.sampling.sequence import Prefill, Sequence
 class Holding:
     """The resources of one tenant."""
 
-    rows: int = 0  # answers that decode, or will as soon as their tokens are in the pool again
-    starting: int = 0  # answers whose prompt is in the pool, or on its way
+    rows: int = 0  # answers that decode, or resume as soon as their tokens are in the pool again
+    starting: int = 0  # answers whose prompt is in the pool or being computed
     blocks: int = 0
     adapters: set[Adapter | None] = field(default_factory=set)
 
@@ -86,7 +86,7 @@ class Holdings:
         return max(MAX_SLOTS * self.share, 1)
 
     def level(self, tenant: str) -> float:
-        """Return the largest part of anything that a tenant holds."""
+        """Return the largest fraction of any resource that a tenant holds."""
         holding = self.of(tenant)
         return max(
             holding.rows / self._max_rows,
@@ -95,17 +95,17 @@ class Holdings:
         )
 
     def claim(self, tenant: str) -> float:
-        """Return the same, with the rows of answers that are about to start."""
+        """Return the level including the rows of answers that are about to start."""
         holding = self.of(tenant)
         return max(self.level(tenant), (holding.rows + holding.starting) / self._max_rows)
 
     def may_claim(self, tenant: str) -> bool:
-        """Say whether one more answer of a tenant is within its share, whatever others have."""
+        """Return whether one more answer of a tenant is within its share of rows."""
         holding = self.of(tenant)
         return holding.rows + holding.starting + 1 <= self._fair_rows
 
     def is_owed(self, tenant: str, rows: int = 0, blocks: int = 0) -> bool:
-        """Say whether a tenant stays within its share with so much more."""
+        """Return whether a tenant stays within its share with this much more."""
         holding = self.of(tenant)
         return (
             holding.rows + rows <= self._fair_rows
@@ -113,11 +113,11 @@ class Holdings:
         )
 
     def is_owed_row(self, rows: int) -> bool:
-        """Say whether one more row than these is within a tenant's share."""
+        """Return whether one row more than ``rows`` is within a tenant's share."""
         return rows + 1 <= self._fair_rows
 
     def is_owed_slot(self, tenant: str) -> bool:
-        """Say whether one more adapter of a tenant is within its share."""
+        """Return whether one more adapter of a tenant is within its share."""
         return len(self.of(tenant).adapters) + 1 <= self._fair_slots
 
     def largest(self) -> str:

@@ -1,8 +1,8 @@
 """The block manager: which blocks of the key-value pool hold which tokens.
 
-A full block is known by the tokens in it and by the block before it, so that a sequence that begins
-like an earlier one takes over its blocks. Blocks are shared by counting references; those that
-nobody uses stay known until their place is needed, the least recently used first.
+A full block is identified by its tokens and the block before it, so a sequence with the same prefix
+as an earlier one reuses its blocks. Shared blocks are reference-counted. Unused blocks keep their
+contents until they are needed; the least recently used is reused first.
 """
 
 import itertools
@@ -26,18 +26,18 @@ class BlockManager:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks))
         self._known: dict[_Key, int] = {}
         self._keys: dict[int, _Key] = {}  # of each known block
-        self._numbers: dict[int, int] = {}  # of each known block; a number is never used again
+        self._numbers: dict[int, int] = {}  # of each known block; never reused
         self._counter = itertools.count(_BASE_MODEL + 1)
         self._adapters: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()
 
     @property
     def free(self) -> int:
-        """The number of blocks can be taken now."""
+        """The number of blocks that can be taken now."""
         return len(self._free)
 
     @property
     def kept(self) -> int:
-        """The number of free blocks still hold tokens that may be asked for again."""
+        """The number of free blocks whose tokens can still be reused."""
         return sum(block in self._keys for block in self._free)
 
     def root(self, adapter: Adapter | None) -> int:
@@ -49,7 +49,7 @@ class BlockManager:
         return self._adapters[adapter]
 
     def find(self, adapter: Adapter | None, tokens: IntArray) -> list[int]:
-        """Take the known blocks of the longest prefix of ``tokens``."""
+        """Take the cached blocks of the longest known prefix of ``tokens``."""
         before, found = self.root(adapter), []
         for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
             block = self._known.get((before, tokens[start : start + BLOCK_SIZE].tobytes()))
@@ -77,7 +77,7 @@ class BlockManager:
         return block
 
     def release(self, blocks: list[int]) -> None:
-        """Give back the blocks of a sequence, in its order: its end is reused first."""
+        """Release the blocks of a sequence. Its last blocks are reused first."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if self._users[block] == 0:
@@ -86,7 +86,7 @@ class BlockManager:
                     self._free.move_to_end(block, last=False)
 
     def learn(self, block: int, before: int, tokens: IntArray) -> int:
-        """Note what a full block holds; return its number, for the block after it."""
+        """Record the tokens of a full block; return its number, which identifies the next block."""
         key = (before, tokens.tobytes())
         known = self._known.get(key)
         if known is not None:
@@ -98,7 +98,7 @@ class BlockManager:
         return self._numbers[block]
 
     def forget_all(self) -> None:
-        """Forget what blocks hold: after a failure, nobody knows what was written."""
+        """Forget the contents of all blocks: after a failure they are unknown."""
         for block in list(self._keys):
             self._forget(block)
 

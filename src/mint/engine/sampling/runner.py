@@ -1,4 +1,4 @@
-"""The runner: turns what the scheduler chose into passes of the base model, and picks tokens."""
+"""The runner: runs the model on the sequences that the scheduler chose, and picks tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Tokens:
     picked: Picked
 
     def rows(self) -> Iterator[tuple[Sequence, int, float, tuple[list[int], list[float]] | None]]:
-        """Read them, with one transfer each of tokens and logprobs."""
+        """Copy tokens and logprobs to the host, in one transfer each, and yield them row by row."""
         picked = self.picked
         tokens, logprobs = picked.tokens.tolist(), picked.logprobs.tolist()
         ids = picked.top_ids.tolist() if picked.top_ids is not None else None
@@ -49,7 +49,7 @@ class Tokens:
 
 
 class Runner:
-    """Runs passes one after the other. A CPU needs no more; :mod:`.graphs` adds to it on a GPU."""
+    """Runs passes one at a time, as on a CPU; :mod:`.graphs` extends it for a GPU."""
 
     ahead = 0  # tokens of each sequence that are launched but not known yet
 
@@ -62,15 +62,15 @@ class Runner:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no tokens are on their way."""
+        """Whether no step is in progress."""
         return True
 
     def lora(self, adapters: list[Adapter | None]) -> Lora:
-        """Return what a pass needs whose rows use these adapters."""
+        """Return the LoRA context of a pass whose rows use these adapters."""
         return self._bank.rows(adapters, self._model.device)
 
     def forget(self, adapter: Adapter) -> None:
-        """Let go of an adapter that no sampler uses any more."""
+        """Free the slot of an adapter that no sampler uses any more."""
         self._bank.forget(adapter)
 
     def prefill(self, steps: list[PrefillStep]) -> Tensor:
@@ -146,20 +146,20 @@ class Runner:
             layer[:, targets] = layer[:, sources]
 
     def must_drain(self, sequences: list[Sequence], version: int) -> bool:
-        """Say whether the tokens on their way must be known before these sequences can go on."""
+        """Return whether the step in progress must finish before these sequences can continue."""
         return False
 
     def drain(self) -> Tokens | None:
-        """Wait for the tokens on their way and return them."""
+        """Wait for the step in progress and return its tokens."""
         return None
 
     def recover(self) -> None:
-        """Make ready for further passes after one failed."""
+        """Free memory after a pass failed."""
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def reset(self) -> None:
-        """Forget all that is on its way."""
+        """Discard the step in progress."""
         self.drain()
 
 

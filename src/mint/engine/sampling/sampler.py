@@ -1,6 +1,6 @@
 """Sampling: requests join a running batch, decode together, and leave when they are done.
 
-A step is: schedule, run, note what came out. Whoever asks while others run joins at the next step.
+A step schedules, runs and records. A request that arrives while others run joins at the next step.
 """
 
 import torch
@@ -34,12 +34,12 @@ class Sampler:
 
     @property
     def tokens_held(self) -> int:
-        """The number of tokens are in blocks that are in use or known."""
+        """The number of tokens in blocks that are in use or known."""
         return self.capacity - (self._blocks.free - self._blocks.kept) * BLOCK_SIZE
 
     @property
     def tokens_kept(self) -> int:
-        """The number of tokens are kept for prompts to come."""
+        """The number of tokens in free blocks that later prompts can reuse."""
         return self._blocks.kept * BLOCK_SIZE
 
     @property
@@ -47,7 +47,7 @@ class Sampler:
         return self.scheduler.is_idle and self._runner.is_idle
 
     def submit(self, job: Job) -> None:
-        """Queue a job; a later ``step`` returns it, done or failed."""
+        """Queue a job. A later ``step`` returns it when it is done or has failed."""
         self._jobs[job.ticket] = job
         self.scheduler.submit(job)
 
@@ -69,7 +69,7 @@ class Sampler:
 
     @torch.inference_mode()
     def cancel(self, ticket: int) -> bool:
-        """Forget a job that waits or runs; return whether there was one."""
+        """Cancel a waiting or running job; return whether there was one."""
         job = self._jobs.pop(ticket, None)
         if job is None:
             return False
@@ -79,7 +79,7 @@ class Sampler:
         return True
 
     def abandon(self, error: Exception) -> list[Job]:
-        """Forget everything in flight, after a failure; return the jobs that were lost."""
+        """Drop every job after a failure; return the jobs that were lost."""
         jobs = self.scheduler.jobs()
         for job in jobs:
             job.error = error
@@ -94,7 +94,7 @@ class Sampler:
     # ---- prompts --------------------------------------------------------------------------------
 
     def _prefill(self, steps: list[PrefillStep]) -> None:
-        """Compute chunks of prompts. When that fails, each starts again by itself: one fails."""
+        """Compute chunks of prompts. If the pass fails, retry them one by one."""
         try:
             hidden = self._runner.prefill(steps)
         except Exception as error:
@@ -155,7 +155,7 @@ class Sampler:
         if self._runner.must_drain(scheduler.running, scheduler.version):
             self._drain()
         if self._blocks.free < len(scheduler.running):
-            self._drain()  # a sequence that gives its blocks back must know all its tokens
+            self._drain()  # all tokens of a sequence must be known before its blocks are released
         rows = scheduler.next_decodes(self._runner.ahead)
         if not rows:
             self._drain()
@@ -174,13 +174,13 @@ class Sampler:
             self._append(tokens)
 
     def _drain(self) -> None:
-        """Take in the tokens of a step that is still being computed."""
+        """Wait for the tokens of the step in progress and record them."""
         tokens = self._runner.drain()
         if tokens is not None:
             self._append(tokens)
 
     def _append(self, tokens: Tokens) -> None:
-        """Give each sequence its new token, and let those go that are done."""
+        """Append each new token to its sequence, and retire sequences that are done."""
         done: set[Sequence] = set()
         for sequence, token, logprob, top in tokens.rows():
             job = sequence.job
@@ -205,7 +205,7 @@ class Sampler:
         self.scheduler.retire(done)
 
     def _fail(self, job: Job, error: Exception) -> None:
-        """End one job with an error; the others continue."""
+        """Fail one job; the others continue."""
         if not job.is_over:
             job.error = error
             self._over.append(job)

@@ -1,10 +1,10 @@
 """The scheduler: which prompts are prefilled next, which answers start, which ones decode.
 
-It decides with block counts and knows no tensors. Tenants share the engine evenly: the one that has
-the least is served next, and the adapters of each take turns. A tenant that is alone may have
-everything; when another waits, its newest answers beyond its share give their rows and blocks back
-and resume later. A prompt enters in chunks, so that a long one does not stall running answers. When
-the pool is full, the newest answer of the tenant that has the most gives its blocks back.
+It works on block counts, not tensors. Tenants share the engine evenly: the one that holds the least
+is served next, and the adapters of each take turns. A lone tenant may use everything; when another
+waits, its newest answers beyond its share are preempted and resume later. A prompt is computed in
+chunks, so that a long one does not stall running answers. When the pool is full, the newest answer
+of the tenant that holds the most is preempted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mint.engine.sampling.slots import SlotTurns
 from mint.engine.sampling.waiting import WaitingJobs
 
 _MAX_OVERTAKEN = 32
-"""Prompts of others that may go before one that waits for blocks."""
+"""How many prompts of others may overtake one that waits for blocks."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Scheduler:
 
     def __init__(self, blocks: BlockManager, max_rows: int, chunk_tokens: int) -> None:
         self.blocks = blocks
-        self.running: list[Sequence] = []  # in the order in which they started
+        self.running: list[Sequence] = []  # in starting order
         self.version = 0  # of that list
-        self.extended: list[Sequence] = []  # that got a new block for the next step
+        self.extended: list[Sequence] = []  # those with a new block for the next step
         self._max_rows = max_rows
         self._chunk_tokens = chunk_tokens
         self._waiting = WaitingJobs()
@@ -58,7 +58,7 @@ class Scheduler:
         self._slot_turns = SlotTurns()
         self._may_preempt = False
         self._is_preemption_due = False
-        self._alone = 0  # prefills that are still to be computed one by one, after a failure
+        self._alone = 0  # prefills still to be computed one by one, after a failure
 
     @property
     def is_idle(self) -> bool:
@@ -75,9 +75,9 @@ class Scheduler:
         self._waiting.add(job)
 
     def begin_step(self) -> bool:
-        """Say whether running sequences may have to give way in this step.
+        """Return whether running sequences may be preempted in this step.
 
-        All their tokens must be known then. The step before noticed that a tenant lacks its share.
+        All their tokens must be known then. The previous step found a tenant below its share.
         """
         self._may_preempt, self._is_preemption_due = self._is_preemption_due, False
         return self._may_preempt
@@ -120,8 +120,8 @@ class Scheduler:
         end = min(prefill.done + room, len(prefill.tokens))
         tokens = prefill.tokens[prefill.done : end]
         steps.append(PrefillStep(prefill, Chunk(tokens, prefill.done, prefill.blocks)))
-        # Known from here on: a prompt that shares these blocks is computed in the same pass or in
-        # a later one, and within a pass keys are written before anyone reads them.
+        # Known from here on: a prompt that shares these blocks is computed in the same pass or a
+        # later one, and within a pass keys are written before they are read.
         full = end // BLOCK_SIZE
         for index in range(prefill.known, full):
             part = prefill.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
@@ -151,7 +151,7 @@ class Scheduler:
         return None
 
     def _next_prefill(self, tenant: str) -> Prefill | None:
-        """Return the prefill that a tenant's turn is for; it stays in its queue."""
+        """Return the next prefill of a tenant; it stays in its queue."""
         if resuming := self._waiting.resuming(tenant):
             return resuming[0]
         while (found := self._waiting.queue(tenant)) is not None:
@@ -200,7 +200,7 @@ class Scheduler:
             self._ready.append(prefill)
 
     def _finds_room(self, prefill: Prefill, adapters: set[Adapter | None], held: Holdings) -> bool:
-        """Take a prefill's blocks (and the row of one that resumes), from others if need be."""
+        """Allocate a prefill's blocks (and a row if it resumes), by preemption if needed."""
         tenant, blocks = prefill.tenant, _blocks_for(prefill)
         if prefill.sequence is not None:
             slots = self._slots() | {prefill.adapter}
@@ -217,7 +217,7 @@ class Scheduler:
         return True
 
     def _fits(self, prefill: Prefill, adapters: set[Adapter | None]) -> bool:
-        """Take a prefill's blocks if they are there, and leave one for every running sequence."""
+        """Allocate a prefill's blocks if one remains free for every running sequence."""
         if len(adapters | {prefill.adapter}) > MAX_SLOTS:
             return False
         known = self.blocks.find(prefill.adapter, _reusable(prefill))
@@ -242,7 +242,7 @@ class Scheduler:
         return block
 
     def prefilled(self, step: PrefillStep) -> None:
-        """Note that a chunk has been computed."""
+        """Record that a chunk has been computed."""
         prefill = step.prefill
         prefill.done = step.chunk.end
         if not prefill.is_done:
@@ -262,7 +262,7 @@ class Scheduler:
             self._ready.append(prefill)
 
     def drop(self, prefill: Prefill) -> None:
-        """Abort a prefill whose pass failed; what its blocks hold is not known."""
+        """Abort a prefill whose pass failed; the contents of its blocks are unknown."""
         if prefill in self._prefilling:
             self._prefilling.remove(prefill)
         self._alone = max(self._alone - 1, 0)
@@ -270,9 +270,9 @@ class Scheduler:
         self._free(prefill)
 
     def separate(self, steps: list[PrefillStep]) -> None:
-        """Start the prefills of a failed pass again, one by one.
+        """Restart the prefills of a failed pass, one by one.
 
-        They begin from nothing: one may have counted on blocks that another was to compute.
+        They start from scratch: one may rely on blocks that another was to compute.
         """
         self.blocks.forget_all()
         self._alone = len(steps)
@@ -283,10 +283,10 @@ class Scheduler:
     # ---- starting -------------------------------------------------------------------------------
 
     def next_starts(self) -> list[Sequence]:
-        """Choose the sequences whose first token is picked next, of prompts that are in the pool.
+        """Choose the sequences whose first token is picked next, among prompts in the pool.
 
-        The tenant with the fewest rows comes first, and its prompts take turns. Blocks come after
-        that, by ``start``: most short answers need none.
+        The tenant with the fewest rows comes first, and its prompts take turns. ``start``
+        allocates blocks later: most short answers need none.
         """
         rows = Counter(sequence.job.tenant for sequence in self.running)
         turns: dict[str, deque[Prefill]] = {}
@@ -322,7 +322,7 @@ class Scheduler:
         return [sequence for sequences in chosen.values() for sequence in sequences]
 
     def _has_row(self, tenant: str, rows: int, taken: int) -> bool:
-        """Say whether one more answer can start, beside those taken; others may give way to it."""
+        """Return whether one more answer can start beside those taken, by preemption if needed."""
         while True:
             used = len(self.running) + self._resuming_rows() + taken
             if used < self._max_rows and taken < self.blocks.free:  # each takes a block to begin
@@ -336,7 +336,7 @@ class Scheduler:
         may_start: set[Adapter | None],
         starting: set[Adapter | None],
     ) -> bool:
-        """Say whether an adapter has a place in the decoding batch, or can get one."""
+        """Return whether an adapter has a slot in the decoding batch, or can get one."""
         if prefill.adapter in may_start or prefill.adapter in self._slots():
             return prefill.adapter in may_start
         freed = self._preempt_adapter(prefill.tenant, but=starting)
@@ -358,10 +358,10 @@ class Scheduler:
     def _resuming_rows(self) -> int:
         return sum(prefill.sequence is not None for prefill in self._prefilling)
 
-    # ---- giving way -----------------------------------------------------------------------------
+    # ---- preemption -----------------------------------------------------------------------------
 
     def _preempt(self, tenant: str, prompts: Iterable[Prefill]) -> bool:
-        """Let the largest tenant give a prompt or row back, if it has more than its share."""
+        """Preempt a prompt or row of the largest tenant, if it holds more than its share."""
         victim = self._holdings().largest_above_share()
         if victim is None or victim == tenant:
             return False
@@ -371,9 +371,9 @@ class Scheduler:
     def _preempt_adapter(
         self, tenant: str, but: Collection[Adapter | None] = ()
     ) -> set[Adapter | None]:
-        """Put back all rows of one adapter, of the tenant that has the most; return the adapter.
+        """Preempt all rows of one adapter of the tenant with the most; return the adapter.
 
-        Those of ``but`` are about to get another row.
+        Adapters in ``but`` are about to get another row.
         """
         held = self._holdings()
         victim = held.most_slots_above_share()
@@ -390,7 +390,7 @@ class Scheduler:
         return set() if is_used else {adapter}
 
     def _give_way(self, tenant: str, prompts: Iterable[Prefill]) -> bool:
-        """Take the blocks of a tenant's newest prompt, or else the row of its newest answer."""
+        """Preempt a tenant's newest prompt, or else its newest answer."""
         prefill = next((p for p in reversed([*prompts]) if p.tenant == tenant), None)
         if prefill is not None:
             if prefill in self._prefilling:
@@ -403,10 +403,10 @@ class Scheduler:
         return sequence is not None
 
     def start(self, sequence: Sequence) -> tuple[int, int] | None:
-        """Let a sequence decode whose first token is known.
+        """Start decoding a sequence whose first token is known.
 
-        Full blocks of the prompt are shared. Of the last one it needs a copy: returns its source
-        and target.
+        Full blocks of the prompt are shared. Return the source and target of the copy that it
+        needs of the last, partial block.
         """
         prefill = sequence.job.prefill
         assert prefill is not None
@@ -437,7 +437,7 @@ class Scheduler:
         """
         self.extended = []
         for sequence in list(self.running):
-            if sequence.blocks:  # it has none any more when it gave way to one before it
+            if sequence.blocks:  # it has none if it was preempted for an earlier one
                 self._make_room(sequence, ahead)
         self.extended = [sequence for sequence in self.extended if sequence.blocks]
         return self.running
@@ -455,7 +455,7 @@ class Scheduler:
                 return
 
     def _queue_again(self, prefill: Prefill) -> None:
-        """Take a prefill's blocks and put whoever waits for it back to the front of the queue."""
+        """Release a prefill's blocks and return its jobs to the front of the queue."""
         if prefill.sequence is not None:
             again = Prefill(prefill.tokens, prefill.adapter, prefill.sequence, prefill.tenant)
             self._waiting.add_resuming(again)
@@ -464,7 +464,7 @@ class Scheduler:
         self._free(prefill)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Take a sequence's blocks; it resumes from its tokens when there is room."""
+        """Preempt a sequence: release its blocks; it resumes from its tokens when there is room."""
         self.running.remove(sequence)
         self.version += 1
         self._release(sequence)
@@ -472,7 +472,7 @@ class Scheduler:
         self._waiting.add_resuming(Prefill(sequence.cached, job.adapter, sequence, job.tenant))
 
     def grew(self, sequence: Sequence) -> None:
-        """Note that a sequence has a new token: a block may be full now."""
+        """Record that a sequence has a new token, which may have filled a block."""
         full = (sequence.length - 1) // BLOCK_SIZE
         while sequence.known < min(full, len(sequence.blocks)):
             part = sequence.block(sequence.known)
@@ -481,7 +481,7 @@ class Scheduler:
             sequence.known += 1
 
     def retire(self, done: set[Sequence]) -> None:
-        """Let finished sequences go."""
+        """Remove finished sequences."""
         if not done:
             return
         self.running = [sequence for sequence in self.running if sequence not in done]
@@ -490,7 +490,7 @@ class Scheduler:
             self._release(sequence)
 
     def cancel(self, job: Job) -> None:
-        """Let go of a job's running sequences; those that wait are skipped in their turn."""
+        """Remove a job's running sequences; waiting ones are skipped when their turn comes."""
         self.retire({s for s in self.running if s.job is job})
         self._waiting.cancel(job)
         for prefill in [p for p in self._ready if job in p.jobs]:
@@ -526,7 +526,7 @@ class Scheduler:
 
 
 def _next_job(prefill: Prefill) -> Job | None:
-    """Return the first job of a prompt that has sequences to start; forget those before it."""
+    """Return the first job of a prompt with sequences to start; drop those before it."""
     while prefill.jobs:
         job = prefill.jobs[0]
         if not job.is_over and job.started < len(job.sequences):
@@ -540,7 +540,7 @@ def _blocks_for(prefill: Prefill) -> int:
 
 
 def _reusable(prefill: Prefill) -> IntArray:
-    """Return the tokens that may be known already: never the last, whose hidden state counts."""
+    """Return the tokens that may be cached: never the last, whose hidden state is needed."""
     if prefill.keeps_hidden:
         return prefill.tokens[:0]
     return prefill.tokens[:-1]

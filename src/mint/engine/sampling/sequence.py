@@ -1,4 +1,4 @@
-"""A sample request on its way to a result: its prompt, and the answers that grow from it."""
+"""A sample request in progress: its prompt and its growing answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mint.engine.sampling.stopping import StopRule
 
 @dataclass(eq=False)
 class Prefill:
-    """Tokens on their way into the pool: a prompt's, or those of a sequence that lost its blocks.
+    """Tokens being computed into the pool: a prompt, or a sequence that lost its blocks.
 
     Jobs with the same prompt share one. It holds the blocks until its last user has started.
     """
@@ -39,7 +39,7 @@ class Prefill:
     adapter: Adapter | None
     sequence: Sequence | None = None  # the one that resumes afterwards
     tenant: str = ""
-    jobs: list[Job] = field(default_factory=list)  # that start from it
+    jobs: list[Job] = field(default_factory=list)  # whose answers start from it
     blocks: list[int] = field(default_factory=list)
     done: int = 0  # tokens that are in the pool
     known: int = 0  # blocks whose content the block manager knows
@@ -126,7 +126,7 @@ class Sequence:
 
 @dataclass(eq=False)
 class Job:
-    """A sample request on its way to a result. ``ticket`` is the caller's own name for it."""
+    """A sample request in progress. ``ticket`` is the caller's id for it."""
 
     ticket: int
     request: SampleRequest
@@ -167,7 +167,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits for its sequences any more."""
+        """Whether it was cancelled or has failed."""
         return self.is_cancelled or self.error is not None
 
     def result(self) -> SampleResult:

@@ -9,7 +9,7 @@ class SlotTurns:
     """The order in which adapters start answers when there are more adapters than slots.
 
     A slot is free once the last answer of its adapter is done. While others wait, the adapters that
-    have had theirs longest start no more answers; those that wait are served in order.
+    have held a slot longest start no more answers; waiting adapters are served in order.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class SlotTurns:
     def may_start(
         self, held: Collection[Adapter | None], wanted: Iterable[Adapter | None]
     ) -> set[Adapter | None]:
-        """Return who may start answers, of those that hold a slot and those that want one."""
+        """Return the adapters that may start answers, among those that hold or want a slot."""
         asking = dict.fromkeys(adapter for adapter in wanted if adapter not in held)
         self._holding = _in_order(self._holding, held)
         self._waiting = _in_order(self._waiting, asking)
@@ -29,6 +29,6 @@ class SlotTurns:
 
 
 def _in_order(known: list[Adapter | None], now: Collection[Adapter | None]) -> list[Adapter | None]:
-    """Return those of now: the known ones as they were, then the others."""
+    """Return the items of ``now``: known ones in their order, then the others."""
     kept = [adapter for adapter in known if adapter in now]
     return [*kept, *(adapter for adapter in now if adapter not in kept)]

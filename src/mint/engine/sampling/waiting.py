@@ -23,7 +23,7 @@ class WaitingJobs:
         return bool(self._tenants)
 
     def tenants(self) -> list[str]:
-        """Return those that wait; the one that was served longest ago comes first."""
+        """Return the waiting tenants, the least recently served first."""
         return list(self._tenants)
 
     def add(self, job: Job, at_front: bool = False) -> None:
@@ -36,7 +36,7 @@ class WaitingJobs:
             queue.append(job)
 
     def add_resuming(self, prefill: Prefill) -> None:
-        """Let an answer that lost its blocks resume before its tenant's other work."""
+        """Queue an answer that lost its blocks, ahead of its tenant's other work."""
         self._of(prefill.tenant).resuming.appendleft(prefill)
 
     def resuming(self, tenant: str) -> deque[Prefill]:
@@ -48,12 +48,12 @@ class WaitingJobs:
         return [tenant.resuming for tenant in self._tenants.values() if tenant.resuming]
 
     def queue(self, tenant: str) -> tuple[Adapter | None, deque[Job]] | None:
-        """Return the queue of a tenant whose turn it is; None when it has no jobs."""
+        """Return the next queue of a tenant and its adapter, or None if it has no jobs."""
         queues = self._tenants[tenant].queues
         return next(iter(queues.items())) if queues else None
 
     def next_queue(self, tenant: str) -> None:
-        """Give the turn to the next adapter of a tenant, and forget a queue that is empty."""
+        """Move to the next adapter of a tenant, and remove the queue if it is empty."""
         queues = self._tenants[tenant].queues
         adapter, queue = next(iter(queues.items()))
         if queue:
@@ -62,7 +62,7 @@ class WaitingJobs:
             del queues[adapter]
 
     def served(self, tenant: str) -> None:
-        """Put a tenant behind the others, and forget one that has nothing left to wait for."""
+        """Move a tenant behind the others, or remove it if nothing of it waits."""
         waiting = self._tenants[tenant]
         if waiting.queues or waiting.resuming:
             self._tenants.move_to_end(tenant)
@@ -70,7 +70,7 @@ class WaitingJobs:
             del self._tenants[tenant]
 
     def cancel(self, job: Job) -> None:
-        """Forget a job's answers that wait to resume; the job itself is skipped in its turn."""
+        """Remove a job's answers that wait to resume; the job itself is skipped in its turn."""
         waiting = self._tenants.get(job.tenant)
         if waiting is not None and waiting.resuming:
             kept = [p for p in waiting.resuming if p.sequence is None or p.sequence.job is not job]

@@ -49,9 +49,13 @@ def check_answer(response: str | None, ground_truth: Gold) -> float:
     if not response or gold.kind == "never right":
         return 0.0
     answer = final_answer(response)
-    if gold.number is not None:
-        return _number_score(answer.number, gold.number)
-    return 1.0 if _says(response, answer, gold) else 0.0
+    if gold.number is None:
+        return 1.0 if _says(response, answer, gold) else 0.0
+    if answer.number is None:
+        return 0.0
+    if answer.number.same_as(gold.number):
+        return 1.0
+    return PARTIAL_CREDIT if answer.number.near(gold.number, PARTIAL_RANGE) else 0.0
 
 
 def is_correct(response: str | None, ground_truth: Gold) -> bool:
@@ -61,14 +65,6 @@ def is_correct(response: str | None, ground_truth: Gold) -> bool:
     (True, False)
     """
     return check_answer(response, ground_truth) == 1.0
-
-
-def _number_score(number: Number | None, gold: Number) -> float:
-    if number is None:
-        return 0.0
-    if number.same_as(gold):
-        return 1.0
-    return PARTIAL_CREDIT if number.near(gold, PARTIAL_RANGE) else 0.0
 
 
 def check_numbers(response: str | None, expected_numbers: Sequence[Gold]) -> NumbersChecked:

@@ -272,7 +272,9 @@ def _last_equals(text: str, start: int, end: int) -> int:
 
 
 def _after_marker(text: str, start: int, source: Source) -> FoundAnswer:
-    line = _first_line(text, start)
+    """Return the answer in the first line after a marker that is not blank."""
+    after = text[start : start + 2 * _SPAN].lstrip(" \t\r\n*:`_")
+    line = after.partition("\n")[0][:_SPAN].strip()
     window = strip_latex(plain(line))
     numbers = list(find_numbers(window))
     if numbers:
@@ -284,14 +286,6 @@ def _after_marker(text: str, start: int, source: Source) -> FoundAnswer:
     if spelt is not None:
         return FoundAnswer(line, source, Number(spelt))
     return FoundAnswer(line, source, last_number(text[start:]))
-
-
-def _first_line(text: str, start: int) -> str:
-    """Return the first line after ``start`` that is not blank, at most a few thousand characters of
-    it.
-    """
-    piece = text[start : start + 2 * _SPAN].lstrip(" \t\r\n*:`_")
-    return piece.partition("\n")[0][:_SPAN].strip()
 
 
 def _called_the_answer(text: str) -> Number | None:

@@ -59,7 +59,11 @@ def read_gold(ground_truth: Gold) -> ReadGold:
 
 @lru_cache(maxsize=8192)
 def _read_text(text: str) -> ReadGold:
-    text = _final_part(text).strip()
+    if "####" in text:
+        text = text.rpartition("####")[2]
+    elif (content := marked_answer(text)) is not None:
+        text = content
+    text = text.strip()
     bare = text.strip("$ ")
     if _NEVER.fullmatch(bare) or not bare:
         return ReadGold("never right", text)
@@ -67,13 +71,6 @@ def _read_text(text: str) -> ReadGold:
     if number is not None and number.value is not None:
         return ReadGold("number", text, number)
     return ReadGold("formula" if _FORMULA.search(bare[:_TEXT_LIMIT]) else "text", text)
-
-
-def _final_part(text: str) -> str:
-    if "####" in text:
-        return text.rpartition("####")[2]
-    content = marked_answer(text)
-    return text if content is None else content
 
 
 def normalised(text: str) -> str:

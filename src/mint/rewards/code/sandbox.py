@@ -77,7 +77,11 @@ class Sandbox:
         files = {"program.py": source.encode(errors="replace")}
         with _in_memory(stdin) as given, _in_memory() as printed, _in_memory() as errors:
             with self.started(command, files, streams=(given, printed, errors)) as process:
-                stopped = _wait(process, self.limits.wall_seconds)
+                stopped = None
+                try:
+                    process.wait(self.limits.wall_seconds)
+                except subprocess.TimeoutExpired:
+                    stopped = f"took longer than {self.limits.wall_seconds:g} s"
             most = self.limits.output_kb * 1024
             stdout = os.pread(printed, most + 1, 0)
             if len(stdout) > most:
@@ -231,12 +235,3 @@ def _in_memory(content: bytes = b"") -> Iterator[int]:
         file.write(content)
         file.seek(0)
         yield file.fileno()
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> str | None:
-    """Wait for a process to end, and return why it has to be stopped if it does not."""
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return f"took longer than {seconds:g} s"
-    return None

@@ -69,7 +69,14 @@ def check_json(response: str | None, schema: Mapping[str, Any] | None = None) ->
         value = json.loads(blocks[-1] if blocks else text)
     except (ValueError, RecursionError):
         return 0.0
-    return 1.0 if schema is None or _follows(value, schema) else 0.5
+    if schema is None:
+        return 1.0
+    jsonschema: Any = import_module("jsonschema")
+    try:
+        jsonschema.validate(value, dict(schema))
+    except (jsonschema.ValidationError, RecursionError):
+        return 0.5
+    return 1.0
 
 
 def check_case(
@@ -159,24 +166,14 @@ def check_instructions(response: str | None, instructions: Sequence[Mapping[str,
     """
     if not instructions:
         return 1.0
-    return sum(_followed(response, instruction) for instruction in instructions) / len(instructions)
-
-
-def _followed(response: str | None, instruction: Mapping[str, Any]) -> float:
-    arguments = dict(instruction)
-    name = arguments.pop("check", None)
-    if name not in _CHECKS:
-        raise ValueError(f"Unknown check {name!r}; known are {', '.join(_CHECKS)}.")
-    return _CHECKS[name](response, **arguments)  # type: ignore[operator, no-any-return]
-
-
-def _follows(value: Any, schema: Mapping[str, Any]) -> bool:
-    jsonschema: Any = import_module("jsonschema")
-    try:
-        jsonschema.validate(value, dict(schema))
-    except (jsonschema.ValidationError, RecursionError):
-        return False
-    return True
+    total = 0.0
+    for instruction in instructions:
+        arguments = dict(instruction)
+        name = arguments.pop("check", None)
+        if name not in _CHECKS:
+            raise ValueError(f"Unknown check {name!r}; known are {', '.join(_CHECKS)}.")
+        total += _CHECKS[name](response, **arguments)  # type: ignore[operator]
+    return total / len(instructions)
 
 
 def _occurs(word: str, text: str) -> bool:

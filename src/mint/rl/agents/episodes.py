@@ -4,7 +4,6 @@ Both have episodes: the model sees an observation and replies, its reply becomes
 action yields a reward and the next observation. The reward of an action is that of its reply.
 """
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from mint.rl.agents.chat import Chat, ContextFull
 from mint.rl.rollouts.credit import TurnScore, per_turn
-from mint.rl.runtime.threads import to_thread
+from mint.rl.runtime.threads import call
 
 
 @dataclass
@@ -46,7 +45,7 @@ class Episodes(ABC):
 
     async def rollout(self, task: Mapping[str, Any], chat: Chat) -> TurnScore:
         """Play one episode to its end, or to the last turn."""
-        episode = await _result(self.make)
+        episode = await call(self.make)
         rewards: list[float] = []
         try:
             observation = await self.begin(episode, task)
@@ -70,7 +69,7 @@ class Episodes(ABC):
                 shown = self.show(observation)
         finally:
             if hasattr(episode, "close"):
-                await _result(episode.close)
+                await call(episode.close)
         return per_turn(rewards)
 
 
@@ -95,11 +94,11 @@ class GymnasiumEnvironment(Episodes):
         super().__init__(make, tasks, to_action, show, instructions, invalid_reward)
 
     async def begin(self, episode: Any, task: Mapping[str, Any]) -> Any:
-        observation, _ = await _result(lambda: episode.reset(**task))
+        observation, _ = await call(lambda: episode.reset(**task))
         return observation
 
     async def act(self, episode: Any, action: Any) -> tuple[Any, float, bool]:
-        found = await _result(lambda: episode.step(action))
+        found = await call(lambda: episode.step(action))
         observation, reward, terminated, truncated, _ = found
         return observation, float(reward), bool(terminated or truncated)
 
@@ -115,16 +114,8 @@ class OpenEnvEnvironment(Episodes):
     """
 
     async def begin(self, episode: Any, task: Mapping[str, Any]) -> Any:
-        return (await _result(lambda: episode.reset(**task))).observation
+        return (await call(lambda: episode.reset(**task))).observation
 
     async def act(self, episode: Any, action: Any) -> tuple[Any, float, bool]:
-        found = await _result(lambda: episode.step(action))
+        found = await call(lambda: episode.step(action))
         return found.observation, float(found.reward or 0.0), bool(found.done)
-
-
-async def _result(function: Callable[[], Any]) -> Any:
-    """The result of a function that may be async, and may block when it is not."""
-    if inspect.iscoroutinefunction(function):
-        return await function()
-    found = await to_thread(function)
-    return await found if inspect.isawaitable(found) else found

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError, validate_call
@@ -18,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError, validate_call
 from mint.rewards import Limits, Sandbox
 from mint.rl.messages.tool_calls import ToolCall
 from mint.rl.rollouts.failures import note
-from mint.rl.runtime.threads import to_thread
+from mint.rl.runtime import threads
 
 _LONGEST = 4000
 _CUT = " ... (cut)"
@@ -55,13 +56,7 @@ class Tool:
         if call.error:
             return f"error: {call.error}"
         try:
-            if inspect.iscoroutinefunction(self.function):
-                result = await self.function(**call.arguments)
-            else:
-                result = await to_thread(lambda: self.function(**call.arguments))
-            if inspect.isawaitable(result):
-                result = await result
-            return _shortened(str(result))
+            return _shortened(str(await threads.call(partial(self.function, **call.arguments))))
         except (Exception, SystemExit) as error:
             return _complaint(error)
 

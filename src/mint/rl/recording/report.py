@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mint.rewards import Analysis, Sample, Score, Scored, analyse, failure_pattern
+import numpy as np
+
+from mint.rewards import Sample, Score, Scored, analyse, failure_pattern
 from mint.rl.recording.report_page import as_html, as_markdown
 from mint.rl.rollouts.scoring import ANSWERS, as_sample
 from mint.rl.sampling.batch import Batch
@@ -64,26 +66,27 @@ class RewardLog:
 
     def __call__(self, batch: Batch) -> None:
         found = analyse(scored_in(batch))
-        rewards = [r for group in batch.everything for r in group.rewards]
+        rewards = [reward for group in batch.everything for reward in group.rewards]
         self.rewards += rewards
         self.means.append(found.mean)
-        print(f"  rewards of step {batch.step}: {_summary(found)}, {found.failed} not scored")
+        print(f"  rewards of step {batch.step}: {_summary(rewards)}, {found.failed} not scored")
         for line, (_, _, count) in zip(found.bars(width=30), found.histogram, strict=True):
             if count:
                 print(f"  {line}")
-        everything = analyse([Scored(Sample(""), Score(reward)) for reward in self.rewards])
         best = max(range(len(self.means)), key=lambda i: self.means[i])
         print(
-            f"  rewards of the run: {_summary(everything)}; step means from {self.means[0]:.3f} to "
-            f"{self.means[-1]:.3f}, highest {self.means[best]:.3f} at step {best + 1}",
+            f"  rewards of the run: {_summary(self.rewards)}; "
+            f"step means from {self.means[0]:.3f} to {self.means[-1]:.3f}, "
+            f"highest {self.means[best]:.3f} at step {best + 1}",
             flush=True,
         )
 
 
-def _summary(found: Analysis) -> str:
+def _summary(rewards: Sequence[float]) -> str:
+    found = np.asarray(rewards or [0.0], dtype=np.float64)
     return (
-        f"{found.count} answers, mean {found.mean:.3f}, std {found.std:.3f}, "
-        f"min {found.minimum:.3f}, max {found.maximum:.3f}"
+        f"{len(rewards)} answers, mean {found.mean():.3f}, std {found.std():.3f}, "
+        f"min {found.min():.3f}, max {found.max():.3f}"
     )
 
 

@@ -5,6 +5,7 @@ would keep a run from ending after Ctrl-C.
 """
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,6 +28,14 @@ async def to_thread(function: Callable[[], Result]) -> Result:
     4
     """
     return await asyncio.wrap_future(in_a_thread(function))
+
+
+async def call(function: Callable[[], Any]) -> Any:
+    """Return the result of a function that may be async, and may block when it is not."""
+    if inspect.iscoroutinefunction(function):
+        return await function()
+    found = await to_thread(function)
+    return await found if inspect.isawaitable(found) else found
 
 
 def _fulfil(future: Future[Any], function: Callable[[], Any]) -> None:

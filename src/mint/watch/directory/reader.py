@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mint.watch.directory.files import (
     CONFIG,
@@ -34,6 +34,7 @@ from mint.watch.directory.files import (
 from mint.watch.verdict.verdict import judge
 
 Row = dict[str, Any]
+Found = TypeVar("Found")
 _ENDS = {
     "finished": "finished",
     "stopped": "failed",
@@ -81,27 +82,26 @@ class RunReader:
 
     def config(self) -> Row:
         """Return the settings of the run."""
-        file = self._inside(CONFIG)
-        return read_yaml(file) if file else {}
+        return self._read(CONFIG, read_yaml) or {}
 
     def metrics(self) -> list[Row]:
         """Return one row for every step, and one for each evaluation between steps."""
-        return self._table(METRICS)
+        return self._read(METRICS, read_rows) or []
 
     def events(self) -> list[Row]:
         """Return the events, in order."""
-        return self._table(EVENTS)
+        return self._read(EVENTS, read_rows) or []
 
     def state(self) -> Row:
         """Return the saved state; empty if there is none."""
-        return self._json(STATE)
+        return self._read(STATE, read_json) or {}
 
     def summary(self) -> Row:
         """Return status, verdict and last metrics, computed where there is no summary.json.
 
         A run that says it is running and whose process is gone was interrupted.
         """
-        found = self._json(SUMMARY)
+        found = self._read(SUMMARY, read_json)
         if not found:
             return self._computed()
         if found.get("status") == "running" and _is_gone(found):
@@ -149,7 +149,8 @@ class RunReader:
 
     def steps(self) -> list[int]:
         """List the steps that have rollouts."""
-        found = {int(row.get("step") or 0) for row in self._table(ROLLOUTS_1)}
+        old = self._read(ROLLOUTS_1, read_rows) or []
+        found = {int(row.get("step") or 0) for row in old}
         for file in self.rollout_files():
             table = self._opened(file, lambda path: _parquet(path).read(["step"]))
             if table is not None:
@@ -166,7 +167,7 @@ class RunReader:
         """Yield the rollouts of a step, or of all, holding those of one file at a time."""
         from mint.watch.directory.schema import current_rows, read_table
 
-        old = self._table(ROLLOUTS_1)
+        old = self._read(ROLLOUTS_1, read_rows) or []
         for row in current_rows(row for row in old if step in (None, row.get("step"))):
             yield row if columns is None else {name: row[name] for name in columns}
         names = None if columns is None else [*columns]
@@ -197,13 +198,9 @@ class RunReader:
 
     # ---- files ----
 
-    def _table(self, name: str) -> list[Row]:
+    def _read(self, name: str, read: Callable[[Path], Found]) -> Found | None:
         file = self._inside(name)
-        return read_rows(file) if file else []
-
-    def _json(self, name: str) -> Row:
-        file = self._inside(name)
-        return (read_json(file) or {}) if file else {}
+        return read(file) if file else None
 
     def _inside(self, name: str) -> Path | None:
         """Return a file of the directory; None if there is none, or if it is a link that leads
@@ -261,5 +258,5 @@ def _is_gone(summary: Row) -> bool:
     except ProcessLookupError:
         return True
     except OSError:  # another user's process
-        return False
+        pass
     return False

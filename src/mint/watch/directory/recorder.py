@@ -289,22 +289,18 @@ class RunDirectory:
         """Write status, last metrics and verdict."""
         if self._config is None:
             self._config = self.config()
-        found = self._summary(self._remembered(), self._config)
-        replace_file(self.path / SUMMARY, lines([found]), durable=False)
-
-    def _summary(self, history: VerdictHistory, config: Mapping[str, Any]) -> dict[str, Any]:
-        now = round(time.time(), 3)
+        history, now = self._remembered(), round(time.time(), 3)
         if self._started is None:
             earlier = read_json(self.path / SUMMARY) or {}
             self._started = float(earlier.get("started") or now)
         verdict = judge(history.rows, history.events, self._status)
-        return {
+        summary = {
             "format": FORMAT,
-            "task": config.get("task"),
+            "task": self._config.get("task"),
             "name": self.path.resolve().name,
             "status": self._status,
             "step": history.last.get("step", 0),
-            "steps": config.get("steps"),
+            "steps": self._config.get("steps"),
             "started": self._started,
             "updated": now,
             "host": socket.gethostname(),
@@ -312,6 +308,7 @@ class RunDirectory:
             "verdict": verdict.as_dict(),
             "last": history.last,
         }
+        replace_file(self.path / SUMMARY, lines([summary]), durable=False)
 
     def _remembered(self) -> VerdictHistory:
         """Return the history for the verdict, read from the tables once."""

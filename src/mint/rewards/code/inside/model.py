@@ -6,6 +6,7 @@ neither tests nor expected values ever come here.
 
 from __future__ import annotations
 
+import _operator
 import sys
 
 TYPE_CHECKING = False
@@ -36,16 +37,11 @@ class Objects:
         return self._held[reference.number]
 
 
-def set_item(collection: Any, key: Any, value: Any) -> None:
-    """``collection[key] = value``."""
-    collection[key] = value
-
-
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "getattr": getattr,
     "setattr": setattr,
-    "getitem": lambda collection, key: collection[key],
-    "setitem": set_item,
+    "getitem": _operator.getitem,
+    "setitem": _operator.setitem,
     "iter": iter,
     "next": next,
     "len": len,
