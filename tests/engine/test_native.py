@@ -18,8 +18,7 @@ from mint.engine.attention.paged import PagedAttention
 from mint.engine.attention.reference import ReferenceDecode
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import NoLora
-from mint.engine.model.layers import decoder_layers
-from mint.engine.model.sampled_layer import SampledLayer
+from mint.engine.model.sampled_trunk import SampledTrunk
 from mint.engine.native.layers import gate, norm, pick
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 from tests.tiny import build_model
@@ -48,7 +47,7 @@ def test_a_product_is_that_of_float64(
     weight = numbers(generator, inputs, outputs).to(dtype).T
     if not is_transposed:
         weight = weight.contiguous()
-    y = native.matmul(x, native.pack(weight))
+    y = native.Packed(weight).multiply(x)
     expected = x.to(dtype).double() @ weight.double().T
     assert y.dtype == torch.float32
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=3e-5 * inputs**0.5)
@@ -65,7 +64,7 @@ def test_each_row_gets_its_own_adapter(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     outputs, ranks = sum(sizes), [1, 16, 5]  # and slot 3 is empty
-    packed = native.pack(numbers(generator, outputs, inputs).bfloat16(), sizes)
+    packed = native.Packed(numbers(generator, outputs, inputs).bfloat16(), sizes)
     x = numbers(generator, len(slots), inputs)
     frozen = packed.multiply(x)
     expected = frozen.double()
@@ -86,7 +85,7 @@ def test_each_row_gets_its_own_adapter(
 @pytest.mark.parametrize("inputs", [64, 3000])
 def test_a_row_has_the_same_bits_in_any_company_and_on_any_threads(inputs: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    packed = native.pack(numbers(generator, 330, inputs).bfloat16())
+    packed = native.Packed(numbers(generator, 330, inputs).bfloat16())
     x = numbers(generator, 100, inputs)
     threads = torch.get_num_threads()
     try:
@@ -101,7 +100,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_threads(inputs: int) 
 
 def test_a_product_adds_a_bias_and_what_was_there() -> None:
     generator = torch.Generator().manual_seed(0)
-    packed, x = native.pack(numbers(generator, 70, 9)), numbers(generator, 7, 9)
+    packed, x = native.Packed(numbers(generator, 70, 9)), numbers(generator, 7, 9)
     bias, before = numbers(generator, 70), numbers(generator, 7, 70)
     y = packed.multiply(x, bias=bias, onto=before.clone())
     torch.testing.assert_close(y, packed.multiply(x) + bias + before)
@@ -109,21 +108,21 @@ def test_a_product_adds_a_bias_and_what_was_there() -> None:
 
 def test_rows_need_not_be_contiguous() -> None:
     generator = torch.Generator().manual_seed(0)
-    packed, x = native.pack(numbers(generator, 20, 9).bfloat16()), numbers(generator, 5, 30)
+    packed, x = native.Packed(numbers(generator, 20, 9).bfloat16()), numbers(generator, 5, 30)
     expected = packed.multiply(x[:, 4:13].contiguous())
     assert torch.equal(packed.multiply(x[:, 4:13]), expected)
     assert torch.equal(packed.multiply(x[:, 4:13].T.contiguous().T), expected)
 
 
 def test_torch_and_the_kernels_share_one_thread_pool() -> None:
-    native.library()
+    native.Packed(torch.ones(1, 1)).multiply(torch.ones(1, 1))
     with open("/proc/self/maps") as file:
         pools = {line.split()[-1] for line in file if "gomp" in line or "iomp" in line}
     assert len(pools) == 1, pools
 
 
 def test_numbers_that_are_not_finite_stay_in_their_row() -> None:
-    packed = native.pack(torch.ones(40, 8).bfloat16())
+    packed = native.Packed(torch.ones(40, 8).bfloat16())
     x = torch.ones(3, 8)
     x[1, 2] = np.nan
     y = packed.multiply(x)
@@ -239,10 +238,9 @@ def test_layers_are_those_of_transformers(
     results = []
     for has_kernels in (True, False):
         if not has_kernels:
-            monkeypatch.setattr(SampledLayer, "of", lambda layer: None)
+            monkeypatch.setattr(SampledTrunk, "is_possible", lambda trunk: False)
         model = BaseModel.load(family, folder, device="cpu", precision="bfloat16")
-        [layer, *_] = decoder_layers(model.trunk)
-        assert ("SampledLayer" in layer.forward.__qualname__) == has_kernels
+        assert ("SampledTrunk" in model.trunk.forward.__qualname__) == has_kernels
         generator = torch.Generator().manual_seed(1)
         for name, part in model.trunk.named_modules():
             if name.endswith("norm"):

@@ -105,7 +105,7 @@ def test_adapters_of_a_joint_product(rank: int, sizes: list[int]) -> None:
         for number, size in enumerate(sizes)
         for part in (numbers(rank, 80, seed=number + 2), numbers(size, rank, seed=number + 5))
     ]
-    packed, back = native.pack(weight.float(), sizes), native.pack(weight.float().T)
+    packed, back = native.Packed(weight.float(), sizes), native.Packed(weight.float().T)
 
     def adapted(x: Tensor, *pairs: Tensor) -> Tensor:
         parts = [x @ a.T @ b.T for a, b in zip(pairs[::2], pairs[1::2], strict=True)]
@@ -189,8 +189,8 @@ def test_gradients_of_a_pass_by_kernels_are_those_of_a_plain_float64_model(
     model = BaseModel.load(family, folder, device="cpu", precision="bfloat16")
     for layer in model.products.values():  # the same kernels, of float32 numbers
         weight: Tensor = layer.weight.float()
-        layer.packed = native.pack(weight, layer.sizes)
-        layer.packed_back = native.pack(weight.T)
+        layer.packed = native.Packed(weight, layer.sizes)
+        layer.packed_back = native.Packed(weight.T)
     run = LoraTrainer(model, LoraSpec(rank=4, seed=1, train_unembed=False), 1024)
     randomise(run.adapter)
     data = group(seed=5)

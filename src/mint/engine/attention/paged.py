@@ -42,7 +42,6 @@ class PagedAttention:
             *(torch.as_tensor(part) for part in parts),
             *(torch.tensor(part, dtype=torch.int64) for part in (rows, ends, common)),
         )
-        self.struct = self.layout.struct()
 
     @classmethod
     def of_chunks(cls, chunks: list[Chunk]) -> PagedAttention:
@@ -84,4 +83,4 @@ class PagedAttention:
         layer = AttentionLayer(find_pool(module), q.shape[1], scale, window, softcap, sinks)
         x = torch.cat([part.flatten(1) for part in (q, k, v)], 1)
         layer.store(x, self.layout.slots)
-        return layer.attend(x, self.struct).view(q.shape)
+        return layer.attend(x, self.layout.struct).view(q.shape)

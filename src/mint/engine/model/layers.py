@@ -9,13 +9,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mint.engine.model.context import Pass, active, running
-from mint.engine.model.sampled_layer import SampledLayer
+from mint.engine.model.sampled_trunk import SampledTrunk
 
 _RECOMPILES = 64  # variants of a layer: training, prefill, decoding; by window, slots and size
 
 
 def wrap_layers(trunk: nn.Module, compiled: bool) -> None:
-    """Wrap every decoder layer of a model.
+    """Wrap every decoder layer of a model, and the model itself where kernels can run it.
 
     All layers of one class share their compiled code, so compiling takes as long as for one layer.
     """
@@ -23,10 +23,10 @@ def wrap_layers(trunk: nn.Module, compiled: bool) -> None:
         torch._dynamo.config.recompile_limit = _RECOMPILES
         torch._dynamo.config.accumulated_recompile_limit = 16 * _RECOMPILES
     for layer in decoder_layers(trunk):
-        forward = layer.forward
-        forward = _recomputable(torch.compile(forward) if compiled else forward)
-        sampled = SampledLayer.of(layer)
-        layer.forward = forward if sampled is None else sampled.wrap(forward)
+        forward = torch.compile(layer.forward) if compiled else layer.forward
+        layer.forward = _recomputable(forward)
+    if SampledTrunk.is_possible(trunk):
+        trunk.forward = SampledTrunk(trunk).wrap(trunk.forward)
 
 
 def decoder_layers(trunk: nn.Module) -> list[nn.Module]:

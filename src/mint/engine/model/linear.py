@@ -77,7 +77,7 @@ class FrozenLinear(Product):
         self.bias = _joint_bias(layers, self.sizes)
         self.packed: native.Packed | PackedWeight | None = None  # for sampling on a CPU
         if self.weight.device.type == "cpu" and precision.has_kernels:
-            self.packed = native.pack(self.weight.to(bf16), self.sizes)
+            self.packed = native.Packed(self.weight.to(bf16), self.sizes)
         elif PackedWeight.is_possible(self.weight):
             self.packed = PackedWeight(self.weight)
         self.pairs = ()
@@ -115,7 +115,7 @@ class FrozenLinear(Product):
     @cached_property
     def packed_back(self) -> native.Packed:
         """The weight, packed for the gradient by the input when training begins."""
-        return native.pack(self.weight.to(bf16).T)
+        return native.Packed(self.weight.to(bf16).T)
 
     def product(self, x: Tensor, lora: Lora) -> Tensor:
         """Multiply float32 rows [N, in] by the weight and the adapters, without a bias."""

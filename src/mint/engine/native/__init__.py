@@ -5,7 +5,7 @@ engine uses torch alone. Whatever a kernel of sampling computes for a row does n
 other rows.
 """
 
-from .build import library, missing
-from .products import NO_ADAPTER, Packed, RowsBySlot, matmul, pack
+from .build import missing
+from .products import NO_ADAPTER, Packed, RowsBySlot
 
-__all__ = ["NO_ADAPTER", "Packed", "RowsBySlot", "library", "matmul", "missing", "pack"]
+__all__ = ["NO_ADAPTER", "Packed", "RowsBySlot", "missing"]

@@ -13,8 +13,9 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import torch  # noqa: F401 (its OpenMP library must be loaded first)
+from torch import Tensor  # torch's OpenMP library must be loaded first
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
@@ -88,9 +89,24 @@ def missing() -> str | None:
     return str(loaded) if isinstance(loaded, Unavailable) else None
 
 
-def library() -> ctypes.CDLL:
-    """Return the kernels. Only where none are missing."""
+def call(name: str, *arguments: Any) -> None:
+    """Call a kernel, where none are missing: tensors become pointers, integers 64 bits wide."""
     loaded = load()
     if isinstance(loaded, Unavailable):
         raise loaded
-    return loaded
+    getattr(loaded, name)(*map(_argument, arguments))
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    if isinstance(value, ctypes.Structure | ctypes.Array):
+        return ctypes.byref(value)
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    return None if value is None else ctypes.c_int64(value)
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Return where a tensor is, as a field of a structure."""
+    return None if tensor is None else tensor.data_ptr()

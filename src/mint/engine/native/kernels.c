@@ -291,7 +291,8 @@ void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t
 
 /* ---- norms, activations, positions ---------------------------------------------------------- */
 
-static void normalize(const float *x, int64_t size, const float *weight, float epsilon, float *y) {
+/* Returns 1 / sqrt(mean(x^2) + epsilon). */
+static float normalize(const float *x, int64_t size, const float *weight, float epsilon, float *y) {
     __m512 squares = _mm512_setzero_ps();
     for (int64_t k = 0; k < size; k += LANES) {
         __m512 value = _mm512_maskz_loadu_ps(first_lanes(size - k), x + k);
@@ -299,14 +300,17 @@ static void normalize(const float *x, int64_t size, const float *weight, float e
     }
     float factor = 1 / sqrtf(_mm512_reduce_add_ps(squares) / (float)size + epsilon);
     for (int64_t k = 0; k < size; k++) y[k] = weight[k] * (x[k] * factor);
+    return factor;
 }
 
-/* RMSNorm of each row. */
+/* RMSNorm of each row, and the factor of each unless factors is NULL. */
 void mint_norm(const float *x, int64_t count, int64_t size, const float *weight, float epsilon,
-               float *y, int threads) {
+               float *y, float *factors, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t row = 0; row < count; row++)
-        normalize(x + row * size, size, weight, epsilon, y + row * size);
+    for (int64_t row = 0; row < count; row++) {
+        float factor = normalize(x + row * size, size, weight, epsilon, y + row * size);
+        if (factors) factors[row] = factor;
+    }
 }
 
 /* silu(gate) * up, of rows that hold both one after the other. */
@@ -383,20 +387,53 @@ INLINE __m512 tanh16(__m512 x) { /* 1 - 2 / (exp(2x) + 1) */
     return _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2), below));
 }
 
+/* Add some columns of a block's values to the sums of the queries. */
+INLINE void add_values(const int count, const int wide, const Layer *layer, Query *queries,
+                       const float *values, int64_t next, int64_t column, int first, int last,
+                       float weights[QUERIES][BLOCK]) {
+    __m512 sums[QUERIES][WIDE];
+    __mmask16 mask = first_lanes(layer->size - column); /* of the last register */
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int j = 0; j < wide; j++)
+            sums[i][j] = _mm512_maskz_loadu_ps(mask, queries[i].sum + column + j * LANES);
+    for (int at = first; at <= last; at++) {
+        __m512 value[WIDE];
+        UNROLL for (int j = 0; j < wide; j++) {
+            int64_t place = at * layer->size + j * LANES;
+            value[j] = _mm512_maskz_loadu_ps(mask, values + place);
+            _mm_prefetch((const char *)(layer->values + next + place), _MM_HINT_T0);
+        }
+        UNROLL for (int i = 0; i < count; i++) {
+            __m512 weight = _mm512_set1_ps(weights[i][at]);
+            UNROLL for (int j = 0; j < wide; j++)
+                sums[i][j] = _mm512_fmadd_ps(weight, value[j], sums[i][j]);
+        }
+    }
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int j = 0; j < wide; j++)
+            _mm512_mask_storeu_ps(queries[i].sum + column + j * LANES, mask, sums[i][j]);
+}
+
 /* Let some queries attend to one block of keys. A block that a query does not see changes nothing,
  * so the result does not depend on which queries share a call. */
 INLINE void attend_block(const int count, const Layer *layer, Query *queries, int64_t place,
                          int64_t next, int64_t start) {
     const float *keys = layer->keys + place, *values = layer->values + place;
-    __m512 scores[QUERIES];
+    __m512 scores[QUERIES], others[QUERIES];
     float weights[QUERIES][BLOCK];
     __mmask16 visible[QUERIES], any = 0;
-    UNROLL for (int i = 0; i < count; i++) scores[i] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < layer->size; k++) {
+    /* Even and odd terms have sums of their own: one addition need not wait for another. */
+    UNROLL for (int i = 0; i < count; i++) scores[i] = others[i] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < layer->size; k += 2) {
+        int64_t other = k + 1 < layer->size ? k + 1 : k;
         __m512 key = _mm512_loadu_ps(keys + k * BLOCK);
+        __m512 other_key = _mm512_maskz_loadu_ps(other > k ? 0xffff : 0, keys + other * BLOCK);
         _mm_prefetch((const char *)(layer->keys + next + k * BLOCK), _MM_HINT_T0);
-        UNROLL for (int i = 0; i < count; i++)
+        _mm_prefetch((const char *)(layer->keys + next + other * BLOCK), _MM_HINT_T0);
+        UNROLL for (int i = 0; i < count; i++) {
             scores[i] = _mm512_fmadd_ps(_mm512_set1_ps(queries[i].q[k]), key, scores[i]);
+            others[i] = _mm512_fmadd_ps(_mm512_set1_ps(queries[i].q[other]), other_key, others[i]);
+        }
     }
     UNROLL for (int i = 0; i < count; i++) {
         Query *query = queries + i;
@@ -404,7 +441,7 @@ INLINE void attend_block(const int count, const Layer *layer, Query *queries, in
         visible[i] = first_lanes(last + 1);
         if (layer->window) visible[i] &= (__mmask16)~first_lanes(last - layer->window + 1);
         any |= visible[i];
-        __m512 score = _mm512_mul_ps(scores[i], _mm512_set1_ps(layer->scale));
+        __m512 score = _mm512_mul_ps(_mm512_add_ps(scores[i], others[i]), _mm512_set1_ps(layer->scale));
         if (layer->softcap > 0) {
             __m512 cap = _mm512_set1_ps(layer->softcap);
             score = _mm512_mul_ps(cap, tanh16(_mm512_div_ps(score, cap)));
@@ -424,20 +461,11 @@ INLINE void attend_block(const int count, const Layer *layer, Query *queries, in
     if (!any) return;
     /* What nobody sees may never have been written: it must not be multiplied, not even by 0. */
     int first = __builtin_ctz(any), last = 31 - __builtin_clz(any);
-    for (int64_t k = 0; k < layer->size; k += LANES) {
-        __mmask16 mask = first_lanes(layer->size - k);
-        __m512 sums[QUERIES];
-        UNROLL for (int i = 0; i < count; i++)
-            sums[i] = _mm512_maskz_loadu_ps(mask, queries[i].sum + k);
-        for (int at = first; at <= last; at++) {
-            __m512 value = _mm512_maskz_loadu_ps(mask, values + at * layer->size + k);
-            _mm_prefetch((const char *)(layer->values + next + at * layer->size + k), _MM_HINT_T0);
-            UNROLL for (int i = 0; i < count; i++)
-                sums[i] = _mm512_fmadd_ps(_mm512_set1_ps(weights[i][at]), value, sums[i]);
-        }
-        UNROLL for (int i = 0; i < count; i++)
-            _mm512_mask_storeu_ps(queries[i].sum + k, mask, sums[i]);
-    }
+    int64_t k = 0;
+    for (; k + WIDE * LANES <= layer->size; k += WIDE * LANES)
+        add_values(count, WIDE, layer, queries, values + k, next + k, k, first, last, weights);
+    for (; k < layer->size; k += LANES)
+        add_values(count, 1, layer, queries, values + k, next + k, k, first, last, weights);
 }
 
 INLINE int64_t place(const Layer *layer, int64_t head, int64_t block) {
@@ -505,6 +533,46 @@ void mint_attend(const Layer *layer, const Layout *layout, const float *x, int64
             float *out = y + (rows[i / repeat] * layer->heads + head * repeat + i % repeat) * size;
             for (int64_t k = 0; k < size; k++) out[k] = queries[i].sum[k] / queries[i].total;
         }
+    }
+}
+
+/* ---- decoder layers --------------------------------------------------------------------------- */
+
+/* A decoder layer of Llama's kind. Norms of heads and biases may be NULL. */
+typedef struct {
+    const float *attention_norm, *mlp_norm, *query_norm, *key_norm;
+    const Matrix *qkv, *out, *gate_up, *down;
+    const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
+    Layer attention;
+    float epsilon;
+    int32_t is_turned; /* whether queries and keys have rotary positions */
+} Decoder;
+
+/* Run the rows x [count, hidden] through decoder layers, in place. The work is of count times the
+ * widest input of a product and the widest result, narrow and wide. */
+void mint_decode(const Decoder *layers, int64_t layer_count, const Rows *by_slot,
+                 const Layout *layout, float *x, int64_t count, const float *cosine,
+                 const float *sine, int64_t turned, const int64_t *slots, float *narrow, float *wide,
+                 int threads) {
+    for (const Decoder *layer = layers; layer < layers + layer_count; layer++) {
+        const Layer *attention = &layer->attention;
+        int64_t hidden = layer->qkv->inputs, inside = layer->down->inputs;
+        int64_t attended = attention->heads * attention->size;
+        int64_t joint = attended + 2 * attention->key_heads * attention->size;
+        mint_norm(x, count, hidden, layer->attention_norm, layer->epsilon, narrow, NULL, threads);
+        mint_multiply(layer->qkv, by_slot, narrow, hidden, count, layer->qkv_bias, wide, joint, 0,
+                      threads);
+        mint_store(attention, wide, joint, count, layer->query_norm, layer->key_norm,
+                   layer->epsilon, cosine, sine, layer->is_turned ? turned : 0, slots, threads);
+        mint_attend(attention, layout, wide, joint, narrow, threads);
+        mint_multiply(layer->out, by_slot, narrow, attended, count, layer->out_bias, x, hidden, 1,
+                      threads);
+        mint_norm(x, count, hidden, layer->mlp_norm, layer->epsilon, narrow, NULL, threads);
+        mint_multiply(layer->gate_up, by_slot, narrow, hidden, count, layer->gate_up_bias, wide,
+                      2 * inside, 0, threads);
+        mint_gate(wide, count, inside, narrow, threads);
+        mint_multiply(layer->down, by_slot, narrow, inside, count, layer->down_bias, x, hidden, 1,
+                      threads);
     }
 }
 

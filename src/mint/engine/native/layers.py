@@ -1,45 +1,33 @@
-"""What a decoder layer computes beside its products, and the picking of tokens."""
+"""What a decoder layer computes beside its products, whole layers, and the picking of tokens."""
 
 from __future__ import annotations
 
-from ctypes import Structure, byref, c_float, c_int, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import Structure, addressof, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from .build import library
+from .build import address, call
+from .products import Packed, RowsBySlot
 
 BLOCK = 16  # tokens, as in kernels.c
 
 
-@cache
-def _function(name: str, signature: str) -> Any:
-    """Return a kernel. Its arguments are p(ointers), l(ong integers), i(ntegers) and f(loats)."""
-    function = getattr(library(), name)
-    kinds = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
-    function.argtypes, function.restype = [kinds[kind] for kind in signature], None
-    return function
-
-
-def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return the RMSNorm of float32 rows."""
-    y = torch.empty_like(x)
-    _function("mint_norm", "pllpfpi")(
-        x.data_ptr(), len(x), x.shape[1], weight.data_ptr(), epsilon, y.data_ptr(),
-        torch.get_num_threads(),
-    )  # fmt: skip
+def norm(x: Tensor, weight: Tensor, epsilon: float, factors: Tensor | None = None) -> Tensor:
+    """Return the RMSNorm of float32 rows, and write the factor of each to ``factors``."""
+    y, width = torch.empty_like(x), x.shape[-1]
+    rows = x.numel() // width
+    call("mint_norm", x, rows, width, weight, epsilon, y, factors, torch.get_num_threads())
     return y
 
 
 def gate(x: Tensor) -> Tensor:
     """Return ``silu(gate) * up`` of float32 rows that hold gate and up."""
     y = x.new_empty(len(x), x.shape[1] // 2)
-    _function("mint_gate", "pllpi")(
-        x.data_ptr(), len(x), y.shape[1], y.data_ptr(), torch.get_num_threads()
-    )
+    call("mint_gate", x, *y.shape, y, torch.get_num_threads())
     return y
 
 
@@ -87,8 +75,9 @@ class Layout:
     starts: Tensor
     common: Tensor
 
+    @cached_property
     def struct(self) -> _Layout:
-        """Return the same for the kernels; valid as long as this object lives."""
+        """The same for the kernels; valid as long as this object lives."""
         parts = (self.rows, self.starts, self.common, self.tables, self.table_of, self.positions)
         largest = int(torch.diff(self.starts).max())
         return _Layout(*(part.data_ptr() for part in parts), len(self.common), largest)
@@ -108,44 +97,86 @@ class AttentionLayer:
         _, key_heads, block, size = keys.shape
         assert pool.is_contiguous()
         assert block == BLOCK
-        self._kept = pool, None if sinks is None else sinks.float().contiguous()
-        sinks_at = None if self._kept[1] is None else self._kept[1].data_ptr()
-        self._shape = heads, size
-        places = keys.data_ptr(), values.data_ptr()
-        self._pointer = byref(
-            _Layer(heads, key_heads, size, window, scale, softcap, sinks_at, *places)
-        )
+        sinks = None if sinks is None else sinks.float().contiguous()
+        self._kept = pool, sinks  # what the struct points to
+        self.struct = _Layer(
+            heads, key_heads, size, window, scale, softcap, address(sinks), address(keys),
+            address(values),
+        )  # fmt: skip
 
-    def store(
-        self, x: Tensor, slots: Tensor, norms: tuple[Tensor, Tensor] | None = None,
-        epsilon: float = 0.0, angles: tuple[Tensor, Tensor] | None = None,
-    ) -> None:  # fmt: skip
-        """Put the keys and values of rows into the pool; a row is queries, keys, values.
-
-        Before, queries and keys are normalized by ``norms`` and turned by ``angles``, which are
-        cosines and sines [N, turned], in place.
-        """
-        query_norm, key_norm = norms or (None, None)
-        cosine, sine = angles or (None, None)
-        _function("mint_store", "ppllppfpplpi")(
-            self._pointer, x.data_ptr(), x.stride(0), len(x), _at(query_norm), _at(key_norm),
-            epsilon, _at(cosine), _at(sine), 0 if cosine is None else cosine.shape[-1],
-            slots.data_ptr(), torch.get_num_threads(),
+    def store(self, x: Tensor, slots: Tensor) -> None:
+        """Put the keys and values of rows into the pool; a row is queries, keys, values."""
+        no_norms, no_angles = (None, None, 0.0), (None, None, 0)
+        call(
+            "mint_store", self.struct, x, x.stride(0), len(x), *no_norms, *no_angles, slots,
+            torch.get_num_threads(),
         )  # fmt: skip
 
     def attend(self, x: Tensor, layout: _Layout) -> Tensor:
         """Return the attention [N, heads * size] of rows that begin with their queries."""
-        heads, size = self._shape
-        y = x.new_empty(len(x), heads * size)
-        _function("mint_attend", "ppplpi")(
-            self._pointer, byref(layout), x.data_ptr(), x.stride(0), y.data_ptr(),
-            torch.get_num_threads(),
-        )  # fmt: skip
+        y = x.new_empty(len(x), self.struct.heads * self.struct.size)
+        call("mint_attend", self.struct, layout, x, x.stride(0), y, torch.get_num_threads())
         return y
 
 
-def _at(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+class _Decoder(Structure):
+    _fields_ = [
+        *((f"{name}_norm", c_void_p) for name in ("attention", "mlp", "query", "key")),
+        *((name, c_void_p) for name in ("qkv", "out", "gate_up", "down")),
+        *((f"{name}_bias", c_void_p) for name in ("qkv", "out", "gate_up", "down")),
+        ("attention", _Layer),
+        ("epsilon", c_float),
+        ("is_turned", c_int32),
+    ]
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """A decoder layer of Llama's kind.
+
+    ``norms`` are those before attention and before the MLP, of queries and of keys; ``products``
+    and ``biases`` those of the joint queries, keys and values, of attention's output, of the joint
+    gate and up, and of the MLP's output.
+    """
+
+    norms: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+    epsilon: float
+    products: tuple[Packed, Packed, Packed, Packed]
+    biases: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+    attention: AttentionLayer
+    is_turned: bool  # whether queries and keys have rotary positions
+
+    def struct(self) -> _Decoder:
+        """Return the same for the kernels; valid as long as this object lives."""
+        matrices = (addressof(product.struct) for product in self.products)
+        return _Decoder(
+            *map(address, self.norms), *matrices, *map(address, self.biases),
+            self.attention.struct, self.epsilon, self.is_turned,
+        )  # fmt: skip
+
+
+class DecoderLayers:
+    """Decoder layers that rows go through in one call."""
+
+    def __init__(self, layers: Sequence[DecoderLayer]) -> None:
+        self._layers = layers  # what the structs point to
+        self._structs = (_Decoder * len(layers))(*(layer.struct() for layer in layers))
+        products = [product for layer in layers for product in layer.products]
+        self._narrow = max(product.inputs for product in products)
+        self._wide = max(product.outputs for product in products)
+
+    def run(
+        self, x: Tensor, rows: RowsBySlot, layout: Layout, angles: tuple[Tensor, Tensor]
+    ) -> None:
+        """Turn rows [N, H] into the output of the last layer, in place.
+
+        ``angles`` are the cosines and sines [N, turned] of the rows' positions.
+        """
+        work = [x.new_empty(len(x), width) for width in (self._narrow, self._wide)]
+        call(
+            "mint_decode", self._structs, len(self._structs), rows.struct, layout.struct, x,
+            len(x), *angles, angles[0].shape[-1], layout.slots, *work, torch.get_num_threads(),
+        )  # fmt: skip
 
 
 def pick(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,10 +185,7 @@ def pick(logits: Tensor, temperatures: Tensor, numbers: Tensor) -> tuple[Tensor,
     A temperature of 0 picks the likeliest token, and reports logprobs at temperature 1.
     """
     logits = logits.contiguous()
-    tokens = torch.empty(len(logits), dtype=torch.int64)
-    logprobs = torch.empty(len(logits))
-    _function("mint_pick", "pllppppi")(
-        logits.data_ptr(), len(logits), logits.shape[1], temperatures.data_ptr(),
-        numbers.data_ptr(), tokens.data_ptr(), logprobs.data_ptr(), torch.get_num_threads(),
-    )  # fmt: skip
+    tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+    results = (tokens, logprobs, torch.get_num_threads())
+    call("mint_pick", logits, *logits.shape, temperatures, numbers, *results)
     return tokens, logprobs

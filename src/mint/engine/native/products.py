@@ -1,16 +1,17 @@
 """Products with frozen matrices and adapters: bfloat16 or float32 operands, float32 results."""
 
-import ctypes
-from ctypes import Structure, byref, c_int, c_int64, c_void_p
-from functools import cache
+from ctypes import Structure, c_int64, c_void_p
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from .build import library
+from . import huge_pages
+from .build import call
 
 LANES, WIDE, SLOTS = 16, 4, 16  # as in kernels.c
+Panels = NDArray[np.int32]
 
 
 class _Matrix(Structure):
@@ -59,6 +60,11 @@ class Packed:
     """A matrix in the layout of the kernels, and the adapters that add to its products."""
 
     def __init__(self, weight: Tensor, sizes: list[int] | None = None) -> None:
+        """Lay out a bfloat16 or float32 matrix [out, in].
+
+        ``weight.T`` is the matrix of the gradient by the input. ``sizes`` divides the outputs
+        between several layers, which an adapter changes separately.
+        """
         assert weight.device.type == "cpu"
         assert weight.dtype in (torch.bfloat16, torch.float32)
         self.outputs, self.inputs = weight.shape
@@ -69,14 +75,13 @@ class Packed:
         self._width = int(sum(self._panels[:, 3])) * LANES
         self._words = _allocate(self._width * depth)
         self._adapters: dict[int, tuple[Tensor, Tensor]] = {}
-        self._matrix = _Matrix(
+        self.struct = _Matrix(
             self._words.data_ptr(), self._panels.ctypes.data, len(self._panels), self.inputs,
             depth, is_bf16, len(self.sizes),
         )  # fmt: skip
-        self._pointer = byref(self._matrix)
-        library().mint_pack(
-            self._pointer, c_void_p(weight.data_ptr()), c_int64(weight.stride(0)),
-            c_int64(weight.stride(1)), c_void_p(self._words.data_ptr()), torch.get_num_threads(),
+        call(
+            "mint_pack", self.struct, weight, *weight.stride(), self._words,
+            torch.get_num_threads(),
         )  # fmt: skip
 
     def multiply(
@@ -88,15 +93,15 @@ class Packed:
     ) -> Tensor:
         """Multiply float32 rows [N, in] by the matrix and by their adapters; the result is float32.
 
-        ``onto`` is a result to add to.
+        With a bfloat16 matrix, the rows are rounded to bfloat16 first. ``onto`` is a result to add
+        to.
         """
         assert x.dtype == torch.float32
         if x.stride(1) != 1:
             x = x.contiguous()
         y = x.new_empty(len(x), self.outputs) if onto is None else onto
-        _multiply()(
-            self._pointer, byref(rows.struct), x.data_ptr(), x.stride(0), len(x),
-            None if bias is None else bias.data_ptr(), y.data_ptr(), y.stride(0),
+        call(
+            "mint_multiply", self.struct, rows.struct, x, x.stride(0), len(x), bias, y, y.stride(0),
             onto is not None, torch.get_num_threads(),
         )  # fmt: skip
         return y
@@ -105,103 +110,64 @@ class Packed:
         """Put an adapter into a slot: A [sites * rank, in], and B [rank, out] of all sites."""
         rank = b.shape[0]
         assert a.shape[0] == rank * len(self.sizes)
-        packed_a, packed_b = Packed._floats(a, LANES), self._lay_out(b)
-        self._adapters[slot] = packed_a, packed_b
-        self._matrix.a[slot], self._matrix.b[slot] = packed_a.data_ptr(), packed_b.data_ptr()
-        self._matrix.rank[slot] = rank
+        packed = _pack_floats(a, _cut([a.shape[0]], widest=1)), _pack_floats(b.T, self._panels)
+        self._adapters[slot] = packed
+        self.struct.a[slot], self.struct.b[slot] = (words.data_ptr() for words in packed)
+        self.struct.rank[slot] = rank
 
     def clear_adapters(self) -> None:
         """Empty all slots."""
         self._adapters = {}
-        self._matrix.a = (c_void_p * SLOTS)()
+        self.struct.a = (c_void_p * SLOTS)()
 
     def clear_adapter(self, slot: int) -> None:
         """Empty a slot."""
         self._adapters.pop(slot, None)
-        self._matrix.a[slot] = None
-
-    @staticmethod
-    def _floats(rows: Tensor, width: int) -> Tensor:
-        """Lay out rows as the columns of panels of one width."""
-        count, depth = rows.shape
-        padded = torch.zeros(-(-count // width) * width, depth)
-        padded[:count] = rows
-        return padded.view(-1, width, depth).transpose(1, 2).contiguous()
-
-    def _lay_out(self, b: Tensor) -> Tensor:
-        """Lay out a matrix [rank, out] in the panels of the frozen one."""
-        parts = []
-        for first, columns, _, wide, _ in self._panels.tolist():
-            part = torch.zeros(len(b), wide * LANES)
-            part[:, :columns] = b[:, first : first + columns]
-            parts.append(part.flatten())
-        return torch.cat(parts) if parts else b.new_zeros(0)
+        self.struct.a[slot] = None
 
 
-_HUGE, _ARENA = 1 << 21, 1 << 26  # bytes
+def _pack_floats(weight: Tensor, panels: Panels) -> Tensor:
+    """Lay out a float32 matrix [out, depth] in panels."""
+    depth = weight.shape[1]
+    words = torch.empty(int(panels[:, 3].sum()) * LANES * depth, dtype=torch.int32)
+    matrix = _Matrix(None, panels.ctypes.data, len(panels), depth, depth, 0, 1)
+    call("mint_pack", matrix, weight, *weight.stride(), words, torch.get_num_threads())
+    return words
+
+
+_ARENA = 1 << 26  # bytes
 _free = torch.empty(0, dtype=torch.int32)
 
 
 def _allocate(words: int) -> Tensor:
-    """Return memory for words, from large pieces that the kernel may back by huge pages.
+    """Return memory for words, from large pieces that are in huge pages.
 
-    A step reads every matrix once: with small pages, it spends a tenth of its time on looking up
-    addresses. A piece is freed with the last of its matrices.
+    A piece is freed with the last of its matrices.
     """
     global _free
     words = -(-words // LANES) * LANES
     if 4 * words > _ARENA:
-        return _advised(words)
+        return _huge(words)
     if words > len(_free):
-        _free = _advised(_ARENA // 4)
+        _free = _huge(_ARENA // 4)
     taken, _free = _free[:words], _free[words:]
     return taken
 
 
-def _advised(words: int) -> Tensor:
-    memory = torch.empty(words + _HUGE // 4, dtype=torch.int32)
-    start = -memory.data_ptr() % _HUGE // 4
-    whole = memory[start : start + words]
-    ctypes.CDLL(None).madvise(c_void_p(whole.data_ptr()), ctypes.c_size_t(4 * words), 14)
-    return whole
+def _huge(words: int) -> Tensor:
+    memory = huge_pages.advise(torch.empty(words + huge_pages.SIZE // 4, dtype=torch.int32))
+    start = -memory.data_ptr() % huge_pages.SIZE // 4
+    return memory[start : start + words]
 
 
-@cache
-def _multiply() -> "ctypes._NamedFuncPointer":
-    function = library().mint_multiply
-    function.argtypes = [
-        c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64,
-        c_int, c_int,
-    ]  # fmt: skip
-    function.restype = None
-    return function
-
-
-def _cut(sizes: list[int]) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
+def _cut(sizes: list[int], widest: int = WIDE) -> Panels:
     """Cut the columns of each site into panels, with the fields of the kernels."""
     panels, first, padded = [], 0, 0
     for site, size in enumerate(sizes):
         end = first + size
         while first < end:
-            wide = WIDE if end - first > LANES * (WIDE - 1) else 1
+            wide = widest if end - first > LANES * (widest - 1) else 1
             columns = min(wide * LANES, end - first)
             panels.append((first, columns, padded, wide, site))
             first, padded = first + columns, padded + wide * LANES
     return np.array(panels, np.int32).reshape(-1, 5)
-
-
-def pack(weight: Tensor, sizes: list[int] | None = None) -> Packed:
-    """Lay out a bfloat16 or float32 matrix [out, in] for :func:`matmul`.
-
-    ``weight.T`` is the matrix of the gradient by the input. ``sizes`` divides the outputs between
-    several layers, which an adapter changes separately.
-    """
-    return Packed(weight, sizes)
-
-
-def matmul(x: Tensor, packed: Packed) -> Tensor:
-    """Multiply float32 rows [N, in] by a packed matrix; sums and result are float32.
-
-    With a bfloat16 matrix, the rows are rounded to bfloat16 first.
-    """
-    return packed.multiply(x)

@@ -107,22 +107,7 @@ void train_product(long m, long n, long depth, const float *a, long a_row, long 
                     a_column, b + j, b_row, c + i * c_row + j, c_row, adds);
 }
 
-/* ---- RMS norm: y = w x / sqrt(mean(x^2) + eps) ---------------------------------------------- */
-
-void train_norm(long rows, long width, const float *x, const float *weight, float eps, float *y,
-               float *scales) {
-    #pragma omp parallel for schedule(static)
-    for (long i = 0; i < rows; i++) {
-        const float *from = x + i * width;
-        vec squares = {0};
-        for (long j = 0; j < width; j += LANES) 
-            squares = fused(load(from + j), load(from + j), squares);
-        float scale = 1.0f / sqrtf(total(squares) / width + eps);
-        scales[i] = scale;
-        for (long j = 0; j < width; j += LANES)
-            store(y + i * width + j, load(weight + j) * (load(from + j) * scale));
-    }
-}
+/* ---- Gradients of the RMS norm y = w x / sqrt(mean(x^2) + eps) and of silu(gate) * up ---------- */
 
 /* dx = s (w dy - x s^2 mean(w dy x)), with s the scale of the row. */
 void train_norm_backward(long rows, long width, const float *grad, const float *x,
@@ -139,19 +124,7 @@ void train_norm_backward(long rows, long width, const float *grad, const float *
     }
 }
 
-/* ---- Gated activation: silu(gate) * up, of gate and up side by side -------------------------- */
-
-void train_gated(long rows, long width, const float *both, float *out) {
-    #pragma omp parallel for schedule(static)
-    for (long i = 0; i < rows; i++) {
-        const float *gate = both + i * 2 * width, *up = gate + width;
-        for (long j = 0; j < width; j += LANES) {
-            vec g = load(gate + j);
-            store(out + i * width + j, g / (1.0f + exponential(-g)) * load(up + j));
-        }
-    }
-}
-
+/* With gate and up side by side. */
 void train_gated_backward(long rows, long width, const float *grad, const float *both, float *out) {
     #pragma omp parallel for schedule(static)
     for (long i = 0; i < rows; i++) {

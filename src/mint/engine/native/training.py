@@ -11,23 +11,11 @@ from torch import Tensor
 from mint.engine.messages import IntArray
 from mint.engine.training.tree import PrefixTree
 
-from .build import library
+from .build import call
+from .layers import gate, norm
 from .products import Packed
 
 LANES = 16  # widths are multiples of this
-
-
-def _call(name: str, *arguments: Any) -> None:
-    """Call a kernel: tensors become pointers, integers 64 bits wide."""
-    getattr(library(), name)(*map(_argument, arguments))
-
-
-def _argument(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return ctypes.c_void_p(value.data_ptr())
-    if isinstance(value, ctypes.Structure):
-        return ctypes.byref(value)
-    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(value)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor, adds: bool = False) -> Tensor:
@@ -37,7 +25,7 @@ def product(a: Tensor, b: Tensor, out: Tensor, adds: bool = False) -> Tensor:
     """
     (m, depth), n = a.shape, b.shape[1]
     rows = (b, b.stride(0), out, out.stride(0))
-    _call("train_product", m, n, depth, a, a.stride(0), a.stride(1), *rows, int(adds))
+    call("train_product", m, n, depth, a, a.stride(0), a.stride(1), *rows, int(adds))
     return out
 
 
@@ -46,18 +34,16 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        width = x.shape[-1]
         x = x.contiguous()
-        y, scales = torch.empty_like(x), x.new_empty(x.numel() // width)
-        _call("train_norm", len(scales), width, x, weight, eps, y, scales)
+        scales = x.new_empty(x.shape[:-1])
         ctx.save_for_backward(x, weight, scales)
-        return y
+        return norm(x, weight, eps, scales)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scales = ctx.saved_tensors
         grad, out = grads[0].contiguous(), torch.empty_like(x)
-        _call("train_norm_backward", len(scales), x.shape[-1], grad, x, weight, scales, out)
+        call("train_norm_backward", scales.numel(), x.shape[-1], grad, x, weight, scales, out)
         return out, None, None
 
 
@@ -66,18 +52,15 @@ class Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, both: Tensor) -> Tensor:
-        rows, width = both.shape[0], both.shape[1] // 2
-        out = both.new_empty(rows, width)
-        _call("train_gated", rows, width, both, out)
         ctx.save_for_backward(both)
-        return out
+        return gate(both)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         [both] = ctx.saved_tensors
         out = torch.empty_like(both)
         grad = grads[0].contiguous()
-        _call("train_gated_backward", len(both), both.shape[1] // 2, grad, both, out)
+        call("train_gated_backward", len(both), both.shape[1] // 2, grad, both, out)
         return out
 
 
@@ -137,7 +120,7 @@ def _height(pairs: Sequence[Tensor]) -> int:
 def softmax_(logits: Tensor, temperature: float) -> Tensor:
     """Turn rows of logits into probabilities at a temperature; return their logsumexp."""
     sums = logits.new_empty(len(logits))
-    _call("train_softmax", *logits.shape, logits, temperature, sums)
+    call("train_softmax", *logits.shape, logits, temperature, sums)
     return sums
 
 
@@ -250,7 +233,7 @@ def turn(
     """Apply rotary positions [N, size] to queries and keys, in place."""
     heads = rows.shape[1] // size - key_heads
     settings = (rows, rows.stride(0), cosine, sine, int(backwards))
-    _call("train_turn", len(rows), heads, size, *settings)
+    call("train_turn", len(rows), heads, size, *settings)
 
 
 def attend(
@@ -259,7 +242,7 @@ def attend(
     """Return the output [N, H, D] and the logsumexp of the scores [N, H]."""
     out, sums = torch.empty(q.shape), torch.empty(q.shape[:2])
     sized = forest.sized(q, k, window, scale)
-    _call("train_attention", sized, *map(_heads, (q, k, v)), out, sums)
+    call("train_attention", sized, *map(_heads, (q, k, v)), out, sums)
     return out, sums
 
 
@@ -274,4 +257,4 @@ def attend_backward(
     partial = torch.empty(threads, forest.nodes, 2, *k.shape[1:])
     heads = (*map(_heads, parts), out, sums, *map(_heads, (grad, *results)))
     sized = forest.sized(q, k, window, scale)
-    _call("train_attention_backward", sized, *heads, partial, threads)
+    call("train_attention_backward", sized, *heads, partial, threads)

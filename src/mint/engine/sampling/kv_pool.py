@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from mint.engine.native import huge_pages
+
 BLOCK_SIZE = 16
 
 
@@ -25,6 +27,9 @@ class KVPool:
             module: torch.zeros(2, blocks, heads, BLOCK_SIZE, size, dtype=dtype, device=device)
             for module, (heads, size) in shapes.items()
         }
+        if device.type == "cpu":
+            for layer in self._layers.values():
+                huge_pages.advise(layer)
 
     def bind(self) -> None:
         """Let the attention modules of the model use this pool in the passes that follow.
