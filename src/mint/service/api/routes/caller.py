@@ -53,9 +53,9 @@ def _needs(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
 _SCOPES: dict[Any, Scope] = {}
 
 # A route declares the scope it needs by the type of its parameter for the caller.
-Reader = Annotated[Caller, Depends(_needs(Scope.READ))]
-Sampler = Annotated[Caller, Depends(_needs(Scope.SAMPLE))]
-Trainer = Annotated[Caller, Depends(_needs(Scope.TRAIN))]
+ReadCaller = Annotated[Caller, Depends(_needs(Scope.READ))]
+SampleCaller = Annotated[Caller, Depends(_needs(Scope.SAMPLE))]
+TrainCaller = Annotated[Caller, Depends(_needs(Scope.TRAIN))]
 
 
 def find_scope(dependant: Dependant) -> Scope | None:

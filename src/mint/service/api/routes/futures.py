@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from mint.service.api.routes.caller import OneField, Sampler, TheService
+from mint.service.api.routes.caller import OneField, SampleCaller, TheService
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.futures import Future, ResultExpired
 from mint.service.service import gone
@@ -34,7 +34,9 @@ _CLONE_BLOCK = 10**9
 
 
 @router.post("/retrieve_future")
-async def retrieve_future(service: TheService, caller: Sampler, request_id: OneField) -> Response:
+async def retrieve_future(
+    service: TheService, caller: SampleCaller, request_id: OneField
+) -> Response:
     """Wait for a result; 408 means that it is pending, and the client polls again."""
     future = await service.future(request_id, caller.user)
     try:
@@ -58,7 +60,7 @@ async def retrieve_future(service: TheService, caller: Sampler, request_id: OneF
 
 @router.post("/retrieve_futures")
 async def retrieve_futures(
-    service: TheService, caller: Sampler, body: requests.RetrieveFutures
+    service: TheService, caller: SampleCaller, body: requests.RetrieveFutures
 ) -> dict[str, Any]:
     """Wait for samples of a sampling session; return those finished since the cursor."""
     target = body.target
@@ -95,7 +97,7 @@ def _completion(future: Future) -> dict[str, Any]:
 
 @router.post("/cancel_future")
 async def cancel_future(
-    service: TheService, caller: Sampler, request_id: OneField
+    service: TheService, caller: SampleCaller, request_id: OneField
 ) -> dict[str, Any]:
     """Cancel a sample. Training operations cannot be cancelled."""
     future = await service.future(request_id, caller.user)

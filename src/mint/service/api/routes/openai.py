@@ -13,7 +13,7 @@ from mint.service.api.failures import describe_failure
 from mint.service.api.openai.answers import ChatForm, CompletionForm, Form
 from mint.service.api.openai.inference import Piece, find_model, pieces, prepare
 from mint.service.api.openai.requests import ChatCompletion, Completion
-from mint.service.api.routes.caller import Reader, Sampler, TheService
+from mint.service.api.routes.caller import ReadCaller, SampleCaller, TheService
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.checkpoints.storage import SAMPLER, CheckpointPath
 from mint.service.errors import ApiError
@@ -60,7 +60,7 @@ def _error(error: Exception, request: Request) -> tuple[int, dict[str, Any]]:
 
 
 @router.get("/models")
-async def list_models(service: TheService, caller: Reader) -> dict[str, Any]:
+async def list_models(service: TheService, caller: ReadCaller) -> dict[str, Any]:
     """List the base models of this service and the caller's sampler checkpoints."""
     of_samplers = CheckpointRow.kind == SAMPLER
     rows, _ = await asyncio.to_thread(
@@ -74,7 +74,7 @@ async def list_models(service: TheService, caller: Reader) -> dict[str, Any]:
 
 
 @router.get("/models/{name:path}")
-async def get_model(service: TheService, caller: Reader, name: str) -> dict[str, Any]:
+async def get_model(service: TheService, caller: ReadCaller, name: str) -> dict[str, Any]:
     sampler = await find_model(service, caller, name)
     return _model(name, sampler.row.user or "mint")
 
@@ -88,7 +88,7 @@ def _model(name: str, owner: str, created: int = 0) -> dict[str, Any]:
 
 @router.post("/completions")
 async def completions(
-    service: TheService, caller: Sampler, body: Completion, request: Request
+    service: TheService, caller: SampleCaller, body: Completion, request: Request
 ) -> Response:
     job = await prepare(service, caller, body)
     return await _answer(service, CompletionForm(job, body.logprobs is not None), request)
@@ -96,7 +96,7 @@ async def completions(
 
 @router.post("/chat/completions")
 async def chat_completions(
-    service: TheService, caller: Sampler, body: ChatCompletion, request: Request
+    service: TheService, caller: SampleCaller, body: ChatCompletion, request: Request
 ) -> Response:
     job = await prepare(service, caller, body)
     return await _answer(service, ChatForm(job, body.logprobs), request)

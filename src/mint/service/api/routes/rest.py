@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from sqlalchemy import select
 
 from mint.service.access.ownership import find_readable_run, readable_checkpoints
-from mint.service.api.routes.caller import Reader, TheService, Trainer
+from mint.service.api.routes.caller import ReadCaller, TheService, TrainCaller
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.api.routes.weights import EVERYTHING, Limit, Offset, describe_checkpoint
 from mint.service.checkpoints.storage import SAMPLER, TRAINING, unexpired
@@ -25,7 +25,7 @@ Scope = Literal["owned", "accessible"]
 @router.get("/training_runs")
 def list_runs(
     service: TheService,
-    caller: Reader,
+    caller: ReadCaller,
     limit: Limit = 20,
     offset: Offset = 0,
     access_scope: Scope = "owned",
@@ -47,7 +47,7 @@ def list_runs(
 
 @router.get("/training_runs/{run_id}")
 def get_run(
-    service: TheService, caller: Reader, run_id: str, access_scope: Scope = "owned"
+    service: TheService, caller: ReadCaller, run_id: str, access_scope: Scope = "owned"
 ) -> dict[str, Any]:
     if access_scope == "accessible":
         row = find_readable_run(service.store, run_id, caller.user)
@@ -86,7 +86,7 @@ def _newest(service: TheService, run: RunRow, kind: str, reader: str) -> dict[st
 @router.get("/sessions")
 def list_sessions(
     service: TheService,
-    caller: Reader,
+    caller: ReadCaller,
     limit: Limit = 20,
     offset: Offset = 0,
     access_scope: Scope = "owned",
@@ -96,13 +96,13 @@ def list_sessions(
 
 
 @router.post("/sessions/search")
-def search_sessions(service: TheService, caller: Reader, body: SessionSearch) -> dict[str, Any]:
+def search_sessions(service: TheService, caller: ReadCaller, body: SessionSearch) -> dict[str, Any]:
     return search(service.store, caller.user, body, service.settings.session_idle_s)
 
 
 @router.get("/sessions/{session_id}")
 def get_session(
-    service: TheService, caller: Reader, session_id: str, access_scope: Scope = "owned"
+    service: TheService, caller: ReadCaller, session_id: str, access_scope: Scope = "owned"
 ) -> dict[str, Any]:
     row = _session(service, caller.user, session_id)
     runs, _ = service.store.page(
@@ -121,7 +121,7 @@ def get_session(
 
 @router.put("/sessions/{session_id}/project")
 def set_project(
-    service: TheService, caller: Trainer, session_id: str, body: requests.SessionProject
+    service: TheService, caller: TrainCaller, session_id: str, body: requests.SessionProject
 ) -> dict[str, str]:
     _session(service, caller.user, session_id)
     service.store.set_project(session_id, body.project_id)
@@ -129,7 +129,7 @@ def set_project(
 
 
 @router.get("/sessions/{session_id}/trace_export")
-def export_trace(service: TheService, caller: Reader, session_id: str) -> dict[str, str]:
+def export_trace(service: TheService, caller: ReadCaller, session_id: str) -> dict[str, str]:
     _session(service, caller.user, session_id)
     return {
         "status": "failed",

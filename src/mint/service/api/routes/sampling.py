@@ -6,8 +6,8 @@ from fastapi import APIRouter
 
 from mint.service.api.routes.caller import (
     OneField,
-    Reader,
-    Sampler,
+    ReadCaller,
+    SampleCaller,
     TheService,
 )
 from mint.service.api.routes.json_route import JsonRoute
@@ -18,7 +18,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/create_sampling_session")
 async def create_sampling_session(
-    service: TheService, caller: Sampler, body: requests.CreateSamplingSession
+    service: TheService, caller: SampleCaller, body: requests.CreateSamplingSession
 ) -> dict[str, str]:
     sampler_id = await service.samplers.create(caller, body)
     return {"sampling_session_id": sampler_id, "type": "create_sampling_session"}
@@ -26,7 +26,7 @@ async def create_sampling_session(
 
 @router.post("/asample")
 async def asample(
-    service: TheService, caller: Sampler, body: requests.SampleBody
+    service: TheService, caller: SampleCaller, body: requests.SampleBody
 ) -> dict[str, Any]:
     request_id, sequence_ids = await service.samplers.submit(caller.user, body)
     return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
@@ -34,7 +34,7 @@ async def asample(
 
 @router.post("/join_sampling_session")
 async def join_sampling_session(
-    service: TheService, caller: Sampler, sampling_session_id: OneField
+    service: TheService, caller: SampleCaller, sampling_session_id: OneField
 ) -> dict[str, Any]:
     """Return a number for a copy of a sampling client."""
     counter = await service.samplers.join(sampling_session_id, caller.user)
@@ -42,7 +42,7 @@ async def join_sampling_session(
 
 
 @router.get("/samplers/{sampler_id}")
-async def get_sampler(service: TheService, caller: Reader, sampler_id: str) -> dict[str, Any]:
+async def get_sampler(service: TheService, caller: ReadCaller, sampler_id: str) -> dict[str, Any]:
     """Return what a sampler was created from; ``weights_digest`` is known once it is loaded."""
     row = (await service.samplers.find(sampler_id, caller.user)).row
     return {

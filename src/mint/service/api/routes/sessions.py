@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from mint.service.api.routes.caller import Key, OneField, Reader, TheService, is_same_machine
+from mint.service.api.routes.caller import Key, OneField, ReadCaller, TheService, is_same_machine
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.errors import ApiError
 from mint.service.wire import requests
@@ -20,7 +20,7 @@ async def healthz() -> dict[str, str]:
 
 
 @router.post("/client/config")
-async def client_config(request: Request, _: Reader, key: Key) -> dict[str, Any]:
+async def client_config(request: Request, _: ReadCaller, key: Key) -> dict[str, Any]:
     """Return feature flags. MinT's ``sk-`` keys work only with a token, so it is on for them.
 
     Bodies from other machines are compressed. ``sample_use_retrieve_futures`` is off: after a
@@ -48,17 +48,17 @@ def _always_follows_redirects(request: Request) -> bool:
 
 
 @router.post("/client/dynamic_config")
-async def dynamic_config(_: Reader) -> dict[str, Any]:
+async def dynamic_config(_: ReadCaller) -> dict[str, Any]:
     return {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
 
 
 @router.post("/auth/token")
-async def token(service: TheService, _: Reader, key: Key) -> dict[str, str]:
+async def token(service: TheService, _: ReadCaller, key: Key) -> dict[str, str]:
     return {"jwt": await service.auth.token_for(key)}
 
 
 @router.get("/auth/apikey/me")
-async def get_key(service: TheService, caller: Reader, key: Key) -> dict[str, Any]:
+async def get_key(service: TheService, caller: ReadCaller, key: Key) -> dict[str, Any]:
     """Return the name of the presented key."""
     found = await service.auth.key_of(key)
     number, name = (0, caller.user) if found is None else (int(found.hash[:12], 16), found.name)
@@ -71,7 +71,7 @@ async def get_key(service: TheService, caller: Reader, key: Key) -> dict[str, An
 
 
 @router.delete("/auth/apikey/me")
-async def delete_key(service: TheService, _: Reader, key: Key) -> dict[str, str]:
+async def delete_key(service: TheService, _: ReadCaller, key: Key) -> dict[str, str]:
     """Revoke the presented key."""
     found = await service.auth.key_of(key)
     if found is None:
@@ -82,7 +82,7 @@ async def delete_key(service: TheService, _: Reader, key: Key) -> dict[str, str]
 
 @router.post("/create_session")
 async def create_session(
-    service: TheService, caller: Reader, body: requests.CreateSession
+    service: TheService, caller: ReadCaller, body: requests.CreateSession
 ) -> dict[str, str]:
     return {
         "session_id": await service.sessions.create(caller.user, body),
@@ -91,27 +91,29 @@ async def create_session(
 
 
 @router.post("/session_heartbeat")
-async def heartbeat(service: TheService, caller: Reader, session_id: OneField) -> dict[str, str]:
+async def heartbeat(
+    service: TheService, caller: ReadCaller, session_id: OneField
+) -> dict[str, str]:
     await service.sessions.require(session_id, caller.user)
     return {"type": "session_heartbeat"}
 
 
 @router.post("/sessions/{session_id}/finish")
 async def finish(
-    service: TheService, caller: Reader, session_id: str, body: requests.FinishSession
+    service: TheService, caller: ReadCaller, session_id: str, body: requests.FinishSession
 ) -> dict[str, str]:
     await service.sessions.finish(session_id, caller.user, body.reason.type, body.detail)
     return {"session_id": session_id}
 
 
 @router.post("/telemetry")
-async def telemetry(_: Reader) -> dict[str, str]:
+async def telemetry(_: ReadCaller) -> dict[str, str]:
     """Accept telemetry and drop it: its bodies may contain keys."""
     return {"status": "accepted"}
 
 
 @router.get("/get_server_capabilities")
-async def capabilities(service: TheService, _: Reader) -> dict[str, Any]:
+async def capabilities(service: TheService, _: ReadCaller) -> dict[str, Any]:
     models = []
     for name in service.engines.names():
         model: dict[str, Any] = {"model_name": name, "trainable": True, "sampleable": True}

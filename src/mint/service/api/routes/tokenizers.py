@@ -8,14 +8,14 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 
 from mint.catalog import TOKENIZER_FILES
-from mint.service.api.routes.caller import Reader, TheService
+from mint.service.api.routes.caller import ReadCaller, TheService
 from mint.service.errors import ApiError, UserError
 
 router = APIRouter()
 
 
 @router.get("/mint/tokenizers/{name:path}")
-async def get_tokenizer(service: TheService, _: Reader, name: str) -> Response:
+async def get_tokenizer(service: TheService, _: ReadCaller, name: str) -> Response:
     """Return a ``.tar.gz`` of the model's tokenizer files and ``config.json``."""
     try:
         folder = await service.engines.locate(name)

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request
 
 from mint.service.api.routes.caller import (
     OneField,
-    Reader,
+    ReadCaller,
     TheService,
-    Trainer,
+    TrainCaller,
     is_same_machine,
 )
 from mint.service.api.routes.json_route import JsonRoute
@@ -34,14 +34,14 @@ OPERATIONS = (
 
 @router.post("/create_model")
 async def create_model(
-    service: TheService, caller: Trainer, body: requests.CreateModel
+    service: TheService, caller: TrainCaller, body: requests.CreateModel
 ) -> dict[str, str]:
     return {"request_id": await service.runs.create(caller, body)}
 
 
 @router.post("/get_info")
 async def get_info(
-    service: TheService, caller: Reader, model_id: OneField, request: Request
+    service: TheService, caller: ReadCaller, model_id: OneField, request: Request
 ) -> dict[str, Any]:
     row = await asyncio.to_thread(service.runs.row, model_id, caller.user)
     folder = await service.engines.locate(row.base_model)
@@ -63,7 +63,9 @@ async def get_info(
 
 
 @router.post("/unload_model")
-async def unload_model(service: TheService, caller: Trainer, model_id: OneField) -> dict[str, str]:
+async def unload_model(
+    service: TheService, caller: TrainCaller, model_id: OneField
+) -> dict[str, str]:
     row = await asyncio.to_thread(service.runs.row, model_id, caller.user)
     await service.runs.unload(row.id)
     request_id = f"{row.id}:unload"
@@ -73,7 +75,7 @@ async def unload_model(service: TheService, caller: Trainer, model_id: OneField)
     return {"request_id": request_id, "model_id": row.id}
 
 
-async def submit(service: TheService, caller: Trainer, request: Request) -> dict[str, str]:
+async def submit(service: TheService, caller: TrainCaller, request: Request) -> dict[str, str]:
     """Accept one operation of a run.
 
     Only the run and the number are read here. All other errors are returned through the future,
@@ -117,7 +119,7 @@ for _kind in OPERATIONS:
 
 
 @router.post("/create_custom_loss")
-async def create_custom_loss(_: Trainer) -> dict[str, str]:
+async def create_custom_loss(_: TrainCaller) -> dict[str, str]:
     raise ApiError(
         400,
         "This service does not run custom losses. forward_backward_custom() computes them in the "

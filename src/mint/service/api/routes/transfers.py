@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse, StreamingResponse
 
-from mint.service.api.routes.caller import Reader, TheService, Trainer
+from mint.service.api.routes.caller import ReadCaller, TheService, TrainCaller
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.api.routes.weights import ONE, Readable, describe_checkpoint
 from mint.service.api.uploads import receive_archive
@@ -26,7 +26,7 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.get(f"{ONE}/archive", status_code=302)
-def archive(service: TheService, caller: Reader, request: Request, row: Readable) -> Response:
+def archive(service: TheService, caller: ReadCaller, request: Request, row: Readable) -> Response:
     """Redirect to a signed link to the checkpoint as a ``.tar.gz``."""
     link = service.links.make(row, caller.user)
     url = _url_of(service, request, link, f"{row.name}.tar.gz")
@@ -35,7 +35,7 @@ def archive(service: TheService, caller: Reader, request: Request, row: Readable
 
 @router.get(f"{ONE}/external_weights_urls")
 def external_weights_urls(
-    service: TheService, caller: Reader, request: Request, row: Readable
+    service: TheService, caller: ReadCaller, request: Request, row: Readable
 ) -> dict[str, Any]:
     """Return a signed link to each file of a checkpoint."""
     folder = service.checkpoints.folder_of(row)
@@ -75,7 +75,7 @@ def download(service: TheService, token: str, name: str) -> Response:
 
 
 @router.post("/checkpoints/upload")
-async def upload(service: TheService, caller: Trainer, request: Request) -> dict[str, Any]:
+async def upload(service: TheService, caller: TrainCaller, request: Request) -> dict[str, Any]:
     """Create a checkpoint from a ``.tar.gz`` of another service, in the form field ``file``.
 
     The fields ``name`` and ``base_model`` override what the archive says.
@@ -95,7 +95,7 @@ async def upload(service: TheService, caller: Trainer, request: Request) -> dict
 
 @router.post("/mint/checkpoints/interpolate")
 async def interpolate(
-    service: TheService, caller: Trainer, body: requests.Interpolate
+    service: TheService, caller: TrainCaller, body: requests.Interpolate
 ) -> dict[str, str]:
     """Create a sampler checkpoint that is the weighted sum of others."""
     return {"request_id": await service.transfers.interpolate(caller, body)}

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 
 from mint.service.access.scopes import Scope
 from mint.service.access.usage import Group
-from mint.service.api.routes.caller import Reader, TheService
+from mint.service.api.routes.caller import ReadCaller, TheService
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.store.database import now
 
@@ -18,7 +18,7 @@ Since = Annotated[int, Query(ge=1, le=10**9)]
 @router.get("/mint/usage")
 async def usage(
     service: TheService,
-    caller: Reader,
+    caller: ReadCaller,
     by: Group = "key",
     since_s: Since | None = None,
 ) -> dict[str, Any]:
@@ -31,7 +31,7 @@ async def usage(
 
 
 @router.get("/mint/load")
-async def load(service: TheService, _: Reader, request: Request) -> dict[str, Any]:
+async def load(service: TheService, _: ReadCaller, request: Request) -> dict[str, Any]:
     """Return queue lengths, and the KV tokens, adapters and memory of each engine."""
     memory = await request.app.state.gauges.memory()
     return {

@@ -9,7 +9,7 @@ from mint.service.access.ownership import (
     may_change,
     readable_checkpoints,
 )
-from mint.service.api.routes.caller import OneField, Reader, TheService, Trainer
+from mint.service.api.routes.caller import OneField, ReadCaller, TheService, TrainCaller
 from mint.service.api.routes.json_route import JsonRoute
 from mint.service.checkpoints.retention import Rule
 from mint.service.checkpoints.storage import (
@@ -59,11 +59,11 @@ async def _path(run_id: str, checkpoint_id: str) -> CheckpointPath:
 Path = Annotated[CheckpointPath, Depends(_path)]
 
 
-def _readable(service: TheService, caller: Reader, path: Path) -> CheckpointRow:
+def _readable(service: TheService, caller: ReadCaller, path: Path) -> CheckpointRow:
     return _find(service, path, caller.user)
 
 
-def _owned(service: TheService, caller: Trainer, path: Path) -> CheckpointRow:
+def _owned(service: TheService, caller: TrainCaller, path: Path) -> CheckpointRow:
     return _find(service, path, caller.user, to_change=True)
 
 
@@ -84,7 +84,7 @@ Owned = Annotated[CheckpointRow, Depends(_owned)]
 
 
 @router.post("/weights_info")
-def weights_info(service: TheService, caller: Reader, tinker_path: OneField) -> dict[str, Any]:
+def weights_info(service: TheService, caller: ReadCaller, tinker_path: OneField) -> dict[str, Any]:
     row = _find(service, CheckpointPath.parse(tinker_path), caller.user)
     return {
         "base_model": row.base_model,
@@ -99,7 +99,7 @@ def weights_info(service: TheService, caller: Reader, tinker_path: OneField) -> 
 
 @router.get("/checkpoints")
 def list_checkpoints(
-    service: TheService, caller: Reader, limit: Limit = 100, offset: Offset = 0
+    service: TheService, caller: ReadCaller, limit: Limit = 100, offset: Offset = 0
 ) -> dict[str, Any]:
     return _page(service, caller.user, limit, offset)
 
@@ -107,7 +107,7 @@ def list_checkpoints(
 @router.get("/training_runs/{run_id}/checkpoints")
 def list_run_checkpoints(
     service: TheService,
-    caller: Reader,
+    caller: ReadCaller,
     run_id: str,
     limit: Limit = EVERYTHING,
     offset: Offset = 0,
@@ -159,7 +159,7 @@ def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
 
 
 @router.post("/mint/checkpoints/prune")
-def prune(service: TheService, caller: Trainer, body: requests.Prune) -> dict[str, Any]:
+def prune(service: TheService, caller: TrainCaller, body: requests.Prune) -> dict[str, Any]:
     """Delete the caller's checkpoints that a rule selects, or only list them with ``dry_run``."""
     conditions = [CheckpointRow.user == caller.user]
     if body.run_id is not None:
@@ -174,7 +174,7 @@ def prune(service: TheService, caller: Trainer, body: requests.Prune) -> dict[st
 @router.post("/copy_weights")
 async def copy_weights(
     service: TheService,
-    caller: Trainer,
+    caller: TrainCaller,
     body: requests.CopyWeights,
     request: Request,
 ) -> dict[str, str]:
