@@ -4,16 +4,11 @@ A random byte model is paid for bytes below 128. How long an answer is, its task
 24 tokens, and 160 for one task in six. Runs that differ in nothing but ``max_staleness`` take turns
 on one service, and rounds go back and forth, so that a machine that becomes slower is slower for
 all. The first step, in which the engine warms up, is left out.
-
-With ``--judge-seconds 1.5 --model HuggingFaceTB/SmolLM2-135M-Instruct``, a language model writes
-answers of 16 tokens, and scoring each takes that long without using the machine, as with a judge
-that runs elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -24,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mint.catalog import Catalog
 from mint.rl import Chat, RLConfig, Run, grpo, run_loop
 from mint.watch.directory.recorder import METRICS, read_rows
 from tests.tiny import build_model
@@ -47,22 +41,6 @@ class Uneven:
         chat.user(f"{task[0]}")
         text = (await chat.reply(max_tokens=task[1])).text
         return sum(character < "\x80" for character in text) / max(1, len(text))
-
-
-class Judged:
-    """Pays for digits, after a while."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def build_dataset(self) -> list[int]:
-        return [random.randint(0, 999) for _ in range(64)]
-
-    async def rollout(self, task: int, chat: Chat) -> float:
-        chat.user(f"Count from {task}.")
-        text = (await chat.reply(max_tokens=16)).text
-        await asyncio.sleep(self._seconds)
-        return sum(map(str.isdigit, text)) / max(1, len(text))
 
 
 @dataclass(frozen=True)
@@ -125,8 +103,7 @@ def measure(model: Path, max_staleness: int, args: argparse.Namespace) -> Measur
             run.monitors.append(lambda batch: ended.append(time.perf_counter()))
             await grpo(run)
 
-        task = Uneven() if args.judge_seconds is None else Judged(args.judge_seconds)
-        run_loop(timed, task, cfg)
+        run_loop(timed, Uneven(), cfg)
         first, *rows = read_rows(Path(folder, "run", METRICS))
     return Measured(
         max_staleness,
@@ -180,24 +157,18 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=1e-2)
     parser.add_argument("--goal", type=float, default=0.7)
-    parser.add_argument("--judge-seconds", type=float, help="how long it takes to score an answer")
-    parser.add_argument("--model", help="a model in place of the random one")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/asynchrony"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MINT_HOME"] = f"{folder}/home"
-        if args.model:
-            model = Catalog().locate(args.model)
-        else:
-            model = build_model(Path(folder, "model", "llama"), **MODEL)
+        model = build_model(Path(folder, "model", "llama"), **MODEL)
         for round_ in range(args.rounds):
             for bound in args.staleness if round_ % 2 == 0 else args.staleness[::-1]:
                 found.append(measure(model, bound, args))
                 rows = json.dumps([asdict(each) for each in found])
-                name = args.rule if args.judge_seconds is None else "judged"
-                (args.out / f"{name}.json").write_text(rows + "\n")
+                (args.out / f"{args.rule}.json").write_text(rows + "\n")
     print(table(found, args.goal))
 
 
