@@ -229,6 +229,62 @@ def test_rows_of_any_company_get_the_same_tokens(tmp_path: Path) -> None:
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
+@pytest.mark.parametrize("precision", ["half", "exact"])
+def test_recorded_prompts_are_scored_as_others_are(precision: str, tmp_path: Path) -> None:
+    """Prompts of three samplers in one pass, of other lengths each time, some beside answers."""
+    engine = trained_engine(load("qwen3", tmp_path, precision))
+    engine.create_sampler("base")
+    recorder = engine._runner._prefills  # type: ignore[attr-defined]
+    text = ids("The quick brown fox jumps over the lazy dog. " * 4)
+
+    def scores(extra: int, is_recorded: bool) -> list[np.ndarray]:
+        recorder._is_possible = is_recorded
+        for ticket, name in enumerate(("trained", "base", "fresh")):
+            prompt = text[ticket : 20 + 9 * ticket + extra]
+            engine.sample(ticket, name, SampleRequest(prompt, max_tokens=1, prompt_logprobs=True))
+        results = {job.ticket: job.result() for job in engine.sampling.step()}
+        return [results[ticket].prompt_logprobs[1:] for ticket in range(3)]
+
+    for number in range(4):
+        if number == 2:
+            engine.sample(9, "trained", SampleRequest(text[:9], 4, 40, seed=1, stop=[]))
+            engine.sampling.step()
+        wanted, before = scores(number, is_recorded=False), recorder.replays
+        found = scores(number, is_recorded=True)
+        assert recorder.replays - before == (number > 0)  # the second time it is recorded
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, atol=LIMITS[precision][0])
+
+
+def test_compiled_layers_can_be_recorded_for_prompts(tmp_path: Path) -> None:
+    test_recorded_prompts_are_scored_as_others_are("half", tmp_path)
+
+
+def test_a_long_prompt_beside_answers_replays_short_passes(tmp_path: Path) -> None:
+    """Counters in place of times: every step of the answers waits for one recorded pass at most."""
+    from mint.engine.sampling.prefill_graphs import MOST_TOKENS
+
+    folder = build_model(tmp_path / "long", max_position_embeddings=8 * MOST_TOKENS)
+    engine = trained_engine(BaseModel.load("long", folder, precision="exact"))
+    recorder = engine._runner._prefills  # type: ignore[attr-defined]
+    answers = SampleRequest(ids("Q: 1 + 1?"), 8, 60, seed=1, stop=[])
+    rng = np.random.default_rng(0)
+    results = []
+    for _ in range(3):
+        long = rng.integers(0, VOCABULARY, 4 * MOST_TOKENS)
+        [alone] = sample(engine, "trained", answers)
+        engine.sample(0, "trained", answers)
+        engine.sampling.step()
+        engine.sample(1, "trained", SampleRequest(long, 1, 4, seed=2, stop=[]))
+        before = recorder.replays
+        while not engine.sampling.is_idle:
+            results += [job.result() for job in engine.sampling.step() if job.ticket == 0]
+        for one, other in zip(alone.sequences, results.pop().sequences, strict=True):
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+    assert recorder.replays - before == 4
+
+
 def test_scoring_with_another_sampler_leaves_running_rows_their_own_weights(tmp_path: Path) -> None:
     """The other adapter takes the only slot between two steps whose rows stay the same."""
     engine = trained_engine(load("llama", tmp_path, "exact"))

@@ -143,6 +143,19 @@ def test_without_weights_every_token_with_an_advantage_counts_once(name: str) ->
 
 
 @pytest.mark.parametrize("with_weights", [True, False])
+def test_the_penalty_of_dro_alone_is_a_loss(with_weights: bool) -> None:
+    """A review found 0.0 in place of 8.875 without weights."""
+    gaps = [1.0, -1.5, 3.5, -1.5]
+    rows = [
+        {"lp": g - 5, "lp0": g - 5, "q": -5.0, "A": 0.0, "weights": 1.0, "mask": 1.0, "datum": 0}
+        for g in gaps
+    ]
+    value, gradient = ours("dro", rows, {"beta": 1.0}, with_weights)
+    assert value == 8.875
+    np.testing.assert_allclose(gradient, gaps, rtol=1e-12)
+
+
+@pytest.mark.parametrize("with_weights", [True, False])
 def test_dro_keeps_its_penalty_where_the_advantage_is_zero(with_weights: bool) -> None:
     lp, q, beta = [-1.0, -2.5, -0.5, -4.0], [-2.0, -1.0, -4.0, -0.5], 0.05
     wanted = sum(beta / 2 * (a - b) ** 2 for a, b in zip(lp, q, strict=True))

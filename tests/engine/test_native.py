@@ -15,12 +15,12 @@ from torch import Tensor
 from mint.engine import native
 from mint.engine.attention import Chunk, DecodeRows
 from mint.engine.attention.paged import PagedAttention
-from mint.engine.attention.reference import ReferenceDecode
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import NoLora
 from mint.engine.model.sampled_trunk import SampledTrunk
 from mint.engine.native.layers import gate, norm, pick
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
+from tests.engine.plain_decode import ReferenceDecode
 from tests.tiny import build_model
 
 pytestmark = pytest.mark.skipif(
@@ -176,7 +176,7 @@ def test_decoding_attends_as_the_float64_reference(
     heads, count, scale = 2, len(tails), size**-0.5
     sinks = numbers(generator, heads * repeat) if has_sinks else None
     module = torch.nn.Module()
-    pool = KVPool({module: (heads, size)}, blocks, torch.float32, torch.device("cpu"))
+    pool = KVPool({module: (heads, size)}, blocks, torch.float16, torch.device("cpu"))
     wide = KVPool({module: (heads, size)}, blocks, torch.float64, torch.device("cpu"))
     pool.layers()[0][:] = numbers(generator, 2, blocks, heads, BLOCK_SIZE, size)
     wide.layers()[0][:] = pool.layers()[0]
@@ -197,7 +197,7 @@ def test_decoding_attends_as_the_float64_reference(
     wide.bind()
     double = None if sinks is None else sinks.double()
     expected = ReferenceDecode(wide, rows).attend(
-        module, q.double(), k.double(), v.double(), scale, window, softcap, double
+        module, q.double(), k.half().double(), v.half().double(), scale, window, softcap, double
     )
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
 
@@ -219,7 +219,7 @@ def test_prefill_has_the_bits_of_decoding_however_it_is_cut(
 
     results = []
     for edges in ([0, *sorted(cut for cut in cuts if cut < length), length], [0, length]):
-        KVPool({module: (heads, size)}, 7, torch.float32, torch.device("cpu")).bind()
+        KVPool({module: (heads, size)}, 7, torch.float16, torch.device("cpu")).bind()
         chunks = [Chunk(np.zeros(b - a, np.int64), a, blocks) for a, b in pairwise(edges)]
         parts = [run(PagedAttention.of_chunks([c]), c.start, c.end) for c in chunks]
         results.append(torch.cat(parts))
@@ -247,7 +247,7 @@ def test_layers_are_those_of_transformers(
                 part.weight.data += 0.3 * numbers(generator, *part.weight.shape)  # type: ignore[operator]
             if getattr(part, "bias", None) is not None:
                 part.bias += numbers(generator, *part.bias.shape)  # type: ignore[operator]
-        pool = KVPool(model.kv_shapes, 9, torch.float32, torch.device("cpu"))
+        pool = KVPool(model.kv_shapes, 9, model.precision.keys, torch.device("cpu"))
         pool.bind()
         tokens = np.arange(20, 60)
         with torch.inference_mode():

@@ -50,7 +50,8 @@ def trained_engine(model: BaseModel) -> Engine:
 
 def small_pool(engine: Engine, blocks: int) -> None:
     """Give the engine's sampler a pool of few blocks, the one for padding included."""
-    pool = KVPool(engine.model.kv_shapes, blocks, torch.float32, torch.device("cpu"))
+    model = engine.model
+    pool = KVPool(model.kv_shapes, blocks, model.precision.keys, torch.device("cpu"))
     engine.sampling = Sampler(Runner(engine.model, pool), max_rows=16, chunk_tokens=64)
 
 

@@ -10,7 +10,6 @@ import torch
 
 from mint.engine.attention.grouped import GroupedDecode
 from mint.engine.attention.layout import DecodeRows
-from mint.engine.attention.reference import ReferenceDecode
 from mint.engine.engine import Engine
 from mint.engine.messages import SampleRequest, SampleResult, UserError
 from mint.engine.model.base_model import BaseModel
@@ -19,8 +18,9 @@ from mint.engine.sampling.runner import Runner
 from mint.engine.sampling.sampler import Sampler
 from tests.engine.conftest import ids, sample
 from tests.engine.counting import tokens_run
+from tests.engine.plain_decode import ReferenceDecode
 from tests.engine.test_sampler import small_pool, trained_engine, trainer_logprobs
-from tests.tiny import FAMILIES, build_model
+from tests.tiny import FAMILIES, VOCABULARY, build_model
 
 PROMPT = ids("Q: 1 + 1?\nA:")
 LONG = ids("The quick brown fox jumps over the lazy dog. " * 3)
@@ -172,6 +172,31 @@ def test_a_long_prompt_is_prefilled_in_chunks_while_answers_go_on(base: BaseMode
             engine.sampling.step()
         assert seen[0] == chunk
         assert len(running.tokens) == before + 1
+
+
+def test_passes_are_short_while_few_prompts_wait_and_many_answers_run(base: BaseModel) -> None:
+    engine = Engine(base)
+    pool = KVPool(base.kv_shapes, 200, torch.float32, torch.device("cpu"))
+    engine.sampling = Sampler(Runner(base, pool), max_rows=64, chunk_tokens=128, busy_tokens=32)
+    engine.create_sampler("base")
+    rng = np.random.default_rng(0)
+
+    def first_pass(prompts: int, length: int) -> int:
+        for _ in range(prompts):
+            prompt = rng.integers(0, VOCABULARY, length)
+            engine.sample(len(tickets), "base", SampleRequest(prompt, 1, 100, seed=1, stop=[]))
+            tickets.append(length)
+        with tokens_run(base) as seen:
+            engine.sampling.step()
+        return seen[0]
+
+    tickets: list[int] = []
+    assert first_pass(1, 100) == 100  # nothing runs yet
+    assert first_pass(1, 100) == 32  # one runs and one waits
+    while len(engine.sampling.scheduler.running) < 2:
+        engine.sampling.step()
+    assert first_pass(8, 16) == 128  # many wait: the sooner they run, the better
+    assert first_pass(2, 40) == 32  # ten run
 
 
 # ---- fairness and failures ----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from mint.engine.adapters.lora import Adapter
 from mint.engine.engine import Engine
 from mint.engine.messages import AdamSettings, Datum, ForwardBackward, LoraSpec, UserError
 from mint.engine.model.base_model import BaseModel
+from mint.engine.model.layers import decoder_layers
 from mint.engine.training.trainer import LoraTrainer
 from tests.tiny import FAMILIES, VOCABULARY, build_model
 
@@ -226,6 +227,18 @@ def test_a_compiled_layer_runs_without_gradients(base: BaseModel) -> None:
     wanted = product.product(x, lora)  # type: ignore[operator]
     assert wanted.requires_grad, name
     torch.testing.assert_close(found, wanted.detach())
+
+
+def test_torch_compile_traces_a_training_pass_of_a_layer_in_one_piece(tiny_model: Path) -> None:
+    """As on a GPU: a part that cannot be traced would split the layer, or fail it."""
+    model = BaseModel.load("tiny", tiny_model, device="cpu", precision="exact")
+    run = LoraTrainer(model, LoraSpec(rank=4, seed=1), 1024)
+    [wanted] = run.forward_backward([ForwardBackward(group(1), "cross_entropy")])
+    for layer in decoder_layers(model.trunk):
+        layer.forward = torch.compile(layer.forward, backend="eager", fullgraph=True)
+    [found] = run.forward_backward([ForwardBackward(group(1), "cross_entropy")])
+    for one, other in zip(found.logprobs, wanted.logprobs, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_one_bad_operation_voids_the_gradients_of_its_companions_only(base: BaseModel) -> None:

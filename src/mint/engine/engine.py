@@ -47,7 +47,10 @@ class Engine:
         pool = KVPool(model.kv_shapes, self.budget.blocks, model.precision.keys, model.device)
         self._runner = make_runner(model, pool)
         self._graphs = TrunkGraphs(model)
-        self.sampling = Sampler(self._runner, self.budget.max_rows, self.budget.chunk_tokens)
+        budget = self.budget
+        self.sampling = Sampler(
+            self._runner, budget.max_rows, budget.chunk_tokens, budget.busy_tokens
+        )
 
     @property
     def info(self) -> ModelInfo:

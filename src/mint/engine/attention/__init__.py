@@ -58,7 +58,7 @@ def tree_attention(tree: PrefixTree, device: torch.device, precision: Precision)
 
         return KernelTree.of(tree, device, precision.keys)
     plain = ReferenceTree(tree, device)
-    return NativeTree(tree, plain) if precision.has_kernels else plain
+    return NativeTree(tree, plain, precision.keys) if precision.has_kernels else plain
 
 
 def prefill_attention(pool: KVPool, chunks: list[Chunk], has_kernels: bool) -> Attention:

@@ -50,6 +50,7 @@ class KernelPrefill:
     starts: Tensor
     before: Tensor
     longest: int
+    is_padded: bool = False  # with tokens of no chunk at the end, which get zeros
 
     @classmethod
     def of(cls, pool: KVPool, chunks: list[Chunk]) -> KernelPrefill:
@@ -76,10 +77,13 @@ class KernelPrefill:
     ) -> Tensor:  # fmt: skip
         pool = find_pool(module)
         kernels.store(pool, k, v, self.slots)
-        return kernels.paged_prefill(  # type: ignore[no-any-return]
+        mixed: Tensor = kernels.paged_prefill(
             q, pool, self.table, self.starts, self.before, scale, window, softcap, sinks,
             self.longest,
         )  # fmt: skip
+        if self.is_padded:
+            mixed = torch.where((self.slots >= 0)[:, None, None], mixed, 0.0)
+        return mixed
 
 
 @dataclass(frozen=True)

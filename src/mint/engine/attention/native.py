@@ -1,5 +1,6 @@
 """Attention in a prefix forest by the kernels for CPUs."""
 
+import torch
 from torch import Tensor, nn
 
 from mint.engine.native.training import LANES, Forest, TreeAttention
@@ -11,11 +12,12 @@ _SHORTEST, _LONGEST = 8, 32  # nodes of a block
 
 
 class NativeTree:
-    """Each node of a prefix forest sees its ancestors."""
+    """Each node of a prefix forest sees its ancestors, with keys and values of a format."""
 
-    def __init__(self, tree: PrefixTree, plain: ReferenceTree) -> None:
+    def __init__(self, tree: PrefixTree, plain: ReferenceTree, keys: torch.dtype) -> None:
         blocks = cut(tree, _SHORTEST, _LONGEST)
-        self.forest = Forest(tree, blocks, [visible(tree, *block) for block in blocks])
+        seen = [visible(tree, *block) for block in blocks]
+        self.forest = Forest(tree, blocks, seen, rounds=keys == torch.float16)
         self._plain = plain  # for soft caps, sinks and odd sizes
 
     def attend(
@@ -23,6 +25,13 @@ class NativeTree:
         softcap: float, sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
         if softcap or sinks is not None or q.shape[-1] % LANES:
+            k, v = (_rounded(x) if self.forest.rounds else x for x in (k, v))
             return self._plain.attend(module, q, k, v, scale, window, softcap, sinks)
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         return TreeAttention.apply(self.forest, window, scale, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Round to float16, as the pool of the sampler does; the gradient is that of x."""
+    most = torch.finfo(torch.float16).max
+    return x + (x.clamp(-most, most).half().float() - x).detach()

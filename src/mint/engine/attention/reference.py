@@ -8,10 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mint.engine.messages import IntArray
-from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
+from mint.engine.sampling.kv_pool import BLOCK_SIZE
 from mint.engine.training.tree import PrefixTree
-
-from .layout import DecodeRows
 
 _SHORTEST, _LONGEST = 64, 512  # nodes of a piece
 
@@ -92,33 +90,6 @@ def visible(tree: PrefixTree, start: int, stop: int) -> IntArray:
     """Return the nodes of a piece and, before them, the ancestors of its first one."""
     ancestors = np.flatnonzero(tree.ends[:start] > start)
     return np.concatenate([ancestors, np.arange(start, stop)])
-
-
-class ReferenceDecode:
-    """One new token per sequence, which sees its own blocks: gathered again for every layer."""
-
-    def __init__(self, pool: KVPool, rows: DecodeRows) -> None:
-        positions = torch.as_tensor(rows.positions, device=pool.device)
-        width = max(len(blocks) for blocks in rows.blocks)
-        table = [[*blocks, *[0] * (width - len(blocks))] for blocks in rows.blocks]
-        self._table = torch.tensor(table, device=pool.device)
-        self._positions = positions
-        current = self._table.gather(1, (positions // BLOCK_SIZE)[:, None]).squeeze(1)
-        self._slots = current * BLOCK_SIZE + positions % BLOCK_SIZE
-
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
-        softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        pool = find_pool(module)
-        store(pool, k, v, self._slots)
-        keys, values = (part[self._table].transpose(1, 2).flatten(2, 3) for part in pool)
-        distance = self._positions[:, None] - torch.arange(keys.shape[2], device=q.device)
-        mask = distance >= 0
-        if window:
-            mask &= distance < window
-        output = attend(q[:, :, None], keys, values, mask[:, None, None], scale, softcap, sinks)
-        return output[:, :, 0]
 
 
 def store(pool: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:

@@ -106,6 +106,11 @@ class BaseModel:
             experts_per_token=int(getattr(model.config, "num_experts_per_tok", None) or 1),
         )
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether some layers choose among experts, row by row."""
+        return any(product.weight.dim() == 3 for product in self.products.values())
+
     def hidden(
         self,
         tokens: IntArray | Tensor,

@@ -80,6 +80,11 @@ class FrozenLinear(Product):
             self.packed = native.Packed(self.weight.to(bf16), self.sizes)
         elif PackedWeight.is_possible(self.weight):
             self.packed = PackedWeight(self.weight)
+        # A plain bool: compiled layers cannot follow how it is found.
+        widths = (*self.sizes, self.weight.shape[1])
+        self._has_training_kernels = isinstance(self.packed, native.Packed) and not any(
+            width % LANES for width in widths
+        )
         self.pairs = ()
         self.bank: tuple[Tensor, Tensor] | None = None  # of the adapters in sampling, on a GPU
         self.slots: list[tuple[Tensor, Tensor] | None] = []  # the same on a CPU: A, B of each slot
@@ -98,19 +103,13 @@ class FrozenLinear(Product):
     def joint(self, x: Tensor) -> Tensor:
         """Return what all layers of the product make of x, row by row."""
         rows, lora = x.reshape(-1, x.shape[-1]), active().lora
-        if isinstance(lora, TrainedLora) and self._trains_by_kernels():
+        if self._has_training_kernels and isinstance(lora, TrainedLora) and self.pairs:
             y: Tensor = KernelLoraProduct.apply(  # type: ignore[no-untyped-call]
                 self.packed, lambda: self.packed_back, float(lora.scale), rows, *self.pairs
             )
         else:
             y = self.product(rows, lora)
         return y if self.bias is None else y + self.bias
-
-    def _trains_by_kernels(self) -> bool:
-        """Say whether the kernels for CPUs compute an adapter of this product in training."""
-        widths = (*self.sizes, self.weight.shape[1])
-        has_kernels = isinstance(self.packed, native.Packed) and self.precision.has_kernels
-        return bool(self.pairs) and has_kernels and not any(width % LANES for width in widths)
 
     @cached_property
     def packed_back(self) -> native.Packed:

@@ -26,6 +26,7 @@ class MemoryBudget:
     train_tokens: int  # of one forward-backward pass
     max_rows: int  # sequences that decode together
     chunk_tokens: int  # of prompts in one prefill pass
+    busy_tokens: int  # the same while many answers run and few prompts wait
 
 
 def plan_memory(model: BaseModel, memory_gb: float | None) -> MemoryBudget:
@@ -46,6 +47,7 @@ def plan_memory(model: BaseModel, memory_gb: float | None) -> MemoryBudget:
         train_tokens=train,
         max_rows=rows,
         chunk_tokens=8192 if is_gpu else 512,
+        busy_tokens=8192 if is_gpu and model.has_experts else 512,  # of a pass that is recorded
     )
 
 

@@ -9,6 +9,9 @@ trainer batch differently, and each rounding is amplified by the layers above it
 | `exact`    | bfloat16 weights, activations in three parts | float32                              |
 | `half`     | float16 products, float32 sums               | float16 operands (slow: for tests)   |
 | `bfloat16` | bfloat16 products, float32 sums              | bfloat16 products, float32 sums      |
+
+Keys and values are float16 with `half`, bfloat16 with `bfloat16` on a GPU, float16 with `bfloat16`
+on a CPU that has C kernels, and otherwise float32: in the pool and in the attention of training.
 """
 
 from dataclasses import dataclass
@@ -63,10 +66,11 @@ def choose(name: str, device: torch.device) -> Precision:
     if missing is not None:
         reason += f"; without C kernels: {missing}"
     kernels = missing is None
+    keys = f16 if kernels else f32  # the kernels read them from memory in every step
     return {
         "exact": Precision(name, reason, f32, f32, f32, f32, f32),
         "half": Precision(name, reason, f16, f32, f32, f32, f32),
-        "bfloat16": Precision(name, reason, bf16, bf16, f32, f32, f32, has_kernels=kernels),
+        "bfloat16": Precision(name, reason, bf16, bf16, f32, f32, keys, has_kernels=kernels),
     }[name]
 
 

@@ -23,7 +23,7 @@ enum {
     TILE = 6,          /* rows of a tile: 6 x 4 sums, 4 columns and a value are 29 of 32 registers */
     DEPTH = 1024,      /* words of a panel that are multiplied at a time: 256 KB stay in L2 */
     BLOCK = 16,        /* tokens of a block of keys and values */
-    SLOTS = 16,        /* adapters of one pass */
+    SLOTS = 17,        /* adapters: of the samplers of one pass, and of the run in training */
     ALONE = 1 << 15,   /* multiplications that are not worth waking other threads */
 };
 
@@ -83,8 +83,10 @@ typedef struct {
 } Matrix;
 
 /* The rows of a pass by the slot of their adapter: group g has rows[starts[g]] and those up to the
- * next group. A slot of -1 is none. Without rows, all are one group. */
+ * next group. A slot of -1 is none. Without rows, all are one group. The products of the rows and
+ * the adapter's A may be given, [rows, sites * rank], if all are one group. */
 typedef struct {
+    const float *inner;
     const int64_t *rows;
     int64_t groups;
     int64_t slots[SLOTS + 1], starts[SLOTS + 2];
@@ -252,7 +254,8 @@ void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t
     size_t words_size = ((size_t)(count * m->depth * 4 * m->is_bf16) + 63) & ~63ul;
     size_t inner_size = ((size_t)(count * height * 4) + 63) & ~63ul;
     char *memory = scratch(words_size + inner_size + (size_t)count * sizeof(Tile) + 64);
-    float *inner = (float *)(memory + words_size);
+    float *computed = (float *)(memory + words_size);
+    const float *inner = groups.inner ? groups.inner : computed;
     Tile *tiles = (Tile *)(memory + words_size + inner_size);
     for (int64_t g = 0; g < groups.groups; g++)
         for (int64_t at = groups.starts[g], end = groups.starts[g + 1], size; at < end; at += size) {
@@ -260,7 +263,8 @@ void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t
             tiles[tile_count++] = (Tile){(int32_t)at, (int32_t)size, (int32_t)groups.slots[g]};
         }
     const uint32_t *words = m->is_bf16 ? (uint32_t *)memory : (const uint32_t *)x;
-    int64_t stride = m->is_bf16 ? m->depth : ldx, narrow = (height + LANES - 1) / LANES;
+    int64_t stride = m->is_bf16 ? m->depth : ldx;
+    int64_t narrow = groups.inner ? 0 : (height + LANES - 1) / LANES;
     if (count * m->depth * m->panel_count < ALONE) threads = 1;
 #pragma omp parallel num_threads(threads)
     {
@@ -275,7 +279,7 @@ void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t
             Tile tile = tiles[item % tile_count];
             int64_t column = item / tile_count * LANES;
             if (tile.slot >= 0 && m->a[tile.slot] && column < m->rank[tile.slot] * m->sites)
-                multiply_inner(m, tile, column, rows, x, ldx, inner, height);
+                multiply_inner(m, tile, column, rows, x, ldx, computed, height);
         }
         /* Panel by panel, so that one stays in L2 for all tiles; equal shares of tiles. */
         int64_t items = m->panel_count * tile_count, team = omp_get_num_threads();
@@ -333,8 +337,23 @@ typedef struct {
     int64_t heads, key_heads, size, window; /* a window of 0 is none */
     float scale, softcap;
     const float *sinks;
-    float *keys, *values; /* the pool: [block, key head, size, BLOCK] and [block, key head, BLOCK, size] */
+    uint16_t *keys, *values; /* the pool: [block, key head, size, BLOCK] and [block, key head, BLOCK, size] */
 } Layer;
+
+/* The pool holds float16: larger numbers are cut to its largest, and NaN stays NaN. */
+INLINE __m512 from_halves(__mmask16 mask, const uint16_t *halves) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, halves));
+}
+
+static void to_halves(const float *x, int64_t count, uint16_t *halves) {
+    const __m512 bound = _mm512_set1_ps(65504);
+    for (int64_t k = 0; k < count; k += LANES) {
+        __mmask16 mask = first_lanes(count - k);
+        __m512 value = _mm512_maskz_loadu_ps(mask, x + k);
+        value = _mm512_min_ps(bound, _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), bound), value));
+        _mm256_mask_storeu_epi16(halves + k, mask, _mm512_cvtps_ph(value, 0));
+    }
+}
 
 static void turn(float *x, int64_t turned, const float *cosine, const float *sine) {
     int64_t half = turned / 2;
@@ -362,10 +381,12 @@ void mint_store(const Layer *layer, float *x, int64_t ldx, int64_t count, const 
         int64_t block = slots[row] / BLOCK, offset = slots[row] % BLOCK;
         for (int64_t h = 0; h < key_heads; h++) {
             const float *key = x + row * ldx + (heads + h) * size, *value = key + key_heads * size;
-            float *keys = layer->keys + (block * key_heads + h) * size * BLOCK;
-            float *values = layer->values + (block * key_heads + h) * size * BLOCK;
-            for (int64_t k = 0; k < size; k++) keys[k * BLOCK + offset] = key[k];
-            memcpy(values + offset * size, value, (size_t)size * 4);
+            uint16_t *halves = scratch((size_t)size * 2);
+            uint16_t *keys = layer->keys + (block * key_heads + h) * size * BLOCK;
+            uint16_t *values = layer->values + (block * key_heads + h) * size * BLOCK;
+            to_halves(key, size, halves);
+            for (int64_t k = 0; k < size; k++) keys[k * BLOCK + offset] = halves[k];
+            to_halves(value, size, values + offset * size);
         }
     }
 }
@@ -377,8 +398,9 @@ enum { QUERIES = 4 }; /* that go through a block of keys together */
 typedef struct {
     const float *q;
     float *sum; /* of the values, weighted */
-    float peak, total;
+    float peak;
     int64_t position;
+    float totals[LANES]; /* of the weights: the k-th of each block */
 } Query;
 
 INLINE __m512 tanh16(__m512 x) { /* 1 - 2 / (exp(2x) + 1) */
@@ -389,7 +411,7 @@ INLINE __m512 tanh16(__m512 x) { /* 1 - 2 / (exp(2x) + 1) */
 
 /* Add some columns of a block's values to the sums of the queries. */
 INLINE void add_values(const int count, const int wide, const Layer *layer, Query *queries,
-                       const float *values, int64_t next, int64_t column, int first, int last,
+                       const uint16_t *values, int64_t next, int64_t column, int first, int last,
                        float weights[QUERIES][BLOCK]) {
     __m512 sums[QUERIES][WIDE];
     __mmask16 mask = first_lanes(layer->size - column); /* of the last register */
@@ -400,8 +422,8 @@ INLINE void add_values(const int count, const int wide, const Layer *layer, Quer
         __m512 value[WIDE];
         UNROLL for (int j = 0; j < wide; j++) {
             int64_t place = at * layer->size + j * LANES;
-            value[j] = _mm512_maskz_loadu_ps(mask, values + place);
-            _mm_prefetch((const char *)(layer->values + next + place), _MM_HINT_T0);
+            value[j] = from_halves(mask, values + place);
+            if (j % 2 == 0) _mm_prefetch((const char *)(layer->values + next + place), _MM_HINT_T0);
         }
         UNROLL for (int i = 0; i < count; i++) {
             __m512 weight = _mm512_set1_ps(weights[i][at]);
@@ -418,7 +440,7 @@ INLINE void add_values(const int count, const int wide, const Layer *layer, Quer
  * so the result does not depend on which queries share a call. */
 INLINE void attend_block(const int count, const Layer *layer, Query *queries, int64_t place,
                          int64_t next, int64_t start) {
-    const float *keys = layer->keys + place, *values = layer->values + place;
+    const uint16_t *keys = layer->keys + place, *values = layer->values + place;
     __m512 scores[QUERIES], others[QUERIES];
     float weights[QUERIES][BLOCK];
     __mmask16 visible[QUERIES], any = 0;
@@ -426,10 +448,9 @@ INLINE void attend_block(const int count, const Layer *layer, Query *queries, in
     UNROLL for (int i = 0; i < count; i++) scores[i] = others[i] = _mm512_setzero_ps();
     for (int64_t k = 0; k < layer->size; k += 2) {
         int64_t other = k + 1 < layer->size ? k + 1 : k;
-        __m512 key = _mm512_loadu_ps(keys + k * BLOCK);
-        __m512 other_key = _mm512_maskz_loadu_ps(other > k ? 0xffff : 0, keys + other * BLOCK);
+        __m512 key = from_halves(0xffff, keys + k * BLOCK);
+        __m512 other_key = from_halves(other > k ? 0xffff : 0, keys + other * BLOCK);
         _mm_prefetch((const char *)(layer->keys + next + k * BLOCK), _MM_HINT_T0);
-        _mm_prefetch((const char *)(layer->keys + next + other * BLOCK), _MM_HINT_T0);
         UNROLL for (int i = 0; i < count; i++) {
             scores[i] = _mm512_fmadd_ps(_mm512_set1_ps(queries[i].q[k]), key, scores[i]);
             others[i] = _mm512_fmadd_ps(_mm512_set1_ps(queries[i].q[other]), other_key, others[i]);
@@ -446,16 +467,17 @@ INLINE void attend_block(const int count, const Layer *layer, Query *queries, in
             __m512 cap = _mm512_set1_ps(layer->softcap);
             score = _mm512_mul_ps(cap, tanh16(_mm512_div_ps(score, cap)));
         }
-        float peak = _mm512_mask_reduce_max_ps(visible[i], score);
-        if (visible[i] && !(peak <= query->peak)) { /* also when NaN */
+        __m512 totals = _mm512_loadu_ps(query->totals), before = _mm512_set1_ps(query->peak);
+        if (_mm512_mask_cmp_ps_mask(visible[i], score, before, _CMP_NLE_UQ)) { /* also when NaN */
+            float peak = _mm512_mask_reduce_max_ps(visible[i], score);
             float factor = query->peak == -INFINITY ? 0 : expf(query->peak - peak);
-            query->total *= factor;
+            totals = _mm512_mul_ps(totals, _mm512_set1_ps(factor));
             for (int64_t k = 0; k < layer->size; k++) query->sum[k] *= factor;
             query->peak = peak;
         }
         score = exp16(_mm512_sub_ps(score, _mm512_set1_ps(query->peak)));
         score = _mm512_maskz_mov_ps(visible[i], score);
-        query->total += _mm512_reduce_add_ps(score);
+        _mm512_storeu_ps(query->totals, _mm512_add_ps(totals, score));
         _mm512_storeu_ps(weights[i], score);
     }
     if (!any) return;
@@ -512,9 +534,9 @@ void mint_attend(const Layer *layer, const Layout *layout, const float *x, int64
         memset(sums, 0, (size_t)(count * repeat * size) * 4);
         for (int64_t i = 0; i < count * repeat; i++) {
             int64_t row = rows[i / repeat], h = head * repeat + i % repeat;
-            queries[i] = (Query){x + row * ldx + h * size, sums + i * size, -INFINITY, 0,
-                                 layout->positions[row]};
-            if (layer->sinks) queries[i].peak = layer->sinks[h], queries[i].total = 1;
+            queries[i] = (Query){x + row * ldx + h * size, sums + i * size, -INFINITY,
+                                 layout->positions[row], {0}};
+            if (layer->sinks) queries[i].peak = layer->sinks[h], queries[i].totals[0] = 1;
             earliest = least(earliest, queries[i].position);
         }
         int64_t from = layer->window ? most(0, earliest - layer->window + 1) / BLOCK : 0;
@@ -531,7 +553,8 @@ void mint_attend(const Layer *layer, const Layout *layout, const float *x, int64
         }
         for (int64_t i = 0; i < count * repeat; i++) {
             float *out = y + (rows[i / repeat] * layer->heads + head * repeat + i % repeat) * size;
-            for (int64_t k = 0; k < size; k++) out[k] = queries[i].sum[k] / queries[i].total;
+            float total = _mm512_reduce_add_ps(_mm512_loadu_ps(queries[i].totals));
+            for (int64_t k = 0; k < size; k++) out[k] = queries[i].sum[k] / total;
         }
     }
 }

@@ -84,7 +84,7 @@ class Layout:
 
 
 class AttentionLayer:
-    """One layer's attention to its part of the pool, [2, blocks, key heads, BLOCK, size].
+    """One layer's attention to its part of the pool, [2, blocks, key heads, BLOCK, size] float16.
 
     A block of keys is kept as [size, BLOCK], so that the scores of a block are one register.
     """
@@ -96,6 +96,7 @@ class AttentionLayer:
         keys, values = pool
         _, key_heads, block, size = keys.shape
         assert pool.is_contiguous()
+        assert pool.dtype == torch.float16
         assert block == BLOCK
         sinks = None if sinks is None else sinks.float().contiguous()
         self._kept = pool, sinks  # what the struct points to

@@ -10,7 +10,8 @@ from torch import Tensor
 from . import huge_pages
 from .build import call
 
-LANES, WIDE, SLOTS = 16, 4, 16  # as in kernels.c
+LANES, WIDE, SLOTS = 16, 4, 17  # as in kernels.c
+_TRAINED = SLOTS - 1  # the slot of the run in training
 Panels = NDArray[np.int32]
 
 
@@ -31,6 +32,7 @@ class _Matrix(Structure):
 
 class _Rows(Structure):
     _fields_ = [
+        ("inner", c_void_p),
         ("rows", c_void_p),
         ("groups", c_int64),
         ("slots", c_int64 * (SLOTS + 1)),
@@ -44,13 +46,14 @@ class RowsBySlot:
     def __init__(self, slots: Tensor | int) -> None:
         """Take the slot of each row (-1 for none), or that of all rows."""
         if isinstance(slots, int):
-            self.struct = _Rows(None, 1, (slots,), (0, 0))
+            self.struct = _Rows(None, None, 1, (slots,), (0, 0))
             return
         order = torch.argsort(slots, stable=True)
         found, counts = torch.unique_consecutive(slots[order], return_counts=True)
         self._order = order  # what the struct points to
         starts = [0, *counts.cumsum(0).tolist()]
-        self.struct = _Rows(order.data_ptr(), len(found), tuple(found.tolist()), tuple(starts))
+        groups = (len(found), tuple(found.tolist()), tuple(starts))
+        self.struct = _Rows(None, order.data_ptr(), *groups)
 
 
 NO_ADAPTER = RowsBySlot(-1)
@@ -106,6 +109,18 @@ class Packed:
         )  # fmt: skip
         return y
 
+    def multiply_adding(self, x: Tensor, inner: Tensor, b: Tensor) -> Tensor:
+        """Multiply float32 rows by the matrix, and add the product of ``inner`` and ``b``.
+
+        b is [rank, out]; inner [N, sites * rank] has columns of its own for each site.
+        """
+        assert inner.is_contiguous()
+        words, rows = _pack_floats(b.T, self._panels), RowsBySlot(_TRAINED)
+        rows.struct.inner = inner.data_ptr()
+        self.struct.a[_TRAINED] = self.struct.b[_TRAINED] = words.data_ptr()
+        self.struct.rank[_TRAINED] = len(b)
+        return self.multiply(x, rows)
+
     def set_adapter(self, slot: int, a: Tensor, b: Tensor) -> None:
         """Put an adapter into a slot: A [sites * rank, in], and B [rank, out] of all sites."""
         rank = b.shape[0]
@@ -117,8 +132,8 @@ class Packed:
 
     def clear_adapters(self) -> None:
         """Empty all slots."""
-        self._adapters = {}
-        self.struct.a = (c_void_p * SLOTS)()
+        for slot in list(self._adapters):
+            self.clear_adapter(slot)
 
     def clear_adapter(self, slot: int) -> None:
         """Empty a slot."""

@@ -55,15 +55,15 @@ static inline vec exponential(vec x) {
 
 /* ---- Products ------------------------------------------------------------------------------ */
 
-/* C [rows, vectors * LANES] (+)= A [rows, depth] B [depth, ...]; an element of A is at
+/* C [rows, vectors * LANES] = A [rows, depth] B [depth, ...]; an element of A is at
    a[row * a_row + k * a_column]. */
 #define INLINE static inline __attribute__((always_inline))
 INLINE void tile(int rows, int vectors, long depth, const float *a, long a_row, long a_column,
-                 const float *b, long b_row, float *c, long c_row, int adds) {
+                 const float *b, long b_row, float *c, long c_row) {
     vec sums[TILE_ROWS][TILE_VECTORS];
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < vectors; j++)
-            sums[i][j] = adds ? load(c + i * c_row + j * LANES) : (vec){0};
+            sums[i][j] = (vec){0};
     for (long k = 0; k < depth; k++, a += a_column, b += b_row) {
         vec right[TILE_VECTORS];
         for (int j = 0; j < vectors; j++) right[j] = load(b + j * LANES);
@@ -77,34 +77,34 @@ INLINE void tile(int rows, int vectors, long depth, const float *a, long a_row, 
 }
 
 #define TILE(R, V) case (R) * 8 + (V): \
-    tile(R, V, depth, a, a_row, a_column, b, b_row, c, c_row, adds); break;
+    tile(R, V, depth, a, a_row, a_column, b, b_row, c, c_row); break;
 #define TILES(R) TILE(R, 1) TILE(R, 2) TILE(R, 3) TILE(R, 4)
 
 static void any_tile(int rows, int vectors, long depth, const float *a, long a_row, long a_column,
-                     const float *b, long b_row, float *c, long c_row, int adds) {
+                     const float *b, long b_row, float *c, long c_row) {
     switch (rows * 8 + vectors) { TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6) }
 }
 
 static long lesser(long a, long b) { return a < b ? a : b; }
 
-/* C [m, n] (+)= A [m, depth] B [depth, n] on one thread. */
+/* C [m, n] = A [m, depth] B [depth, n] on one thread. */
 static void product(long m, long n, long depth, const float *a, long a_row, long a_column,
-                    const float *b, long b_row, float *c, long c_row, int adds) {
+                    const float *b, long b_row, float *c, long c_row) {
     for (long j = 0; j < n; j += PANEL)
         for (long i = 0; i < m; i += TILE_ROWS)
             any_tile(lesser(m - i, TILE_ROWS), lesser(n - j, PANEL) / LANES, depth,
-                     a + i * a_row, a_row, a_column, b + j, b_row, c + i * c_row + j, c_row, adds);
+                     a + i * a_row, a_row, a_column, b + j, b_row, c + i * c_row + j, c_row);
 }
 
 /* The same on all threads. The order of every sum is that of one thread. */
 void train_product(long m, long n, long depth, const float *a, long a_row, long a_column,
-                  const float *b, long b_row, float *c, long c_row, int adds) {
+                  const float *b, long b_row, float *c, long c_row) {
     const long height = 16 * TILE_ROWS;
     #pragma omp parallel for collapse(2) schedule(static)
     for (long j = 0; j < n; j += PANEL)
         for (long i = 0; i < m; i += height)
             product(lesser(m - i, height), lesser(n - j, PANEL), depth, a + i * a_row, a_row,
-                    a_column, b + j, b_row, c + i * c_row + j, c_row, adds);
+                    a_column, b + j, b_row, c + i * c_row + j, c_row);
 }
 
 /* ---- Gradients of the RMS norm y = w x / sqrt(mean(x^2) + eps) and of silu(gate) * up ---------- */
@@ -182,6 +182,7 @@ typedef struct {
     const int64_t *starts, *offsets, *keys, *ends, *positions;
     int64_t window;
     float scale;
+    int32_t rounds; /* keys and values to float16, as those in the sampler's pool are */
 } Forest;
 
 typedef struct {
@@ -210,18 +211,28 @@ static void copy_rows(const Forest *f, const Heads *from, long start, long stop,
         }
 }
 
+/* The keys or values of some nodes. */
 static void gather(const Forest *f, const Heads *from, const int64_t *keys, long count,
                    long key_head, float *to) {
-    for (long j = 0; j < count; j++)
-        memcpy(to + j * f->size, from->data + keys[j] * from->node + key_head * from->head,
-               f->size * sizeof(float));
+    const vec most = all(65504.0f);
+    for (long j = 0; j < count; j++) {
+        const float *row = from->data + keys[j] * from->node + key_head * from->head;
+        for (long d = 0; d < f->size; d += LANES) {
+            vec x = load(row + d);
+            if (f->rounds) {
+                x = choose(x > most, most, choose(x < -most, -most, x));
+                x = (vec)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)x, 0));
+            }
+            store(to + j * f->size + d, x);
+        }
+    }
 }
 
 /* Scores of a block before softmax, [keys, width of rows], -inf where a node does not see a key. */
 static void score(const Forest *f, long start, long stop, const int64_t *seen, long count,
                   const float *keys, const float *columns, float *scores) {
     long group = f->heads / f->key_heads, rows = (stop - start) * group, width = padded(rows);
-    product(count, width, f->size, keys, f->size, 1, columns, width, scores, width, 0);
+    product(count, width, f->size, keys, f->size, 1, columns, width, scores, width);
     for (long j = 0; j < count; j++) {
         float *line = scores + j * width;
         long key = seen[j], first = key > start ? key - start : 0;
@@ -285,7 +296,7 @@ void train_attention(const Forest *f, const Heads *q, const Heads *k, const Head
                     for (long i = 0; i < lesser(LANES, m - r); i++)
                         sums[place(f, start, h, r + i)] = peaks[i] + logf(totals[i]);
                 }
-                product(m, size, count, scores, 1, width, values, size, rows, size, 0);
+                product(m, size, count, scores, 1, width, values, size, rows, size);
                 for (long r = 0; r < m; r++)
                     memcpy(out + place(f, start, h, r) * size, rows + r * size,
                            size * sizeof(float));
@@ -325,7 +336,7 @@ void train_attention_backward(const Forest *f, const Heads *q, const Heads *k, c
             gather(f, k, seen, count, h, keys);
             gather(f, v, seen, count, h, values);
             score(f, start, stop, seen, count, keys, columns, scores);
-            product(count, width, size, values, size, 1, slope_columns, width, changes, width, 0);
+            product(count, width, size, values, size, 1, slope_columns, width, changes, width);
             for (long r = 0; r < m; r++) {
                 const float *output = out + place(f, start, h, r) * size;
                 vec dot = {0};
@@ -342,7 +353,7 @@ void train_attention_backward(const Forest *f, const Heads *q, const Heads *k, c
                     store(p, weight);
                     store(change, weight * (load(change) - load(dots + r)));
                 }
-            product(m, size, count, changes, 1, width, keys, size, result, size, 0);
+            product(m, size, count, changes, 1, width, keys, size, result, size);
             for (long r = 0; r < m; r++) {
                 float *to = q_grad->data + (start + r / group) * q_grad->node +
                             (h * group + r % group) * q_grad->head;
@@ -350,8 +361,8 @@ void train_attention_backward(const Forest *f, const Heads *q, const Heads *k, c
                     store(to + d, load(result + r * size + d) * f->scale);
             }
             /* Keys and values are read no more: their rows hold the gradients now. */
-            product(count, size, m, changes, width, 1, rows, size, keys, size, 0);
-            product(count, size, m, scores, width, 1, slopes, size, values, size, 0);
+            product(count, size, m, changes, width, 1, rows, size, keys, size);
+            product(count, size, m, scores, width, 1, slopes, size, values, size);
             for (long j = 0; j < count; j++) {
                 float *to = own + seen[j] * 2 * span + h * size;
                 for (long d = 0; d < size; d += LANES) {

@@ -18,14 +18,14 @@ from .products import Packed
 LANES = 16  # widths are multiples of this
 
 
-def product(a: Tensor, b: Tensor, out: Tensor, adds: bool = False) -> Tensor:
-    """Write the product of a [m, k] and b [k, n] to out, or add it; n is a multiple of LANES.
+def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """Write the product of a [m, k] and b [k, n] to out; n is a multiple of LANES.
 
     The rows of b and out are contiguous; a may be transposed.
     """
     (m, depth), n = a.shape, b.shape[1]
     rows = (b, b.stride(0), out, out.stride(0))
-    call("train_product", m, n, depth, a, a.stride(0), a.stride(1), *rows, int(adds))
+    call("train_product", m, n, depth, a, a.stride(0), a.stride(1), *rows)
     return out
 
 
@@ -76,17 +76,10 @@ class LoraProduct(torch.autograd.Function):
         ctx: Any, packed: Packed, backwards: Callable[[], Packed], scale: float, x: Tensor,
         *pairs: Tensor,
     ) -> Tensor:  # fmt: skip
-        x = x.contiguous()
-        y = packed.multiply(x)
-        rank, height = len(pairs[0]), _height(pairs)
-        a = x.new_zeros(x.shape[1], height * len(packed.sizes))
-        for number, pair in enumerate(pairs[::2]):
-            a[:, number * height : number * height + rank] = pair.T
-        inner = product(x, a.mul_(scale), x.new_empty(len(x), a.shape[1]))
-        columns = torch.split(y, packed.sizes, 1)
-        for number, (part, b) in enumerate(zip(columns, pairs[1::2], strict=True)):
-            own = inner[:, number * height : number * height + rank]
-            product(own, b.T.contiguous(), part, adds=True)
+        x, height = x.contiguous(), _height(pairs)
+        a = _stack(pairs[::2], height).mul_(scale)
+        inner = product(x, a.T.contiguous(), x.new_empty(len(x), len(a)))
+        y = packed.multiply_adding(x, inner, _side_by_side(pairs[1::2], height))
         ctx.sizes, ctx.backwards, ctx.scale = packed.sizes, backwards, scale
         ctx.save_for_backward(x, inner, *pairs)
         return y
@@ -95,7 +88,6 @@ class LoraProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, inner, *pairs = ctx.saved_tensors
         grad = grads[0].contiguous()
-        x_grad = ctx.backwards().multiply(grad) if ctx.needs_input_grad[3] else None
         rank, height, results = len(pairs[0]), _height(pairs), []
         inner_grad = torch.empty_like(inner)
         for number, columns in enumerate(torch.split(grad, ctx.sizes, 1)):
@@ -104,12 +96,29 @@ class LoraProduct(torch.autograd.Function):
             scaled = b.new_zeros(len(b), height)
             torch.mul(b, ctx.scale, out=scaled[:, :rank])
             product(columns, scaled, inner_grad[:, number * height : (number + 1) * height])
-            own = inner_grad[:, place]
-            if x_grad is not None:
-                product(own, a, x_grad, adds=True)
             b_grad = product(inner[:, place].T, columns, b.new_empty(b.T.shape))
-            results += [product(own.T, x, torch.empty_like(a)), b_grad.T.contiguous()]
+            a_grad = product(inner_grad[:, place].T, x, torch.empty_like(a))
+            results += [a_grad, b_grad.T.contiguous()]
+        x_grad = None
+        if ctx.needs_input_grad[3]:
+            a = _stack(pairs[::2], height)
+            x_grad = ctx.backwards().multiply_adding(grad, inner_grad, a)
         return None, None, None, x_grad, *results
+
+
+def _stack(parts: Sequence[Tensor], height: int) -> Tensor:
+    """Return matrices [rank, in] one below the other, each filled up to a height."""
+    stacked = parts[0].new_zeros(len(parts), height, parts[0].shape[1])
+    for place, part in zip(stacked, parts, strict=True):
+        place[: len(part)] = part
+    return stacked.flatten(0, 1)
+
+
+def _side_by_side(parts: Sequence[Tensor], height: int) -> Tensor:
+    """Return the transposes of matrices [out, rank] in one row, filled up to a height."""
+    joint = parts[0].new_zeros(height, sum(map(len, parts)))
+    torch.cat([part.T for part in parts], 1, out=joint[: parts[0].shape[1]])
+    return joint
 
 
 def _height(pairs: Sequence[Tensor]) -> int:
@@ -131,6 +140,7 @@ class _Forest(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("starts", "offsets", "keys", "ends", "positions")),
         ("window", ctypes.c_int64),
         ("scale", ctypes.c_float),
+        ("rounds", ctypes.c_int32),
     ]
 
 
@@ -143,11 +153,15 @@ def _heads(x: Tensor) -> _Heads:
 
 
 class Forest:
-    """A prefix forest, cut into blocks of nodes: what each block sees."""
+    """A prefix forest, cut into blocks of nodes: what each block sees.
+
+    With ``rounds``, attention rounds keys and values to float16, as the sampler's pool does.
+    """
 
     def __init__(
-        self, tree: PrefixTree, blocks: list[tuple[int, int]], seen: list[IntArray]
+        self, tree: PrefixTree, blocks: list[tuple[int, int]], seen: list[IntArray], rounds: bool
     ) -> None:
+        self.rounds = rounds
         self.nodes, self.blocks = len(tree.tokens), len(blocks)
         self.longest = max(stop - start for start, stop in blocks)
         self.most_keys = max(map(len, seen))
@@ -165,7 +179,8 @@ class Forest:
         (_, heads, size), key_heads = q.shape, k.shape[1]
         rows = self.longest * heads // key_heads
         sizes = (self.nodes, heads, key_heads, size, self.blocks, self.most_keys, rows)
-        return _Forest(*sizes, *(array.ctypes.data for array in self._arrays), window, scale)
+        arrays = (array.ctypes.data for array in self._arrays)
+        return _Forest(*sizes, *arrays, window, scale, self.rounds)
 
 
 class TreeAttention(torch.autograd.Function):

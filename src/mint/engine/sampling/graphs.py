@@ -16,12 +16,15 @@ from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter
 from mint.engine.attention.gpu import KernelDecode
+from mint.engine.cuda_graph import record
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import BankedLora, Lora, NoLora
 from mint.engine.model.precision import to_device
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 from mint.engine.sampling.picking import Picked, pick_plain, signed
+from mint.engine.sampling.prefill_graphs import PrefillGraphs
 from mint.engine.sampling.runner import Runner, Tokens
+from mint.engine.sampling.scheduler import PrefillStep
 from mint.engine.sampling.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -68,7 +71,7 @@ class _Buffers:
 
 
 class GraphRunner(Runner):
-    """Runs decode steps as CUDA graphs; prompts and special requests run without."""
+    """Runs decode steps and short prompts as CUDA graphs; special requests pick without."""
 
     def __init__(self, model: BaseModel, pool: KVPool, max_rows: int = _BUCKETS[-1]) -> None:
         super().__init__(model, pool)
@@ -82,6 +85,7 @@ class GraphRunner(Runner):
         self._flight: _Flight | None = None
         self._batch = _Batch(-1, [], torch.empty(0, dtype=torch.long), 1, 0, False)
         self._widest = 1  # block table among the rows
+        self._prefills = PrefillGraphs(model, pool)
         self._pick_plain = torch.compile(pick_plain)
         self._graphs: dict[tuple[int, int, int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._generation = 0
@@ -106,6 +110,10 @@ class GraphRunner(Runner):
         return (
             any(s.job.is_special for s in sequences) or _bucket(len(sequences)) < self._batch.size
         )
+
+    def prefill(self, steps: list[PrefillStep]) -> Tensor:
+        hidden = self._prefills.replay(steps)
+        return super().prefill(steps) if hidden is None else hidden
 
     def decode(
         self, sequences: list[Sequence], version: int, extended: list[Sequence]
@@ -138,7 +146,7 @@ class GraphRunner(Runner):
         self._buffers.positions.fill_(_EMPTY)
 
     def recover(self) -> None:
-        torch.cuda.synchronize()
+        self._prefills.release()
         super().recover()
 
     # ---- rows -----------------------------------------------------------------------------------
@@ -258,22 +266,9 @@ class GraphRunner(Runner):
         saved = positions.clone()
         positions.fill_(_EMPTY)
         try:
-            return self._record(size, width, slots, picks)
+            graph, logits = record(lambda: self._step(size, width, slots, picks), self._memory, 3)
         finally:
             positions.copy_(saved)
-
-    def _record(
-        self, size: int, width: int, slots: int, picks: bool
-    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._step(size, width, slots, picks)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            logits = self._step(size, width, slots, picks)
         self._memory = self._memory or graph.pool()
         return graph, logits
 

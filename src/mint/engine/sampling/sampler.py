@@ -17,10 +17,12 @@ from mint.engine.sampling.sequence import Job, Sequence
 class Sampler:
     """The running batch of one base model."""
 
-    def __init__(self, runner: Runner, max_rows: int, chunk_tokens: int) -> None:
+    def __init__(
+        self, runner: Runner, max_rows: int, chunk_tokens: int, busy_tokens: int | None = None
+    ) -> None:
         self._runner = runner
         self._blocks = BlockManager(runner.pool.blocks)
-        self.scheduler = Scheduler(self._blocks, max_rows, chunk_tokens)
+        self.scheduler = Scheduler(self._blocks, max_rows, chunk_tokens, busy_tokens)
         self._jobs: dict[int, Job] = {}  # by ticket
         self._over: list[Job] = []  # finished or failed, for the next step to return
         self._growing: dict[int, list[SampledToken]] = {}

@@ -13,6 +13,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from mint.engine.adapters.lora import MAX_SLOTS, Adapter
 from mint.engine.attention.layout import Chunk
@@ -43,13 +44,16 @@ class PrefillStep:
 class Scheduler:
     """The queues of one engine."""
 
-    def __init__(self, blocks: BlockManager, max_rows: int, chunk_tokens: int) -> None:
+    def __init__(
+        self, blocks: BlockManager, max_rows: int, chunk_tokens: int, busy_tokens: int | None = None
+    ) -> None:
         self.blocks = blocks
         self.running: list[Sequence] = []  # in starting order
         self.version = 0  # of that list
         self.extended: list[Sequence] = []  # those with a new block for the next step
         self._max_rows = max_rows
         self._chunk_tokens = chunk_tokens
+        self._busy_tokens = busy_tokens or chunk_tokens
         self._waiting = WaitingJobs()
         self._prefilling: list[Prefill] = []
         self._ready: deque[Prefill] = deque()  # with sequences that have not started
@@ -66,7 +70,7 @@ class Scheduler:
 
     def emptied(self, blocks: BlockManager) -> Scheduler:
         """Return a scheduler with the same settings and nothing in its queues."""
-        scheduler = Scheduler(blocks, self._max_rows, self._chunk_tokens)
+        scheduler = Scheduler(blocks, self._max_rows, self._chunk_tokens, self._busy_tokens)
         scheduler.version = self.version + 1
         return scheduler
 
@@ -94,16 +98,16 @@ class Scheduler:
         steps: list[PrefillStep] = []
         if not (self._prefilling or self._waiting):
             return steps
-        room = self._chunk_tokens
+        room = most = self._busy_tokens if self._is_busy() else self._chunk_tokens
         held = self._holdings()
         prefilling = {prefill.tenant for prefill in self._prefilling}
         if any(t not in prefilling and held.may_claim(t) for t in self._waiting.tenants()):
-            room -= self._chunk_tokens // 2  # a long prompt leaves room for those of others
+            room -= most // 2  # a long prompt leaves room for those of others
         for prefill in self._prefilling:
             if room <= 0 or (steps and self._alone):
                 break
             room -= self._add(steps, prefill, room)
-        room = self._chunk_tokens - sum(len(step.chunk.tokens) for step in steps)
+        room = most - sum(len(step.chunk.tokens) for step in steps)
         adapters = {step.prefill.adapter for step in steps}
         while room > 0 and not (steps and self._alone):
             admitted = self._admit(adapters, held)
@@ -115,6 +119,15 @@ class Scheduler:
             self._prefilling.append(admitted)
             room -= self._add(steps, admitted, room)
         return steps
+
+    def _is_busy(self) -> bool:
+        """Return whether few prompts wait, compared with the answers that run.
+
+        A short pass delays the running ones less; where many wait, long passes start them sooner.
+        """
+        few = max(len(self.running) // 4, 1)
+        waiting = len(self._prefilling) + sum(1 for _ in islice(self._waiting.jobs(), few + 1))
+        return bool(self.running) and waiting <= few
 
     def _add(self, steps: list[PrefillStep], prefill: Prefill, room: int) -> int:
         end = min(prefill.done + room, len(prefill.tokens))

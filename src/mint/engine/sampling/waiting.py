@@ -1,6 +1,7 @@
 """Queues of an engine: jobs by tenant and adapter, and answers that resume."""
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mint.engine.adapters.lora import Adapter
@@ -78,13 +79,12 @@ class WaitingJobs:
             if not (waiting.queues or waiting.resuming):
                 del self._tenants[job.tenant]
 
-    def jobs(self) -> list[Job]:
-        """Return every job that waits."""
-        found: list[Job] = []
+    def jobs(self) -> Iterator[Job]:
+        """Yield every job that waits."""
         for tenant in self._tenants.values():
-            found += [p.sequence.job for p in tenant.resuming if p.sequence is not None]
-            found += [job for queue in tenant.queues.values() for job in queue]
-        return found
+            yield from (p.sequence.job for p in tenant.resuming if p.sequence is not None)
+            for queue in tenant.queues.values():
+                yield from queue
 
     def _of(self, tenant: str) -> _Tenant:
         return self._tenants.setdefault(tenant, _Tenant())

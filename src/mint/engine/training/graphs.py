@@ -37,8 +37,7 @@ class TrunkGraphs:
     """
 
     def __init__(self, model: BaseModel) -> None:
-        has_experts = any(product.weight.dim() == 3 for product in model.products.values())
-        self._is_possible = model.device.type == "cuda" and not has_experts
+        self._is_possible = model.device.type == "cuda" and not model.has_experts
         self._model = model
         self._recorded: dict[_Key, _RecordedPass] = {}
         self._seen: set[_Key] = set()

@@ -1,0 +1,27 @@
+"""Recording work on a GPU as a CUDA graph."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+def record(
+    run: Callable[[], Result], memory: Any, warm_ups: int = 2
+) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Record what ``run`` launches, into memory that graphs share (None: new memory).
+
+    It runs some times before, so that whatever has to be compiled is compiled.
+    """
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(warm_ups):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=memory):
+        result = run()
+    return graph, result

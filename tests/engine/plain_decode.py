@@ -1,0 +1,37 @@
+"""Attention of decoding in its plainest form, which the others are compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mint.engine.attention.layout import DecodeRows
+from mint.engine.attention.reference import attend, store
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
+
+
+class ReferenceDecode:
+    """One new token per sequence, which sees its own blocks: gathered again for every layer."""
+
+    def __init__(self, pool: KVPool, rows: DecodeRows) -> None:
+        positions = torch.as_tensor(rows.positions, device=pool.device)
+        width = max(len(blocks) for blocks in rows.blocks)
+        table = [[*blocks, *[0] * (width - len(blocks))] for blocks in rows.blocks]
+        self._table = torch.tensor(table, device=pool.device)
+        self._positions = positions
+        current = self._table.gather(1, (positions // BLOCK_SIZE)[:, None]).squeeze(1)
+        self._slots = current * BLOCK_SIZE + positions % BLOCK_SIZE
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
+        softcap: float, sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        pool = find_pool(module)
+        store(pool, k, v, self._slots)
+        keys, values = (part[self._table].transpose(1, 2).flatten(2, 3) for part in pool)
+        distance = self._positions[:, None] - torch.arange(keys.shape[2], device=q.device)
+        mask = distance >= 0
+        if window:
+            mask &= distance < window
+        output = attend(q[:, :, None], keys, values, mask[:, None, None], scale, softcap, sinks)
+        return output[:, :, 0]
