@@ -10,6 +10,7 @@
 # make snapshots     accept a changed API: rewrite its contract
 # make recordings    re-record the sessions of the clients, for the replay tests
 # make test-sinks    only: metrics in W&B, Trackio and MLflow, with the real packages
+# make test-openenv  only: environments served by the openenv package
 # make fuzz          20,000 mutated requests over every route; none may be answered with 5xx
 # make chaos         kills, failing disks and random operations for about an hour
 # make soak          clients that come, go, crash and misbehave, for an hour (SOAK_MINUTES=10 make soak)
@@ -40,7 +41,7 @@ FAST := src tests/test_layers.py tests/test_english.py $(addprefix tests/engine/
   checkpoints/test_archives.py checkpoints/test_checkpoints.py checkpoints/test_peft.py) \
   tests/watch/test_verdict.py tests/watch/dashboard/test_query.py
 
-.PHONY: install demo packages test test-fast test-slow fuzz chaos soak test-wheel test-first-hour test-gpu test-sinks conformance \
+.PHONY: install demo packages test test-fast test-slow fuzz chaos soak test-wheel test-first-hour test-gpu test-sinks test-openenv conformance \
   conformance-envs trl-env bench bench-envs recordings snapshots check lint format clean
 .DELETE_ON_ERROR:
 
@@ -161,6 +162,9 @@ test-sinks: $(INSTALLED) .venvs/sinks/.installed
 	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	  > "$$(.venvs/sinks/bin/python -c 'import site; print(site.getsitepackages()[0])')/mint.pth"
 	@touch $@
+
+test-openenv: $(INSTALLED) .venvs/openenv/.installed
+	@$(PYTEST) tests/conformance/test_openenv.py
 
 conformance: $(INSTALLED) $(CLIENTS_INSTALLED)
 	@$(PYTEST) tests/conformance tests/sdk/test_mindlab.py

@@ -13,7 +13,7 @@ from .agents.episodes import (
     GymnasiumEnvironment as GymnasiumEnvironment,
     OpenEnvEnvironment as OpenEnvEnvironment,
 )
-from .agents.openenv import OpenEnvHttp as OpenEnvHttp, OpenEnvSocket as OpenEnvSocket
+from .agents.openenv import OpenEnvSocket as OpenEnvSocket
 from .agents.rehearsal import rehearse as rehearse
 from .agents.tools import (
     Tool as Tool,

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from mint.rl import RLConfig, rehearse
 from mint.rl.agents.episodes import GymnasiumEnvironment, OpenEnvEnvironment
-from mint.rl.agents.openenv import OpenEnvHttp, OpenEnvSocket
+from mint.rl.agents.openenv import OpenEnvSocket
 from tests.needs import need_sandbox
 
 
@@ -90,62 +89,6 @@ def test_an_episode_ends_at_the_turn_limit_with_what_it_has_earned(
     assert rollout.turn_rewards == [-0.1, -0.1]
 
 
-class Echo(BaseHTTPRequestHandler):
-    """A server of OpenEnv's HTTP protocol that keeps one episode: repeat the word."""
-
-    word = ""
-    steps = 0
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
-        if self.path == "/reset":
-            Echo.word, Echo.steps = body.get("word", "mint"), 0
-            self._answer({"prompt": f"Say {Echo.word}."}, None, False)
-        elif "message" not in body.get("action", {}):
-            self.send_error(422, "no message")
-        else:
-            Echo.steps += 1
-            right = body["action"]["message"] == Echo.word
-            self._answer({"prompt": "Right." if right else "Again."}, float(right), right)
-
-    def _answer(self, observation: Any, reward: float | None, done: bool) -> None:
-        text = json.dumps({"observation": observation, "reward": reward, "done": done}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def server() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as http:
-        thread = threading.Thread(target=http.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{http.server_port}"
-        http.shutdown()
-        thread.join()
-
-
-def test_an_openenv_server_is_played_over_http(server: str) -> None:
-    environment = OpenEnvEnvironment(
-        lambda: OpenEnvHttp(server), [{"word": "tea"}], show=lambda seen: str(seen["prompt"])
-    )
-    rollout = rehearse(environment, environment.build_dataset()[0], ["coffee", "tea"])
-    assert rollout.turn_rewards == [0.0, 1.0]
-    said = [m["content"] for m in rollout.messages if m["role"] == "user"]
-    assert said == ["Say tea.", "Again."]
-
-
-def test_an_openenv_server_that_refuses_an_action_says_so(server: str) -> None:
-    environment = OpenEnvEnvironment(lambda: OpenEnvHttp(server), to_action=lambda text: {})
-    with pytest.raises(RuntimeError, match="HTTP 422"):
-        rehearse(environment, {}, ["x"])
-
-
 def play(socket: ServerConnection) -> None:
     """OpenEnv's WebSocket protocol: an episode for each connection, of repeating a word."""
     word = ""
@@ -176,15 +119,8 @@ def socket_server() -> Iterator[str]:
         thread.join()
 
 
-def test_an_openenv_server_is_played_over_a_websocket_with_an_episode_each(
-    socket_server: str,
-) -> None:
-    """Two conversations at a time: one connection each, and neither sees the other's word."""
-    environment = OpenEnvEnvironment(
-        lambda: OpenEnvSocket(socket_server),
-        [{"word": "tea"}, {"word": "milk"}],
-        show=lambda seen: str(seen["prompt"]),
-    )
+def play_two_words(environment: OpenEnvEnvironment) -> None:
+    """Play two conversations at a time: neither may see the other's word."""
     replies = {"tea": ["coffee", "tea"], "milk": ["milk"]}
     with ThreadPoolExecutor(2) as both:
         rollouts = list(
@@ -196,6 +132,17 @@ def test_an_openenv_server_is_played_over_a_websocket_with_an_episode_each(
     assert [rollout.turn_rewards for rollout in rollouts] == [[0.0, 1.0], [1.0]]
     said = [m["content"] for m in rollouts[0].messages if m["role"] == "user"]
     assert said == ["Say tea.", "Again."]
+
+
+def test_an_openenv_server_is_played_over_a_websocket_with_an_episode_each(
+    socket_server: str,
+) -> None:
+    environment = OpenEnvEnvironment(
+        lambda: OpenEnvSocket(socket_server),
+        [{"word": "tea"}, {"word": "milk"}],
+        show=lambda seen: str(seen["prompt"]),
+    )
+    play_two_words(environment)
 
 
 def test_a_websocket_server_that_refuses_or_is_gone_is_named(socket_server: str) -> None:

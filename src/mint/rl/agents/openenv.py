@@ -1,4 +1,4 @@
-"""Clients of OpenEnv servers, for environments whose own package is not installed."""
+"""A client of OpenEnv servers, for environments whose own package is not installed."""
 
 import asyncio
 import json
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
-
 _LARGEST = 100 * 2**20  # bytes of one observation
 
 
 class OpenEnvSocket:
-    """Speaks OpenEnv's WebSocket protocol, as today's clients do: each connection has an episode.
+    """Speaks OpenEnv's WebSocket protocol: each connection has an episode.
+
+    Over ``POST /step`` a server has none: every request meets a new environment.
 
     Needs the package ``websockets``. Every rollout has a connection of its own::
 
@@ -67,38 +67,6 @@ class OpenEnvSocket:
                 f"(code {found.get('code', 'unknown')})."
             )
         return _outcome(found)
-
-
-class OpenEnvHttp:
-    """Speaks OpenEnv's ``POST /reset`` and ``POST /step``, to a server that keeps one episode.
-
-    A server that keeps an episode for each connection does so over a WebSocket: see
-    :class:`OpenEnvSocket`.
-    """
-
-    def __init__(self, url: str, timeout: float = 60.0) -> None:
-        self._client = httpx.AsyncClient(base_url=url.rstrip("/"), timeout=timeout)
-
-    async def reset(self, **task: Any) -> Any:
-        """Begin an episode."""
-        return await self._post("/reset", task)
-
-    async def step(self, action: Any) -> Any:
-        """Carry out an action: a mapping with the fields of the environment's action."""
-        return await self._post("/step", {"action": action})
-
-    async def close(self) -> None:
-        """End the connection."""
-        await self._client.aclose()
-
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        answer = await self._client.post(path, json=dict(body))
-        if answer.status_code >= 300:
-            raise RuntimeError(
-                f"The OpenEnv server answered {path} with HTTP {answer.status_code}: "
-                f"{answer.text[:200]}"
-            )
-        return _outcome(answer.json())
 
 
 def _outcome(found: Mapping[str, Any]) -> Any:
