@@ -4,11 +4,15 @@ A random byte model is paid for bytes below 128. How long an answer is, its task
 24 tokens, and 160 for one task in six. Runs that differ in nothing but ``max_staleness`` take turns
 on one service, and rounds go back and forth, so that a machine that becomes slower is slower for
 all. The first step, in which the engine warms up, is left out.
+
+With ``--judge SECONDS`` the task is another one: SmolLM2-135M is asked to add numbers, and each
+answer is scored after that time, as by a judge on another machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -26,6 +30,7 @@ from tests.tiny import build_model
 MODEL = {"max_position_embeddings": 512}
 SMOOTH = 3  # steps over which the reward is averaged before it is compared with the goal
 LONG, LONG_SHARE = 160, 1 / 6
+JUDGED_MODEL, JUDGED_TOKENS = "HuggingFaceTB/SmolLM2-135M-Instruct", 16
 
 
 class Uneven:
@@ -41,6 +46,22 @@ class Uneven:
         chat.user(f"{task[0]}")
         text = (await chat.reply(max_tokens=task[1])).text
         return sum(character < "\x80" for character in text) / max(1, len(text))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Additions; the share of digits in an answer is its reward, known after some seconds."""
+
+    seconds: float
+
+    def build_dataset(self) -> list[tuple[int, int]]:
+        return [(random.randint(10, 99), random.randint(10, 99)) for _ in range(64)]
+
+    async def rollout(self, task: tuple[int, int], chat: Chat) -> float:
+        chat.user(f"What is {task[0]} + {task[1]}? Answer with the number alone.")
+        text = (await chat.reply(max_tokens=JUDGED_TOKENS)).text
+        await asyncio.sleep(self.seconds)
+        return sum(character.isdigit() for character in text) / max(1, len(text))
 
 
 @dataclass(frozen=True)
@@ -78,16 +99,17 @@ class Measured:
         return None if reached is None else self.ended[reached - 1]
 
 
-def measure(model: Path, max_staleness: int, args: argparse.Namespace) -> Measured:
+def measure(model: str, max_staleness: int, args: argparse.Namespace) -> Measured:
     """Train once, from the same start with the same prompts."""
+    task = Uneven() if args.judge is None else Judged(args.judge)
     with tempfile.TemporaryDirectory() as folder:
         cfg = RLConfig(
-            base_model=str(model),
+            base_model=model,
             run_dir=f"{folder}/run",
             steps=args.steps + 1,
             batch_size=args.prompts,
             group_size=args.group,
-            max_tokens=LONG,
+            max_tokens=LONG if args.judge is None else JUDGED_TOKENS,
             temperature=1.0,
             learning_rate=args.learning_rate,
             aggregation="token",
@@ -103,7 +125,7 @@ def measure(model: Path, max_staleness: int, args: argparse.Namespace) -> Measur
             run.monitors.append(lambda batch: ended.append(time.perf_counter()))
             await grpo(run)
 
-        run_loop(timed, Uneven(), cfg)
+        run_loop(timed, task, cfg)
         first, *rows = read_rows(Path(folder, "run", METRICS))
     return Measured(
         max_staleness,
@@ -156,6 +178,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=1e-2)
+    parser.add_argument("--judge", type=float, metavar="SECONDS")
     parser.add_argument("--goal", type=float, default=0.7)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/asynchrony"))
     args = parser.parse_args()
@@ -163,12 +186,15 @@ def main() -> None:
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MINT_HOME"] = f"{folder}/home"
-        model = build_model(Path(folder, "model", "llama"), **MODEL)
+        model = JUDGED_MODEL
+        if args.judge is None:
+            model = str(build_model(Path(folder, "model", "llama"), **MODEL))
         for round_ in range(args.rounds):
             for bound in args.staleness if round_ % 2 == 0 else args.staleness[::-1]:
                 found.append(measure(model, bound, args))
                 rows = json.dumps([asdict(each) for each in found])
-                (args.out / f"{args.rule}.json").write_text(rows + "\n")
+                name = args.rule if args.judge is None else "judged"
+                (args.out / f"{name}.json").write_text(rows + "\n")
     print(table(found, args.goal))
 
 

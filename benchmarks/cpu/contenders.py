@@ -98,7 +98,7 @@ def _vllm(dtype: str, cores: Sequence[int], merged: bool) -> Contender:
     arguments = ("--dtype", dtype, *(["--merged"] if merged else []))
     variables = {
         **KEPT_MEMORY,
-        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
