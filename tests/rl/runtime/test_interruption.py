@@ -149,6 +149,17 @@ def test_ctrl_c_while_a_step_trains_ends_that_step_first(
     assert lines[-1] == "Interrupted. The same command resumes after step 2."
 
 
+def test_ctrl_c_between_two_steps_keeps_the_step_before(
+    client: mint.ServiceClient, settings: Settings, capsys: Any
+) -> None:
+    finger = Finger("Run.steps")
+    with finger.watching(), pytest.raises(Interrupted):
+        run_grpo(finger, settings(**SHORT), service=client)
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "Interrupted. The same command resumes after step 1."
+    )
+
+
 def test_ctrl_c_while_a_step_trains_gives_it_up_when_pressed_again(
     client: mint.ServiceClient, settings: Settings, capsys: Any
 ) -> None:

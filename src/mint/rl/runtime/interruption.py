@@ -67,10 +67,14 @@ class Interruption:
     def check(self) -> None:
         """Raise ``KeyboardInterrupt`` if Ctrl-C was pressed."""
         if self.presses:
+            self._seen, self._unseen_since = self.presses, None
             raise KeyboardInterrupt
 
     def _see(self) -> None:
-        first, self._seen, self._unseen_since = self._seen == 0, self.presses, None
+        if self._seen == self.presses:  # ``check`` was earlier, and has raised for this press
+            return
+        first, self._unseen_since = self._seen == 0, None
+        self._seen += 1
         assert self._task is not None
         if self.answer == "cancel" or (self.answer == "finish" and not first):
             self._task.cancel()
