@@ -5,7 +5,8 @@
 # make test-slow     the tests that take more than ten seconds each, with the next two
 # make test-wheel        only: wheel and sdist, tried in an environment without the clone
 # make test-first-hour   only: what a new user does in the first hour, with the wheel
-# make check     what a change must pass: ruff, mypy, the tests, the slow ones
+# make test-all  both: the tests and the slow ones
+# make check     what a change must pass: ruff, mypy and all tests
 # make conformance   only the tests with unmodified clients of several versions
 # make snapshots     accept a changed API: rewrite its contract
 # make recordings    re-record the sessions of the clients, for the replay tests
@@ -41,7 +42,7 @@ FAST := src tests/test_layers.py tests/test_english.py $(addprefix tests/engine/
   checkpoints/test_archives.py checkpoints/test_checkpoints.py checkpoints/test_peft.py) \
   tests/watch/test_verdict.py tests/watch/dashboard/test_query.py
 
-.PHONY: install demo packages test test-fast test-slow fuzz chaos soak test-wheel test-first-hour test-gpu test-sinks test-openenv conformance \
+.PHONY: install demo packages test test-fast test-slow test-all fuzz chaos soak test-wheel test-first-hour test-gpu test-sinks test-openenv conformance \
   conformance-envs trl-env bench bench-envs recordings snapshots check lint format clean
 .DELETE_ON_ERROR:
 
@@ -140,6 +141,9 @@ test-slow: packages $(INSTALLED) $(GYM) $(CLIENTS_INSTALLED)
 	@echo "Running the slow tests."
 	@$(PYTEST) $(PARALLEL) -m 'slow and not chaos'
 
+test-all: packages $(INSTALLED) $(GYM) $(CLIENTS_INSTALLED)
+	@$(PYTEST) $(PARALLEL) -m 'not chaos'
+
 test-wheel: $(INSTALLED)
 	@$(PYTEST) tests/wheel
 
@@ -175,7 +179,7 @@ recordings: $(INSTALLED) $(CLIENTS_INSTALLED)
 snapshots: $(INSTALLED)
 	@$(BIN)/python -m tests.conformance.snapshot
 
-check: lint test test-slow
+check: lint test-all
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

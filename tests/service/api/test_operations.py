@@ -1,6 +1,6 @@
 """Operations over HTTP: order, repetition, damage and refusals beyond what real clients send.
 
-``tests/conformance/test_ten_rules.py`` tests the ten rules of the protocol, with every client.
+``tests/conformance/test_clients.py`` tests the ten rules of the protocol, with every client.
 """
 
 from __future__ import annotations
