@@ -36,7 +36,7 @@ PARALLEL := -n 3 --dist loadfile
 FAST := src tests/test_layers.py tests/test_english.py $(addprefix tests/engine/test_,$(addsuffix .py, \
   channel company distill kv_blocks kernels logprobs losses peft_files picking sampler scheduling scoring terms trainer tree)) \
   tests/rewards/answers tests/rewards/shaping tests/rewards/test_rewards.py \
-  $(addprefix tests/rl/,datums messages data test_guards.py settings/test_config.py \
+  $(addprefix tests/rl/,datums messages data/test_data.py data/test_epochs.py data/test_file_formats.py test_guards.py settings/test_config.py \
   algorithms/test_advantages.py algorithms/test_importance.py rollouts/test_scoring.py rollouts/test_policy.py) \
   $(addprefix tests/service/,wire sampling runs/test_journal.py runs/test_stream.py api/test_json_clients.py \
   checkpoints/test_archives.py checkpoints/test_checkpoints.py checkpoints/test_peft.py) \
