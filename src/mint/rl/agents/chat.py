@@ -195,17 +195,15 @@ class Chat:
 
     def _rendered(self) -> list[int]:
         """The tokens of what was said since the last reply."""
-        if self._last is None:
-            if not self._waiting:
-                raise ValueError(
-                    "The conversation is empty: call chat.user(...) before chat.reply()."
-                )
-            return self._renderer.start(self._waiting)
+        last = self._last
         if not self._waiting:
             raise ValueError(
                 "The last message is already the model's: add a message before chat.reply()."
+                if last
+                else "The conversation is empty: call chat.user(...) before chat.reply()."
             )
-        last = self._last
+        if last is None:
+            return self._renderer.start(self._waiting)
         return self._renderer.follow(self._waiting, last.tokens, last.ended, last.tool_calls)
 
     def _room(self, used: int, max_tokens: int | None) -> int:

@@ -48,8 +48,7 @@ class Episodes(ABC):
         episode = await call(self.make)
         rewards: list[float] = []
         try:
-            observation = await self.begin(episode, task)
-            shown, over = self.show(observation), False
+            shown, over = self.show(await self.begin(episode, task)), False
             if self.instructions:
                 shown = f"{self.instructions}\n\n{shown}"
             while not over and chat.turns_left:
@@ -98,8 +97,7 @@ class GymnasiumEnvironment(Episodes):
         return observation
 
     async def act(self, episode: Any, action: Any) -> tuple[Any, float, bool]:
-        found = await call(lambda: episode.step(action))
-        observation, reward, terminated, truncated, _ = found
+        observation, reward, terminated, truncated, _ = await call(lambda: episode.step(action))
         return observation, float(reward), bool(terminated or truncated)
 
 

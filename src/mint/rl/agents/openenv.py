@@ -66,13 +66,7 @@ class OpenEnvSocket:
                 f"The OpenEnv server rejected {kind}: {found.get('message', 'no reason given')} "
                 f"(code {found.get('code', 'unknown')})."
             )
-        return _outcome(found)
-
-
-def _outcome(found: Mapping[str, Any]) -> Any:
-    """Convert an answer of the server: observation, reward, and whether the episode is over."""
-    return SimpleNamespace(
-        observation=found.get("observation"),
-        reward=found.get("reward"),
-        done=bool(found.get("done")),
-    )
+        done = bool(found.get("done"))
+        return SimpleNamespace(
+            observation=found.get("observation"), reward=found.get("reward"), done=done
+        )

@@ -121,12 +121,9 @@ def tools_by_name(tools: Tools) -> dict[str, Tool]:
 
 def _listed(tools: Any) -> Iterable[Any]:
     if isinstance(tools, Tool) or not isinstance(tools, Iterable):
-        raise TypeError(f"Tools are a list or a dict, as in [{_name_of(tools)}].")
+        name = getattr(tools, "name", None) or getattr(tools, "__name__", repr(tools))
+        raise TypeError(f"Tools are a list or a dict, as in [{name}].")
     return tools
-
-
-def _name_of(each: Any) -> str:
-    return str(getattr(each, "name", None) or getattr(each, "__name__", None) or repr(each))
 
 
 def _as_tool(each: Any) -> Tool:

@@ -1,4 +1,4 @@
-"""Importance ratios between the policy that trains and the one that sampled."""
+"""Importance ratios between the policy that trains and the one that sampled, and their clipping."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (1 - 3e-4, 1 + 4e-4)}
+"""The protocol's own thresholds, where the config sets none."""
 _WIDEST = 20.0
 """Log ratios beyond this are as good as infinite."""
 
@@ -49,6 +51,24 @@ class Correction:
         if self.rule == "truncate":
             return np.asarray(np.minimum(ratio, self.limit))
         return np.where((ratio >= self.low) & (ratio <= self.limit), ratio, 0.0)
+
+
+def is_clipped(
+    loss_fn: str, log_ratio: Array, advantages: Array, low: Array | float, high: Array | float
+) -> NDArray[np.bool_]:
+    """Return which tokens have a clipped ratio.
+
+    ``ppo`` and ``gspo`` clip a ratio that has gone further than a bound in the direction of the
+    advantage: such a token has no gradient. ``cispo`` clips every ratio outside of its bounds.
+
+    >>> is_clipped("ppo", np.log([1.5, 1.5]), np.array([1.0, -1.0]), 0.8, 1.2).tolist()
+    [True, False]
+    """
+    ratio = bounded_ratio(log_ratio)
+    above, below = ratio > high, ratio < low
+    if loss_fn == "cispo":
+        return np.asarray(above | below)
+    return np.asarray(np.where(advantages > 0, above, below))
 
 
 def mismatch_figures(differences: Array) -> dict[str, float]:

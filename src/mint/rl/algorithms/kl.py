@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from mint.rl.algorithms.importance import Array
 
 
 def k1(policy: Array, reference: Array) -> Array:

@@ -58,8 +58,8 @@ class DatasetTask(RLAdapter):
         holdout_split: str | None = None,
         reward: RewardLike | None = None,
     ) -> None:
-        for name, value in {"file": file, "holdout_file": holdout_file}.items():
-            _check_type(name, value, (str, Path), "the path of a file")
+        for name in ("file", "holdout_file"):
+            _check_type(name, locals()[name], (str, Path), "the path of a file")
         for name in ("prompt_column", "answer_column", "messages_column", "system_column"):
             _check_type(name, locals()[name], str, "the name of a column")
         for name in ("system_prompt", "template", "split", "holdout_split"):
@@ -91,7 +91,11 @@ class DatasetTask(RLAdapter):
         )
         self.reward = self._chosen_reward(reward, str(file))
         problems = self._problems(rows)
-        self.examples = self._taken_examples(problems, shots, str(file))
+        if shots and self.columns.answer is None:
+            raise self.columns.no_answer(str(file))
+        if len(problems) < shots:
+            raise DataError(f"{file} has {len(problems)} rows, too few for shots={shots}.")
+        self.examples = problems[:shots]
         self.problems = self._without_examples(problems)
         self.held_out = self._read_holdout(file, holdout_file, holdout_split)
         if not self.problems:
@@ -120,26 +124,14 @@ class DatasetTask(RLAdapter):
         """The rows as problems, each checked."""
         check_gold = getattr(self.reward, "function", None) is check_answer
         problems = [self.columns.problem(row, check_gold) for row in rows]
-        for problem in problems:
-            self._check_reward(problem)
+        signature = self.reward.signature if isinstance(self.reward, FunctionReward) else None
+        if signature is not None and signature.kind == "keywords":
+            for problem in problems:
+                try:
+                    signature.arguments(problem.as_sample(""))
+                except KeyError as error:  # a field that the reward function requires
+                    raise DataError(f"{problem.place}: {error.args[0]}") from None
         return problems
-
-    def _check_reward(self, problem: Problem) -> None:
-        """Refuse a row without a field that the reward function requires."""
-        if not isinstance(self.reward, FunctionReward) or self.reward.signature.kind != "keywords":
-            return
-        try:
-            self.reward.signature.arguments(problem.as_sample(""))
-        except KeyError as error:
-            raise DataError(f"{problem.place}: {error.args[0]}") from None
-
-    def _taken_examples(self, problems: Sequence[Problem], shots: int, file: str) -> list[Problem]:
-        if shots and self.columns.answer is None:
-            raise self.columns.no_answer(file)
-        examples = list(problems[:shots])
-        if len(examples) < shots:
-            raise DataError(f"{file} has {len(problems)} rows, too few for shots={shots}.")
-        return examples
 
     def _without_examples(self, problems: Sequence[Problem]) -> list[Problem]:
         """The problems whose answers the prompts do not show."""

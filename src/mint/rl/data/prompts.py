@@ -83,14 +83,13 @@ class Data:
             if order == "shuffled" or (order == "auto" and self._is_fixed()):
                 self.epochs = Epochs(self.cfg.seed)
         if self.epochs is None:
-            why = "" if order == "first" else ": build_dataset returns new samples at every call"
             used = "the curriculum's choice" if self.curriculum else "the first samples"
-            return f"Data: each step calls build_dataset and uses {used}{why}."
-        why = (
-            "" if order == "shuffled" else ": build_dataset returns the same samples at every call"
-        )
-        how = "in the curriculum's order" if self.curriculum else "shuffled"
-        return f"Data: steps iterate over the whole dataset in epochs, {how}{why}."
+            how, found = f"each step calls build_dataset and uses {used}", "new"
+        else:
+            used = "in the curriculum's order" if self.curriculum else "shuffled"
+            how, found = f"steps iterate over the whole dataset in epochs, {used}", "the same"
+        why = f": build_dataset returns {found} samples at every call" if order == "auto" else ""
+        return f"Data: {how}{why}."
 
     def _is_fixed(self) -> bool:
         """Return whether two calls give the same samples, in whatever order."""
@@ -154,13 +153,15 @@ class Data:
 
         Prompts are made lazily, unless the order depends on all of them.
         """
-        samples, seed = self.build(), self.cfg.seed
-        if curriculum is not None:
-            items = list(self._trainable(samples, self.calls - 1))
-            names = [item.identity for item in items]
-            place = seed_for(seed, "curriculum", step, self.calls)
-            return iter([items[i] for i in curriculum.choose(names, len(items), place)])
-        return self._trainable(samples, self.calls - 1)
+        call, samples = self.calls, self.build()
+        items = (self.item(sample, call) for sample in samples)
+        trainable = (item for item in items if not self.split.holds_out(item.identity))
+        if curriculum is None:
+            return trainable
+        known = list(trainable)
+        seed = seed_for(self.cfg.seed, "curriculum", step, self.calls)
+        order = curriculum.choose([item.identity for item in known], len(known), seed)
+        return iter([known[i] for i in order])
 
     def identified(self) -> list[tuple[Any, str]]:
         """The trainable samples of one more call with their identities; no prompts are made of
@@ -177,10 +178,6 @@ class Data:
         if hasattr(self.adapter, "make_prompt") and not own:
             return self.item(sample).identity
         return identify(self.adapter, sample, None)
-
-    def _trainable(self, samples: Sequence[Any], call: int) -> Iterator[Item]:
-        items = (self.item(sample, call) for sample in samples)
-        return (item for item in items if not self.split.holds_out(item.identity))
 
     def item(self, sample: Any, call: int = 0) -> Item:
         """A sample with its prompt."""

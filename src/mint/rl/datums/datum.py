@@ -1,16 +1,17 @@
 """Build datums from groups with advantages."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
+from mint.rl.algorithms.importance import Array
 from mint.rl.algorithms.sequences import part_sizes, token_weights
 from mint.rl.rollouts.rollout import Group, Kept, Segment
 
-Array = NDArray[np.float64]
 Tokens = tuple[int, ...]
 
 
@@ -86,13 +87,22 @@ def build_datums(
 
 def with_ratio_mask(datum: types.Datum) -> types.Datum:
     """Add the mask over which gspo takes its ratio: the sampled tokens."""
-    inside = (values(datum, "weights") != 0).astype(np.float32)
-    return replaced(datum, sequence_ratio_mask=inside)
+    return replaced(datum, sequence_ratio_mask=has_weight(datum).astype(np.float64))
 
 
 def values(datum: types.Datum, name: str) -> Array:
     """One loss input of a datum."""
     return np.asarray(datum.loss_fn_inputs[name].data, dtype=np.float64)
+
+
+def has_weight(datum: types.Datum) -> NDArray[np.bool_]:
+    """Return which targets of a datum are trained on."""
+    return np.asarray(values(datum, "weights") != 0)
+
+
+def trained_tokens(datums: Sequence[types.Datum]) -> int:
+    """Return how many tokens carry a gradient."""
+    return int(sum(has_weight(datum).sum() for datum in datums))
 
 
 def datum_tokens(datum: types.Datum) -> Tokens:
@@ -111,16 +121,14 @@ def with_weights(datum: types.Datum) -> types.Datum:
     for name in ("advantages", "logprobs"):
         if name in given:
             inside |= values(datum, name) != 0
-    return replaced(datum, weights=inside.astype(np.float32))
+    return replaced(datum, weights=inside.astype(np.float64))
 
 
-def replaced(datum: types.Datum, **inputs: NDArray[np.float32] | Array) -> types.Datum:
+def replaced(datum: types.Datum, **inputs: Array) -> types.Datum:
     """A datum with some loss inputs replaced or added."""
     new = {name: tensor([float(x) for x in array]) for name, array in inputs.items()}
-    return types.Datum(
-        model_input=datum.model_input,
-        loss_fn_inputs={**datum.loss_fn_inputs, **new},
-    )
+    loss_fn_inputs = {**datum.loss_fn_inputs, **new}
+    return types.Datum(model_input=datum.model_input, loss_fn_inputs=loss_fn_inputs)
 
 
 def scaled(datum: types.Datum, factor: float) -> types.Datum:
@@ -134,7 +142,5 @@ def split(datums: Sequence[types.Datum], parts: int) -> list[list[types.Datum]]:
     >>> [len(part) for part in split([None] * 7, 3)]
     [3, 2, 2]
     """
-    sizes = part_sizes(len(datums), parts)
-    return [
-        list(datums[end - size : end]) for size, end in zip(sizes, np.cumsum(sizes), strict=True)
-    ]
+    rest = iter(datums)
+    return [list(islice(rest, size)) for size in part_sizes(len(datums), parts)]

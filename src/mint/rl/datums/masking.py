@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mint import types
 from mint.rl.algorithms.sequences import common_prefix
-from mint.rl.datums.datum import Tokens, datum_tokens, values
+from mint.rl.datums.datum import Tokens, datum_tokens, has_weight
 from mint.rl.rollouts.rollout import Group
 
 Masks = dict[Tokens, NDArray[np.bool_]]
@@ -28,7 +28,7 @@ def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int
     return [
         index
         for index, datum in enumerate(datums)
-        if (values(datum, "weights")[_given(masks, datum_tokens(datum))[1:]] != 0).any()
+        if has_weight(datum)[_given(masks, datum_tokens(datum))[1:]].any()
     ]
 
 

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
-from mint.rl.algorithms.clipping import BOUNDS, is_clipped
-from mint.rl.algorithms.importance import Array, Correction, mismatch_figures
-from mint.rl.datums.datum import replaced, values
+from mint.rl.algorithms.importance import BOUNDS, Array, Correction, is_clipped, mismatch_figures
+from mint.rl.datums.datum import has_weight, replaced, trained_tokens, values
 from mint.rl.settings.config import RLConfig
 
 
@@ -23,24 +22,17 @@ def corrected(
     """
     found = []
     for datum, trainer in zip(datums, trainer_D_T, strict=True):
-        weights, sampler = values(datum, "weights"), values(datum, "logprobs")
-        inside = weights != 0
-        importance = np.zeros_like(weights)
-        importance[inside] = correction.weights(trainer[inside], sampler[inside])
-        found.append(
-            replaced(
-                datum,
-                logprobs=np.where(inside, trainer, 0.0),
-                weights=np.where(inside, weights * importance, 0.0),
-            )
-        )
+        weights, inside = values(datum, "weights").copy(), has_weight(datum)
+        sampler = values(datum, "logprobs")[inside]
+        weights[inside] *= correction.weights(trainer[inside], sampler)
+        found.append(replaced(datum, logprobs=np.where(inside, trainer, 0.0), weights=weights))
     return found
 
 
 def masked_share(before: Sequence[types.Datum], after: Sequence[types.Datum]) -> float:
     """The share of trained tokens that a correction has left out."""
-    counts = [sum(int((values(d, "weights") != 0).sum()) for d in each) for each in (before, after)]
-    return 1.0 - counts[1] / counts[0] if counts[0] else 0.0
+    count = trained_tokens(before)
+    return 1.0 - trained_tokens(after) / count if count else 0.0
 
 
 def mismatch(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
@@ -53,7 +45,7 @@ def mismatch(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dic
         return {}
     differences = np.concatenate(
         [
-            (trainer - values(datum, "logprobs"))[values(datum, "weights") != 0]
+            (trainer - values(datum, "logprobs"))[has_weight(datum)]
             for datum, trainer in zip(datums, trainer_D_T, strict=True)
         ]
     )
@@ -78,7 +70,7 @@ def clipped_share(cfg: RLConfig, passes: Sequence[Pass]) -> dict[str, float]:
 def _clipped(cfg: RLConfig, datum: types.Datum, trainer: Array) -> NDArray[np.bool_]:
     """Return which of a datum's tokens with an advantage were clipped."""
     advantages = values(datum, "advantages")
-    inside = (values(datum, "weights") != 0) & (advantages != 0)
+    inside = has_weight(datum) & (advantages != 0)
     log_ratio = trainer - values(datum, "logprobs")
     if cfg.loss_fn == "gspo":
         sequence = values(datum, "sequence_ratio_mask") != 0

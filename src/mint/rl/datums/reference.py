@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 import mint
 from mint import types
 from mint.rl.algorithms.advantage import has_signal
+from mint.rl.algorithms.importance import Array
 from mint.rl.algorithms.kl import k1, kl_figures
-from mint.rl.datums.datum import replaced, values
+from mint.rl.datums.datum import has_weight, replaced, values
 from mint.rl.rollouts.rollout import Group, MissingLogprobs, Rollout, Segment
 
-Array = NDArray[np.float64]
 Clients = Mapping[int, mint.SamplingClient]
 """The weights of each version that rollouts were sampled with."""
 
@@ -41,19 +40,12 @@ class Reference:
         """
         if not self.coefficient and not self.samples:
             return {}
-        if not self.coefficient:
-            return kl_figures(await self._measured(groups, policy))
+        if not self.coefficient:  # change nothing, and compare rollouts spread over the groups
+            rollouts = [r for group in groups for r in group.counted if r.length]
+            chosen = rollouts[:: max(1, -(-len(rollouts) // self.samples))]
+            return kl_figures(await asyncio.gather(*(self._logprobs(r, policy) for r in chosen)))
         found = await asyncio.gather(*(self._compare(group, policy) for group in groups))
         return kl_figures([pair for of_group in found for pair in of_group])
-
-    async def _measured(
-        self, groups: Sequence[Group], policy: Clients | None
-    ) -> list[tuple[Array, Array]]:
-        """Compare some rollouts, evenly spread over the groups, and change none."""
-        rollouts = [r for group in groups for r in group.counted if r.length]
-        apart = max(1, -(-len(rollouts) // self.samples))
-        chosen = rollouts[::apart]
-        return list(await asyncio.gather(*(self._logprobs(r, policy) for r in chosen)))
 
     async def _compare(self, group: Group, policy: Clients | None) -> list[tuple[Array, Array]]:
         rollouts = [rollout for rollout in group.counted if rollout.length]
@@ -84,17 +76,15 @@ class Reference:
 
 def _segment(datum: types.Datum) -> Segment:
     """A datum's tokens, those with a weight as sampled ones."""
-    inside = values(datum, "weights") != 0
-    targets = [int(token) for token in values(datum, "target_tokens")]
-    tokens = [*datum.model_input.to_ints(), *targets[-1:]]
-    return Segment(tokens, [0.0] * len(tokens), [False, *(bool(each) for each in inside)])
+    targets = datum.loss_fn_inputs["target_tokens"].data
+    tokens = [*datum.model_input.to_ints(), *(int(token) for token in targets[-1:])]
+    return Segment(tokens, [0.0] * len(tokens), [False, *has_weight(datum).tolist()])
 
 
 def _spread(datum: types.Datum, logprobs: Array) -> Array:
     """Logprobs of the tokens with a weight, at their places among all targets."""
-    inside = values(datum, "weights") != 0
-    found = np.zeros(len(inside))
-    found[inside] = logprobs
+    found = np.zeros(len(values(datum, "weights")))
+    found[has_weight(datum)] = logprobs
     return found
 
 
@@ -102,7 +92,7 @@ def kl_metrics(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> d
     """The KL of the policy to the reference whose logprobs the datums have."""
     pairs = []
     for datum, trainer in zip(datums, trainer_D_T, strict=True):
-        inside = values(datum, "weights") != 0
+        inside = has_weight(datum)
         pairs.append((trainer[inside], values(datum, "reference_logprobs")[inside]))
     return kl_figures(pairs)
 

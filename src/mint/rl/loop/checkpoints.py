@@ -69,15 +69,11 @@ class RunCheckpoints:
         answer = await asyncio.shield(request)  # the service waits for one that was begun
         checkpoint = Checkpoint(step, answer.path, score)
         self.kept = [c for c in self.kept if c.path != checkpoint.path] + [checkpoint]
-        wanted = self._wanted()
+        keep, every = (self.latest, self.best), self.keep_every
+        wanted = [c for c in self.kept if c in keep or (every and c.step % every == 0)]
         self._unwanted += [c for c in self.kept if c not in wanted]
         self.kept = wanted
         return checkpoint
-
-    def _wanted(self) -> list[Checkpoint]:
-        keep = {id(self.latest), id(self.best)}
-        every = self.keep_every
-        return [c for c in self.kept if id(c) in keep or (every and c.step % every == 0)]
 
     async def prune(self, rest: mint.RestClient) -> None:
         """Delete the checkpoints that are no longer wanted. Call it after saving the state."""

@@ -12,13 +12,7 @@ from typing import Any
 import mint
 from mint.rewards.reward import in_event_loop
 from mint.rl.loop.run import Run, open_run
-from mint.rl.loop.stages import (
-    compare_answers,
-    mini_batch_sizes,
-    penalise,
-    policy_before,
-    sample,
-)
+from mint.rl.loop.stages import compare_answers, mini_batch_sizes, penalise, policy_before, sample
 from mint.rl.loop.update import Loss, service_loss, train
 from mint.rl.runtime.endings import Interrupted
 from mint.rl.runtime.interruption import Interruption

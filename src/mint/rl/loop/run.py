@@ -162,7 +162,8 @@ class Run:
         edited = [with_weights(datum) for datum in edit(list(datums))]
         wrong = unmasked(edited, batch.groups)
         batch.metrics |= {"datums": float(len(edited)), "datums/unmasked": float(len(wrong))}
-        self._stop_if(masked_loss(batch.metrics, self.guards))
+        found = masked_loss(batch.metrics, self.guards)
+        self._stop_if(Finding("masked_loss", *each) for each in found)
         self.interruption.answer, self._half_done = "finish", True
         return edited
 

@@ -53,23 +53,32 @@ def open_directory(cfg: RLConfig, adapter: Any) -> RunDirectory:
     With ``cfg.run_dir`` it is that one. Without, the same script with the same settings continues
     its unfinished run, and begins a new one when there is none.
     """
+    own, mark = own_name(adapter), cfg.fingerprint()
     if cfg.run_dir:
-        directory = _named(cfg, adapter)
+        directory = RunDirectory(cfg.run_dir)
+        _check_same_run(directory, cfg, own)
     else:
-        name = f"{task_name(adapter)}-{_fingerprint(cfg, adapter)}"
-        directory = RunDirectory(find_directory(name))
+        mark = mark if own is None else short_hash(f"{mark} {own}")  # paths may shorten the name
+        directory = RunDirectory(find_directory(f"{task_name(adapter)}-{mark}"))
     directory.rewind()
-    directory.write_config({"task": own_name(adapter) or task_name(adapter), **cfg.as_dict()})
+    directory.write_config({"task": own or task_name(adapter), **cfg.as_dict()})
     directory.add_sinks(cfg.sinks)
     if sys.stdout.isatty():
         directory.show_live()
     return directory
 
 
-def _named(cfg: RLConfig, adapter: Any) -> RunDirectory:
-    assert cfg.run_dir
-    directory = RunDirectory(cfg.run_dir)
-    different = _differences(cfg, adapter, directory.config()) if directory.state() else {}
+def _check_same_run(directory: RunDirectory, cfg: RLConfig, name: str | None) -> None:
+    """Raise :class:`ConfigError` for a directory of a run with other settings or of another task.
+
+    A task's class may be renamed; a name of its own is kept.
+    """
+    if not directory.state():
+        return
+    config = directory.config()
+    different = cfg.differences(config)
+    if name is not None and config.get("task") != name:
+        different["task"] = (name, config.get("task"))
     if different:
         directory.close()
         shown = ", ".join(f"{k}={old!r} (now {new!r})" for k, (new, old) in different.items())
@@ -77,16 +86,6 @@ def _named(cfg: RLConfig, adapter: Any) -> RunDirectory:
             f"{cfg.run_dir} contains a run with other settings: {shown}. Use the same settings to "
             "resume it, or another run_dir."
         )
-    return directory
-
-
-def _differences(cfg: RLConfig, adapter: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that make this another run. Classes may be renamed; names are kept."""
-    found: dict[str, Any] = cfg.differences(config)
-    name = own_name(adapter)
-    if name is not None and config.get("task") != name:
-        found["task"] = (name, config.get("task"))
-    return found
 
 
 def find_directory(name: str) -> Path:
@@ -107,13 +106,6 @@ def _is_free(path: Path) -> bool:
             return not (directory.state() or {}).get("finished")
     except RunDirectoryBusy:
         return False
-
-
-def _fingerprint(cfg: RLConfig, adapter: Any) -> str:
-    """Return letters for a run's path. They depend on the whole name of a task, which a path may
-    shorten."""
-    name = own_name(adapter)
-    return cfg.fingerprint() if name is None else short_hash(f"{cfg.fingerprint()} {name}")
 
 
 def write_service(folder: Path, url: str) -> None:

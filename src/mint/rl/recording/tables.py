@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mint.rl.algorithms.importance import Array
 from mint.rl.datums.datum import Tokens, datum_tokens, values
 from mint.rl.rollouts.rollout import Group, Rollout, Segment
-from mint.rl.sampling.batch import Array, Batch, Update
+from mint.rl.sampling.batch import Batch, Update
 
 Trained = dict[str, dict[Tokens, Array]]
 """The trainer's logprobs, entropies and advantages of trained datums, by their tokens."""

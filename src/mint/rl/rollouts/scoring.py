@@ -107,7 +107,8 @@ def apply_score(rollout: Rollout, value: Any, weights: Mapping[str, float] | Non
             raise value
         score = read_score(value)
         if score is not None:
-            _require_finite(score)
+            if wrong := [n for n, value in score.components.items() if not math.isfinite(value)]:
+                raise ValueError(f"The reward's components {wrong} must be finite numbers.")
             rollout.components = {name: float(x) for name, x in score.components.items()}
             rollout.reasons = {str(name): str(why) for name, why in score.reasons.items()}
             rollout.reward = score.total if weights is None else _weighed(score, weights)
@@ -115,12 +116,6 @@ def apply_score(rollout: Rollout, value: Any, weights: Mapping[str, float] | Non
         failure = CodeFailure.of(error)
         rollout.error = failure.error
         rollout.failures.append(failure)
-
-
-def _require_finite(score: Score) -> None:
-    wrong = [name for name, value in score.components.items() if not math.isfinite(value)]
-    if wrong:
-        raise ValueError(f"The reward's components {wrong} must be finite numbers.")
 
 
 def _weighed(score: Score, weights: Mapping[str, float]) -> float:

@@ -6,14 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mint import types
+from mint.rl.algorithms.importance import Array
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 
-Array = NDArray[np.float64]
 _SUMS = frozenset(
     (
         *("time/sample", "time/train", "datums", "datums/unmasked"),

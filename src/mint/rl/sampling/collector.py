@@ -165,10 +165,5 @@ async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 def _longest_reply(rollout: Rollout) -> int:
     """Tokens of the longest of a conversation's replies, each of which has ``max_tokens``."""
-    runs = [
-        sum(1 for _ in run)
-        for segment in rollout.segments
-        for sampled, run in groupby(segment.sampled)
-        if sampled
-    ]
-    return max(runs, default=0)
+    runs = (run for segment in rollout.segments for _, run in groupby(segment.sampled))
+    return max(map(sum, runs), default=0)
