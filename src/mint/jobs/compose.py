@@ -6,7 +6,7 @@ its value in :mod:`mint.jobs.job`, before anything is loaded.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
@@ -201,7 +201,12 @@ def _check_typed(primary: str, key: str, value: str) -> None:
             "Leave it out, or name the checkpoint by its tinker:// path."
         )
     elif (key, value) != (EXPERIMENT, "null"):
-        check_choice(key, value, GlobalHydra.instance().config_loader().get_group_options(key))
+        files = GlobalHydra.instance().config_loader().get_group_options(key)
+        if value not in files:
+            raise ConfigError(
+                f"There is no {key}={value}.{closest(value, files)} "
+                f"The files in conf/{key} are: {', '.join(files) or 'none'}."
+            )
 
 
 def _plain(value: str) -> str:
@@ -253,22 +258,6 @@ def check_key(key: str, value: Any = None) -> None:
         raise _unknown(key)
     if (below or isinstance(value, Mapping)) and kind_of(own[name]) is not dict:
         raise ConfigError(f"{group}.{name} is a single value and has no settings of its own.")
-
-
-def check_choice(group: str, choice: str, choices: Iterable[str]) -> None:
-    """Raise :class:`ConfigError` for a file that a group does not have.
-
-    >>> check_choice("task", "arithmatic", ["arithmetic", "chat"])
-    Traceback (most recent call last):
-    mint.rl.ConfigError: There is no task=arithmatic. Did you mean 'arithmetic'? \
-The files in conf/task are: arithmetic, chat.
-    """
-    files = list(choices)
-    if choice not in files:
-        raise ConfigError(
-            f"There is no {group}={choice}.{closest(choice, files)} "
-            f"The files in conf/{group} are: {', '.join(files) or 'none'}."
-        )
 
 
 def _unknown(key: str) -> ConfigError:

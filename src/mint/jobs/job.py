@@ -118,14 +118,15 @@ def run_directory(job: Job, adapter: Any) -> str:
     the run resumes.
     """
     named = job["logging"]["run_dir"]
-    make_folder(Path(named or RUNS))
+    folder = Path(named or RUNS)
+    make_folder(folder)
     if not named:
         return str(find_directory(f"{task_name(adapter)}-{fingerprint(job)}"))
-    before = _what(read_job(Path(named))) if (Path(named) / JOB).is_file() else {}
+    before = _what(read_job(folder)) if (folder / JOB).is_file() else {}
     for key, old in before.items():
         if old != (new := _what(job)[key]):
             raise ConfigError(
-                f"{named} contains a run with {key}={old} (now {new}). Resume it with the same "
+                f"{folder} contains a run with {key}={old} (now {new}). Resume it with the same "
                 "value, or use another logging.run_dir."
             )
     return str(named)

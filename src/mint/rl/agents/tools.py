@@ -57,21 +57,15 @@ class Tool:
             return f"error: {call.error}"
         try:
             return _shortened(str(await threads.call(partial(self.function, **call.arguments))))
-        except (Exception, SystemExit) as error:
-            return _complaint(error)
-
-
-def _complaint(error: BaseException) -> str:
-    match error:
-        case ToolError():
+        except ToolError as error:
             reason = str(error)
-        case ValidationError():  # of the arguments
+        except ValidationError as error:  # of the arguments
             found = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             reason = "; ".join(found)
-        case _:
+        except (Exception, SystemExit) as error:
             note(error)
             reason = f"{type(error).__name__}: {error}"
-    return _shortened(f"error: {reason}")
+        return _shortened(f"error: {reason}")
 
 
 def _shortened(text: str) -> str:

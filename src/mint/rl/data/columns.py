@@ -222,12 +222,6 @@ class Columns:
         return value
 
 
-def split_messages(messages: Sequence[Message]) -> tuple[str, str]:
-    """The system prompt and the prompt of a problem that is plain text."""
-    system = [str(each["content"]) for each in messages if each["role"] == "system"]
-    return "".join(system), str(messages[-1]["content"])
-
-
 def _checked_messages(row: Row, column: str) -> tuple[Message, ...]:
     value = _value(row, column)
     if isinstance(value, str):  # a cell of a CSV file

@@ -17,7 +17,7 @@ from mint.rewards import Reward, as_reward, check_answer
 from mint.rewards.registry import RewardNotFound
 from mint.rewards.reward import FunctionReward, RewardLike
 from mint.rewards.signature import SignatureError
-from mint.rl.data.columns import Columns, Problem, split_messages
+from mint.rl.data.columns import Columns, Problem
 from mint.rl.data.file_formats import DataError, Row, read_rows, setting
 from mint.rl.rollouts.scoring import score_samples
 from mint.rl.settings.config import short_hash
@@ -198,14 +198,15 @@ class DatasetTask(RLAdapter):
         return [*system, *shown, *own]
 
     def _as_text(self, sample: Problem) -> str:
-        system, own = split_messages(sample.messages)
-        system = system or self.system_prompt or ""
-        shown = []
-        for example in self.examples:
-            _, prompt = split_messages(example.messages)
-            between = "" if prompt[-1:].isspace() else " "
-            shown.append(f"{prompt}{between}{example.answer_text}\n\n")
-        return (f"{system}\n\n" if system else "") + "".join(shown) + own
+        *before, last = self._conversation(sample)
+        text = ""
+        for message in before:
+            content = str(message["content"])
+            if message["role"] == "user":
+                text += content if content[-1:].isspace() else f"{content} "
+            else:
+                text += f"{content}\n\n"
+        return text + str(last["content"])
 
     def compute_reward(self, response: str, sample: Problem) -> Any:
         return self.reward(response, sample.prompt, sample.metadata)

@@ -88,12 +88,8 @@ class SetResult:
     def by_category(self) -> dict[str, SetResult]:
         """The results of each category, by name. Empty when the prompts have none."""
         names = sorted({prompt.category for prompt in self.prompts} - {""})
-        return {
-            name: SetResult(
-                name, tuple(p for p in self.prompts if p.category == name), self.threshold
-            )
-            for name in names
-        }
+        own = {name: tuple(p for p in self.prompts if p.category == name) for name in names}
+        return {name: SetResult(name, prompts, self.threshold) for name, prompts in own.items()}
 
 
 def collect_results(

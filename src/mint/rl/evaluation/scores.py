@@ -228,7 +228,6 @@ def verdict(start: Evaluation, end: Evaluation) -> str:
     """
     gain = end.estimate().above(start.estimate())
     paid = end.estimate("reward").above(start.estimate("reward"))
-    unclear = gain.low <= 0 <= gain.high
     if gain.low > 0:
         said = "Training helped on the holdout"
     elif gain.high < 0:
@@ -244,7 +243,7 @@ def verdict(start: Evaluation, end: Evaluation) -> str:
         f"{100 * gain.value:+.1f} points (95% interval {100 * gain.low:+.1f} to "
         f"{100 * gain.high:+.1f}); reward {start.reward:.3f} before, {end.reward:.3f} after."
     )
-    if unclear:
+    if gain.low <= 0 <= gain.high:
         text += " More held-out prompts (holdout_fraction, holdout_size) narrow the interval."
     return text
 
@@ -259,14 +258,13 @@ def advice(
         return []
     last = max(kept)
     best = max(kept, key=lambda step: (rank(kept[step]), -step))
-    lines = [verdict(kept[0], kept[last])]
     if best == 0:
         which = f"the model before training, {began_from}. Use that one."
     elif best == last:
         which = f"the last step, {last}. Use the weights below."
     else:
         which = f"step {best}, {paths[best]}. Use that one."
-    return [*lines, f"Best on the holdout: {which}"]
+    return [verdict(kept[0], kept[last]), f"Best on the holdout: {which}"]
 
 
 def closing_lines(path: str, folder: Path) -> list[str]:

@@ -192,9 +192,9 @@ def by_step(rows: Sequence[Row]) -> list[dict[str, Any]]:
         one = analyse([Scored(Sample(""), Score(value)) for value in values])
         ordered = sorted(values)
         quarters = {f"q{q}": ordered[(len(ordered) - 1) * q // 100] for q in (10, 25, 50, 75, 90)}
-        numbers = {"count": one.count, "mean": one.mean, "std": one.std, "variance": one.variance}
-        ends = {"skewness": one.skewness, "min": one.minimum, "max": one.maximum}
-        found.append({"step": step, **numbers, **ends, **quarters})
+        numbers = {"step": step, "count": one.count, "mean": one.mean, "std": one.std}
+        numbers |= {"variance": one.variance, "skewness": one.skewness}
+        found.append({**numbers, "min": one.minimum, "max": one.maximum, **quarters})
     return found
 
 
