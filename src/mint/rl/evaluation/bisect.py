@@ -44,10 +44,8 @@ class PastRun:
 
     def points(self) -> list[Point]:
         """Every step that has a checkpoint or an evaluation, from the start to the last."""
-        found = {0: self.cfg.start_from}
-        found |= {
-            kept["step"]: kept["path"] for kept in self._reader.state().get("checkpoints", [])
-        }
+        kept = self._reader.state().get("checkpoints", [])
+        found = {0: self.cfg.start_from, **{each["step"]: each["path"] for each in kept}}
         evaluations = evaluations_in(self._reader.metrics())
         return [
             Point(step, found.get(step), evaluations.get(step), gone=step not in found)
@@ -113,9 +111,9 @@ class Bisection:
         high = self.estimate(first)
         fall = high.above(self.estimate(last))
         if fall.value <= 0 or (drop is not None and fall.value < drop):
-            return self._verdict("held", first, last)
+            return BisectionResult("held", self.points[first], self.points[last], fall)
         if drop is None and fall.low <= 0:
-            return self._verdict("unsure", first, last)
+            return BisectionResult("unsure", self.points[first], self.points[last], fall)
         limit = high.value - (fall.value / 2 if drop is None else drop)
 
         def is_bad(step: int) -> bool | None:
@@ -124,7 +122,8 @@ class Bisection:
         known = [step for step, point in self.points.items() if point.evaluation is not None]
         first, last = narrowed(known, first, last, is_bad)
         first, last = narrowed(list(self.points), first, last, is_bad)
-        return self._verdict("broke", first, last)
+        fall = self.estimate(first).above(self.estimate(last))
+        return BisectionResult("broke", self.points[first], self.points[last], fall)
 
     def estimate(self, step: int) -> Estimate:
         """The metric at a step that was looked at."""
@@ -164,12 +163,6 @@ class Bisection:
         elif point.evaluation is not None:
             self.looked_at.setdefault(step, "the run")
         return point.evaluation is not None
-
-    def _verdict(
-        self, kind: Literal["broke", "held", "unsure"], good: int, bad: int
-    ) -> BisectionResult:
-        fall = self.estimate(good).above(self.estimate(bad))
-        return BisectionResult(kind, self.points[good], self.points[bad], fall)
 
     def _choices(self) -> str:
         there = [str(step) for step, point in sorted(self.points.items()) if not point.gone]

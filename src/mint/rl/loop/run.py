@@ -28,7 +28,7 @@ from mint.rl.loop.clients import reference, training_client
 from mint.rl.loop.measures import measure, staleness
 from mint.rl.loop.progress import step_line
 from mint.rl.loop.stages import weights_before
-from mint.rl.recording.directory import describe_run, open_directory, write_service
+from mint.rl.recording.directory import open_directory, write_service
 from mint.rl.recording.report import Analyst, RewardLog
 from mint.rl.recording.tables import rollout_rows
 from mint.rl.rollouts.failures import CodeFailure, FailureLog
@@ -98,9 +98,9 @@ class Run:
         cfg, state = self.cfg, self.directory.state()
         self.checkpoints.load(state["checkpoints"] if state else [])
         await connect(self.service)
-        write_service(self.directory.path, self.monitor.url)
-        about = describe_run(self.adapter, self.directory.path)
-        latest = self.checkpoints.latest
+        folder, latest = self.directory.path, self.checkpoints.latest
+        write_service(folder, self.monitor.url)
+        about = {"task": self.directory.config()["task"], "run_dir": str(folder.resolve())}
         self.client = await training_client(self.service, cfg, latest, about)
         self.tokenizer = await to_thread(self.client.get_tokenizer)
         self._text = cache(lambda token: str(self.tokenizer.decode([token])))
@@ -109,7 +109,7 @@ class Run:
         collector = Collector(self.adapter, cfg, self.ledger, self._failures)
         self.queue = GroupQueue(collector, self.data, cfg)
         self.reference = await reference(self.service, cfg)
-        print(f"Model: {cfg.base_model}, run directory: {self.directory.path}", flush=True)
+        print(f"Model: {cfg.base_model}, run directory: {folder}", flush=True)
         for note in cfg.notes():
             print(f"  {note}", flush=True)
         order = self.data.decide_order()
@@ -128,9 +128,9 @@ class Run:
             self.guards.begin(numbers)
             self.directory.metrics({"step": 0, **numbers})
         if cfg.log_rewards:
-            self.monitors.append(RewardLog(self.directory.path))
+            self.monitors.append(RewardLog(folder))
         if cfg.save_reward_analysis:
-            self._analyst = Analyst(self.directory.path)
+            self._analyst = Analyst(folder)
             self.monitors.append(self._analyst.see)
         self._began = self._since = time.monotonic()
 

@@ -36,11 +36,6 @@ def task_name(adapter: Any) -> str:
     return re.sub(r"[^\w.]+", "-", name)[:_LONGEST].strip("-.") or "run"
 
 
-def describe_run(adapter: Any, folder: Path) -> dict[str, str]:
-    """Return metadata for lists of runs: the task and the run directory."""
-    return {"task": own_name(adapter) or task_name(adapter), "run_dir": str(folder.resolve())}
-
-
 def own_name(adapter: Any) -> str | None:
     """Return a task's own name, if it has one."""
     name = getattr(adapter, "name", None)

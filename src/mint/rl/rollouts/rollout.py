@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mint.rl.algorithms.advantage import by_turn, has_signal, returns_to_go
@@ -62,11 +62,8 @@ class Segment:
 
     def extend(self, more: Segment) -> None:
         """Add what came after."""
-        self.tokens += more.tokens
-        self.logprobs += more.logprobs
-        self.sampled += more.sampled
-        self.versions += more.versions
-        self.kept += more.kept
+        for part in fields(self):
+            getattr(self, part.name).extend(getattr(more, part.name))
 
     @property
     def sampled_count(self) -> int:
@@ -77,8 +74,7 @@ class Segment:
         if True not in self.sampled:
             return Segment()
         end = len(self.sampled) - self.sampled[::-1].index(True)
-        logprobs, versions = self.logprobs[:end], self.versions[:end]
-        return Segment(self.tokens[:end], logprobs, self.sampled[:end], versions, self.kept[:end])
+        return Segment(*(getattr(self, part.name)[:end] for part in fields(self)))
 
 
 @dataclass(frozen=True)
