@@ -34,8 +34,7 @@ from mint.rl.settings.config import SHORT_NAMES
 from mint.settings import kind_of
 
 CONFIG, PAST, EXPERIMENT = "config", "past_run", "experiment"
-FOLDERS = (*CONFIG_GROUPS, EXPERIMENT)
-"""The folders of ``conf/``."""
+FOLDERS = (*CONFIG_GROUPS, EXPERIMENT)  # the folders of ``conf/``
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,7 @@ Plugins.instance().register(BundledConf)
 
 
 def find_conf(folder: Path | None) -> Path:
-    """Return the folder of settings: the one that is named, or ``conf`` here, or mint's own.
-
-    What the first two do not have is taken from mint's own.
-    """
+    """Return the folder of settings: the one that is named, or ``conf`` here, or mint's own."""
     if folder is not None:
         if not any(folder.rglob("*.yaml")):
             raise ConfigError(
@@ -79,7 +75,7 @@ def compose_jobs(
 ) -> list[Composed]:
     """Return the job of some overrides, or with ``sweep`` one for each combination of values.
 
-    With the ``past`` job of a run, the overrides change that job.
+    The overrides change the ``past`` job of a run, if it is given.
     """
     known = defaults()
     if past is not None:
@@ -109,8 +105,7 @@ def list_choices(conf: Path) -> dict[str, list[str]]:
         return {group: loader.get_group_options(group) for group in FOLDERS}
 
 
-Typed = tuple[str, str, bool]
-"""The key and the value of an override, and whether it is one of several values."""
+Typed = tuple[str, str, bool]  # key and value of an override, and whether it is one of several
 
 
 def _jobs_of(overrides: Sequence[str], sweep: bool) -> Iterator[list[Typed]]:
@@ -249,8 +244,7 @@ def check_names(job: Mapping[str, Any]) -> None:
 
 
 def check_key(key: str, value: Any = None) -> None:
-    """Raise :class:`ConfigError` for a setting that does not exist, and below one that is a single
-    value."""
+    """Raise :class:`ConfigError` for a setting that does not exist or is below a single value."""
     group, _, rest = key.partition(".")
     name, *below = rest.split(".")
     own = CONFIG_GROUPS[group].model_fields if group in CONFIG_GROUPS else {}

@@ -22,8 +22,7 @@ from mint.settings import reporting
 JOB = "job.yaml"
 _MISSING = "???"
 _STAND_IN = "0"  # for a response: a number, a program, JSON
-_LOOKED_AT = 100
-"""Samples of a dataset that are asked whether they have what a reward function needs."""
+_LOOKED_AT = 100  # samples of a dataset that are checked for what a reward function needs
 
 Job = Mapping[str, Any]
 
@@ -112,11 +111,7 @@ def _hint(group: str, fault: ErrorDetails) -> str:
 
 
 def run_directory(job: Job, adapter: Any) -> str:
-    """Return the run directory of a job: as asked for, or a folder of its own under ``runs/``.
-
-    A folder of an unfinished run of the same job is used again, so that
-    the run resumes.
-    """
+    """Return the run directory of a job: as set, or of its unfinished run, or a new one."""
     named = job["logging"]["run_dir"]
     folder = Path(named or RUNS)
     make_folder(folder)

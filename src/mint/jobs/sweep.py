@@ -51,10 +51,7 @@ def table_row(result: Mapping[str, Any]) -> list[str]:
 
 
 class Sweep:
-    """The folder of a sweep: a run directory for each job, and the table at its end.
-
-    The same command resumes a sweep that was interrupted, or in which a job failed.
-    """
+    """The folder of a sweep: run directories and the table. The same command resumes it."""
 
     def __init__(self, jobs: Sequence[Composed]) -> None:
         named = {each.job["logging"]["run_dir"] for each in jobs}

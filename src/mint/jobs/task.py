@@ -18,8 +18,7 @@ from typing import Any
 from mint.config_error import ConfigError, closest
 from mint.rewards.registry import load_file
 
-_MOVED = {"mint.rl.dataset": "mint.rl.data.dataset"}
-"""Modules that older run directories name, and where they are now."""
+_MOVED = {"mint.rl.dataset": "mint.rl.data.dataset"}  # names in older run directories
 EXAMPLE = "Write it as demos/rl/adapters/tool_use.py:ToolUseEnvironment or package.module:Class."
 
 
@@ -108,7 +107,6 @@ class TaskReference:
         return classes.get(self.name)
 
     def load(self) -> Any:
-        """The class."""
         if self.is_file:
             module = _module_of(Path(self.place).resolve())
         else:

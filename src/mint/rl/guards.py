@@ -13,18 +13,12 @@ from typing import Any
 from mint.rl.settings.config import CLIPPED, RLConfig
 
 Metrics = Mapping[str, float]
-Report = tuple[str, str]
-"""What a guard has seen, and what to change. The finding has the guard's name."""
-_BASELINE = 3
-"""How many first steps the later ones are compared with."""
-_WINDOW = 5
-"""How many last steps are averaged to see past the noise."""
-_CLEAR = 0.05
-"""A difference of shares, or of rewards up to 1, that is not noise."""
-_ROUNDING = 1e-9
-"""Shares that differ by less are the same share."""
-_SOLVED = 0.9
-"""A success from which there is little left to explore."""
+Report = tuple[str, str]  # what was seen, and what to change; the finding has the guard's name
+_BASELINE = 3  # first steps, which the later ones are compared with
+_WINDOW = 5  # last steps, which are averaged to see past the noise
+_CLEAR = 0.05  # a difference of shares, or of rewards up to 1, that is not noise
+_ROUNDING = 1e-9  # shares that differ by less are the same share
+_SOLVED = 0.9  # a success from which there is little left to explore
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,6 @@ class Guards:
         self.told: dict[str, int] = {}  # findings, and how many steps ago they were last seen
 
     def begin(self, evaluation: Metrics) -> None:
-        """Remember the evaluation before the first step."""
         self.evaluations.append(dict(evaluation))
 
     def check(self, metrics: Metrics) -> list[Finding]:
@@ -82,16 +75,13 @@ class Guards:
         return _mean(self.first, name)
 
     def recent(self, name: str) -> float | None:
-        """Return the mean of the last steps."""
         return _mean(self.last, name)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         history = {"first": self.first, "last": self.last, "evaluations": self.evaluations}
         return {"history": history, "told": self.told}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
         history = state["history"]
         self.first, self.last = list(history["first"]), list(history["last"])
         self.evaluations, self.told = list(history["evaluations"]), dict(state["told"])
@@ -158,14 +148,11 @@ def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Report]:
 
 
 def _left_behind(first: Metrics, now: Metrics) -> bool:
-    """Return whether the training reward rose far above a holdout that did not move.
-
-    A policy that only becomes more certain earns as much on the holdout as in training.
-    """
+    """Return whether the training reward rose far above a holdout that did not move."""
     train, paid, held_out = now["train"], first["holdout/reward"], now["holdout/reward"]
     return (
         train > first["train"] + 4 * _clear(first["train"], train)
-        and train > held_out + 2 * _clear(train, held_out)
+        and train > held_out + 2 * _clear(train, held_out)  # or it only became more certain
         and held_out < paid + _clear(paid, held_out) / 2
         and now["holdout/pass@1_low"] <= first["holdout/pass@1"] + _ROUNDING
     )

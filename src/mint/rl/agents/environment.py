@@ -42,10 +42,9 @@ async def run_environment(
     seed: int | None,
     weights: Mapping[str, float] | None = None,
 ) -> Rollout:
-    """Run one rollout. An exception in it is recorded as its error.
+    """Run one rollout, and record an exception in it as its error.
 
-    Only a lost service, missing logprobs and an interruption are raised: they concern every
-    rollout.
+    A lost service, missing logprobs and an interruption are raised: they concern every rollout.
     """
     chat = Chat(policy, seed, cfg.max_turns, cfg.context_length)
     value: Any

@@ -49,10 +49,7 @@ class Tool:
         return {"type": "function", "function": function}
 
     async def run(self, call: ToolCall) -> str:
-        """The result of a call, or what was wrong with it, as text for the model.
-
-        A function that is not async runs in a thread. One that hangs is given up with its rollout.
-        """
+        """Return the result of a call, or what was wrong with it, as text for the model."""
         if call.error:
             return f"error: {call.error}"
         try:
@@ -73,9 +70,9 @@ def _shortened(text: str) -> str:
 
 
 def tool(function: Callable[..., Any]) -> Tool:
-    """A function as a tool: its name, its docstring and its types describe it.
+    """Make a tool of a function: its name, its docstring and its types describe it.
 
-    Arguments of other types are put right where they can be, as "3" for 3, and refused otherwise.
+    Arguments of other types are converted where possible, such as "3" to 3, and refused otherwise.
 
     >>> def add(a: int, b: int) -> int:
     ...     "Add two numbers."
@@ -143,7 +140,7 @@ def schemas(tools: Tools) -> list[dict[str, Any]]:
 
 
 async def run_tools(tools: Tools, calls: Sequence[ToolCall]) -> list[str]:
-    """The results of calls, all carried out at once. ``tools`` is a list, or a dict by name."""
+    """Carry out calls concurrently, and return their results."""
     known = tools_by_name(tools)
 
     async def one(call: ToolCall) -> str:

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (1 - 3e-4, 1 + 4e-4)}
 """The protocol's own thresholds, where the config sets none."""
-_WIDEST = 20.0
-"""Log ratios beyond this are as good as infinite."""
+_WIDEST = 20.0  # log ratios beyond this are as good as infinite
 
 
 def bounded_ratio(log_ratio: Array) -> Array:
@@ -22,10 +21,9 @@ def bounded_ratio(log_ratio: Array) -> Array:
 class Correction:
     """Weights of tokens by p_trainer / p_sampler.
 
-    ``level`` says what has a ratio: a ``token``; a ``sequence``, whose ratio is the product of its
-    tokens'; or ``geometric``, the sequence with the geometric mean of them. A ratio above ``limit``
-    is cut to it (``truncate``), or what has it is left out (``mask``), as what has one below
-    ``low``.
+    The ratio is that of a ``token``, of a ``sequence`` (the product of its tokens'), or
+    ``geometric`` (the geometric mean of them). Ratios above ``limit`` are reduced to it
+    (``truncate``); or tokens with ratios above ``limit`` or below ``low`` are left out (``mask``).
 
     >>> trainer, sampler = np.log([0.5, 0.9]), np.log([0.5, 0.1])
     >>> [float(w) for w in Correction(2.0).weights(trainer, sampler)]
@@ -58,8 +56,8 @@ def is_clipped(
 ) -> NDArray[np.bool_]:
     """Return which tokens have a clipped ratio.
 
-    ``ppo`` and ``gspo`` clip a ratio that has gone further than a bound in the direction of the
-    advantage: such a token has no gradient. ``cispo`` clips every ratio outside of its bounds.
+    ``ppo`` and ``gspo`` clip a ratio beyond a bound in the direction of the advantage, which then
+    has no gradient; ``cispo`` clips every ratio outside of its bounds.
 
     >>> is_clipped("ppo", np.log([1.5, 1.5]), np.array([1.0, -1.0]), 0.8, 1.2).tolist()
     [True, False]

@@ -96,11 +96,9 @@ class PromptTemplate:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that it needs."""
         return [name for _, name in self.parts if name is not None]
 
     def filled(self, values: Mapping[str, Any]) -> str:
-        """The text for one row."""
         return "".join(
             before + ("" if name is None else str(values[name])) for before, name in self.parts
         )
@@ -153,7 +151,6 @@ class Columns:
         return cls(names, asks["prompt_column"], gold, messages, system, read)
 
     def no_answer(self, file: str) -> DataError:
-        """Return the error for missing gold answers."""
         found = _usual("answer_column", self.names)
         hint = setting("answer_column", found or "COLUMN")
         return DataError(

@@ -121,7 +121,7 @@ class DatasetTask(RLAdapter):
             raise ConfigError(f"reward={given}: {error}") from None
 
     def _problems(self, rows: Sequence[Row]) -> list[Problem]:
-        """The rows as problems, each checked."""
+        """Turn rows into problems, and check each."""
         check_gold = getattr(self.reward, "function", None) is check_answer
         problems = [self.columns.problem(row, check_gold) for row in rows]
         signature = self.reward.signature if isinstance(self.reward, FunctionReward) else None

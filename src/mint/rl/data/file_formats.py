@@ -43,10 +43,7 @@ def setting(name: str, value: object = "...") -> str:
 
 
 def read_rows(source: str | Path, split: str | None = None, argument: str = "file") -> list[Row]:
-    """Read all rows of a file, or of one split of a dataset folder.
-
-    ``argument`` is the name of the task's argument that the file was given by, for error messages.
-    """
+    """Read all rows of a file, or of one split of a folder. ``argument`` is for error messages."""
     path = Path(source).expanduser()
     if path.is_dir():
         from mint.rl.data.folder import files_of_split

@@ -18,10 +18,7 @@ _SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 
 
 def files_of_split(folder: Path, split: str | None, argument: str = "split") -> list[Path]:
-    """The data files of a split, ``train`` by default, in the order of their names.
-
-    ``argument`` is the name of the task's argument that the split was given by.
-    """
+    """Return the data files of a split in the order of their names, by default of ``train``."""
     wanted = split or DEFAULT_SPLIT
     if (folder / _DICTIONARY).is_file():
         splits = [str(name) for name in _read(folder / _DICTIONARY).get("splits", [])]

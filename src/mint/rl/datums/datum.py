@@ -18,7 +18,7 @@ Tokens = tuple[int, ...]
 def make_datum(
     segment: Segment, advantage: float | Sequence[float], weight: float = 1.0
 ) -> types.Datum:
-    """A segment to train on. Only sampled tokens have a weight; each says how likely it was.
+    """Build a datum from a segment; only sampled tokens have a weight.
 
     ``advantage`` is one number, or one for each token of the segment.
 
@@ -55,7 +55,6 @@ def _kept_tokens(kept: Sequence[Kept]) -> types.TensorData:
 def tensor(
     numbers: Sequence[float], dtype: Literal["int64", "float32"] = "float32"
 ) -> types.TensorData:
-    """Numbers as the service takes them."""
     return types.TensorData(data=list(numbers), dtype=dtype, shape=[len(numbers)])
 
 
@@ -66,12 +65,10 @@ def build_datums(
     loss_fn: str = "importance_sampling",
     every_answer: bool = False,
 ) -> list[types.Datum]:
-    """The datums of all rollouts that have an advantage; a rollout of several contexts has several.
-    With ``every_answer``, or a loss that has more than advantages to it (``dro``), those of all
-    rollouts that count.
+    """Build the datums of all rollouts with an advantage, one for each context.
 
-    Groups stay together: the service computes a prompt that its answers share only once. A mean
-    is one over all rollouts of these groups that count, those without an advantage too.
+    With ``every_answer`` or ``dro``, whose loss has another term, it is all rollouts that count.
+    Means are over all that count. Groups stay together: the service computes a shared prompt once.
     """
     rollouts = [rollout for group in groups for rollout in group.counted if rollout.length]
     weights = token_weights([rollout.length for rollout in rollouts], aggregation, max_tokens)
@@ -91,7 +88,6 @@ def with_ratio_mask(datum: types.Datum) -> types.Datum:
 
 
 def values(datum: types.Datum, name: str) -> Array:
-    """One loss input of a datum."""
     return np.asarray(datum.loss_fn_inputs[name].data, dtype=np.float64)
 
 
@@ -101,7 +97,6 @@ def has_weight(datum: types.Datum) -> NDArray[np.bool_]:
 
 
 def trained_tokens(datums: Sequence[types.Datum]) -> int:
-    """Return how many tokens carry a gradient."""
     return int(sum(has_weight(datum).sum() for datum in datums))
 
 
@@ -112,8 +107,7 @@ def datum_tokens(datum: types.Datum) -> Tokens:
 
 
 def with_weights(datum: types.Datum) -> types.Datum:
-    """A datum with the weights that the service would take it to have when it has none: 1 for
-    every token that was sampled or has an advantage."""
+    """Add the weights that the service assumes: 1 for tokens with a logprob or an advantage."""
     given = datum.loss_fn_inputs
     if "weights" in given:
         return datum
@@ -125,14 +119,14 @@ def with_weights(datum: types.Datum) -> types.Datum:
 
 
 def replaced(datum: types.Datum, **inputs: Array) -> types.Datum:
-    """A datum with some loss inputs replaced or added."""
+    """Replace or add loss inputs of a datum."""
     new = {name: tensor([float(x) for x in array]) for name, array in inputs.items()}
     loss_fn_inputs = {**datum.loss_fn_inputs, **new}
     return types.Datum(model_input=datum.model_input, loss_fn_inputs=loss_fn_inputs)
 
 
 def scaled(datum: types.Datum, factor: float) -> types.Datum:
-    """A datum whose tokens all weigh ``factor`` times as much."""
+    """Multiply the weights of a datum."""
     return datum if factor == 1.0 else replaced(datum, weights=values(datum, "weights") * factor)
 
 

@@ -14,12 +14,8 @@ from mint.rl.settings.config import RLConfig
 def corrected(
     datums: Sequence[types.Datum], trainer_D_T: Sequence[Array], correction: Correction
 ) -> list[types.Datum]:
-    """The datums with the trainer's own logprobs as the old policy's, and tokens weighed by how
-    much likelier the trainer finds them than the sampler did.
-
-    Use it when the two differ: a sampler in lower precision, another temperature, or a batch that
-    is used for several steps. The ratio of the loss then only sees what training itself changes.
-    """
+    """Replace the old logprobs by the trainer's, and weight tokens by how much likelier the trainer
+    finds them than the sampler did: the ratio of the loss then only sees what training changes."""
     found = []
     for datum, trainer in zip(datums, trainer_D_T, strict=True):
         weights, inside = values(datum, "weights").copy(), has_weight(datum)
@@ -38,8 +34,7 @@ def masked_share(before: Sequence[types.Datum], after: Sequence[types.Datum]) ->
 def mismatch(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
     """Return how the trainer's logprobs of sampled tokens differ from the sampler's.
 
-    At temperature 1, or with ``match_sampling``, they are the same policy before the first update
-    and should agree. Otherwise the sampler's are those of the flattened or sharpened distribution.
+    At temperature 1, or with ``match_sampling``, they should agree before the first update.
     """
     if not datums:
         return {}

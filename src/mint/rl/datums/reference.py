@@ -16,16 +16,15 @@ from mint.rl.algorithms.kl import k1, kl_figures
 from mint.rl.datums.datum import has_weight, replaced, values
 from mint.rl.rollouts.rollout import Group, MissingLogprobs, Rollout, Segment
 
-Clients = Mapping[int, mint.SamplingClient]
-"""The weights of each version that rollouts were sampled with."""
+Clients = Mapping[int, mint.SamplingClient]  # the weights of each version that sampled
 
 
 @dataclass(frozen=True)
 class Reference:
     """A frozen model that rollouts are compared with.
 
-    The weights that sampled a token (``policy``) are asked for its logprob at temperature 1 when
-    the rollouts were sampled at another: the KL must not count what the temperature did.
+    If rollouts were sampled at another temperature than 1, the weights that sampled them
+    (``policy``) are asked for logprobs at 1: the KL must not count what the temperature did.
     """
 
     client: mint.SamplingClient
@@ -34,9 +33,9 @@ class Reference:
     every_group: bool = False  # also penalise groups in which all answers are equal
 
     async def penalise(self, groups: Sequence[Group], policy: Clients | None) -> dict[str, float]:
-        """Subtract ``coefficient * k1`` from the rewards of all groups in which some answer was
-        better than another. Return the KL over all groups: those of a collapsed policy have equal
-        answers. Without a coefficient, only some rollouts are measured.
+        """Subtract ``coefficient * k1`` from the rewards of groups with signal.
+
+        Return the KL over all groups. Without a coefficient, only some rollouts are measured.
         """
         if not self.coefficient and not self.samples:
             return {}
@@ -98,8 +97,7 @@ def kl_metrics(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> d
 
 
 async def score_by_version(clients: Clients, segment: Segment) -> Array:
-    """The logprobs, at temperature 1, of a segment's sampled tokens under the weights that made
-    each of them."""
+    """Return the logprobs of sampled tokens under the weights that sampled each of them."""
     made_by = [version for version in segment.versions if version is not None]
     versions = sorted(set(made_by))
     found = await asyncio.gather(*(score(clients[version], segment) for version in versions))

@@ -53,16 +53,13 @@ class PastRun:
         ]
 
 
-Measure = Callable[[Point], Evaluation | None]
-"""Evaluates a point; None when its weights are gone."""
+Measure = Callable[[Point], Evaluation | None]  # evaluates a point; None when its weights are gone
 
 
 def narrowed(
     steps: Sequence[int], good: int, bad: int, is_bad: Callable[[int], bool | None]
 ) -> tuple[int, int]:
-    """The closest good and bad steps with nothing between them that can be told.
-
-    ``is_bad`` may answer None for a step that cannot be told; it is left out.
+    """Return the closest good and bad steps. Steps for which ``is_bad`` is None are left out.
 
     >>> narrowed(range(0, 100, 10), 0, 90, lambda step: step >= 40)
     (30, 40)
@@ -104,8 +101,7 @@ class Bisection:
     ) -> BisectionResult:
         """Find where the metric fell between ``good`` (the best known) and ``bad`` (the last).
 
-        A step is bad when the metric is ``drop`` under the good one's; without ``drop``, when it
-        is nearer to the bad one's.
+        A bad step is ``drop`` below the good one; without ``drop``, it is nearer to the bad one.
         """
         first, last = self._ends(good, bad)
         high = self.estimate(first)

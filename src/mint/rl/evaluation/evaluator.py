@@ -35,10 +35,9 @@ LIMITS = (TurnLimit.__name__, ContextFull.__name__)
 
 
 class Evaluator:
-    """Evaluates checkpoints on a task's holdout.
+    """Evaluates checkpoints on a task's holdout, with the same prompts and the same seeds.
 
-    All checkpoints get the same prompts and the same seeds, so that results differ only by the
-    weights. Answers are scored by the task's ``holdout_reward``, if it has one::
+    Answers are scored by the task's ``holdout_reward``, if it has one::
 
         Evaluator(adapter, cfg, mint.ServiceClient()).of("tinker://…/weights/step-000040").pass_1
     """
@@ -54,7 +53,6 @@ class Evaluator:
         return asyncio.run(self.of_async(path))
 
     async def of_async(self, path: str | None) -> Evaluation:
-        """Async version of :meth:`of`."""
         async with sampling_client(self.service, self.cfg, path) as client:
             tokenizer = await to_thread(client.get_tokenizer)
             self._items = self._items or Data(self.adapter, tokenizer, self.cfg).holdout()
@@ -168,8 +166,7 @@ async def sample_groups(
 
 
 def with_holdout_reward(adapter: Any) -> Any:
-    """Return a task that is scored by its ``holdout_reward``, if it has one; an environment after
-    the same conversation."""
+    """Return a task that is scored by its ``holdout_reward``, if it has one."""
     if not overrides(adapter, "holdout_reward"):
         return adapter
 

@@ -25,8 +25,7 @@ def pass_at_k(right: int, count: int, k: int) -> float:
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """The 95% interval of a share of ``count`` trials. It always contains the share: its lower end
-    at 0 is exactly 0, and its upper end at 1 exactly 1.
+    """Return the 95% interval of a share of ``count`` trials, which always contains the share.
 
     >>> low, high = wilson(0.5, 100)
     >>> round(low, 4), round(high, 4)
@@ -71,8 +70,6 @@ METRICS = ("pass_1", "pass_k", "reward")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result on the holdout."""
-
     prompts: int
     samples: int
     reward: float
@@ -149,13 +146,12 @@ class Evaluation:
 
 
 def evaluate(rewards_P_G: Sequence[Sequence[float | None]], threshold: float) -> Evaluation:
-    """Pass rates of groups of rewards. None is an answer that failed: its rollout raised, timed out
-    or reached a limit. It counts as wrong, and as the worst reward: 0, or the lowest of all where
-    that is below 0. Every evaluation of the same prompts then has the same denominator.
+    """Return the pass rates of groups of rewards.
 
-    Prompts without an answer are left out, and those with fewer than others are left out of pass@k:
-    to some answers a reward does not apply. The interval counts prompts, not answers: several
-    answers to one prompt are not independent.
+    None is an answer that failed. It counts as wrong, with the worst reward (0, or the lowest), so
+    that every evaluation of the same prompts has the same denominator. Prompts without answers are
+    left out, and those with fewer than others are left out of pass@k. The interval counts prompts,
+    because answers to one prompt are not independent.
 
     >>> str(evaluate([[1.0], [0.0]], threshold=1.0))
     'pass@1=50.0% (9.5% to 90.5%), reward=0.500 on 2 held-out prompts'
@@ -216,9 +212,7 @@ def rank(evaluation: Evaluation) -> tuple[float, float]:
 
 
 def verdict(start: Evaluation, end: Evaluation) -> str:
-    """Return whether training helped, by the differences of pass@1 and of the reward.
-
-    Pass@1 decides; where its 95% interval contains 0, the reward is looked at.
+    """Return whether training helped: by pass@1, or by the reward where that is unclear.
 
     >>> before = evaluate([[0.0]] * 40, threshold=1.0)
     >>> after = evaluate([[1.0]] * 20 + [[0.0]] * 20, threshold=1.0)
@@ -251,8 +245,7 @@ def verdict(start: Evaluation, end: Evaluation) -> str:
 def advice(
     evaluations: Mapping[int, Evaluation], paths: Mapping[int, str], began_from: str
 ) -> list[str]:
-    """Say whether training helped and which weights are best. ``paths`` are the checkpoints that
-    are kept, by their step; the model that the run began from takes part as step 0."""
+    """Say whether training helped and which of the kept checkpoints (``paths`` by step) is best."""
     kept = {step: e for step, e in evaluations.items() if step == 0 or step in paths}
     if 0 not in kept or len(kept) < 2:
         return []

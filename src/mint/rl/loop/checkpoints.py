@@ -83,11 +83,9 @@ class RunCheckpoints:
                 await rest.delete_checkpoint_from_tinker_path_async(checkpoint.path)
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the state that a resumed run needs."""
         return [asdict(checkpoint) for checkpoint in self.kept]
 
     def load(self, state: list[Mapping[str, Any]]) -> None:
-        """Restore a saved state."""
         self.kept = [
             Checkpoint(v["step"], v["path"], tuple(v["score"]) if v["score"] else None)
             for v in state
@@ -95,10 +93,7 @@ class RunCheckpoints:
 
 
 def find_checkpoint(text: str) -> str:
-    """The path that ``checkpoint=`` stands for: itself, or the best checkpoint of a run directory.
-
-    Without an evaluation during training nothing is best, and the latest is taken.
-    """
+    """Return the path for ``checkpoint=``: itself, or the checkpoint of a run directory."""
     if text.startswith(SCHEMES):
         return text
     path = saved_checkpoint(Path(text))
@@ -111,10 +106,9 @@ def find_checkpoint(text: str) -> str:
 
 
 def saved_checkpoint(folder: Path) -> str | None:
-    """Return the path of a run directory's best checkpoint, or else of its latest.
+    """Return the path of a run directory's best checkpoint, or else of its latest, or None.
 
-    None if there is none. A script that records its own run reports a checkpoint as an event:
-    ``record.event("checkpoint", path=...)``.
+    A script that records its own run reports one by ``record.event("checkpoint", path=...)``.
     """
     state = folder / STATE
     if state.is_file():

@@ -16,10 +16,7 @@ async def training_client(
     latest: Checkpoint | None,
     metadata: dict[str, str],
 ) -> mint.TrainingClient:
-    """Create a client from a run's latest checkpoint, or from where the settings say.
-
-    The service keeps ``metadata`` beside the run; ``mint runs list`` shows it.
-    """
+    """Create a client from a run's latest checkpoint, or from where the settings say."""
     if latest is not None:
         try:
             return await service.create_training_client_from_state_with_optimizer_async(

@@ -53,7 +53,7 @@ async def open_run(
     service: mint.ServiceClient | None = None,
     interruption: Interruption | None = None,
 ) -> AsyncIterator[Run]:
-    """Begin a run, or resume it, and leave nothing behind at its end.
+    """Begin or resume a run, and close it at its end.
 
     Ctrl-C, a lost service and rewards that fail end it with one of :mod:`mint.rl.runtime.endings`.
     """
@@ -156,7 +156,7 @@ class Run:
     def edit_datums(self, batch: Batch, datums: Sequence[types.Datum]) -> list[types.Datum]:
         """Return the datums of a batch as the task edits them, checked and ready to be trained on.
 
-        From here to the end of ``record`` Ctrl-C waits: a step is done or not begun.
+        From here to the end of ``record`` Ctrl-C waits.
         """
         edit = getattr(self.adapter, "edit_datums", list)
         edited = [with_weights(datum) for datum in edit(list(datums))]
@@ -168,8 +168,7 @@ class Run:
         return edited
 
     async def record(self, parts: Sequence[Batch]) -> None:
-        """Write a step down that was trained on in these parts, look for trouble, evaluate and save
-        when it is time."""
+        """Record a step that was trained on in these parts; evaluate and save when due."""
         batch = merge_batches(parts)
         for refused in (update.refused for update in batch.updates if update.refused):
             finding = Finding("not_finite", refused, stability_advice(self.cfg))
@@ -226,7 +225,6 @@ class Run:
             raise RunStopped(f"{fatal} {self.checkpoints.where} {anyway}")
 
     def _keep_failure(self, failure: CodeFailure, step: int, sampled_for: str) -> None:
-        """Keep a failure of a reward, a tool or a rollout as an event."""
         self.directory.event("failure", step=step, sampled_for=sampled_for, **asdict(failure))
 
     # ---- evaluation, checkpoints, the end ----
@@ -287,8 +285,7 @@ class Run:
         return self.final
 
     async def _end(self, error: BaseException | None) -> None:
-        """Leave nothing behind, and raise what ends the run: after Ctrl-C and for a lost service
-        with a message that says how to resume."""
+        """Close the run, and raise what ends it."""
         self.interruption.answer = "ignore"
         try:
             if isinstance(error, INTERRUPTED):

@@ -58,8 +58,7 @@ async def train(
     policy: Policy | None = None,
     loss: Loss = service_loss,
 ) -> Update:
-    """Train on datums that a policy sampled; with a KL term in the loss, towards a reference. Every
-    request is on its way before the first answer is waited for."""
+    """Train on datums that a policy sampled. All requests are sent before any is awaited."""
     since, temperature = time.monotonic(), policy.temperature if policy else 1.0
     update = Update(datums, {})
     try:

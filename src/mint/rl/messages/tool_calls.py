@@ -107,10 +107,9 @@ _NAMELESS = ToolCall("", error="a call needs a name")
 
 
 def parse_tool_calls(text: str, thinking: bool = False) -> list[ToolCall]:
-    """Return the tool calls of a reply, in order. What the model only thinks about is no call.
+    """Return the tool calls of a reply, in order, in any form that ``docs/agents.md`` lists.
 
-    ``thinking`` says that the prompt has opened a thought (:func:`opens_thought`): the reply is
-    part of it until it is closed. The forms that are read are listed in ``docs/agents.md``.
+    Thoughts have no calls. ``thinking``: the prompt has opened a thought (:func:`opens_thought`).
 
     >>> calls = parse_tool_calls('<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>')
     >>> calls[0].name, calls[0].arguments

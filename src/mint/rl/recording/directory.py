@@ -37,16 +37,14 @@ def task_name(adapter: Any) -> str:
 
 
 def own_name(adapter: Any) -> str | None:
-    """Return a task's own name, if it has one."""
     name = getattr(adapter, "name", None)
     return name if isinstance(name, str) and name else None
 
 
 def open_directory(cfg: RLConfig, adapter: Any) -> RunDirectory:
-    """Open the run directory to write to, its tables cut to the last checkpoint.
+    """Open the run directory to write to, cut to the last checkpoint.
 
-    With ``cfg.run_dir`` it is that one. Without, the same script with the same settings continues
-    its unfinished run, and begins a new one when there is none.
+    Without ``cfg.run_dir``, the same script with the same settings continues its unfinished run.
     """
     own, mark = own_name(adapter), cfg.fingerprint()
     if cfg.run_dir:
@@ -64,10 +62,7 @@ def open_directory(cfg: RLConfig, adapter: Any) -> RunDirectory:
 
 
 def _check_same_run(directory: RunDirectory, cfg: RLConfig, name: str | None) -> None:
-    """Raise :class:`ConfigError` for a directory of a run with other settings or of another task.
-
-    A task's class may be renamed; a name of its own is kept.
-    """
+    """Raise :class:`ConfigError` for a run of another task, or with other settings."""
     if not directory.state():
         return
     config = directory.config()
@@ -84,8 +79,7 @@ def _check_same_run(directory: RunDirectory, cfg: RLConfig, name: str | None) ->
 
 
 def find_directory(name: str) -> Path:
-    """Return the first of ``runs/NAME``, ``runs/NAME-2``, … that has no finished run, and that no
-    process is writing to."""
+    """Return the first of ``runs/NAME``, ``runs/NAME-2``, … without a finished or active run."""
     return next(path for path in numbered(name) if _is_free(path))
 
 
@@ -111,8 +105,7 @@ def write_service(folder: Path, url: str) -> None:
 
 
 def read_service(folder: Path) -> dict[str, str]:
-    """Return what is known of a run's service: its ``url``, or the ``home`` folder of one that the
-    run started for itself; nothing if the file is missing.
+    """Return a run's service: its ``url``, or the ``home`` of an embedded one; empty if unknown.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

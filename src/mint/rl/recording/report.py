@@ -109,10 +109,7 @@ def _right_answers(folder: Path) -> dict[str, Any]:
 
 
 def write_report(folder: Path) -> list[Path]:
-    """Write the report on a run into its directory; nothing when it has no rollouts.
-
-    Of very long runs, evenly spaced steps are read.
-    """
+    """Write the report on a run into its directory. Of very long runs, some steps are read."""
     run, answers = RunReader(folder), _right_answers(folder)
     counts = sum(1 for _ in run.iter_rollouts(columns=["step"]))
     chosen = run.steps()[:: max(1, -(-counts // _MOST))]

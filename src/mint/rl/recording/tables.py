@@ -13,8 +13,7 @@ Trained = dict[str, dict[Tokens, Array]]
 
 
 def trained_values(updates: Sequence[Update]) -> Trained:
-    """Return the values of all trained datums. They are found by their tokens, since
-    ``edit_datums`` may leave some out or change their order."""
+    """Return the values of trained datums by tokens: ``edit_datums`` may reorder them."""
     found: Trained = {"trainer": {}, "entropy": {}, "advantages": {}}
     for update in (each for each in updates if each.refused is None):
         names = [datum_tokens(datum) for datum in update.datums]
@@ -27,8 +26,7 @@ def trained_values(updates: Sequence[Update]) -> Trained:
 
 
 def _aligned(found: Mapping[Tokens, Array], segment: Segment) -> list[float | None] | None:
-    """Values of targets as values of tokens: the first token is nobody's target, and nothing
-    after the last sampled token was trained. None for what was not measured or trained on."""
+    """Return values of targets as values of tokens; None for those that were not trained on."""
     array = found.get(tuple(segment.trimmed().tokens))
     if array is None:
         return None
@@ -37,8 +35,7 @@ def _aligned(found: Mapping[Tokens, Array], segment: Segment) -> list[float | No
 
 
 def rollout_rows(batch: Batch, text: Callable[[int], str]) -> Iterator[dict[str, Any]]:
-    """Yield one row for every rollout of a step, those of replaced groups too. ``text`` decodes a
-    token."""
+    """Yield a row for every rollout of a step, those of replaced groups too."""
     trained = trained_values(batch.updates)
     digests = {v: policy.digest for v, policy in sorted(batch.policies.items()) if policy.digest}
     for number, group in enumerate(batch.everything):

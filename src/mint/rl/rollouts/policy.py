@@ -19,10 +19,10 @@ from mint.rl.rollouts.rollout import Kept, Segment
 
 @dataclass(frozen=True)
 class Filters:
-    """``top_k``, ``top_p`` and ``min_p`` of sampling. The defaults leave nothing out.
+    """``top_k``, ``top_p`` and ``min_p`` of sampling.
 
-    The sampler reports logprobs among the tokens that it kept, and which those were, so that the
-    trainer can compute logprobs of the same distribution. ``top_k`` bounds how many they are.
+    The sampler reports which tokens it kept (``top_k`` bounds their number), and logprobs among
+    these, so that the trainer can compute logprobs of the same distribution.
     """
 
     top_k: int = 0
@@ -49,11 +49,7 @@ class Filters:
         return {"topk_sample_logprobs": self.top_k} if self.is_on else {}
 
     def kept_tokens(self, sequence: Any) -> list[Kept] | None:
-        """Return the tokens that each token of a sampled sequence was chosen from.
-
-        Raises ConfigError when the service has not said so, or its logprobs are those of another
-        distribution.
-        """
+        """Return what each token was chosen from; ConfigError if the service does not say."""
         if not self.is_on:
             return None
         top, missing = sequence.topk_logprobs_np, ""
@@ -72,9 +68,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """An answer of the policy: tokens with logprobs, whether it was truncated, and the version of
-    the weights.
-    """
+    """An answer: its tokens with logprobs, and the version of the weights that sampled it."""
 
     tokens: list[int]
     logprobs: list[float] | None
@@ -110,8 +104,7 @@ class Policy:
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> list[PolicyAnswer]:
-        """Return ``count`` answers to a prompt, at this temperature, from these weights or from
-        ``newest()``: a conversation that is in flight while weights change continues with them."""
+        """Return ``count`` answers to a prompt, from these weights or from ``newest()``."""
         if self.newest is not None:
             current = replace(self.newest(), temperature=self.temperature)
             return await current.sample(prompt, count, seed, max_tokens, stop)
@@ -156,9 +149,7 @@ class Policy:
         return special_tokens(self.tokenizer)
 
     def has_ended(self, answer: PolicyAnswer, stop: Sequence[str] | None = None) -> bool:
-        """Return whether the model itself closed its answer, and was neither cut off nor stopped by
-        a text. Some models have several marks to do so.
-        """
+        """Return whether the model itself closed its answer, with one of its marks to do so."""
         if not answer.tokens:
             return False
         last = answer.tokens[-1]
