@@ -184,7 +184,8 @@ def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
             f"{CONFIG}.yaml must have `settings` as the first of its defaults, which gives every "
             "setting its own; see conf/config.yaml of the repository."
         )
-    return Composed(job, tuple(f"{key}={_plain(value)}" for key, value, swept in typed if swept))
+    plain = [(key, re.sub(r"\\(.)", r"\1", value)) for key, value, swept in typed if swept]
+    return Composed(job, tuple(f"{key}={value}" for key, value in plain))  # as they were typed
 
 
 def _check_typed(primary: str, key: str, value: str) -> None:
@@ -202,11 +203,6 @@ def _check_typed(primary: str, key: str, value: str) -> None:
                 f"There is no {key}={value}.{closest(value, files)} "
                 f"The files in conf/{key} are: {', '.join(files) or 'none'}."
             )
-
-
-def _plain(value: str) -> str:
-    """A value as it was typed, without the escapes of Hydra's grammar."""
-    return re.sub(r"\\(.)", r"\1", value)
 
 
 def _locate_files(job: dict[str, Any], roots: Sequence[Path]) -> None:

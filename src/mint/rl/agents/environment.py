@@ -26,12 +26,10 @@ class Environment(Protocol):
     """
 
     def build_dataset(self) -> list[Any]:
-        """The tasks to draw from, for one step."""
-        ...
+        """Return the tasks to draw from, for one step."""
 
     async def rollout(self, task: Any, chat: Chat) -> Any:
         """Let the policy try a task, and return its reward."""
-        ...
 
 
 async def run_environment(

@@ -26,11 +26,6 @@ class Checkpoint:
     score: tuple[float, float] | None = None  # pass@1 and reward on the holdout, where evaluated
 
 
-def _rank(checkpoint: Checkpoint) -> tuple[float, ...]:
-    """The score without rounding errors: equal shares of prompts are equal."""
-    return tuple(round(value, 9) for value in checkpoint.score or (0.0, 0.0))
-
-
 class RunCheckpoints:
     """Saves and prunes a run's checkpoints. None is deleted before its successor is recorded."""
 
@@ -47,7 +42,7 @@ class RunCheckpoints:
     @property
     def latest(self) -> Checkpoint | None:
         """The checkpoint that a resumed run starts from."""
-        return max(self.kept, key=lambda c: c.step) if self.kept else None
+        return max(self.kept, key=lambda c: c.step, default=None)
 
     @property
     def where(self) -> str:
@@ -58,8 +53,8 @@ class RunCheckpoints:
     @property
     def best(self) -> Checkpoint | None:
         """The one with the highest score on the holdout; of equals, the earliest."""
-        scored = [c for c in self.kept if c.score is not None]
-        return max(scored, key=lambda c: (_rank(c), -c.step)) if scored else None
+        ranks = {c: [round(value, 9) for value in c.score] for c in self.kept if c.score}
+        return max(ranks, key=lambda c: (ranks[c], -c.step), default=None)
 
     async def save(
         self, client: mint.TrainingClient, step: int, score: tuple[float, float] | None = None

@@ -41,17 +41,17 @@ async def show_during(
     stream = stream or sys.stdout
     if not stream.isatty():
         return await work()
-    ticking = asyncio.ensure_future(_tick(stream, shown))
+
+    async def tick() -> None:
+        while True:
+            stream.write(f"{_CLEAR}  {shown()}")
+            stream.flush()
+            await asyncio.sleep(_SECONDS)
+
+    ticking = asyncio.ensure_future(tick())
     try:
         return await work()
     finally:
         ticking.cancel()
         stream.write(_CLEAR)
         stream.flush()
-
-
-async def _tick(stream: TextIO, shown: Callable[[], str]) -> None:
-    while True:
-        stream.write(f"{_CLEAR}  {shown()}")
-        stream.flush()
-        await asyncio.sleep(_SECONDS)

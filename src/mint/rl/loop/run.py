@@ -291,24 +291,19 @@ class Run:
             if isinstance(error, INTERRUPTED):
                 await self._leave()
             ending = self._ending(error)
-            self._write_end(ending)
+            if left := self.queue.taken if hasattr(self, "queue") else []:  # of an unfinished step
+                self.directory.rollouts(rollout_rows(merge_batches(left), self._text))
+            failed = ending is not None and not isinstance(ending, KeyboardInterrupt)
+            status = "interrupted" if self.final is None else "finished"
+            self.directory.set_status("failed" if failed else status)
+            if self._analyst is not None:
+                self._analyst.write()
         finally:
             self.directory.close()
         if isinstance(ending, Interrupted):
             print(f"Interrupted. {resume_hint(self.saved_step)}", flush=True)
         if ending is not None:
             raise ending
-
-    def _write_end(self, ending: BaseException | None) -> None:
-        """Write what is left of a step that was not completed, and how the run ended."""
-        if left := self.queue.taken if hasattr(self, "queue") else []:
-            self.directory.rollouts(rollout_rows(merge_batches(left), self._text))
-        if ending is not None and not isinstance(ending, KeyboardInterrupt):
-            self.directory.set_status("failed")
-        else:
-            self.directory.set_status("interrupted" if self.final is None else "finished")
-        if self._analyst is not None:
-            self._analyst.write()
 
     async def _leave(self) -> None:
         """After Ctrl-C: keep what was done, unless it is pressed again meanwhile."""

@@ -108,11 +108,19 @@ class Policy:
         if self.newest is not None:
             current = replace(self.newest(), temperature=self.temperature)
             return await current.sample(prompt, count, seed, max_tokens, stop)
+        texts, end = list(stop or self.stop), self.end_token
+        params = types.SamplingParams(
+            max_tokens=max_tokens or self.max_tokens,
+            temperature=self.temperature,
+            seed=seed,
+            stop=texts or None,
+            stop_token_ids=None if texts or end is None else [end],
+            **self.filters.params(),
+        )
+        tokens = types.ModelInput.from_ints(tokens=list(prompt))
+        asked = self.filters.requests()
         answer = await self.client.sample_async(
-            prompt=types.ModelInput.from_ints(tokens=list(prompt)),
-            num_samples=count,
-            sampling_params=self._params(seed, max_tokens, stop),
-            **self.filters.requests(),
+            prompt=tokens, num_samples=count, sampling_params=params, **asked
         )
         return [
             PolicyAnswer(
@@ -124,20 +132,6 @@ class Policy:
             )
             for sequence in answer.sequences
         ]
-
-    def _params(
-        self, seed: int | None, max_tokens: int | None, stop: Sequence[str] | None
-    ) -> types.SamplingParams:
-        texts = list(stop or self.stop)
-        end = self.end_token
-        return types.SamplingParams(
-            max_tokens=max_tokens or self.max_tokens,
-            temperature=self.temperature,
-            seed=seed,
-            stop=texts or None,
-            stop_token_ids=None if texts or end is None else [end],
-            **self.filters.params(),
-        )
 
     @property
     def end_token(self) -> int | None:
