@@ -87,7 +87,11 @@ class Renderer:
         calls: Sequence[ToolCall],
     ) -> list[int]:
         """Do the same with a template that renders results only after calls it has rendered."""
-        called = [_ASKED, {"role": "assistant", "content": "", "tool_calls": _as_given(calls)}]
+        given = []
+        for index, call in enumerate(calls):
+            function = {"name": call.name, "arguments": call.arguments}
+            given.append({"id": _id(call, index), "type": "function", "function": function})
+        called = [_ASKED, {"role": "assistant", "content": "", "tool_calls": given}]
         self._check_shown(called, messages)
         before = self._encoded(self._text(called, prompts=False))
         tokens = self._encoded(self._text([*called, *messages]))
@@ -162,17 +166,6 @@ def _answering(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[M
     return [
         {**next(labels, {}), **message} if message["role"] == "tool" else message
         for message in messages
-    ]
-
-
-def _as_given(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": _id(call, index),
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for index, call in enumerate(calls)
     ]
 
 

@@ -65,7 +65,12 @@ class RewardLog:
         ]
 
     def __call__(self, batch: Batch) -> None:
-        found = analyse(scored_in(batch))
+        scored = [
+            Scored(Sample(""), None if each.reward is None else Score(each.reward), each.error)
+            for group in batch.everything
+            for each in group.rollouts
+        ]
+        found = analyse(scored)
         rewards = [reward for group in batch.everything for reward in group.rewards]
         self.rewards += rewards
         self.means.append(found.mean)
@@ -88,19 +93,6 @@ def _summary(rewards: Sequence[float]) -> str:
         f"{len(rewards)} answers, mean {found.mean():.3f}, std {found.std():.3f}, "
         f"min {found.min():.3f}, max {found.max():.3f}"
     )
-
-
-def scored_in(batch: Batch) -> list[Scored]:
-    """The rollouts of a batch, as the analysis of rewards reads them."""
-    return [
-        Scored(
-            Sample(rollout.text, group.prompt, {"group": number}),
-            None if rollout.reward is None else Score(rollout.reward, rollout.components),
-            rollout.error,
-        )
-        for number, group in enumerate(batch.everything)
-        for rollout in group.rollouts
-    ]
 
 
 def _right_answers(folder: Path) -> dict[str, Any]:

@@ -84,13 +84,21 @@ class Collector:
         finally:
             del self.answered[id(item)]
         group.version = min((v for r in group.rollouts for v in r.versions), default=policy.version)
-        now = time.time()
+        now, cfg = time.time(), self.cfg
         for rollout in group.rollouts:
             rollout.sampled_at = now
             self.ledger.record(item.sample, rollout)
             for failure in rollout.failures:
                 self.failures.see(failure, step, self.sampled_for)
-            self._adjust(rollout)
+            rollout.masked = rollout.truncated and cfg.mask_truncated
+            if cfg.overlong_buffer:
+                rollout.penalty += overlong_penalty(
+                    rollout.text,
+                    tokens=_longest_reply(rollout),
+                    max_tokens=cfg.max_tokens,
+                    buffer=cfg.overlong_buffer,
+                    limit=cfg.overlong_limit,
+                )
         return group
 
     async def _prompt_group(
@@ -140,20 +148,6 @@ class Collector:
         rollouts = await asyncio.gather(*(one(index) for index in range(size)))
         prompt = next((rollout.prompt for rollout in rollouts if rollout.prompt), "")
         return Group(item.sample, item.identity, prompt, list(rollouts))
-
-    def _adjust(self, rollout: Rollout) -> None:
-        """Apply the config's rules about length."""
-        cfg = self.cfg
-        if rollout.truncated and cfg.mask_truncated:
-            rollout.masked = True
-        if cfg.overlong_buffer:
-            rollout.penalty += overlong_penalty(
-                rollout.text,
-                tokens=_longest_reply(rollout),
-                max_tokens=cfg.max_tokens,
-                buffer=cfg.overlong_buffer,
-                limit=cfg.overlong_limit,
-            )
 
 
 async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
