@@ -28,7 +28,6 @@ Job = Mapping[str, Any]
 
 
 def make_config(job: Job) -> RLConfig:
-    """The settings of the loop."""
     known = RLConfig.model_fields
     return RLConfig(**{n: each for own in job.values() for n, each in own.items() if n in known})
 
@@ -155,12 +154,10 @@ def fingerprint(job: Job) -> str:
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """The job of a run directory."""
     return dict(yaml.safe_load((folder / JOB).read_text()))
 
 
 def write_job(folder: Path, job: Job) -> None:
-    """Keep a job in its run directory."""
     (folder / JOB).write_text(as_yaml(job))
 
 

@@ -67,7 +67,6 @@ class Sweep:
             each.job["logging"]["run_dir"] = str(self.folder / _name(each))
 
     def add(self, composed: Composed, since: float, error: str | None = None) -> None:
-        """Add the result of a job."""
         self.results.append(read_result(composed, time.monotonic() - since, error))
 
     @property

@@ -35,7 +35,6 @@ class TaskReference:
 
     @classmethod
     def read(cls, text: str) -> TaskReference:
-        """The reference that a text stands for."""
         place, _, name = text.rpartition(":")
         if not place or not name.isidentifier():
             raise ConfigError(f"task.adapter is {text!r}, which is not a class. {EXAMPLE}")

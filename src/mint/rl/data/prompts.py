@@ -142,8 +142,7 @@ class Data:
         return latest, found
 
     def stream(self, step: int, curriculum: Curriculum | None) -> Iterator[Item]:
-        """Return the trainable items of one more call in the order of use; prompts are made
-        lazily."""
+        """Return the trainable items of one more call, in the order of use."""
         call, samples = self.calls, self.build()
         items = (self.item(sample, call) for sample in samples)
         trainable = (item for item in items if not self.split.holds_out(item.identity))

@@ -107,7 +107,7 @@ def datum_tokens(datum: types.Datum) -> Tokens:
 
 
 def with_weights(datum: types.Datum) -> types.Datum:
-    """Add the weights that the service assumes: 1 for tokens with a logprob or an advantage."""
+    """Return a datum with weights, by default 1 for tokens with a logprob or an advantage."""
     given = datum.loss_fn_inputs
     if "weights" in given:
         return datum
@@ -119,14 +119,14 @@ def with_weights(datum: types.Datum) -> types.Datum:
 
 
 def replaced(datum: types.Datum, **inputs: Array) -> types.Datum:
-    """Replace or add loss inputs of a datum."""
+    """Return a datum with some loss inputs replaced or added."""
     new = {name: tensor([float(x) for x in array]) for name, array in inputs.items()}
     loss_fn_inputs = {**datum.loss_fn_inputs, **new}
     return types.Datum(model_input=datum.model_input, loss_fn_inputs=loss_fn_inputs)
 
 
 def scaled(datum: types.Datum, factor: float) -> types.Datum:
-    """Multiply the weights of a datum."""
+    """Return a datum whose tokens all weigh ``factor`` times as much."""
     return datum if factor == 1.0 else replaced(datum, weights=values(datum, "weights") * factor)
 
 

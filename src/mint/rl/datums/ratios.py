@@ -14,8 +14,9 @@ from mint.rl.settings.config import RLConfig
 def corrected(
     datums: Sequence[types.Datum], trainer_D_T: Sequence[Array], correction: Correction
 ) -> list[types.Datum]:
-    """Replace the old logprobs by the trainer's, and weight tokens by how much likelier the trainer
-    finds them than the sampler did: the ratio of the loss then only sees what training changes."""
+    """Return datums with the trainer's logprobs as the old ones, and with tokens weighted by how
+    much likelier the trainer finds them: the ratio of the loss then only sees what training
+    changes."""
     found = []
     for datum, trainer in zip(datums, trainer_D_T, strict=True):
         weights, inside = values(datum, "weights").copy(), has_weight(datum)

@@ -34,7 +34,6 @@ class Filters:
         return self.top_k > 0
 
     def params(self) -> dict[str, Any]:
-        """The sampling parameters that they add."""
         if not self.is_on:
             return {}
         return {

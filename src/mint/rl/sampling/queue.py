@@ -68,8 +68,7 @@ class GroupQueue:
             self._start_all(items, "")
 
     async def batch(self, step: int, count: int | None = None) -> Batch:
-        """Return the groups of a step, or ``count`` of them, after up to ``max_refills``
-        refills."""
+        """Return ``count`` groups of a step, or all, refilled up to ``max_refills`` times."""
         try:
             self.taken.append(await self._batch(step, count or self._width))
             return self.taken[-1]
