@@ -41,12 +41,6 @@ class Problem:
         """A response to this problem, ready for a reward."""
         return Sample(response, self.prompt, self.metadata)
 
-    @property
-    def answer_text(self) -> str:
-        """The gold answer as an example shows it."""
-        answer = self.metadata[ANSWER]
-        return answer.strip() if isinstance(answer, str) else json.dumps(answer)
-
 
 @dataclass(frozen=True)
 class PromptTemplate:

@@ -17,7 +17,7 @@ from mint.rewards import Reward, as_reward, check_answer
 from mint.rewards.registry import RewardNotFound
 from mint.rewards.reward import FunctionReward, RewardLike
 from mint.rewards.signature import SignatureError
-from mint.rl.data.columns import Columns, Problem
+from mint.rl.data.columns import ANSWER, Columns, Problem
 from mint.rl.data.file_formats import DataError, Row, read_rows, setting
 from mint.rl.rollouts.scoring import score_samples
 from mint.rl.settings.config import short_hash
@@ -194,7 +194,9 @@ class DatasetTask(RLAdapter):
         shown = []
         for example in self.examples:
             shown += [dict(each) for each in example.messages if each["role"] != "system"]
-            shown.append({"role": "assistant", "content": example.answer_text})
+            answer = example.metadata[ANSWER]
+            text = answer.strip() if isinstance(answer, str) else json.dumps(answer)
+            shown.append({"role": "assistant", "content": text})
         return [*system, *shown, *own]
 
     def _as_text(self, sample: Problem) -> str:

@@ -202,15 +202,6 @@ def evaluations_in(rows: Iterable[Mapping[str, Any]]) -> dict[int, Evaluation]:
     return {step: evaluation for step, evaluation in found.items() if evaluation is not None}
 
 
-def rank(evaluation: Evaluation) -> tuple[float, float]:
-    """Return the sort key of evaluations: pass@1, then reward, without rounding errors.
-
-    >>> rank(evaluate([[1.0], [0.0]], threshold=1.0))
-    (0.5, 0.5)
-    """
-    return round(evaluation.pass_1, 9), round(evaluation.reward, 9)
-
-
 def verdict(start: Evaluation, end: Evaluation) -> str:
     """Return whether training helped: by pass@1, or by the reward where that is unclear.
 
@@ -249,8 +240,11 @@ def advice(
     kept = {step: e for step, e in evaluations.items() if step == 0 or step in paths}
     if 0 not in kept or len(kept) < 2:
         return []
-    last = max(kept)
-    best = max(kept, key=lambda step: (rank(kept[step]), -step))
+
+    def rank(step: int) -> tuple[float, float, int]:  # without rounding errors
+        return round(kept[step].pass_1, 9), round(kept[step].reward, 9), -step
+
+    last, best = max(kept), max(kept, key=rank)
     if best == 0:
         which = f"the model before training, {began_from}. Use that one."
     elif best == last:
