@@ -25,7 +25,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "short name": (["lr=1e-4"], "It is training.learning_rate."),
     "group": (["trainig.steps=3"], "It is training.steps."),
     "group of files": (["expermient=quick_test"], "Did you mean experiment=...?"),
-    "file of a group": (["task=arithmatic"], "Did you mean 'arithmetic'?"),
+    "file of a group": (
+        ["task=arithmatic"],
+        "There is no task=arithmatic. Did you mean 'arithmetic'? The files in conf/task are: ",
+    ),
     "experiment": (["+experiment=quick_tst"], "Did you mean 'quick_test'?"),
     "type": (["sampling.temperature=hot"], "sampling.temperature is 'hot'; it must be a number."),
     "range": (["+training.steps=0"], "training.steps is 0; it must be 1 or more."),

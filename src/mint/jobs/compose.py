@@ -6,7 +6,7 @@ its value in :mod:`mint.jobs.job`, before anything is loaded.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
@@ -34,8 +34,7 @@ from mint.rl.settings.config import SHORT_NAMES
 from mint.settings import kind_of
 
 CONFIG, PAST, EXPERIMENT = "config", "past_run", "experiment"
-FOLDERS = (*CONFIG_GROUPS, EXPERIMENT)
-"""The folders of ``conf/``."""
+FOLDERS = (*CONFIG_GROUPS, EXPERIMENT)  # the folders of ``conf/``
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,7 @@ Plugins.instance().register(BundledConf)
 
 
 def find_conf(folder: Path | None) -> Path:
-    """Return the folder of settings: the one that is named, or ``conf`` here, or mint's own.
-
-    What the first two do not have is taken from mint's own.
-    """
+    """Return the folder of settings: the one that is named, or ``conf`` here, or mint's own."""
     if folder is not None:
         if not any(folder.rglob("*.yaml")):
             raise ConfigError(
@@ -79,7 +75,7 @@ def compose_jobs(
 ) -> list[Composed]:
     """Return the job of some overrides, or with ``sweep`` one for each combination of values.
 
-    With the ``past`` job of a run, the overrides change that job.
+    The overrides change the ``past`` job of a run, if it is given.
     """
     known = defaults()
     if past is not None:
@@ -109,8 +105,7 @@ def list_choices(conf: Path) -> dict[str, list[str]]:
         return {group: loader.get_group_options(group) for group in FOLDERS}
 
 
-Typed = tuple[str, str, bool]
-"""The key and the value of an override, and whether it is one of several values."""
+Typed = tuple[str, str, bool]  # key and value of an override, and whether it is one of several
 
 
 def _jobs_of(overrides: Sequence[str], sweep: bool) -> Iterator[list[Typed]]:
@@ -189,7 +184,8 @@ def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
             f"{CONFIG}.yaml must have `settings` as the first of its defaults, which gives every "
             "setting its own; see conf/config.yaml of the repository."
         )
-    return Composed(job, tuple(f"{key}={_plain(value)}" for key, value, swept in typed if swept))
+    plain = [(key, re.sub(r"\\(.)", r"\1", value)) for key, value, swept in typed if swept]
+    return Composed(job, tuple(f"{key}={value}" for key, value in plain))  # as they were typed
 
 
 def _check_typed(primary: str, key: str, value: str) -> None:
@@ -201,12 +197,12 @@ def _check_typed(primary: str, key: str, value: str) -> None:
             "Leave it out, or name the checkpoint by its tinker:// path."
         )
     elif (key, value) != (EXPERIMENT, "null"):
-        check_choice(key, value, GlobalHydra.instance().config_loader().get_group_options(key))
-
-
-def _plain(value: str) -> str:
-    """A value as it was typed, without the escapes of Hydra's grammar."""
-    return re.sub(r"\\(.)", r"\1", value)
+        files = GlobalHydra.instance().config_loader().get_group_options(key)
+        if value not in files:
+            raise ConfigError(
+                f"There is no {key}={value}.{closest(value, files)} "
+                f"The files in conf/{key} are: {', '.join(files) or 'none'}."
+            )
 
 
 def _locate_files(job: dict[str, Any], roots: Sequence[Path]) -> None:
@@ -244,8 +240,7 @@ def check_names(job: Mapping[str, Any]) -> None:
 
 
 def check_key(key: str, value: Any = None) -> None:
-    """Raise :class:`ConfigError` for a setting that does not exist, and below one that is a single
-    value."""
+    """Raise :class:`ConfigError` for a setting that does not exist or is below a single value."""
     group, _, rest = key.partition(".")
     name, *below = rest.split(".")
     own = CONFIG_GROUPS[group].model_fields if group in CONFIG_GROUPS else {}
@@ -253,22 +248,6 @@ def check_key(key: str, value: Any = None) -> None:
         raise _unknown(key)
     if (below or isinstance(value, Mapping)) and kind_of(own[name]) is not dict:
         raise ConfigError(f"{group}.{name} is a single value and has no settings of its own.")
-
-
-def check_choice(group: str, choice: str, choices: Iterable[str]) -> None:
-    """Raise :class:`ConfigError` for a file that a group does not have.
-
-    >>> check_choice("task", "arithmatic", ["arithmetic", "chat"])
-    Traceback (most recent call last):
-    mint.rl.ConfigError: There is no task=arithmatic. Did you mean 'arithmetic'? \
-The files in conf/task are: arithmetic, chat.
-    """
-    files = list(choices)
-    if choice not in files:
-        raise ConfigError(
-            f"There is no {group}={choice}.{closest(choice, files)} "
-            f"The files in conf/{group} are: {', '.join(files) or 'none'}."
-        )
 
 
 def _unknown(key: str) -> ConfigError:

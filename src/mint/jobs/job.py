@@ -11,12 +11,7 @@ import yaml
 from pydantic_core import ErrorDetails
 
 from mint.config_error import ConfigError
-from mint.jobs.reward import (
-    environment_refused,
-    load_reward,
-    missing_from,
-    with_reward,
-)
+from mint.jobs.reward import environment_refused, load_reward, missing_from, with_reward
 from mint.jobs.settings import CONFIG_GROUPS
 from mint.jobs.task import TaskReference
 from mint.rl.recording.directory import RUNS, find_directory, task_name
@@ -27,14 +22,12 @@ from mint.settings import reporting
 JOB = "job.yaml"
 _MISSING = "???"
 _STAND_IN = "0"  # for a response: a number, a program, JSON
-_LOOKED_AT = 100
-"""Samples of a dataset that are asked whether they have what a reward function needs."""
+_LOOKED_AT = 100  # samples of a dataset that are checked for what a reward function needs
 
 Job = Mapping[str, Any]
 
 
 def make_config(job: Job) -> RLConfig:
-    """The settings of the loop."""
     known = RLConfig.model_fields
     return RLConfig(**{n: each for own in job.values() for n, each in own.items() if n in known})
 
@@ -66,7 +59,15 @@ def check(job: Job) -> None:
                 f"training.{name} is empty, so every reward would be 0. Leave it out."
             )
     make_config(job)
-    _check_task(job)
+    task, reward_function = job["task"], job["training"]["reward_function"]
+    if task["adapter"] is None:
+        raise ConfigError("task.adapter is not set. Type: task.adapter=my_task.py:MyAdapter")
+    reference = TaskReference.read(task["adapter"])
+    reference.check(task["arguments"] or {})
+    if reward_function is not None:
+        if reference.is_environment():
+            raise environment_refused(reference.name)
+        load_reward(reward_function)
 
 
 def check_tasks(jobs: Iterable[Job]) -> None:
@@ -78,24 +79,21 @@ def check_tasks(jobs: Iterable[Job]) -> None:
 def check_rewards(jobs: Iterable[Job]) -> None:
     """Raise :class:`ConfigError` when a reward function asks for what no sample of its task has."""
     for job in {str(_what(job)): job for job in jobs}.values():
-        if job["training"]["reward_function"] is not None:
-            _check_reward(job)
-
-
-def _check_reward(job: Job) -> None:
-    task = load_adapter(job)  # one of its own: what it draws for this check, the run draws again
-    samples = [as_sample(each, _STAND_IN) for each in list(task.build_dataset())[:_LOOKED_AT]]
-    missing = list(takewhile(bool, (missing_from(task.paid_by, each) for each in samples)))
-    if missing and len(missing) == len(samples):
-        names = ", ".join(sorted(map(repr, samples[0].metadata)))
-        has = f"only {names}" if names else "no metadata"
-        raise ConfigError(
-            f"training.reward_function={job['training']['reward_function']} asks for "
-            f"{missing[0]!r}, and a sample of {job['task']['adapter']} has {has}. Add "
-            f"{missing[0]!r} to the samples in build_dataset(), or use another reward function: "
-            "`mint rewards list` shows some, and training.reward_function=null selects the task's "
-            "own."
-        )
+        reward_function = job["training"]["reward_function"]
+        if reward_function is None:
+            continue
+        task = load_adapter(job)  # of its own: what it draws for this check, the run draws again
+        samples = [as_sample(each, _STAND_IN) for each in list(task.build_dataset())[:_LOOKED_AT]]
+        missing = list(takewhile(bool, (missing_from(task.paid_by, each) for each in samples)))
+        if missing and len(missing) == len(samples):
+            names = ", ".join(sorted(map(repr, samples[0].metadata)))
+            has = f"only {names}" if names else "no metadata"
+            raise ConfigError(
+                f"training.reward_function={reward_function} asks for {missing[0]!r}, and a sample "
+                f"of {job['task']['adapter']} has {has}. Add {missing[0]!r} to the samples in "
+                "build_dataset(), or use another reward function: `mint rewards list` shows some, "
+                "and training.reward_function=null selects the task's own."
+            )
 
 
 def _check_set(key: str, value: Any) -> None:
@@ -111,30 +109,21 @@ def _hint(group: str, fault: ErrorDetails) -> str:
     return f" Write it as '{group}.{fault['loc'][0]}={example}'" if example else ""
 
 
-def _check_task(job: Job) -> None:
-    task, reward_function = job["task"], job["training"]["reward_function"]
-    if task["adapter"] is None:
-        raise ConfigError("task.adapter is not set. Type: task.adapter=my_task.py:MyAdapter")
-    reference = TaskReference.read(task["adapter"])
-    reference.check(task["arguments"] or {})
-    if reward_function is not None:
-        if reference.is_environment():
-            raise environment_refused(reference.name)
-        load_reward(reward_function)
-
-
 def run_directory(job: Job, adapter: Any) -> str:
-    """Return the run directory of a job: as asked for, or a folder of its own under ``runs/``.
-
-    A folder of an unfinished run of the same job is used again, so that
-    the run resumes.
-    """
+    """Return the run directory of a job: as set, or of its unfinished run, or a new one."""
     named = job["logging"]["run_dir"]
-    make_folder(Path(named) if named else RUNS)
-    if named:
-        _check_same_job(Path(named), job)
-        return str(named)
-    return str(find_directory(f"{task_name(adapter)}-{fingerprint(job)}"))
+    folder = Path(named or RUNS)
+    make_folder(folder)
+    if not named:
+        return str(find_directory(f"{task_name(adapter)}-{fingerprint(job)}"))
+    before = _what(read_job(folder)) if (folder / JOB).is_file() else {}
+    for key, old in before.items():
+        if old != (new := _what(job)[key]):
+            raise ConfigError(
+                f"{folder} contains a run with {key}={old} (now {new}). Resume it with the same "
+                "value, or use another logging.run_dir."
+            )
+    return str(named)
 
 
 def make_folder(path: Path) -> None:
@@ -146,17 +135,6 @@ def make_folder(path: Path) -> None:
             f"The folder {path} cannot be created: {error.strerror}. Choose another: "
             "logging.run_dir=..."
         ) from None
-
-
-def _check_same_job(path: Path, job: Job) -> None:
-    if not (path / JOB).is_file():
-        return
-    for key, old in _what(read_job(path)).items():
-        if old != (new := _what(job)[key]):
-            raise ConfigError(
-                f"{path} contains a run with {key}={old} (now {new}). Resume it with the same "
-                "value, or use another logging.run_dir."
-            )
 
 
 def _what(job: Job) -> dict[str, Any]:
@@ -176,12 +154,10 @@ def fingerprint(job: Job) -> str:
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """The job of a run directory."""
     return dict(yaml.safe_load((folder / JOB).read_text()))
 
 
 def write_job(folder: Path, job: Job) -> None:
-    """Keep a job in its run directory."""
     (folder / JOB).write_text(as_yaml(job))
 
 

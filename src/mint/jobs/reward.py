@@ -43,8 +43,7 @@ def load_reward(name: str) -> Reward:
 def missing_from(reward: Reward, sample: Sample) -> str | None:
     """Return the name of the metadata that a reward needs and a sample lacks, or None.
 
-    A reward may also fail because of the response. So the name in its error counts only if the
-    error changes when the metadata is there.
+    The name in an error counts only if the error changes when the metadata is there.
 
     >>> def exact(response, prompt, metadata):
     ...     return response == metadata["answer"]

@@ -54,11 +54,7 @@ CONFIG_GROUPS: dict[str, type[BaseModel]] = {
 
 
 def defaults() -> dict[str, dict[str, Any]]:
-    """Return the value of every setting that no file and no command line sets.
-
-    The loop's are those of RLConfig, and of the environment where it sets them (MINT_BASE_MODEL,
-    MINT_RL_STEPS).
-    """
+    """Return the defaults of all settings, or what the environment sets, as by MINT_RL_STEPS."""
     loop = RLConfig.from_env().as_dict()
     return {
         group: {name: loop.get(name, each.get_default()) for name, each in own.model_fields.items()}

@@ -18,23 +18,6 @@ RESULTS = "sweep.json"
 COLUMNS = ("OVERRIDES", "FIRST REWARD", "LAST REWARD", "PASS@1", "SECONDS", "RUN DIRECTORY")
 
 
-def read_result(composed: Composed, seconds: float, error: str | None) -> dict[str, Any]:
-    """Return the result of a job from its run directory."""
-    folder = composed.job["logging"]["run_dir"]
-    rows = read_rows(Path(folder) / METRICS)
-    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    passed = [row["holdout/pass@1"] for row in rows if "holdout/pass@1" in row]
-    return {
-        "overrides": " ".join(composed.swept),
-        "run_dir": folder,
-        "seconds": round(rows[-1].get("time/total", seconds) if rows else seconds, 1),
-        "first_reward": rewards[0] if rewards else None,
-        "last_reward": rewards[-1] if rewards else None,
-        "holdout_pass_1": passed[-1] if passed else None,
-        "error": error,
-    }
-
-
 def table_row(result: Mapping[str, Any]) -> list[str]:
     """Return the row of a job in the table of its sweep."""
     failed = f" failed: {result['error'].splitlines()[0]}" if result["error"] else ""
@@ -51,10 +34,7 @@ def table_row(result: Mapping[str, Any]) -> list[str]:
 
 
 class Sweep:
-    """The folder of a sweep: a run directory for each job, and the table at its end.
-
-    The same command resumes a sweep that was interrupted, or in which a job failed.
-    """
+    """The folder of a sweep: run directories and the table. The same command resumes it."""
 
     def __init__(self, jobs: Sequence[Composed]) -> None:
         named = {each.job["logging"]["run_dir"] for each in jobs}
@@ -70,8 +50,22 @@ class Sweep:
             each.job["logging"]["run_dir"] = str(self.folder / _name(each))
 
     def add(self, composed: Composed, since: float, error: str | None = None) -> None:
-        """Add the result of a job."""
-        self.results.append(read_result(composed, time.monotonic() - since, error))
+        """Add the result of a job, from its run directory."""
+        folder = composed.job["logging"]["run_dir"]
+        rows = read_rows(Path(folder) / METRICS)
+        rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+        passed = [row["holdout/pass@1"] for row in rows if "holdout/pass@1" in row]
+        seconds = rows[-1].get("time/total") if rows else None
+        result = {
+            "overrides": " ".join(composed.swept),
+            "run_dir": folder,
+            "seconds": round(time.monotonic() - since if seconds is None else seconds, 1),
+            "first_reward": rewards[0] if rewards else None,
+            "last_reward": rewards[-1] if rewards else None,
+            "holdout_pass_1": passed[-1] if passed else None,
+            "error": error,
+        }
+        self.results.append(result)
 
     @property
     def failed(self) -> bool:

@@ -18,8 +18,7 @@ from typing import Any
 from mint.config_error import ConfigError, closest
 from mint.rewards.registry import load_file
 
-_MOVED = {"mint.rl.dataset": "mint.rl.data.dataset"}
-"""Modules that older run directories name, and where they are now."""
+_MOVED = {"mint.rl.dataset": "mint.rl.data.dataset"}  # names in older run directories
 EXAMPLE = "Write it as demos/rl/adapters/tool_use.py:ToolUseEnvironment or package.module:Class."
 
 
@@ -36,7 +35,6 @@ class TaskReference:
 
     @classmethod
     def read(cls, text: str) -> TaskReference:
-        """The reference that a text stands for."""
         place, _, name = text.rpartition(":")
         if not place or not name.isidentifier():
             raise ConfigError(f"task.adapter is {text!r}, which is not a class. {EXAMPLE}")
@@ -67,15 +65,31 @@ class TaskReference:
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Raise :class:`ConfigError` for what the source shows to be wrong."""
         definition = self._definition()
-        if definition is not None:
-            _check_arguments(definition, arguments)
+        body = definition.body if definition else []
+        makers = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+        if not makers:
+            return
+        takes = makers[0].args
+        positional = [each.arg for each in takes.args[1:]]
+        known = [*positional, *(each.arg for each in takes.kwonlyargs)]
+        for name in arguments:
+            if name not in known and takes.kwarg is None:
+                raise ConfigError(
+                    f"task.arguments.{name}: {self.name} has no such argument."
+                    f"{closest(name, known)} It accepts {', '.join(known) or 'none'}."
+                )
+        required = positional[: len(positional) - len(takes.defaults)]
+        for name in required:
+            if name not in arguments:
+                hint = f"Type: task.arguments.{name}=..."
+                raise ConfigError(f"{self.name} requires an argument. {hint}")
 
     def is_environment(self) -> bool:
         """Return whether the source shows a class with conversations of its own."""
         definition = self._definition()
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-        methods = [n for n in definition.body if isinstance(n, functions)] if definition else []
-        return any(method.name == "rollout" for method in methods)
+        body = definition.body if definition else []
+        return any(isinstance(node, functions) and node.name == "rollout" for node in body)
 
     def _definition(self) -> ast.ClassDef | None:
         """The source of the class; None when it is not written there but imported or made."""
@@ -92,7 +106,6 @@ class TaskReference:
         return classes.get(self.name)
 
     def load(self) -> Any:
-        """The class."""
         if self.is_file:
             module = _module_of(Path(self.place).resolve())
         else:
@@ -119,25 +132,6 @@ def _names(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
     return found
-
-
-def _check_arguments(node: ast.ClassDef, arguments: Mapping[str, Any]) -> None:
-    makers = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
-    if not makers:
-        return
-    takes = makers[0].args
-    positional = [each.arg for each in takes.args[1:]]
-    known = [*positional, *(each.arg for each in takes.kwonlyargs)]
-    for name in arguments:
-        if name not in known and takes.kwarg is None:
-            raise ConfigError(
-                f"task.arguments.{name}: {node.name} has no such argument.{closest(name, known)} "
-                f"It accepts {', '.join(known) or 'none'}."
-            )
-    required = positional[: len(positional) - len(takes.defaults)]
-    for name in required:
-        if name not in arguments:
-            raise ConfigError(f"{node.name} requires an argument. Type: task.arguments.{name}=...")
 
 
 def importable(folder: Path) -> None:

@@ -11,10 +11,7 @@ _SHOWN = 400
 
 
 def train(composed: Composed) -> None:
-    """Train as a job says.
-
-    The service is the one that the environment names, or one that the jobs of a process share.
-    """
+    """Train as a job says."""
     job = composed.job
     adapter, cfg = load_adapter(job), make_config(job)
     cfg.run_dir = run_directory(job, adapter)

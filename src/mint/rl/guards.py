@@ -13,16 +13,12 @@ from typing import Any
 from mint.rl.settings.config import CLIPPED, RLConfig
 
 Metrics = Mapping[str, float]
-_BASELINE = 3
-"""How many first steps the later ones are compared with."""
-_WINDOW = 5
-"""How many last steps are averaged to see past the noise."""
-_CLEAR = 0.05
-"""A difference of shares, or of rewards up to 1, that is not noise."""
-_ROUNDING = 1e-9
-"""Shares that differ by less are the same share."""
-_SOLVED = 0.9
-"""A success from which there is little left to explore."""
+Report = tuple[str, str]  # what was seen, and what to change; the finding has the guard's name
+_BASELINE = 3  # first steps, which the later ones are compared with
+_WINDOW = 5  # last steps, which are averaged to see past the noise
+_CLEAR = 0.05  # a difference of shares, or of rewards up to 1, that is not noise
+_ROUNDING = 1e-9  # shares that differ by less are the same share
+_SOLVED = 0.9  # a success from which there is little left to explore
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,6 @@ class Guards:
         self.told: dict[str, int] = {}  # findings, and how many steps ago they were last seen
 
     def begin(self, evaluation: Metrics) -> None:
-        """Remember the evaluation before the first step."""
         self.evaluations.append(dict(evaluation))
 
     def check(self, metrics: Metrics) -> list[Finding]:
@@ -60,7 +55,7 @@ class Guards:
         if "holdout/pass@1" in row:
             held_out = {name: value for name, value in row.items() if name.startswith("holdout/")}
             self.evaluations.append({**held_out, "train": self.recent("reward/mean") or 0.0})
-        return [finding for guard in _GUARDS for finding in guard(metrics, self)]
+        return [Finding(guard.__name__, *found) for guard in _GUARDS for found in guard(row, self)]
 
     def news(self, findings: list[Finding]) -> list[Finding]:
         """Return the findings that were not seen in the last steps: worth a line on the screen."""
@@ -73,12 +68,6 @@ class Guards:
         """Return the first finding that ends the run, by the config's ``stop_on``."""
         return next((f for f in findings if f.name in self.cfg.stop_on), None)
 
-    def evaluated(self) -> list[dict[str, float]]:
-        """Return the evaluations, each with the training reward at that time; with the one before
-        the first step, that of the first steps."""
-        first = _mean(self.first, "reward/mean") or 0.0
-        return [{"train": first, **evaluation} for evaluation in self.evaluations]
-
     def baseline(self, name: str) -> float | None:
         """Return the mean of the first steps, once there are later ones."""
         if len(self.first) < _BASELINE or self.first[-1] == self.last[-1]:
@@ -86,16 +75,13 @@ class Guards:
         return _mean(self.first, name)
 
     def recent(self, name: str) -> float | None:
-        """Return the mean of the last steps."""
         return _mean(self.last, name)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         history = {"first": self.first, "last": self.last, "evaluations": self.evaluations}
         return {"history": history, "told": self.told}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
         history = state["history"]
         self.first, self.last = list(history["first"]), list(history["last"])
         self.evaluations, self.told = list(history["evaluations"]), dict(state["told"])
@@ -111,7 +97,7 @@ def _clear(*rewards: float) -> float:
     return _CLEAR * max(1.0, *(abs(reward) for reward in rewards))
 
 
-def no_signal(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def no_signal(m: Metrics, guards: Guards) -> Iterator[Report]:
     """Nothing to learn from: every group has equal rewards."""
     if m.get("datums", 1.0) > 0:
         return
@@ -120,7 +106,7 @@ def no_signal(m: Metrics, guards: Guards) -> Iterator[Finding]:
     equal = m.get("groups/all_equal", 0.0)
     if signal:
         seen = f"datums=0, though {signal:.0f} groups have better and worse answers."
-        yield Finding("no_signal", seen, "Check which datums edit_datums keeps.")
+        yield seen, "Check which datums edit_datums keeps."
         return
     if m.get("groups/unscored", 0.0) > max(right, wrong, equal):
         advice = "Most answers are excluded: see reward_errors and mask_truncated."
@@ -138,19 +124,19 @@ def no_signal(m: Metrics, guards: Guards) -> Iterator[Finding]:
             "The prompts are too hard, or the reward gives no partial credit: give some, use "
             "easier prompts, or raise group_size and temperature."
         )
-    yield Finding(
-        "no_signal",
+    yield (
         f"datums=0: {right:.0f} groups are all right, {wrong:.0f} all wrong"
         f"{f', {equal:.0f} equally good' if equal else ''}, so no answer was better than another.",
         advice,
     )
 
 
-def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Report]:
     """The training reward rises while the holdout falls or stays."""
     if "holdout/pass@1" not in m or len(guards.evaluations) < 2:
         return
-    *earlier, now = guards.evaluated()
+    start = _mean(guards.first, "reward/mean") or 0.0  # for the evaluation before the first step
+    *earlier, now = ({"train": start, **each} for each in guards.evaluations)
     best = max(earlier, key=lambda row: (round(row["holdout/pass@1"], 9), row["holdout/reward"]))
     paid, held_out = best["holdout/reward"], now["holdout/reward"]
     fewer_right = now["holdout/pass@1_high"] < best["holdout/pass@1"] - _ROUNDING
@@ -162,22 +148,18 @@ def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Finding]:
 
 
 def _left_behind(first: Metrics, now: Metrics) -> bool:
-    """Return whether the training reward rose far above a holdout that did not move.
-
-    A policy that only becomes more certain earns as much on the holdout as in training.
-    """
+    """Return whether the training reward rose far above a holdout that did not move."""
     train, paid, held_out = now["train"], first["holdout/reward"], now["holdout/reward"]
     return (
         train > first["train"] + 4 * _clear(first["train"], train)
-        and train > held_out + 2 * _clear(train, held_out)
+        and train > held_out + 2 * _clear(train, held_out)  # or it only became more certain
         and held_out < paid + _clear(paid, held_out) / 2
         and now["holdout/pass@1_low"] <= first["holdout/pass@1"] + _ROUNDING
     )
 
 
-def _hacked(before: Metrics, now: Metrics, how: str) -> Finding:
-    return Finding(
-        "reward_hacking",
+def _hacked(before: Metrics, now: Metrics, how: str) -> Report:
+    return (
         f"the training reward rose from {before['train']:.3f} to {now['train']:.3f} while the "
         f"holdout {how} from {before['holdout/pass@1']:.1%} to {now['holdout/pass@1']:.1%}.",
         "The policy is exploiting the reward: read the rollouts with the highest rewards, fix the "
@@ -185,31 +167,26 @@ def _hacked(before: Metrics, now: Metrics, how: str) -> Finding:
     )
 
 
-def length_runaway(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def length_runaway(m: Metrics, guards: Guards) -> Iterator[Report]:
     """Answers grow, and success does not."""
     before, now = guards.baseline("length/mean"), guards.recent("length/mean")
     right, right_now = guards.baseline("reward/success"), guards.recent("reward/success")
     if not before or now is None or right is None or right_now is None:
         return
-    if now > guards.cfg.length_growth * before and right_now <= right + _CLEAR:
-        yield Finding(
-            "length_runaway",
+    cfg = guards.cfg
+    if now > cfg.length_growth * before and right_now <= right + _CLEAR:
+        remedy = "raise overlong_limit" if cfg.overlong_buffer else "set overlong_buffer"
+        remedy += "" if cfg.token_weights == "constant" else " or advantage=dr_grpo"
+        yield (
             f"answers grew from {before:.0f} to {now:.0f} tokens, and no more of them are right.",
-            f"The reward favours length: {_against_length(guards.cfg)}, or penalise length in the "
-            "reward.",
+            f"The reward favours length: {remedy}, or penalise length in the reward.",
         )
 
 
-def _against_length(cfg: RLConfig) -> str:
-    known = "raise overlong_limit" if cfg.overlong_buffer else "set overlong_buffer"
-    return known if cfg.token_weights == "constant" else f"{known} or advantage=dr_grpo"
-
-
-def component_runaway(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def component_runaway(m: Metrics, guards: Guards) -> Iterator[Report]:
     """One component of the reward rises at the cost of the others."""
-    names = [name for name in m if name.startswith("component/")]
     gains, clear = {}, {}
-    for name in names:
+    for name in (each for each in m if each.startswith("component/")):
         before, now = guards.baseline(name), guards.recent(name)
         if before is not None and now is not None:
             component = name.removeprefix("component/")
@@ -219,25 +196,23 @@ def component_runaway(m: Metrics, guards: Guards) -> Iterator[Finding]:
     winner = max(gains, key=lambda name: gains[name] / clear[name])
     loser = min(gains, key=lambda name: gains[name] / clear[name])
     if gains[winner] > 2 * clear[winner] and gains[loser] < -clear[loser]:
-        yield Finding(
-            "component_runaway",
+        yield (
             f"{winner!r} rose by {gains[winner]:.2f} while {loser!r} fell by {-gains[loser]:.2f}.",
             f"The policy trades one for the other: reward {winner!r} only where {loser!r} is "
             "earned (mint.rewards.gated), or lower its weight.",
         )
 
 
-def masked_loss(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def masked_loss(m: Metrics, guards: Guards) -> Iterator[Report]:
     """Weights on tokens that the policy did not sample."""
     if m.get("datums/unmasked", 0.0) > 0:
-        yield Finding(
-            "masked_loss",
+        yield (
             f"{m['datums/unmasked']:.0f} datums have weight on tokens of the prompt.",
             "Set weights to 0 for everything that was not sampled; see edit_datums.",
         )
 
 
-def truncation(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def truncation(m: Metrics, guards: Guards) -> Iterator[Report]:
     """Most answers were cut off."""
     share = m.get("length/truncated", 0.0)
     if share <= guards.cfg.truncation_limit:
@@ -254,21 +229,19 @@ def truncation(m: Metrics, guards: Guards) -> Iterator[Finding]:
             f" They earned {m['reward/truncated']:.2f} on average, the others "
             f"{m['reward/untruncated']:.2f}."
         )
-    yield Finding(
-        "truncation",
+    yield (
         f"{share:.0%} of the answers were cut off (max_tokens={guards.cfg.max_tokens}).{paid}",
         advice,
     )
 
 
-def entropy_collapse(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def entropy_collapse(m: Metrics, guards: Guards) -> Iterator[Report]:
     """The policy no longer explores, and is not yet right."""
     before, now = guards.baseline("policy/entropy"), guards.recent("policy/entropy")
     solved = (guards.recent("reward/success") or 0.0) >= _SOLVED
     if before and now is not None and now < guards.cfg.entropy_floor * before and not solved:
         explore = " or clip_high_threshold" if guards.cfg.loss_fn in CLIPPED else ""
-        yield Finding(
-            "entropy_collapse",
+        yield (
             f"entropy fell from {before:.3f} to {now:.3f} per token: the answers of a group are "
             "nearly identical.",
             f"Lower the learning rate, raise temperature{explore}, or "
@@ -276,44 +249,40 @@ def entropy_collapse(m: Metrics, guards: Guards) -> Iterator[Finding]:
         )
 
 
-def kl_runaway(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def kl_runaway(m: Metrics, guards: Guards) -> Iterator[Report]:
     """The policy is far from the reference."""
     if m.get("kl/k3", 0.0) > guards.cfg.kl_limit:
-        yield Finding(
-            "kl_runaway",
+        yield (
             f"the KL to the reference is {m['kl/k3']:.2f} per token, over {guards.cfg.kl_limit:g}.",
             f"{'Raise' if guards.cfg.kl_penalty_coef else 'Set'} kl_penalty_coef, lower the "
             "learning rate, or return to an earlier checkpoint.",
         )
 
 
-def repetition(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def repetition(m: Metrics, guards: Guards) -> Iterator[Report]:
     """Answers repeat themselves."""
     if m.get("policy/repetition", 0.0) > guards.cfg.repetition_limit:
-        yield Finding(
-            "repetition",
+        yield (
             f"{m['policy/repetition']:.0%} of the 4-token runs in answers are repeats.",
             "Add mint.rewards.repetition_penalty, lower max_tokens, or lower the learning rate.",
         )
 
 
-def reward_errors(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def reward_errors(m: Metrics, guards: Guards) -> Iterator[Report]:
     """Rewards that could not be computed."""
     if m.get("reward/failures", 0.0) > 0:
-        yield Finding(
-            "reward_errors",
+        yield (
             f"{m['reward/failures']:.0f} of {m.get('rollouts', 0.0):.0f} rollouts could not be "
             "scored and are excluded from training.",
             "rollouts/ contains them with their tracebacks; fix the reward for such answers.",
         )
 
 
-def not_finite(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def not_finite(m: Metrics, guards: Guards) -> Iterator[Report]:
     """NaN or infinity."""
     wrong = [name for name, value in m.items() if not math.isfinite(value)]
     if wrong:
-        yield Finding(
-            "not_finite",
+        yield (
             f"{', '.join(wrong)}: not a finite number.",
             f"{stability_advice(guards.cfg)} Return to the last checkpoint.",
         )
@@ -324,20 +293,19 @@ def stability_advice(cfg: RLConfig) -> str:
     return f"Lower the learning rate{'' if cfg.grad_clip_norm else ', and set grad_clip_norm=1.0'}."
 
 
-def mismatch(m: Metrics, guards: Guards) -> Iterator[Finding]:
+def mismatch(m: Metrics, guards: Guards) -> Iterator[Report]:
     """Sampler and trainer disagree on the same weights. Checked only where they should agree."""
     same_logits = m.get("policy/temperature") == 1.0 or guards.cfg.matches_sampling
     same_weights = m.get("staleness/max", 0.0) == 0 and same_logits
     if same_weights and m.get("mismatch/mean", 0.0) > guards.cfg.mismatch_limit:
         remedy = "" if guards.cfg.truncated_importance else "Set truncated_importance=2.0. "
-        yield Finding(
-            "mismatch",
+        yield (
             f"sampler and trainer differ by {m['mismatch/mean']:.3f} in logprob per token.",
             f"{remedy}Check that both run the same weights and precision.",
         )
 
 
-_GUARDS: tuple[Callable[[Metrics, Guards], Iterator[Finding]], ...] = (
+_GUARDS: tuple[Callable[[Metrics, Guards], Iterator[Report]], ...] = (
     *(no_signal, reward_hacking, length_runaway, component_runaway, masked_loss, truncation),
     *(entropy_collapse, kl_runaway, repetition, reward_errors, not_finite, mismatch),
 )

@@ -17,37 +17,31 @@ class RLAdapter(ABC):
     """The base class of tasks. Three methods are required; the others have defaults.
 
     A reward may be a number, a :class:`mint.rewards.Score` with components, None for "does not
-    apply", or an awaitable of one of them. A reward that raises is counted, and its answer is left
-    out of training.
+    apply", or an awaitable of one of them. If it raises, the answer is left out of training.
     """
 
     @abstractmethod
     def build_dataset(self) -> list[Any]:
-        """The samples to draw from, called for every step: the same ones each time, which steps go
-        through in epochs, or new ones, of which a step uses the first ``batch``."""
+        """Return the samples to draw from, at every step: the same ones, which steps go through in
+        epochs, or new ones, of which a step uses the first ``batch``."""
 
     @abstractmethod
     def make_prompt(self, sample: Any, tokenizer: Any) -> list[int]:
-        """The tokens that the model continues."""
+        """Return the tokens that the model continues."""
 
     @abstractmethod
     def compute_reward(self, response: str, sample: Any) -> Any:
         """Return the reward of a response."""
 
     def compute_rewards(self, responses: Sequence[str], sample: Any) -> Any:
-        """Return the rewards of one group's responses, for rewards that must see them together.
-
-        Override it for a judge that compares. Without it each is scored by itself.
-        """
+        """Return the rewards of one group's responses; override it to compare them."""
         raise NotImplementedError
 
     def holdout_reward(self, response: str, sample: Any) -> Any:
-        """Return how good a response really is, by a measure that training never sees. Evaluation
-        uses it in place of the reward.
+        """Return how good a response really is, for evaluation; training never sees this.
 
-        Override it when the training reward is only a stand-in for what you want, as with partial
-        credit, a judge, or a check that can be fooled: ``reward_hacking`` is
-        reported when the two diverge. Without it, evaluation uses the reward itself.
+        Override it when the training reward is only a stand-in, such as partial credit or a judge:
+        ``reward_hacking`` is reported when the two diverge.
         """
         raise NotImplementedError
 
@@ -59,13 +53,12 @@ class RLAdapter(ABC):
         return []
 
     def identity(self, sample: Any) -> str | None:
-        """Return what makes two samples the same problem, so that "3 + 5" is not trained on when "5
-        + 3" is held out. None: the prompt's tokens.
-        """
+        """Return what makes two samples the same problem, such as "3 + 5" and "5 + 3", so that one
+        is not trained on while the other is held out. None: the prompt's tokens."""
         return None
 
     def edit_datums(self, datums: list[types.Datum]) -> list[types.Datum]:
-        """The datums of a step, to change before they are trained on."""
+        """Change the datums of a step before they are trained on."""
         return datums
 
 

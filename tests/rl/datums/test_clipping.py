@@ -9,7 +9,7 @@ import pytest
 
 from mint.engine.training.losses import LOSSES
 from mint.rl import RLConfig
-from mint.rl.algorithms.clipping import BOUNDS
+from mint.rl.algorithms.importance import BOUNDS
 from mint.rl.datums.datum import make_datum, replaced, with_ratio_mask
 from mint.rl.datums.ratios import clipped_share
 from mint.rl.rollouts.rollout import Segment

@@ -17,8 +17,7 @@ from mint.rl.messages.tool_calls import ToolCall, opens_thought, parse_tool_call
 from mint.rl.rollouts.policy import Policy, PolicyAnswer, make_segment, seed_for
 from mint.rl.rollouts.rollout import Segment, Turn
 
-_TAIL = 32
-"""Tokens at the end of a prompt that show whether it opens a thought."""
+_TAIL = 32  # tokens at the end of a prompt that show whether it opens a thought
 
 
 class TurnLimit(RuntimeError):
@@ -31,8 +30,6 @@ class ContextFull(RuntimeError):
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply of the model."""
-
     text: str
     tokens: list[int] = field(repr=False)
     truncated: bool = False
@@ -41,7 +38,7 @@ class Reply:
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The tools that the reply wants called. What stands in a thought is no call."""
+        """The tools that the reply calls. What stands in a thought is not a call."""
         return parse_tool_calls(self.text, self.thinking)
 
     @property
@@ -88,10 +85,7 @@ class Chat:
         self._speaking = self._closed = False
 
     def use_tools(self, tools: Tools) -> None:
-        """Describe tools to the model, if its chat template can, before the first reply.
-
-        ``tools`` is what ``run_tools`` takes, or a list of schemas.
-        """
+        """Describe tools (or schemas) to the model, if its template can, before the first reply."""
         described = schemas(tools)
         if described == self._renderer.tools:
             return
@@ -103,11 +97,9 @@ class Chat:
         self._renderer = Renderer(self.policy.tokenizer, described)
 
     def system(self, content: str) -> None:
-        """Add a system message."""
         self.add("system", content)
 
     def user(self, content: str) -> None:
-        """Add a user message."""
         self.add("user", content)
 
     def tool(self, content: str, name: str | None = None) -> None:
@@ -115,11 +107,10 @@ class Chat:
         self.add("tool", content, **({"name": name} if name else {}))
 
     def add(self, role: str, content: str, **more: Any) -> None:
-        """Add a message of any role. The model reads it before its next reply.
+        """Add a message of any role, which the model reads before its next reply.
 
-        An assistant's message that is added is an example: given, and not trained on. It is marked
-        so in ``trace``, together with the messages that lead up to it; ``example=True`` marks any
-        other.
+        An assistant's message is an example, which is not trained on: it and the messages that lead
+        up to it are marked in ``trace``. ``example=True`` marks any other.
         """
         self._say([{"role": role, "content": content, **more}])
 
@@ -135,12 +126,10 @@ class Chat:
 
     @property
     def turns(self) -> int:
-        """The number of replies so far."""
         return len(self.replies)
 
     @property
     def turns_left(self) -> int:
-        """The number of replies that are left."""
         return self.max_turns - self.turns
 
     @property
@@ -155,11 +144,7 @@ class Chat:
         return "\n".join(self._said)
 
     async def complete(self, messages: Sequence[Message], **options: Any) -> Reply:
-        """The reply to a whole conversation.
-
-        If it extends what was said so far, word for word, only what is new is added; else it
-        begins another context.
-        """
+        """Return the reply to a whole conversation: another context, unless it extends this one."""
         known = [*self._context, *self._waiting]
         if self._last and len(messages) > len(known) and _same(messages[: len(known)], known):
             self._say(messages[len(known) :])
@@ -170,10 +155,7 @@ class Chat:
     async def reply(
         self, max_tokens: int | None = None, stop: str | Sequence[str] | None = None
     ) -> Reply:
-        """Sample a reply. Raises :class:`TurnLimit` and :class:`ContextFull`.
-
-        After an error nothing has changed: shorten the conversation, or ask again.
-        """
+        """Sample a reply. After :class:`TurnLimit` or :class:`ContextFull` nothing has changed."""
         self._check_silence()
         if self.turns_left < 1:
             raise TurnLimit(
@@ -195,17 +177,15 @@ class Chat:
 
     def _rendered(self) -> list[int]:
         """The tokens of what was said since the last reply."""
-        if self._last is None:
-            if not self._waiting:
-                raise ValueError(
-                    "The conversation is empty: call chat.user(...) before chat.reply()."
-                )
-            return self._renderer.start(self._waiting)
+        last = self._last
         if not self._waiting:
             raise ValueError(
                 "The last message is already the model's: add a message before chat.reply()."
+                if last
+                else "The conversation is empty: call chat.user(...) before chat.reply()."
             )
-        last = self._last
+        if last is None:
+            return self._renderer.start(self._waiting)
         return self._renderer.follow(self._waiting, last.tokens, last.ended, last.tool_calls)
 
     def _room(self, used: int, max_tokens: int | None) -> int:
@@ -222,7 +202,6 @@ class Chat:
         return min(wanted, self.context_length - used)
 
     def _record(self, given: Sequence[int], answer: PolicyAnswer, stops: Sequence[str]) -> Reply:
-        """Keep what was read and said."""
         turn = make_segment(given, answer)
         if self._last is None:
             self.segments.append(turn)
@@ -277,7 +256,7 @@ class Chat:
 
 
 def _same(messages: Sequence[Message], known: Sequence[Message]) -> bool:
-    """Return whether messages are equal. A list may know more about a reply, such as its calls."""
+    """Return whether messages are equal. A given reply may have more fields, such as its calls."""
 
     def words(message: Message) -> Message:
         kept = ("role", "content") if message.get("role") == "assistant" else message

@@ -26,12 +26,10 @@ class Environment(Protocol):
     """
 
     def build_dataset(self) -> list[Any]:
-        """The tasks to draw from, for one step."""
-        ...
+        """Return the tasks to draw from, for one step."""
 
     async def rollout(self, task: Any, chat: Chat) -> Any:
         """Let the policy try a task, and return its reward."""
-        ...
 
 
 async def run_environment(
@@ -42,10 +40,9 @@ async def run_environment(
     seed: int | None,
     weights: Mapping[str, float] | None = None,
 ) -> Rollout:
-    """Run one rollout. An exception in it is recorded as its error.
+    """Run one rollout, and record an exception in it as its error.
 
-    Only a lost service, missing logprobs and an interruption are raised: they concern every
-    rollout.
+    A lost service, missing logprobs and an interruption are raised: they concern every rollout.
     """
     chat = Chat(policy, seed, cfg.max_turns, cfg.context_length)
     value: Any
@@ -58,10 +55,15 @@ async def run_environment(
     except (mint.APIConnectionError, MissingLogprobs, KeyboardInterrupt, GeneratorExit):
         raise
     except Exception as error:
-        value = _timed_out(cfg.rollout_timeout, error) if limit.expired() else error
+        value = error
+        if limit.expired():
+            wait = f"not finished after {cfg.rollout_timeout:g} s"
+            value = TimeoutError(f"{wait}; raise rollout_timeout if it needs longer")
+            value.__cause__ = error  # whose traceback says where the rollout was waiting
     except BaseException as error:
-        if _is_cancelled():
-            raise
+        task_of_step = asyncio.current_task()
+        if task_of_step is not None and task_of_step.cancelling():
+            raise  # the step is cancelled, and not only something that the rollout waited for
         value = RuntimeError(f"{type(error).__name__}: {error}")
         value.__cause__ = error
     finally:
@@ -81,17 +83,3 @@ async def run_environment(
         value = error
     apply_score(rollout, value, weights)
     return rollout
-
-
-def _timed_out(seconds: float, cause: Exception) -> TimeoutError:
-    error = TimeoutError(
-        f"not finished after {seconds:g} s; raise rollout_timeout if it needs longer"
-    )
-    error.__cause__ = cause  # whose traceback says where the rollout was waiting
-    return error
-
-
-def _is_cancelled() -> bool:
-    """Return whether the step itself is cancelled, and not only something a rollout waited for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -18,10 +18,9 @@ from mint.rl.runtime.threads import call
 class Episodes(ABC):
     """The common part of both kinds of environments.
 
-    ``make`` returns a new environment, or a client of one, for every rollout. ``tasks`` are
-    arguments of its ``reset``. ``to_action`` makes an action of a reply's text; a ``ValueError``
-    that it raises is shown to the model and paid with ``invalid_reward``. ``show`` makes text of an
-    observation.
+    ``make`` returns a new environment, or a client of one, for every rollout; ``tasks`` are
+    arguments of its ``reset``. ``to_action`` turns a reply into an action; its ``ValueError`` is
+    shown to the model and paid with ``invalid_reward``. ``show`` turns an observation into text.
     """
 
     make: Callable[[], Any]
@@ -32,7 +31,7 @@ class Episodes(ABC):
     invalid_reward: float = 0.0
 
     def build_dataset(self) -> list[dict[str, Any]]:
-        """Return what episodes are begun with: the arguments of ``reset``."""
+        """Return the arguments of ``reset`` for each episode."""
         return [dict(task) for task in self.tasks]
 
     @abstractmethod
@@ -48,8 +47,7 @@ class Episodes(ABC):
         episode = await call(self.make)
         rewards: list[float] = []
         try:
-            observation = await self.begin(episode, task)
-            shown, over = self.show(observation), False
+            shown, over = self.show(await self.begin(episode, task)), False
             if self.instructions:
                 shown = f"{self.instructions}\n\n{shown}"
             while not over and chat.turns_left:
@@ -98,8 +96,7 @@ class GymnasiumEnvironment(Episodes):
         return observation
 
     async def act(self, episode: Any, action: Any) -> tuple[Any, float, bool]:
-        found = await call(lambda: episode.step(action))
-        observation, reward, terminated, truncated, _ = found
+        observation, reward, terminated, truncated, _ = await call(lambda: episode.step(action))
         return observation, float(reward), bool(terminated or truncated)
 
 

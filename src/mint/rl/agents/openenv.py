@@ -10,9 +10,7 @@ _LARGEST = 100 * 2**20  # bytes of one observation
 
 
 class OpenEnvSocket:
-    """Speaks OpenEnv's WebSocket protocol: each connection has an episode.
-
-    Over ``POST /step`` a server has none: every request meets a new environment.
+    """Speaks OpenEnv's WebSocket protocol: one episode per connection (``POST /step`` has none).
 
     Needs the package ``websockets``. Every rollout has a connection of its own::
 
@@ -26,7 +24,6 @@ class OpenEnvSocket:
         self._socket: Any = None
 
     async def reset(self, **task: Any) -> Any:
-        """Begin an episode."""
         if self._socket is None:
             self._socket = await self._connect()
         return await self._ask("reset", task)
@@ -36,7 +33,6 @@ class OpenEnvSocket:
         return await self._ask("step", action)
 
     async def close(self) -> None:
-        """End the episode and the connection."""
         if self._socket is not None:
             socket, self._socket = self._socket, None
             await socket.close()
@@ -66,13 +62,7 @@ class OpenEnvSocket:
                 f"The OpenEnv server rejected {kind}: {found.get('message', 'no reason given')} "
                 f"(code {found.get('code', 'unknown')})."
             )
-        return _outcome(found)
-
-
-def _outcome(found: Mapping[str, Any]) -> Any:
-    """Convert an answer of the server: observation, reward, and whether the episode is over."""
-    return SimpleNamespace(
-        observation=found.get("observation"),
-        reward=found.get("reward"),
-        done=bool(found.get("done")),
-    )
+        done = bool(found.get("done"))
+        return SimpleNamespace(
+            observation=found.get("observation"), reward=found.get("reward"), done=done
+        )

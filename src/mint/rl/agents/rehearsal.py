@@ -58,8 +58,8 @@ def rehearse(
 ) -> Rollout:
     """Return the rollout of an environment in which the model says ``replies``.
 
-    Needs no service and no model. With the ``tokenizer`` of a model, messages are rendered by its
-    chat template; ``cfg`` sets the limits. What the environment raises is raised.
+    Needs no service and no model. With a model's ``tokenizer``, its chat template renders the
+    messages. What the environment raises is raised.
 
     >>> class Greeting:
     ...     def build_dataset(self): return ["Ann"]

@@ -49,29 +49,20 @@ class Tool:
         return {"type": "function", "function": function}
 
     async def run(self, call: ToolCall) -> str:
-        """The result of a call, or what was wrong with it, as text for the model.
-
-        A function that is not async runs in a thread. One that hangs is given up with its rollout.
-        """
+        """Return the result of a call, or what was wrong with it, as text for the model."""
         if call.error:
             return f"error: {call.error}"
         try:
             return _shortened(str(await threads.call(partial(self.function, **call.arguments))))
-        except (Exception, SystemExit) as error:
-            return _complaint(error)
-
-
-def _complaint(error: BaseException) -> str:
-    match error:
-        case ToolError():
+        except ToolError as error:
             reason = str(error)
-        case ValidationError():  # of the arguments
+        except ValidationError as error:  # of the arguments
             found = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             reason = "; ".join(found)
-        case _:
+        except (Exception, SystemExit) as error:
             note(error)
             reason = f"{type(error).__name__}: {error}"
-    return _shortened(f"error: {reason}")
+        return _shortened(f"error: {reason}")
 
 
 def _shortened(text: str) -> str:
@@ -79,9 +70,9 @@ def _shortened(text: str) -> str:
 
 
 def tool(function: Callable[..., Any]) -> Tool:
-    """A function as a tool: its name, its docstring and its types describe it.
+    """Make a tool of a function: its name, its docstring and its types describe it.
 
-    Arguments of other types are put right where they can be, as "3" for 3, and refused otherwise.
+    Arguments of other types are converted where possible, such as "3" to 3, and refused otherwise.
 
     >>> def add(a: int, b: int) -> int:
     ...     "Add two numbers."
@@ -121,12 +112,9 @@ def tools_by_name(tools: Tools) -> dict[str, Tool]:
 
 def _listed(tools: Any) -> Iterable[Any]:
     if isinstance(tools, Tool) or not isinstance(tools, Iterable):
-        raise TypeError(f"Tools are a list or a dict, as in [{_name_of(tools)}].")
+        name = getattr(tools, "name", None) or getattr(tools, "__name__", repr(tools))
+        raise TypeError(f"Tools are a list or a dict, as in [{name}].")
     return tools
-
-
-def _name_of(each: Any) -> str:
-    return str(getattr(each, "name", None) or getattr(each, "__name__", None) or repr(each))
 
 
 def _as_tool(each: Any) -> Tool:
@@ -152,7 +140,7 @@ def schemas(tools: Tools) -> list[dict[str, Any]]:
 
 
 async def run_tools(tools: Tools, calls: Sequence[ToolCall]) -> list[str]:
-    """The results of calls, all carried out at once. ``tools`` is a list, or a dict by name."""
+    """Carry out calls concurrently, and return their results."""
     known = tools_by_name(tools)
 
     async def one(call: ToolCall) -> str:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 Groups = Sequence[Sequence[float]]
-SMALL = 1e-6
-"""Added to standard deviations, so that a group of nearly equal rewards is not blown up."""
+SMALL = 1e-6  # added to standard deviations, which are nearly 0 for nearly equal rewards
 
 
 def has_signal(rewards_G: Sequence[float]) -> bool:
@@ -27,8 +26,7 @@ def centre(rewards_G: Sequence[float]) -> list[float]:
 
 
 def standardise(rewards_G: Sequence[float]) -> list[float]:
-    """(r - mean(r)) / std(r). For rewards of different scales; favours very easy and very hard
-    prompts, whose groups have the smallest spread."""
+    """(r - mean(r)) / std(r), for rewards of different scales. Favours easy and hard prompts."""
     spread = float(np.std(np.asarray(rewards_G, dtype=np.float64))) if len(rewards_G) else 0.0
     return [value / (spread + SMALL) for value in centre(rewards_G)]
 
@@ -45,8 +43,7 @@ def leave_one_out(rewards_G: Sequence[float]) -> list[float]:
 
 
 def by_batch(rewards_P_G: Groups) -> list[list[float]]:
-    """Centred in each group, then in standard deviations of the whole batch: steady step sizes
-    without favouring easy or hard prompts."""
+    """Centre in each group, then divide by the batch's standard deviation: steady step sizes."""
     centred = [centre(group) for group in rewards_P_G]
     everything = [value for group in centred for value in group]
     spread = float(np.std(everything)) if everything else 0.0
@@ -54,8 +51,7 @@ def by_batch(rewards_P_G: Groups) -> list[list[float]]:
 
 
 def by_step(rewards_P_G: Groups) -> list[list[float]]:
-    """(r - mean) / std over all answers of a step: no baseline of the group's own, so that an easy
-    prompt's answers are all good.
+    """(r - mean) / std over all answers of a step, without a baseline for each group.
 
     >>> [[round(a, 3) for a in group] for group in by_step([[1.0, 1.0], [1.0, -1.0]])]
     [[0.577, 0.577], [0.577, -1.732]]
@@ -102,8 +98,7 @@ def returns_to_go(rewards_T: Sequence[float], discount: float = 1.0) -> list[flo
 def by_turn(returns_G_T: Groups) -> list[list[float]]:
     """Return, for each turn, the returns that the rollouts of a group are compared by.
 
-    A rollout that ended before keeps its last return: what was left for it to gain when it ended.
-    When all rewards come at the end, every turn compares the same numbers as the scalar does.
+    A rollout that ended before keeps its last return.
 
     >>> by_turn([[1.0, 0.5], [0.0]])
     [[1.0, 0.0], [0.5, 0.0]]

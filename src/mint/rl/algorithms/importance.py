@@ -1,4 +1,4 @@
-"""Importance ratios between the policy that trains and the one that sampled."""
+"""Importance ratios between the policy that trains and the one that sampled, and their clipping."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-_WIDEST = 20.0
-"""Log ratios beyond this are as good as infinite."""
+BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (1 - 3e-4, 1 + 4e-4)}
+"""The protocol's own thresholds, where the config sets none."""
+_WIDEST = 20.0  # log ratios beyond this are as good as infinite
 
 
 def bounded_ratio(log_ratio: Array) -> Array:
@@ -20,10 +21,9 @@ def bounded_ratio(log_ratio: Array) -> Array:
 class Correction:
     """Weights of tokens by p_trainer / p_sampler.
 
-    ``level`` says what has a ratio: a ``token``; a ``sequence``, whose ratio is the product of its
-    tokens'; or ``geometric``, the sequence with the geometric mean of them. A ratio above ``limit``
-    is cut to it (``truncate``), or what has it is left out (``mask``), as what has one below
-    ``low``.
+    The ratio is that of a ``token``, of a ``sequence`` (the product of its tokens'), or
+    ``geometric`` (the geometric mean of them). Ratios above ``limit`` are reduced to it
+    (``truncate``); or tokens with ratios above ``limit`` or below ``low`` are left out (``mask``).
 
     >>> trainer, sampler = np.log([0.5, 0.9]), np.log([0.5, 0.1])
     >>> [float(w) for w in Correction(2.0).weights(trainer, sampler)]
@@ -49,6 +49,24 @@ class Correction:
         if self.rule == "truncate":
             return np.asarray(np.minimum(ratio, self.limit))
         return np.where((ratio >= self.low) & (ratio <= self.limit), ratio, 0.0)
+
+
+def is_clipped(
+    loss_fn: str, log_ratio: Array, advantages: Array, low: Array | float, high: Array | float
+) -> NDArray[np.bool_]:
+    """Return which tokens have a clipped ratio.
+
+    ``ppo`` and ``gspo`` clip a ratio beyond a bound in the direction of the advantage, which then
+    has no gradient; ``cispo`` clips every ratio outside of its bounds.
+
+    >>> is_clipped("ppo", np.log([1.5, 1.5]), np.array([1.0, -1.0]), 0.8, 1.2).tolist()
+    [True, False]
+    """
+    ratio = bounded_ratio(log_ratio)
+    above, below = ratio > high, ratio < low
+    if loss_fn == "cispo":
+        return np.asarray(above | below)
+    return np.asarray(np.where(advantages > 0, above, below))
 
 
 def mismatch_figures(differences: Array) -> dict[str, float]:

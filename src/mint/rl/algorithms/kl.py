@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from mint.rl.algorithms.importance import Array
 
 
 def k1(policy: Array, reference: Array) -> Array:
@@ -18,8 +17,7 @@ def k1(policy: Array, reference: Array) -> Array:
 
 
 def k3(policy: Array, reference: Array) -> Array:
-    """ref/p - 1 - log(ref/p): never negative, of low variance, to report. As a loss its gradient
-    is that of another divergence, unless it is weighed by the importance ratio.
+    """ref/p - 1 - log(ref/p): never negative, of low variance, to report.
 
     >>> [round(float(x), 6) for x in k3(np.log([0.5]), np.log([0.25]))]
     [0.193147]

@@ -5,11 +5,11 @@ from itertools import takewhile
 
 
 def token_weights(lengths: Sequence[int], aggregation: str, max_tokens: int) -> list[float]:
-    """The weight of each token of a rollout, for rollouts of these many sampled tokens.
+    """Return the weight of each token of rollouts with these numbers of sampled tokens.
 
-    ``sum`` leaves the service's sum over tokens as it is; ``token`` divides by all tokens of the
-    batch; ``sequence`` takes the mean over each rollout, then over rollouts; ``constant`` divides
-    by ``max_tokens`` in place of the rollout's length.
+    ``sum`` keeps the service's sum; ``token`` divides by all tokens of the batch; ``sequence``
+    takes the mean over each rollout, then over rollouts; ``constant`` divides by ``max_tokens`` as
+    the length.
 
     >>> token_weights([2, 4], "sequence", max_tokens=8)
     [0.25, 0.125]

@@ -41,12 +41,6 @@ class Problem:
         """A response to this problem, ready for a reward."""
         return Sample(response, self.prompt, self.metadata)
 
-    @property
-    def answer_text(self) -> str:
-        """The gold answer as an example shows it."""
-        answer = self.metadata[ANSWER]
-        return answer.strip() if isinstance(answer, str) else json.dumps(answer)
-
 
 @dataclass(frozen=True)
 class PromptTemplate:
@@ -96,11 +90,9 @@ class PromptTemplate:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that it needs."""
         return [name for _, name in self.parts if name is not None]
 
     def filled(self, values: Mapping[str, Any]) -> str:
-        """The text for one row."""
         return "".join(
             before + ("" if name is None else str(values[name])) for before, name in self.parts
         )
@@ -153,7 +145,6 @@ class Columns:
         return cls(names, asks["prompt_column"], gold, messages, system, read)
 
     def no_answer(self, file: str) -> DataError:
-        """Return the error for missing gold answers."""
         found = _usual("answer_column", self.names)
         hint = setting("answer_column", found or "COLUMN")
         return DataError(
@@ -183,13 +174,11 @@ class Columns:
             if not isinstance(system, str):
                 raise _wrong(row, self.system, f"is {type_name(system)}, and it must be a string")
             if messages[0]["role"] == "system":
-                raise _wrong(
-                    row, self.system, "is set, but the messages already contain a system prompt"
-                )
+                what = "is set, but the messages already contain a system prompt"
+                raise _wrong(row, self.system, what)
             if system.strip():
                 messages = ({"role": "system", "content": system}, *messages)
-        last = messages[-1]["content"]
-        return Problem(last, messages, metadata, row.place)
+        return Problem(messages[-1]["content"], messages, metadata, row.place)
 
     def _messages(self, row: Row) -> tuple[Message, ...]:
         if self.messages is not None:
@@ -213,9 +202,8 @@ class Columns:
         if not check_gold:
             return value
         if not isinstance(value, str | int | float):
-            raise _wrong(
-                row, self.answer, f"is {type_name(value)}; it must be a string or a number"
-            )
+            what = f"is {type_name(value)}; it must be a string or a number"
+            raise _wrong(row, self.answer, what)
         if isinstance(value, str):
             _check_characters(row, self.answer, value)
         elif isinstance(value, float) and not math.isfinite(value):
@@ -223,12 +211,6 @@ class Columns:
         if read_gold(value).kind == "never right":
             raise _wrong(row, self.answer, f"is {value!r}, which no answer can be equal to")
         return value
-
-
-def split_messages(messages: Sequence[Message]) -> tuple[str, str]:
-    """The system prompt and the prompt of a problem that is plain text."""
-    system = [str(each["content"]) for each in messages if each["role"] == "system"]
-    return "".join(system), str(messages[-1]["content"])
 
 
 def _checked_messages(row: Row, column: str) -> tuple[Message, ...]:
@@ -244,21 +226,15 @@ def _checked_messages(row: Row, column: str) -> tuple[Message, ...]:
             row, column, f'is {what}; it must be messages: [{{"role": "user", "content": "..."}}]'
         )
     messages = tuple(
-        _checked_message(row, column, number, message)
-        for number, message in enumerate(value, start=1)
+        _checked_message(row, f"{column}[{i}]", each) for i, each in enumerate(value, start=1)
     )
     if messages[-1]["role"] == "assistant":
-        raise _wrong(
-            row,
-            column,
-            "ends with an assistant message, which the model should write itself. Remove it; if "
-            "it is the gold answer, move it to its own column",
-        )
+        what = "ends with an assistant message, which the model should write itself. Remove it"
+        raise _wrong(row, column, f"{what}; if it is the gold answer, move it to its own column")
     return messages
 
 
-def _checked_message(row: Row, column: str, number: int, message: Any) -> Message:
-    name = f"{column}[{number}]"
+def _checked_message(row: Row, name: str, message: Any) -> Message:
     if not isinstance(message, Mapping):
         raise _wrong(
             row, name, f'is {type_name(message)}; it must be {{"role": ..., "content": ...}}'
@@ -279,12 +255,10 @@ def _checked_message(row: Row, column: str, number: int, message: Any) -> Messag
 def _text(row: Row, column: str) -> str:
     value = _value(row, column)
     if not isinstance(value, str):
-        hint = f". If these are messages, set {setting('messages_column', column)}"
-        raise _wrong(
-            row,
-            column,
-            f"is {type_name(value)}; it must be a string{hint if isinstance(value, list) else ''}",
-        )
+        what = f"is {type_name(value)}; it must be a string"
+        if isinstance(value, list):
+            what += f". If these are messages, set {setting('messages_column', column)}"
+        raise _wrong(row, column, what)
     if not value.strip():
         raise _wrong(row, column, "is empty, and it must be the prompt")
     _check_characters(row, column, value)
@@ -304,11 +278,8 @@ def _check_characters(row: Row, column: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _wrong(
-            row,
-            column,
-            f"contains a lone surrogate (half of a character) at position {error.start + 1}",
-        ) from None
+        what = f"contains a lone surrogate (half of a character) at position {error.start + 1}"
+        raise _wrong(row, column, what) from None
 
 
 def _wrong(row: Row, column: str, what: str) -> DataError:
@@ -318,10 +289,9 @@ def _wrong(row: Row, column: str, what: str) -> DataError:
 def _no_column(file: str, name: str, argument: str, names: Sequence[str]) -> DataError:
     columns = f"{file} has no column {name!r}; its columns are {', '.join(names)}."
     found = next(iter(get_close_matches(name, names, n=1)), None) or _usual(argument, names)
-    if found is None and argument == "prompt_column":
-        messages = _usual("messages_column", names)
-        if messages is not None:
-            return DataError(f"{columns} Set {setting('messages_column', messages)}.")
+    if found is None and argument == "prompt_column" and _usual("messages_column", names):
+        argument = "messages_column"
+        found = _usual(argument, names)
     return DataError(f"{columns} Set {setting(argument, found or 'COLUMN')}.")
 
 

@@ -12,8 +12,7 @@ from mint.rl.rollouts.rollout import Group
 
 Pool = Literal["new", "learning", "saturated", "hopeless"]
 _DROPPED: tuple[Pool, ...] = ("saturated", "hopeless")
-_MEMORY = 0.7
-"""The weight of earlier groups in a prompt's success rate."""
+_MEMORY = 0.7  # the weight of earlier groups in a prompt's success rate
 
 
 @dataclass
@@ -24,7 +23,7 @@ class PromptRecord:
     success: float = 0.5
 
     def add(self, success: float) -> None:
-        """Take one group's share of right answers into account."""
+        """Add one group's share of right answers."""
         known = _MEMORY if self.groups else 0.0
         self.success = known * self.success + (1 - known) * success
         self.groups += 1
@@ -32,8 +31,7 @@ class PromptRecord:
 
 @dataclass
 class Curriculum:
-    """Tracks each prompt's success, drops saturated and hopeless prompts, and prefers the others by
-    how much can be learned from them.
+    """Prefers prompts that are solved sometimes, and drops saturated and hopeless ones.
 
     >>> curriculum = Curriculum()
     >>> for _ in range(3):
@@ -53,14 +51,10 @@ class Curriculum:
         self._before: dict[str, PromptRecord] = {}  # its prompts, as they were known before it
 
     def record(self, identity: str, success: float) -> None:
-        """Take a group into account."""
         self.known.setdefault(identity, PromptRecord()).add(success)
 
     def learn_from(self, groups: Sequence[Group], threshold: float, step: int) -> dict[str, float]:
-        """Take a step's groups into account, and return how many prompts are in each pool.
-
-        Changes of the dropped pools are printed.
-        """
+        """Take a step's groups into account, and return how many prompts are in each pool."""
         before = self.pools()
         scored = [group for group in groups if group.rewards]
         self.step = step
@@ -84,7 +78,6 @@ class Curriculum:
         return past
 
     def pool(self, identity: str) -> Pool:
-        """Return the pool of a prompt."""
         progress = self.known.get(identity)
         if progress is None:
             return "new"
@@ -105,10 +98,7 @@ class Curriculum:
         return 0.05 + success * (1 - success)
 
     def choose(self, identities: Sequence[str], count: int, seed: int | None) -> list[int]:
-        """Positions of the prompts to use, drawn by weight without repeats.
-
-        Saturated and hopeless prompts are used only when nothing else is left.
-        """
+        """Return the positions of the prompts to use, drawn by weight, dropped ones last."""
         draw = random.Random(seed)
         keys = [draw.random() ** (1 / self.weight(identity)) for identity in identities]
         dropped = [self.is_dropped(identity) for identity in identities]
@@ -116,12 +106,10 @@ class Curriculum:
         return order[:count]
 
     def pools(self) -> dict[Pool, int]:
-        """Return how many prompts are in each pool."""
         counts = Counter(self.pool(identity) for identity in self.known)
         return {pool: counts[pool] for pool in ("learning", *_DROPPED)}
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {
             "step": self.step,
             "known": {name: astuple(progress) for name, progress in self.known.items()},
@@ -129,7 +117,6 @@ class Curriculum:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
         self.step = state["step"]
         self.known = {name: PromptRecord(*values) for name, values in state["known"].items()}
         self._before = {name: PromptRecord(*values) for name, values in state["before"].items()}

@@ -17,7 +17,7 @@ from mint.rewards import Reward, as_reward, check_answer
 from mint.rewards.registry import RewardNotFound
 from mint.rewards.reward import FunctionReward, RewardLike
 from mint.rewards.signature import SignatureError
-from mint.rl.data.columns import Columns, Problem, split_messages
+from mint.rl.data.columns import ANSWER, Columns, Problem
 from mint.rl.data.file_formats import DataError, Row, read_rows, setting
 from mint.rl.rollouts.scoring import score_samples
 from mint.rl.settings.config import short_hash
@@ -58,8 +58,8 @@ class DatasetTask(RLAdapter):
         holdout_split: str | None = None,
         reward: RewardLike | None = None,
     ) -> None:
-        for name, value in {"file": file, "holdout_file": holdout_file}.items():
-            _check_type(name, value, (str, Path), "the path of a file")
+        for name in ("file", "holdout_file"):
+            _check_type(name, locals()[name], (str, Path), "the path of a file")
         for name in ("prompt_column", "answer_column", "messages_column", "system_column"):
             _check_type(name, locals()[name], str, "the name of a column")
         for name in ("system_prompt", "template", "split", "holdout_split"):
@@ -91,7 +91,11 @@ class DatasetTask(RLAdapter):
         )
         self.reward = self._chosen_reward(reward, str(file))
         problems = self._problems(rows)
-        self.examples = self._taken_examples(problems, shots, str(file))
+        if shots and self.columns.answer is None:
+            raise self.columns.no_answer(str(file))
+        if len(problems) < shots:
+            raise DataError(f"{file} has {len(problems)} rows, too few for shots={shots}.")
+        self.examples = problems[:shots]
         self.problems = self._without_examples(problems)
         self.held_out = self._read_holdout(file, holdout_file, holdout_split)
         if not self.problems:
@@ -117,29 +121,17 @@ class DatasetTask(RLAdapter):
             raise ConfigError(f"reward={given}: {error}") from None
 
     def _problems(self, rows: Sequence[Row]) -> list[Problem]:
-        """The rows as problems, each checked."""
+        """Turn rows into problems, and check each."""
         check_gold = getattr(self.reward, "function", None) is check_answer
         problems = [self.columns.problem(row, check_gold) for row in rows]
-        for problem in problems:
-            self._check_reward(problem)
+        signature = self.reward.signature if isinstance(self.reward, FunctionReward) else None
+        if signature is not None and signature.kind == "keywords":
+            for problem in problems:
+                try:
+                    signature.arguments(problem.as_sample(""))
+                except KeyError as error:  # a field that the reward function requires
+                    raise DataError(f"{problem.place}: {error.args[0]}") from None
         return problems
-
-    def _check_reward(self, problem: Problem) -> None:
-        """Refuse a row without a field that the reward function requires."""
-        if not isinstance(self.reward, FunctionReward) or self.reward.signature.kind != "keywords":
-            return
-        try:
-            self.reward.signature.arguments(problem.as_sample(""))
-        except KeyError as error:
-            raise DataError(f"{problem.place}: {error.args[0]}") from None
-
-    def _taken_examples(self, problems: Sequence[Problem], shots: int, file: str) -> list[Problem]:
-        if shots and self.columns.answer is None:
-            raise self.columns.no_answer(file)
-        examples = list(problems[:shots])
-        if len(examples) < shots:
-            raise DataError(f"{file} has {len(problems)} rows, too few for shots={shots}.")
-        return examples
 
     def _without_examples(self, problems: Sequence[Problem]) -> list[Problem]:
         """The problems whose answers the prompts do not show."""
@@ -202,18 +194,21 @@ class DatasetTask(RLAdapter):
         shown = []
         for example in self.examples:
             shown += [dict(each) for each in example.messages if each["role"] != "system"]
-            shown.append({"role": "assistant", "content": example.answer_text})
+            answer = example.metadata[ANSWER]
+            text = answer.strip() if isinstance(answer, str) else json.dumps(answer)
+            shown.append({"role": "assistant", "content": text})
         return [*system, *shown, *own]
 
     def _as_text(self, sample: Problem) -> str:
-        system, own = split_messages(sample.messages)
-        system = system or self.system_prompt or ""
-        shown = []
-        for example in self.examples:
-            _, prompt = split_messages(example.messages)
-            between = "" if prompt[-1:].isspace() else " "
-            shown.append(f"{prompt}{between}{example.answer_text}\n\n")
-        return (f"{system}\n\n" if system else "") + "".join(shown) + own
+        *before, last = self._conversation(sample)
+        text = ""
+        for message in before:
+            content = str(message["content"])
+            if message["role"] == "user":
+                text += content if content[-1:].isspace() else f"{content} "
+            else:
+                text += f"{content}\n\n"
+        return text + str(last["content"])
 
     def compute_reward(self, response: str, sample: Problem) -> Any:
         return self.reward(response, sample.prompt, sample.metadata)

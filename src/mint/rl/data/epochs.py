@@ -37,11 +37,9 @@ class Epochs:
         curriculum: Curriculum | None = None,
         step: int = 0,
     ) -> list[int]:
-        """Return the positions of the next ``count`` items. Those that a step has ``seen`` are left
-        for later; fewer are returned when it has seen all.
+        """Return the positions of the next ``count`` items that a step has not ``seen``, or fewer.
 
-        With a curriculum the pass goes by its preferences. Prompts that it drops are left out of
-        the pass, and are taken only when the step has seen all others.
+        A curriculum decides the order of a pass. Prompts that it drops are taken after all others.
         """
         keys = _distinct(identities)
         order = self._order(keys, identities, curriculum, step)
@@ -84,11 +82,9 @@ class Epochs:
         return self._shuffled[2]
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {"epoch": self.epoch, "used": sorted(self.used)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
         self.epoch, self.used = int(state["epoch"]), set(state["used"])
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from mint.config_error import ConfigError, closest
 
 _WIDEST_CELL = 2**31 - 1  # of a CSV file, in characters
-_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_ROW = '{"prompt": "What is 2 + 2?", "answer": "4"}'
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class DataError(ConfigError):
@@ -42,10 +43,7 @@ def setting(name: str, value: object = "...") -> str:
 
 
 def read_rows(source: str | Path, split: str | None = None, argument: str = "file") -> list[Row]:
-    """Read all rows of a file, or of one split of a dataset folder.
-
-    ``argument`` is the name of the task's argument that the file was given by, for error messages.
-    """
+    """Read all rows of a file, or of one split of a folder. ``argument`` is for error messages."""
     path = Path(source).expanduser()
     if path.is_dir():
         from mint.rl.data.folder import files_of_split
@@ -90,17 +88,16 @@ def _read_file(path: Path) -> list[Row]:
     try:
         return list(reader(path))
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise DataError(f"{path} cannot be read: {reason}.") from None
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def _decoded(path: Path) -> str:
     """The text of a file in UTF-8, with or without a byte order mark."""
     content = path.read_bytes()
-    if found := _ENCODINGS.get(content[:2]):
+    if content[:2] in _UTF_16:
         raise DataError(
-            f"{path} is encoded as {found}. Convert it to UTF-8: "
-            f"iconv -f {found} -t UTF-8 {path.name} > utf8-{path.name}"
+            f"{path} is encoded as UTF-16. Convert it to UTF-8: "
+            f"iconv -f UTF-16 -t UTF-8 {path.name} > utf8-{path.name}"
         )
     try:
         text = content.decode("utf-8-sig")
@@ -123,7 +120,12 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
         if not line.strip():
             continue
         place = f"{path}, line {number}"
-        value = _parsed(line, place)
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{place} is not JSON: {_reason(error)}. A row is one line, as in {_ROW}"
+            ) from None
         if number == 1 and isinstance(value, list):
             raise DataError(
                 f"{place} is a list, so this is a JSON file, not JSON Lines. Rename it to "
@@ -134,10 +136,8 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 def _read_json(path: Path) -> Iterator[Row]:
     text = _decoded(path)
-    if not text.strip():
-        return
     try:
-        rows = json.loads(text)
+        rows = json.loads(text) if text.strip() else []
     except (ValueError, RecursionError) as error:
         lines = [line for line in text.split("\n") if line.strip()]
         if len(lines) > 1 and all(line.lstrip().startswith("{") for line in lines[:2]):
@@ -155,16 +155,6 @@ def _read_json(path: Path) -> Iterator[Row]:
         yield Row(_as_fields(value, place), place)
 
 
-def _parsed(line: str, place: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{place} is not JSON: {_reason(error)}. A row is one line, as in "
-            '{"prompt": "What is 2 + 2?", "answer": "4"}'
-        ) from None
-
-
 def _reason(error: ValueError | RecursionError) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at line {error.lineno}, column {error.colno}"
@@ -175,48 +165,39 @@ def _as_fields(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(
             f"{place} is {type_name(value)}; a row must be an object with named fields, as in "
-            '{"prompt": "What is 2 + 2?", "answer": "4"}'
+            f"{_ROW}"
         )
     return value
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    before = csv.field_size_limit(_WIDEST_CELL)
-    try:
-        yield from _read_cells(path, delimiter)
-    finally:
-        csv.field_size_limit(before)
-
-
-def _read_cells(path: Path, delimiter: str) -> Iterator[Row]:
     lines = re.split("(?<=\n)", _decoded(path))  # csv joins the lines of a quoted cell itself
+    delimiter, separators = ("\t", "tabs") if path.suffix.lower() == ".tsv" else (",", "commas")
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     names: list[str] | None = None
     start = 1
-    while True:
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise DataError(
-                f"{path}, line {start}: {error}. Enclose cells that contain quotes, commas or "
-                'newlines in double quotes, and double the quotes inside: ""'
-            ) from None
-        if cells is None:
-            return
-        place, start = f"{path}, line {start}", reader.line_num + 1
-        if not cells:
-            continue
-        if names is None:
-            names = _checked_header(cells, place)
-            continue
-        if len(cells) != len(names):
-            raise DataError(
-                f"{place} has {len(cells)} cells, and the header has {len(names)} columns: "
-                f"{', '.join(names)}. Put cells with {'tabs' if delimiter != ',' else 'commas'} "
-                "into double quotes."
-            )
-        yield Row(dict(zip(names, cells, strict=True)), place)
+    before = csv.field_size_limit(_WIDEST_CELL)
+    try:
+        for cells in reader:
+            place, start = f"{path}, line {start}", reader.line_num + 1
+            if not cells:
+                continue
+            if names is None:
+                names = _checked_header(cells, place)
+                continue
+            if len(cells) != len(names):
+                raise DataError(
+                    f"{place} has {len(cells)} cells, and the header has {len(names)} columns: "
+                    f"{', '.join(names)}. Put cells with {separators} into double quotes."
+                )
+            yield Row(dict(zip(names, cells, strict=True)), place)
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line {start}: {error}. Enclose cells that contain quotes, commas or "
+            'newlines in double quotes, and double the quotes inside: ""'
+        ) from None
+    finally:
+        csv.field_size_limit(before)
 
 
 def _checked_header(cells: list[str], place: str) -> list[str]:
@@ -252,16 +233,10 @@ def type_name(value: Any) -> str:
     >>> type_name(None), type_name([1])
     ('null', 'a list')
     """
-    names: dict[type, str] = {
-        type(None): "null",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "a string",
-        dict: "an object",
-        list: "a list",
-    }
-    return names.get(type(value), f"a {type(value).__name__}")
+    names = {"NoneType": "null", "bool": "true or false", "int": "a number", "float": "a number"}
+    names |= {"str": "a string", "dict": "an object", "list": "a list"}
+    kind = type(value).__name__
+    return names.get(kind, f"a {kind}")
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {

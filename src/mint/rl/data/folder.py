@@ -12,17 +12,13 @@ from typing import Any
 
 from mint.rl.data.file_formats import READERS, DataError, setting
 
-DEFAULT_SPLIT = "train"
 _DICTIONARY, _STATE = "dataset_dict.json", "state.json"
 _SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 
 
 def files_of_split(folder: Path, split: str | None, argument: str = "split") -> list[Path]:
-    """The data files of a split, ``train`` by default, in the order of their names.
-
-    ``argument`` is the name of the task's argument that the split was given by.
-    """
-    wanted = split or DEFAULT_SPLIT
+    """Return the data files of a split in the order of their names, by default of ``train``."""
+    wanted = split or "train"
     if (folder / _DICTIONARY).is_file():
         splits = [str(name) for name in _read(folder / _DICTIONARY).get("splits", [])]
         if wanted not in splits:

@@ -19,20 +19,15 @@ from mint.rl.settings.config import RLConfig
 from mint.rl.task import identify, overrides
 from mint.tokenizer import plain_tokenizer
 
-_RandomState = tuple[Any, Any]
-"""Of the modules ``random`` and ``numpy.random``."""
-_MOST_CALLS = 20
-"""Calls of ``build_dataset`` for the items of a step, before it has to do with fewer."""
-_USED_UP = 3
-"""Calls that return nothing new to a step, after which the dataset is taken to be used up."""
-_NO_MORE_HELD_OUT = 5
-"""How many calls in a row give nothing new to hold out, before the holdout is complete."""
+_RandomState = tuple[Any, Any]  # of the modules ``random`` and ``numpy.random``
+_MOST_CALLS = 20  # of ``build_dataset`` for one step, before it has to do with fewer items
+_USED_UP = 3  # calls that return nothing new to a step, before the dataset is used up
+_NO_MORE_HELD_OUT = 5  # calls in a row without a new item, before the holdout is complete
 
 
 @dataclass(frozen=True)
 class Item:
-    """A sample, its prompt (None for environments, which write their own), its identity, and which
-    call of ``build_dataset`` it came from."""
+    """A sample, its prompt (None for environments), its identity, and the call it came from."""
 
     sample: Any
     prompt: tuple[int, ...] | None
@@ -74,8 +69,8 @@ class Data:
     def decide_order(self) -> str:
         """Decide in which order a run uses its dataset, and describe the decision.
 
-        With ``data_order=auto`` the first two calls of ``build_dataset`` are compared. They are
-        used afterwards as they are, so that the adapter's random numbers stay what they were.
+        With ``data_order=auto`` the first two calls of ``build_dataset`` are compared, and used
+        later as they are, so that the adapter's random numbers stay what they were.
         """
         order = self.cfg.data_order
         if not self._order_known:
@@ -83,14 +78,13 @@ class Data:
             if order == "shuffled" or (order == "auto" and self._is_fixed()):
                 self.epochs = Epochs(self.cfg.seed)
         if self.epochs is None:
-            why = "" if order == "first" else ": build_dataset returns new samples at every call"
             used = "the curriculum's choice" if self.curriculum else "the first samples"
-            return f"Data: each step calls build_dataset and uses {used}{why}."
-        why = (
-            "" if order == "shuffled" else ": build_dataset returns the same samples at every call"
-        )
-        how = "in the curriculum's order" if self.curriculum else "shuffled"
-        return f"Data: steps iterate over the whole dataset in epochs, {how}{why}."
+            how, found = f"each step calls build_dataset and uses {used}", "new"
+        else:
+            used = "in the curriculum's order" if self.curriculum else "shuffled"
+            how, found = f"steps iterate over the whole dataset in epochs, {used}", "the same"
+        why = f": build_dataset returns {found} samples at every call" if order == "auto" else ""
+        return f"Data: {how}{why}."
 
     def _is_fixed(self) -> bool:
         """Return whether two calls give the same samples, in whatever order."""
@@ -116,8 +110,7 @@ class Data:
         return list(self.adapter.build_dataset()), _random_state()
 
     def build(self) -> list[Any]:
-        """Call the adapter's ``build_dataset``, with a seed that depends only on the number of
-        earlier calls."""
+        """Call ``build_dataset``, with a seed that depends only on the number of earlier calls."""
         self._samples, state = self._ahead.pop(0) if self._ahead else self._build(self.calls)
         _restore(state)
         self.calls += 1
@@ -130,9 +123,8 @@ class Data:
         draw: Mapping[str, Any] | None = None,
         wanted: Sequence[tuple[int, str]] = (),
     ) -> tuple[Draw | None, dict[tuple[int, str], Item]]:
-        """Continue where an interrupted run stood, after so many calls of ``build_dataset``. Return
-        the draw that was in use, and those of the ``wanted`` items, named by their call and
-        identity, that the calls give again."""
+        """Continue after so many calls of ``build_dataset``. Return the draw that was in use, and
+        the ``wanted`` items, by call and identity, that the calls return again."""
         self.decide_order()
         found: dict[tuple[int, str], Item] = {}
         latest = None
@@ -150,21 +142,19 @@ class Data:
         return latest, found
 
     def stream(self, step: int, curriculum: Curriculum | None) -> Iterator[Item]:
-        """Return the trainable items of one more call, in the order in which a step uses them.
-
-        Prompts are made lazily, unless the order depends on all of them.
-        """
-        samples, seed = self.build(), self.cfg.seed
-        if curriculum is not None:
-            items = list(self._trainable(samples, self.calls - 1))
-            names = [item.identity for item in items]
-            place = seed_for(seed, "curriculum", step, self.calls)
-            return iter([items[i] for i in curriculum.choose(names, len(items), place)])
-        return self._trainable(samples, self.calls - 1)
+        """Return the trainable items of one more call, in the order of use."""
+        call, samples = self.calls, self.build()
+        items = (self.item(sample, call) for sample in samples)
+        trainable = (item for item in items if not self.split.holds_out(item.identity))
+        if curriculum is None:
+            return trainable
+        known = list(trainable)
+        seed = seed_for(self.cfg.seed, "curriculum", step, self.calls)
+        order = curriculum.choose([item.identity for item in known], len(known), seed)
+        return iter([known[i] for i in order])
 
     def identified(self) -> list[tuple[Any, str]]:
-        """The trainable samples of one more call with their identities; no prompts are made of
-        samples that are known."""
+        """Return the trainable samples of one more call with their identities."""
         found = [(sample, self._identity(sample)) for sample in self.build()]
         self._known = {id(sample): (sample, name) for sample, name in found}
         return [(sample, name) for sample, name in found if not self.split.holds_out(name)]
@@ -178,12 +168,7 @@ class Data:
             return self.item(sample).identity
         return identify(self.adapter, sample, None)
 
-    def _trainable(self, samples: Sequence[Any], call: int) -> Iterator[Item]:
-        items = (self.item(sample, call) for sample in samples)
-        return (item for item in items if not self.split.holds_out(item.identity))
-
     def item(self, sample: Any, call: int = 0) -> Item:
-        """A sample with its prompt."""
         prompt = None
         if hasattr(self.adapter, "make_prompt"):
             prompt = tuple(int(t) for t in self.adapter.make_prompt(sample, self.tokenizer))
@@ -209,14 +194,10 @@ class Data:
             )
 
     def items(self, samples: Sequence[Any]) -> list[Item]:
-        """Return samples of a set of their own, with their prompts and identities."""
         return [self.item(sample) for sample in samples]
 
     def holdout(self) -> list[Item]:
-        """The items to evaluate on: the adapter's own, or those that the split keeps from training.
-
-        Random numbers of their own are used, so that evaluating changes no training data.
-        """
+        """Return the items to evaluate on: the adapter's own, or those of the split."""
         if self.given:
             return self.given[: self.cfg.holdout_size]
         if not self.cfg.holdout_fraction:
@@ -227,7 +208,7 @@ class Data:
         found: dict[str, Item] = {}
         in_vain = 0
         for call in itertools.count():
-            self._seed("holdout", call)
+            self._seed("holdout", call)  # its own: evaluating changes no training data
             before = len(found)
             for item in self.items(list(self.adapter.build_dataset())):
                 if self.split.holds_out(item.identity):
@@ -303,7 +284,6 @@ class Draw:
         return taken
 
     def _next(self, epochs: Epochs, count: int) -> list[Item]:
-        """The next items of a fixed dataset."""
         names = [name for _, name in self._fixed]
         chosen = epochs.take(names, count, self.seen, self._curriculum, self.step)
         return [self.data.item(self._fixed[i][0], self.call) for i in chosen]

@@ -5,10 +5,7 @@ from collections.abc import Iterable
 
 
 class Split:
-    """The holdout: samples of given identities, and a fixed share of all others.
-
-    The same identity always falls on the same side, in every process, however often and in
-    whatever order it is drawn.
+    """The holdout: given identities and a fixed share of all others, the same in every process.
 
     >>> split = Split(fraction=0.5)
     >>> split.holds_out("a") == Split(fraction=0.5).holds_out("a")
@@ -28,5 +25,4 @@ class Split:
 
     @property
     def active(self) -> bool:
-        """Whether anything is held out."""
         return bool(self.given) or self.fraction > 0

@@ -1,23 +1,24 @@
 """Build datums from groups with advantages."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
+from mint.rl.algorithms.importance import Array
 from mint.rl.algorithms.sequences import part_sizes, token_weights
 from mint.rl.rollouts.rollout import Group, Kept, Segment
 
-Array = NDArray[np.float64]
 Tokens = tuple[int, ...]
 
 
 def make_datum(
     segment: Segment, advantage: float | Sequence[float], weight: float = 1.0
 ) -> types.Datum:
-    """A segment to train on. Only sampled tokens have a weight; each says how likely it was.
+    """Build a datum from a segment; only sampled tokens have a weight.
 
     ``advantage`` is one number, or one for each token of the segment.
 
@@ -54,7 +55,6 @@ def _kept_tokens(kept: Sequence[Kept]) -> types.TensorData:
 def tensor(
     numbers: Sequence[float], dtype: Literal["int64", "float32"] = "float32"
 ) -> types.TensorData:
-    """Numbers as the service takes them."""
     return types.TensorData(data=list(numbers), dtype=dtype, shape=[len(numbers)])
 
 
@@ -65,12 +65,10 @@ def build_datums(
     loss_fn: str = "importance_sampling",
     every_answer: bool = False,
 ) -> list[types.Datum]:
-    """The datums of all rollouts that have an advantage; a rollout of several contexts has several.
-    With ``every_answer``, or a loss that has more than advantages to it (``dro``), those of all
-    rollouts that count.
+    """Build the datums of all rollouts with an advantage, one for each context.
 
-    Groups stay together: the service computes a prompt that its answers share only once. A mean
-    is one over all rollouts of these groups that count, those without an advantage too.
+    With ``every_answer`` or ``dro``, whose loss has another term, it is all rollouts that count.
+    Means are over all that count. Groups stay together: the service computes a shared prompt once.
     """
     rollouts = [rollout for group in groups for rollout in group.counted if rollout.length]
     weights = token_weights([rollout.length for rollout in rollouts], aggregation, max_tokens)
@@ -86,13 +84,20 @@ def build_datums(
 
 def with_ratio_mask(datum: types.Datum) -> types.Datum:
     """Add the mask over which gspo takes its ratio: the sampled tokens."""
-    inside = (values(datum, "weights") != 0).astype(np.float32)
-    return replaced(datum, sequence_ratio_mask=inside)
+    return replaced(datum, sequence_ratio_mask=has_weight(datum).astype(np.float64))
 
 
 def values(datum: types.Datum, name: str) -> Array:
-    """One loss input of a datum."""
     return np.asarray(datum.loss_fn_inputs[name].data, dtype=np.float64)
+
+
+def has_weight(datum: types.Datum) -> NDArray[np.bool_]:
+    """Return which targets of a datum are trained on."""
+    return np.asarray(values(datum, "weights") != 0)
+
+
+def trained_tokens(datums: Sequence[types.Datum]) -> int:
+    return int(sum(has_weight(datum).sum() for datum in datums))
 
 
 def datum_tokens(datum: types.Datum) -> Tokens:
@@ -102,8 +107,7 @@ def datum_tokens(datum: types.Datum) -> Tokens:
 
 
 def with_weights(datum: types.Datum) -> types.Datum:
-    """A datum with the weights that the service would take it to have when it has none: 1 for
-    every token that was sampled or has an advantage."""
+    """Return a datum with weights, by default 1 for tokens with a logprob or an advantage."""
     given = datum.loss_fn_inputs
     if "weights" in given:
         return datum
@@ -111,20 +115,18 @@ def with_weights(datum: types.Datum) -> types.Datum:
     for name in ("advantages", "logprobs"):
         if name in given:
             inside |= values(datum, name) != 0
-    return replaced(datum, weights=inside.astype(np.float32))
+    return replaced(datum, weights=inside.astype(np.float64))
 
 
-def replaced(datum: types.Datum, **inputs: NDArray[np.float32] | Array) -> types.Datum:
-    """A datum with some loss inputs replaced or added."""
+def replaced(datum: types.Datum, **inputs: Array) -> types.Datum:
+    """Return a datum with some loss inputs replaced or added."""
     new = {name: tensor([float(x) for x in array]) for name, array in inputs.items()}
-    return types.Datum(
-        model_input=datum.model_input,
-        loss_fn_inputs={**datum.loss_fn_inputs, **new},
-    )
+    loss_fn_inputs = {**datum.loss_fn_inputs, **new}
+    return types.Datum(model_input=datum.model_input, loss_fn_inputs=loss_fn_inputs)
 
 
 def scaled(datum: types.Datum, factor: float) -> types.Datum:
-    """A datum whose tokens all weigh ``factor`` times as much."""
+    """Return a datum whose tokens all weigh ``factor`` times as much."""
     return datum if factor == 1.0 else replaced(datum, weights=values(datum, "weights") * factor)
 
 
@@ -134,7 +136,5 @@ def split(datums: Sequence[types.Datum], parts: int) -> list[list[types.Datum]]:
     >>> [len(part) for part in split([None] * 7, 3)]
     [3, 2, 2]
     """
-    sizes = part_sizes(len(datums), parts)
-    return [
-        list(datums[end - size : end]) for size, end in zip(sizes, np.cumsum(sizes), strict=True)
-    ]
+    rest = iter(datums)
+    return [list(islice(rest, size)) for size in part_sizes(len(datums), parts)]

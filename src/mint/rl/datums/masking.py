@@ -8,17 +8,14 @@ from numpy.typing import NDArray
 
 from mint import types
 from mint.rl.algorithms.sequences import common_prefix
-from mint.rl.datums.datum import Tokens, datum_tokens, values
+from mint.rl.datums.datum import Tokens, datum_tokens, has_weight
 from mint.rl.rollouts.rollout import Group
 
-Masks = dict[Tokens, NDArray[np.bool_]]
-"""Which tokens of each answer were sampled."""
+Masks = dict[Tokens, NDArray[np.bool_]]  # which tokens of each answer were sampled
 
 
 def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int]:
-    """Return which datums have a weight on a token that the policy did not sample: the masked-loss
-    bug.
-    """
+    """Return which datums have a weight on a token that the policy did not sample."""
     masks: Masks = {}
     for group in groups:
         for rollout in group.rollouts:
@@ -28,13 +25,13 @@ def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int
     return [
         index
         for index, datum in enumerate(datums)
-        if (values(datum, "weights")[_given(masks, datum_tokens(datum))[1:]] != 0).any()
+        if has_weight(datum)[_given(masks, datum_tokens(datum))[1:]].any()
     ]
 
 
 def _given(masks: Masks, tokens: Tokens) -> NDArray[np.bool_]:
-    """Return which tokens of a datum were given and not sampled. Of an answer that was changed, as
-    far as the answers tell that it begins or ends like."""
+    """Return which tokens of a datum were given. An edited answer is compared with those that begin
+    or end like it."""
     if tokens in masks:
         return ~masks[tokens]
     from_start = _common(masks, tokens)

@@ -6,54 +6,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
-from mint.rl.algorithms.clipping import BOUNDS, is_clipped
-from mint.rl.algorithms.importance import Array, Correction, mismatch_figures
-from mint.rl.datums.datum import replaced, values
+from mint.rl.algorithms.importance import BOUNDS, Array, Correction, is_clipped, mismatch_figures
+from mint.rl.datums.datum import has_weight, replaced, trained_tokens, values
 from mint.rl.settings.config import RLConfig
 
 
 def corrected(
     datums: Sequence[types.Datum], trainer_D_T: Sequence[Array], correction: Correction
 ) -> list[types.Datum]:
-    """The datums with the trainer's own logprobs as the old policy's, and tokens weighed by how
-    much likelier the trainer finds them than the sampler did.
-
-    Use it when the two differ: a sampler in lower precision, another temperature, or a batch that
-    is used for several steps. The ratio of the loss then only sees what training itself changes.
-    """
+    """Return datums with the trainer's logprobs as the old ones, and with tokens weighted by how
+    much likelier the trainer finds them: the ratio of the loss then only sees what training
+    changes."""
     found = []
     for datum, trainer in zip(datums, trainer_D_T, strict=True):
-        weights, sampler = values(datum, "weights"), values(datum, "logprobs")
-        inside = weights != 0
-        importance = np.zeros_like(weights)
-        importance[inside] = correction.weights(trainer[inside], sampler[inside])
-        found.append(
-            replaced(
-                datum,
-                logprobs=np.where(inside, trainer, 0.0),
-                weights=np.where(inside, weights * importance, 0.0),
-            )
-        )
+        weights, inside = values(datum, "weights").copy(), has_weight(datum)
+        sampler = values(datum, "logprobs")[inside]
+        weights[inside] *= correction.weights(trainer[inside], sampler)
+        found.append(replaced(datum, logprobs=np.where(inside, trainer, 0.0), weights=weights))
     return found
 
 
 def masked_share(before: Sequence[types.Datum], after: Sequence[types.Datum]) -> float:
     """The share of trained tokens that a correction has left out."""
-    counts = [sum(int((values(d, "weights") != 0).sum()) for d in each) for each in (before, after)]
-    return 1.0 - counts[1] / counts[0] if counts[0] else 0.0
+    count = trained_tokens(before)
+    return 1.0 - trained_tokens(after) / count if count else 0.0
 
 
 def mismatch(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
     """Return how the trainer's logprobs of sampled tokens differ from the sampler's.
 
-    At temperature 1, or with ``match_sampling``, they are the same policy before the first update
-    and should agree. Otherwise the sampler's are those of the flattened or sharpened distribution.
+    At temperature 1, or with ``match_sampling``, they should agree before the first update.
     """
     if not datums:
         return {}
     differences = np.concatenate(
         [
-            (trainer - values(datum, "logprobs"))[values(datum, "weights") != 0]
+            (trainer - values(datum, "logprobs"))[has_weight(datum)]
             for datum, trainer in zip(datums, trainer_D_T, strict=True)
         ]
     )
@@ -78,7 +66,7 @@ def clipped_share(cfg: RLConfig, passes: Sequence[Pass]) -> dict[str, float]:
 def _clipped(cfg: RLConfig, datum: types.Datum, trainer: Array) -> NDArray[np.bool_]:
     """Return which of a datum's tokens with an advantage were clipped."""
     advantages = values(datum, "advantages")
-    inside = (values(datum, "weights") != 0) & (advantages != 0)
+    inside = has_weight(datum) & (advantages != 0)
     log_ratio = trainer - values(datum, "logprobs")
     if cfg.loss_fn == "gspo":
         sequence = values(datum, "sequence_ratio_mask") != 0

@@ -7,26 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 import mint
 from mint import types
 from mint.rl.algorithms.advantage import has_signal
+from mint.rl.algorithms.importance import Array
 from mint.rl.algorithms.kl import k1, kl_figures
-from mint.rl.datums.datum import replaced, values
+from mint.rl.datums.datum import has_weight, replaced, values
 from mint.rl.rollouts.rollout import Group, MissingLogprobs, Rollout, Segment
 
-Array = NDArray[np.float64]
-Clients = Mapping[int, mint.SamplingClient]
-"""The weights of each version that rollouts were sampled with."""
+Clients = Mapping[int, mint.SamplingClient]  # the weights of each version that sampled
 
 
 @dataclass(frozen=True)
 class Reference:
     """A frozen model that rollouts are compared with.
 
-    The weights that sampled a token (``policy``) are asked for its logprob at temperature 1 when
-    the rollouts were sampled at another: the KL must not count what the temperature did.
+    If rollouts were sampled at another temperature than 1, the weights that sampled them
+    (``policy``) are asked for logprobs at 1: the KL must not count what the temperature did.
     """
 
     client: mint.SamplingClient
@@ -35,25 +33,18 @@ class Reference:
     every_group: bool = False  # also penalise groups in which all answers are equal
 
     async def penalise(self, groups: Sequence[Group], policy: Clients | None) -> dict[str, float]:
-        """Subtract ``coefficient * k1`` from the rewards of all groups in which some answer was
-        better than another. Return the KL over all groups: those of a collapsed policy have equal
-        answers. Without a coefficient, only some rollouts are measured.
+        """Subtract ``coefficient * k1`` from the rewards of groups with signal.
+
+        Return the KL over all groups. Without a coefficient, only some rollouts are measured.
         """
         if not self.coefficient and not self.samples:
             return {}
-        if not self.coefficient:
-            return kl_figures(await self._measured(groups, policy))
+        if not self.coefficient:  # change nothing, and compare rollouts spread over the groups
+            rollouts = [r for group in groups for r in group.counted if r.length]
+            chosen = rollouts[:: max(1, -(-len(rollouts) // self.samples))]
+            return kl_figures(await asyncio.gather(*(self._logprobs(r, policy) for r in chosen)))
         found = await asyncio.gather(*(self._compare(group, policy) for group in groups))
         return kl_figures([pair for of_group in found for pair in of_group])
-
-    async def _measured(
-        self, groups: Sequence[Group], policy: Clients | None
-    ) -> list[tuple[Array, Array]]:
-        """Compare some rollouts, evenly spread over the groups, and change none."""
-        rollouts = [r for group in groups for r in group.counted if r.length]
-        apart = max(1, -(-len(rollouts) // self.samples))
-        chosen = rollouts[::apart]
-        return list(await asyncio.gather(*(self._logprobs(r, policy) for r in chosen)))
 
     async def _compare(self, group: Group, policy: Clients | None) -> list[tuple[Array, Array]]:
         rollouts = [rollout for rollout in group.counted if rollout.length]
@@ -84,17 +75,15 @@ class Reference:
 
 def _segment(datum: types.Datum) -> Segment:
     """A datum's tokens, those with a weight as sampled ones."""
-    inside = values(datum, "weights") != 0
-    targets = [int(token) for token in values(datum, "target_tokens")]
-    tokens = [*datum.model_input.to_ints(), *targets[-1:]]
-    return Segment(tokens, [0.0] * len(tokens), [False, *(bool(each) for each in inside)])
+    targets = datum.loss_fn_inputs["target_tokens"].data
+    tokens = [*datum.model_input.to_ints(), *(int(token) for token in targets[-1:])]
+    return Segment(tokens, [0.0] * len(tokens), [False, *has_weight(datum).tolist()])
 
 
 def _spread(datum: types.Datum, logprobs: Array) -> Array:
     """Logprobs of the tokens with a weight, at their places among all targets."""
-    inside = values(datum, "weights") != 0
-    found = np.zeros(len(inside))
-    found[inside] = logprobs
+    found = np.zeros(len(values(datum, "weights")))
+    found[has_weight(datum)] = logprobs
     return found
 
 
@@ -102,14 +91,13 @@ def kl_metrics(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> d
     """The KL of the policy to the reference whose logprobs the datums have."""
     pairs = []
     for datum, trainer in zip(datums, trainer_D_T, strict=True):
-        inside = values(datum, "weights") != 0
+        inside = has_weight(datum)
         pairs.append((trainer[inside], values(datum, "reference_logprobs")[inside]))
     return kl_figures(pairs)
 
 
 async def score_by_version(clients: Clients, segment: Segment) -> Array:
-    """The logprobs, at temperature 1, of a segment's sampled tokens under the weights that made
-    each of them."""
+    """Return the logprobs of sampled tokens under the weights that sampled each of them."""
     made_by = [version for version in segment.versions if version is not None]
     versions = sorted(set(made_by))
     found = await asyncio.gather(*(score(clients[version], segment) for version in versions))

@@ -44,10 +44,8 @@ class PastRun:
 
     def points(self) -> list[Point]:
         """Every step that has a checkpoint or an evaluation, from the start to the last."""
-        found = {0: self.cfg.start_from}
-        found |= {
-            kept["step"]: kept["path"] for kept in self._reader.state().get("checkpoints", [])
-        }
+        kept = self._reader.state().get("checkpoints", [])
+        found = {0: self.cfg.start_from, **{each["step"]: each["path"] for each in kept}}
         evaluations = evaluations_in(self._reader.metrics())
         return [
             Point(step, found.get(step), evaluations.get(step), gone=step not in found)
@@ -55,16 +53,13 @@ class PastRun:
         ]
 
 
-Measure = Callable[[Point], Evaluation | None]
-"""Evaluates a point; None when its weights are gone."""
+Measure = Callable[[Point], Evaluation | None]  # evaluates a point; None when its weights are gone
 
 
 def narrowed(
     steps: Sequence[int], good: int, bad: int, is_bad: Callable[[int], bool | None]
 ) -> tuple[int, int]:
-    """The closest good and bad steps with nothing between them that can be told.
-
-    ``is_bad`` may answer None for a step that cannot be told; it is left out.
+    """Return the closest good and bad steps. Steps for which ``is_bad`` is None are left out.
 
     >>> narrowed(range(0, 100, 10), 0, 90, lambda step: step >= 40)
     (30, 40)
@@ -106,16 +101,15 @@ class Bisection:
     ) -> BisectionResult:
         """Find where the metric fell between ``good`` (the best known) and ``bad`` (the last).
 
-        A step is bad when the metric is ``drop`` under the good one's; without ``drop``, when it
-        is nearer to the bad one's.
+        A bad step is ``drop`` below the good one; without ``drop``, it is nearer to the bad one.
         """
         first, last = self._ends(good, bad)
         high = self.estimate(first)
         fall = high.above(self.estimate(last))
         if fall.value <= 0 or (drop is not None and fall.value < drop):
-            return self._verdict("held", first, last)
+            return BisectionResult("held", self.points[first], self.points[last], fall)
         if drop is None and fall.low <= 0:
-            return self._verdict("unsure", first, last)
+            return BisectionResult("unsure", self.points[first], self.points[last], fall)
         limit = high.value - (fall.value / 2 if drop is None else drop)
 
         def is_bad(step: int) -> bool | None:
@@ -124,7 +118,8 @@ class Bisection:
         known = [step for step, point in self.points.items() if point.evaluation is not None]
         first, last = narrowed(known, first, last, is_bad)
         first, last = narrowed(list(self.points), first, last, is_bad)
-        return self._verdict("broke", first, last)
+        fall = self.estimate(first).above(self.estimate(last))
+        return BisectionResult("broke", self.points[first], self.points[last], fall)
 
     def estimate(self, step: int) -> Estimate:
         """The metric at a step that was looked at."""
@@ -164,12 +159,6 @@ class Bisection:
         elif point.evaluation is not None:
             self.looked_at.setdefault(step, "the run")
         return point.evaluation is not None
-
-    def _verdict(
-        self, kind: Literal["broke", "held", "unsure"], good: int, bad: int
-    ) -> BisectionResult:
-        fall = self.estimate(good).above(self.estimate(bad))
-        return BisectionResult(kind, self.points[good], self.points[bad], fall)
 
     def _choices(self) -> str:
         there = [str(step) for step, point in sorted(self.points.items()) if not point.gone]

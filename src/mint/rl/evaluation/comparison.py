@@ -12,14 +12,11 @@ import numpy as np
 from mint.rl.evaluation.results import SetResult
 
 _DRAWS = 10_000
-_EXACT = 12
-"""Prompts that differ, up to which all ways to exchange the models are looked at."""
+_EXACT = 12  # prompts that differ, up to which all ways to exchange the models are looked at
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """The exact two-sided p-value of a paired test of yes and no.
-
-    Of the prompts that only one of the two got right, half should be each one's by chance.
+    """Return the exact two-sided p-value of McNemar's test for paired yes-or-no results.
 
     >>> mcnemar(1, 9)
     0.021484375
@@ -31,8 +28,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def sign_test(differences: Sequence[float], seed: int = 0) -> float:
-    """The two-sided p-value of a paired permutation test: how often exchanging the two models on
-    some prompts gives a mean difference as large as this one. Exact for few prompts.
+    """Return the two-sided p-value of a paired permutation test, exact for few prompts.
 
     >>> sign_test([0.5, 0.5, 0.5])
     0.25
@@ -93,11 +89,8 @@ class Comparison:
 
 
 def compare(first: SetResult, second: SetResult, seed: int = 0) -> Comparison:
-    """Compare two results on the same prompts, pair by pair.
-
-    With one answer to each prompt the test is McNemar's, exact; with several it exchanges the two
-    models' success rates on each prompt. The interval is that of a paired bootstrap.
-    """
+    """Compare two results on the same prompts: the exact McNemar test for one answer per prompt, or
+    a permutation test of the success rates. The interval is that of a paired bootstrap."""
     mine, theirs = _rates(first), _rates(second)
     if mine.keys() != theirs.keys() or not mine:
         apart = len(mine.keys() ^ theirs.keys())

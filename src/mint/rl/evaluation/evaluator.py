@@ -35,10 +35,9 @@ LIMITS = (TurnLimit.__name__, ContextFull.__name__)
 
 
 class Evaluator:
-    """Evaluates checkpoints on a task's holdout.
+    """Evaluates checkpoints on a task's holdout, with the same prompts and the same seeds.
 
-    All checkpoints get the same prompts and the same seeds, so that results differ only by the
-    weights. Answers are scored by the task's ``holdout_reward``, if it has one::
+    Answers are scored by the task's ``holdout_reward``, if it has one::
 
         Evaluator(adapter, cfg, mint.ServiceClient()).of("tinker://…/weights/step-000040").pass_1
     """
@@ -54,7 +53,6 @@ class Evaluator:
         return asyncio.run(self.of_async(path))
 
     async def of_async(self, path: str | None) -> Evaluation:
-        """Async version of :meth:`of`."""
         async with sampling_client(self.service, self.cfg, path) as client:
             tokenizer = await to_thread(client.get_tokenizer)
             self._items = self._items or Data(self.adapter, tokenizer, self.cfg).holdout()
@@ -92,10 +90,7 @@ class Examiner:
         return asyncio.run(work())
 
     async def _of(self, client: Any, tokenizer: Any) -> dict[str, SetResult]:
-        sets = self._sets(Data(self.adapter, tokenizer, self.cfg))
-        return {name: await self._result(name, items, client, tokenizer) for name, items in sets}
-
-    def _sets(self, data: Data) -> list[tuple[str, list[Item]]]:
+        data = Data(self.adapter, tokenizer, self.cfg)
         own: Mapping[str, Sequence[Any]] = getattr(self.adapter, "build_eval_sets", dict)()
         names = [HOLDOUT, *own]
         for name in self.only:
@@ -104,11 +99,12 @@ class Examiner:
                 raise ConfigError(
                     f"set={name}: the task has no such set.{hint} It has {', '.join(names)}."
                 )
-        wanted = [name for name in names if not self.only or name in self.only]
-        return [
-            (name, data.holdout() if name == HOLDOUT else data.items(list(own[name])))
-            for name in wanted
-        ]
+        sets = {
+            name: data.holdout() if name == HOLDOUT else data.items(list(own[name]))
+            for name in names
+            if not self.only or name in self.only
+        }
+        return {n: await self._result(n, items, client, tokenizer) for n, items in sets.items()}
 
     async def _result(
         self, name: str, items: Sequence[Item], client: Any, tokenizer: Any
@@ -161,22 +157,16 @@ async def sample_groups(
 ) -> list[Group]:
     """Sample answers to all items of a set, and score them as evaluation does."""
     task = with_holdout_reward(adapter)
-    cfg = _without_schedules(cfg, own_reward=task is adapter)
+    weights = cfg.reward_weights_end or cfg.reward_weights  # the same for every checkpoint
+    fixed = {"reward_weights": weights if task is adapter else None, "reward_weights_end": None}
+    cfg = cfg.model_copy(update=fixed)
     policy = Policy(client, tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
     collector = Collector(task, cfg, ledger, failures, "evaluation")
     return await collector.groups(policy, items, 1, cfg.eval_samples, f"{name} ")
 
 
-def _without_schedules(cfg: RLConfig, own_reward: bool) -> RLConfig:
-    """Return the settings with the final weights of the reward, the same for every checkpoint."""
-    weights = cfg.reward_weights_end or cfg.reward_weights
-    fixed = {"reward_weights": weights if own_reward else None, "reward_weights_end": None}
-    return RLConfig(**{**cfg.as_dict(), **fixed})
-
-
 def with_holdout_reward(adapter: Any) -> Any:
-    """Return a task that is scored by its ``holdout_reward``, if it has one; an environment after
-    the same conversation."""
+    """Return a task that is scored by its ``holdout_reward``, if it has one."""
     if not overrides(adapter, "holdout_reward"):
         return adapter
 

@@ -27,8 +27,7 @@ class PromptResult:
         return [reward is not None and reward >= threshold for reward in self.rewards]
 
     def majority(self, threshold: float) -> float:
-        """Return whether the answer that most answers agree on is right; of a tie, the share that
-        is.
+        """Return 1.0 if the answer of most is right, else 0.0; the share of right ones in a tie.
 
         >>> votes = PromptResult("", "", (1.0, 0.0, 1.0), ("4", "5", "4"))
         >>> votes.majority(1.0)
@@ -63,7 +62,6 @@ class SetResult:
 
     @property
     def samples(self) -> int:
-        """Answers to each prompt."""
         return min((len(prompt.rewards) for prompt in self.prompts), default=0)
 
     def pass_at(self, k: int) -> float:
@@ -88,19 +86,14 @@ class SetResult:
     def by_category(self) -> dict[str, SetResult]:
         """The results of each category, by name. Empty when the prompts have none."""
         names = sorted({prompt.category for prompt in self.prompts} - {""})
-        return {
-            name: SetResult(
-                name, tuple(p for p in self.prompts if p.category == name), self.threshold
-            )
-            for name in names
-        }
+        own = {name: tuple(p for p in self.prompts if p.category == name) for name in names}
+        return {name: SetResult(name, prompts, self.threshold) for name, prompts in own.items()}
 
 
 def collect_results(
     name: str, adapter: Any, groups: Sequence[Group], threshold: float
 ) -> SetResult:
-    """Return the result of groups that were sampled for evaluation. Answers to which the reward
-    does not apply are left out, and so are prompts without any other."""
+    """Return the result of groups. Answers to which the reward does not apply are left out."""
     found = []
     for group in groups:
         asked = [r for r in group.rollouts if r.applies]

@@ -25,8 +25,7 @@ def pass_at_k(right: int, count: int, k: int) -> float:
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """The 95% interval of a share of ``count`` trials. It always contains the share: its lower end
-    at 0 is exactly 0, and its upper end at 1 exactly 1.
+    """Return the 95% interval of a share of ``count`` trials, which always contains the share.
 
     >>> low, high = wilson(0.5, 100)
     >>> round(low, 4), round(high, 4)
@@ -71,8 +70,6 @@ METRICS = ("pass_1", "pass_k", "reward")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result on the holdout."""
-
     prompts: int
     samples: int
     reward: float
@@ -149,13 +146,12 @@ class Evaluation:
 
 
 def evaluate(rewards_P_G: Sequence[Sequence[float | None]], threshold: float) -> Evaluation:
-    """Pass rates of groups of rewards. None is an answer that failed: its rollout raised, timed out
-    or reached a limit. It counts as wrong, and as the worst reward: 0, or the lowest of all where
-    that is below 0. Every evaluation of the same prompts then has the same denominator.
+    """Return the pass rates of groups of rewards.
 
-    Prompts without an answer are left out, and those with fewer than others are left out of pass@k:
-    to some answers a reward does not apply. The interval counts prompts, not answers: several
-    answers to one prompt are not independent.
+    None is an answer that failed. It counts as wrong, with the worst reward (0, or the lowest), so
+    that every evaluation of the same prompts has the same denominator. Prompts without answers are
+    left out, and those with fewer than others are left out of pass@k. The interval counts prompts,
+    because answers to one prompt are not independent.
 
     >>> str(evaluate([[1.0], [0.0]], threshold=1.0))
     'pass@1=50.0% (9.5% to 90.5%), reward=0.500 on 2 held-out prompts'
@@ -206,19 +202,8 @@ def evaluations_in(rows: Iterable[Mapping[str, Any]]) -> dict[int, Evaluation]:
     return {step: evaluation for step, evaluation in found.items() if evaluation is not None}
 
 
-def rank(evaluation: Evaluation) -> tuple[float, float]:
-    """Return the sort key of evaluations: pass@1, then reward, without rounding errors.
-
-    >>> rank(evaluate([[1.0], [0.0]], threshold=1.0))
-    (0.5, 0.5)
-    """
-    return round(evaluation.pass_1, 9), round(evaluation.reward, 9)
-
-
 def verdict(start: Evaluation, end: Evaluation) -> str:
-    """Return whether training helped, by the differences of pass@1 and of the reward.
-
-    Pass@1 decides; where its 95% interval contains 0, the reward is looked at.
+    """Return whether training helped: by pass@1, or by the reward where that is unclear.
 
     >>> before = evaluate([[0.0]] * 40, threshold=1.0)
     >>> after = evaluate([[1.0]] * 20 + [[0.0]] * 20, threshold=1.0)
@@ -228,7 +213,6 @@ def verdict(start: Evaluation, end: Evaluation) -> str:
     """
     gain = end.estimate().above(start.estimate())
     paid = end.estimate("reward").above(start.estimate("reward"))
-    unclear = gain.low <= 0 <= gain.high
     if gain.low > 0:
         said = "Training helped on the holdout"
     elif gain.high < 0:
@@ -244,7 +228,7 @@ def verdict(start: Evaluation, end: Evaluation) -> str:
         f"{100 * gain.value:+.1f} points (95% interval {100 * gain.low:+.1f} to "
         f"{100 * gain.high:+.1f}); reward {start.reward:.3f} before, {end.reward:.3f} after."
     )
-    if unclear:
+    if gain.low <= 0 <= gain.high:
         text += " More held-out prompts (holdout_fraction, holdout_size) narrow the interval."
     return text
 
@@ -252,21 +236,22 @@ def verdict(start: Evaluation, end: Evaluation) -> str:
 def advice(
     evaluations: Mapping[int, Evaluation], paths: Mapping[int, str], began_from: str
 ) -> list[str]:
-    """Say whether training helped and which weights are best. ``paths`` are the checkpoints that
-    are kept, by their step; the model that the run began from takes part as step 0."""
+    """Say whether training helped and which of the kept checkpoints (``paths`` by step) is best."""
     kept = {step: e for step, e in evaluations.items() if step == 0 or step in paths}
     if 0 not in kept or len(kept) < 2:
         return []
-    last = max(kept)
-    best = max(kept, key=lambda step: (rank(kept[step]), -step))
-    lines = [verdict(kept[0], kept[last])]
+
+    def rank(step: int) -> tuple[float, float, int]:  # without rounding errors
+        return round(kept[step].pass_1, 9), round(kept[step].reward, 9), -step
+
+    last, best = max(kept), max(kept, key=rank)
     if best == 0:
         which = f"the model before training, {began_from}. Use that one."
     elif best == last:
         which = f"the last step, {last}. Use the weights below."
     else:
         which = f"step {best}, {paths[best]}. Use that one."
-    return [*lines, f"Best on the holdout: {which}"]
+    return [verdict(kept[0], kept[last]), f"Best on the holdout: {which}"]
 
 
 def closing_lines(path: str, folder: Path) -> list[str]:

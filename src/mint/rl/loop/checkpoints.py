@@ -26,11 +26,6 @@ class Checkpoint:
     score: tuple[float, float] | None = None  # pass@1 and reward on the holdout, where evaluated
 
 
-def _rank(checkpoint: Checkpoint) -> tuple[float, ...]:
-    """The score without rounding errors: equal shares of prompts are equal."""
-    return tuple(round(value, 9) for value in checkpoint.score or (0.0, 0.0))
-
-
 class RunCheckpoints:
     """Saves and prunes a run's checkpoints. None is deleted before its successor is recorded."""
 
@@ -47,7 +42,7 @@ class RunCheckpoints:
     @property
     def latest(self) -> Checkpoint | None:
         """The checkpoint that a resumed run starts from."""
-        return max(self.kept, key=lambda c: c.step) if self.kept else None
+        return max(self.kept, key=lambda c: c.step, default=None)
 
     @property
     def where(self) -> str:
@@ -58,8 +53,8 @@ class RunCheckpoints:
     @property
     def best(self) -> Checkpoint | None:
         """The one with the highest score on the holdout; of equals, the earliest."""
-        scored = [c for c in self.kept if c.score is not None]
-        return max(scored, key=lambda c: (_rank(c), -c.step)) if scored else None
+        ranks = {c: [round(value, 9) for value in c.score] for c in self.kept if c.score}
+        return max(ranks, key=lambda c: (ranks[c], -c.step), default=None)
 
     async def save(
         self, client: mint.TrainingClient, step: int, score: tuple[float, float] | None = None
@@ -69,15 +64,11 @@ class RunCheckpoints:
         answer = await asyncio.shield(request)  # the service waits for one that was begun
         checkpoint = Checkpoint(step, answer.path, score)
         self.kept = [c for c in self.kept if c.path != checkpoint.path] + [checkpoint]
-        wanted = self._wanted()
+        keep, every = (self.latest, self.best), self.keep_every
+        wanted = [c for c in self.kept if c in keep or (every and c.step % every == 0)]
         self._unwanted += [c for c in self.kept if c not in wanted]
         self.kept = wanted
         return checkpoint
-
-    def _wanted(self) -> list[Checkpoint]:
-        keep = {id(self.latest), id(self.best)}
-        every = self.keep_every
-        return [c for c in self.kept if id(c) in keep or (every and c.step % every == 0)]
 
     async def prune(self, rest: mint.RestClient) -> None:
         """Delete the checkpoints that are no longer wanted. Call it after saving the state."""
@@ -87,11 +78,9 @@ class RunCheckpoints:
                 await rest.delete_checkpoint_from_tinker_path_async(checkpoint.path)
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the state that a resumed run needs."""
         return [asdict(checkpoint) for checkpoint in self.kept]
 
     def load(self, state: list[Mapping[str, Any]]) -> None:
-        """Restore a saved state."""
         self.kept = [
             Checkpoint(v["step"], v["path"], tuple(v["score"]) if v["score"] else None)
             for v in state
@@ -99,10 +88,7 @@ class RunCheckpoints:
 
 
 def find_checkpoint(text: str) -> str:
-    """The path that ``checkpoint=`` stands for: itself, or the best checkpoint of a run directory.
-
-    Without an evaluation during training nothing is best, and the latest is taken.
-    """
+    """Return the path for ``checkpoint=``: itself, or the checkpoint of a run directory."""
     if text.startswith(SCHEMES):
         return text
     path = saved_checkpoint(Path(text))
@@ -115,10 +101,9 @@ def find_checkpoint(text: str) -> str:
 
 
 def saved_checkpoint(folder: Path) -> str | None:
-    """Return the path of a run directory's best checkpoint, or else of its latest.
+    """Return the path of a run directory's best checkpoint, or else of its latest, or None.
 
-    None if there is none. A script that records its own run reports a checkpoint as an event:
-    ``record.event("checkpoint", path=...)``.
+    A script that records its own run reports one by ``record.event("checkpoint", path=...)``.
     """
     state = folder / STATE
     if state.is_file():

@@ -16,10 +16,7 @@ async def training_client(
     latest: Checkpoint | None,
     metadata: dict[str, str],
 ) -> mint.TrainingClient:
-    """Create a client from a run's latest checkpoint, or from where the settings say.
-
-    The service keeps ``metadata`` beside the run; ``mint runs list`` shows it.
-    """
+    """Create a client from a run's latest checkpoint, or from where the settings say."""
     if latest is not None:
         try:
             return await service.create_training_client_from_state_with_optimizer_async(
@@ -58,8 +55,6 @@ async def reference(service: mint.ServiceClient, cfg: RLConfig) -> Reference | N
         return None
     began = cfg.start_from or "base"
     path = began if cfg.kl_reference == "start" else cfg.kl_reference
-    if path == "base":
-        client = await service.create_sampling_client_async(base_model=cfg.base_model)
-    else:
-        client = await service.create_sampling_client_async(model_path=path)
+    where = {"base_model": cfg.base_model} if path == "base" else {"model_path": path}
+    client = await service.create_sampling_client_async(**where)
     return Reference(client, cfg.kl_penalty_coef, cfg.kl_samples, cfg.compares_batch)

@@ -12,13 +12,7 @@ from typing import Any
 import mint
 from mint.rewards.reward import in_event_loop
 from mint.rl.loop.run import Run, open_run
-from mint.rl.loop.stages import (
-    compare_answers,
-    mini_batch_sizes,
-    penalise,
-    policy_before,
-    sample,
-)
+from mint.rl.loop.stages import compare_answers, mini_batch_sizes, penalise, policy_before, sample
 from mint.rl.loop.update import Loss, service_loss, train
 from mint.rl.runtime.endings import Interrupted
 from mint.rl.runtime.interruption import Interruption
@@ -61,12 +55,11 @@ def run_grpo(
     service: mint.ServiceClient | None = None,
     loss: Loss = service_loss,
 ) -> str:
-    """Train on a task, and return the path of the trained weights.
+    """Train on a task, and return the path of the trained weights. Called again, it resumes.
 
-    ``adapter`` is an :class:`mint.rl.RLAdapter` or an :class:`mint.rl.Environment`. Without ``cfg``
-    the settings come from the environment; without ``service`` it is the one that
-    ``mint.ServiceClient()`` finds. ``loss`` replaces the loss that ``cfg.loss_fn`` names. Called
-    again after an interruption, it continues.
+    ``adapter`` is an :class:`mint.rl.RLAdapter` or an :class:`mint.rl.Environment`. The settings
+    default to those of the environment, and ``service`` to ``mint.ServiceClient()``. ``loss``
+    replaces ``cfg.loss_fn``.
     """
     return run_loop(lambda run: grpo(run, loss), adapter, cfg, service)
 

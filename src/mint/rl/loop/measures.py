@@ -8,8 +8,7 @@ from mint.rl.algorithms.importance import entropy
 from mint.rl.rollouts.rollout import Group, Rollout
 from mint.rl.sampling.batch import Batch
 
-_LOOKED_AT = 64
-"""Rollouts of a step whose repetition is measured."""
+_LOOKED_AT = 64  # rollouts of a step whose repetition is measured
 
 
 def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
@@ -41,9 +40,7 @@ def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
 
 
 def staleness(batch: Batch) -> dict[str, float]:
-    """Return how many steps old the weights were that made a batch's tokens, and how many groups
-    were too old to be trained on.
-    """
+    """Return how old the weights were that sampled a batch, and how many groups were too old."""
     versions = [v for group in batch.groups for r in group.rollouts for v in r.versions]
     ages = [batch.step - 1 - version for version in versions]
     return {

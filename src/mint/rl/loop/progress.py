@@ -11,8 +11,7 @@ _CLEAR = "\r\x1b[2K"
 
 
 def step_line(step: int, total: int, numbers: Mapping[str, float], seconds: float) -> str:
-    """Return the line of a step: its rewards, the success rate, the answers with signal, and the
-    time it took.
+    """Return the line that is printed after a step.
 
     >>> numbers = {"reward/mean": 0.4, "reward/success": 0.25, "rollouts": 32.0}
     >>> step_line(3, 20, numbers | {"rollouts/signal": 24.0}, 4.06)
@@ -26,7 +25,7 @@ def step_line(step: int, total: int, numbers: Mapping[str, float], seconds: floa
 
 
 def sampling_line(step: int, total: int, answered: int, answers: int, seconds: float) -> str:
-    """Return the progress of a step's sampling; of what is sampled ahead, only what the step needs.
+    """Return the progress of a step's sampling.
 
     >>> sampling_line(3, 20, 40, 32, 4.06)
     'Step 3/20: sampling, 32 of 32 answers, 4 s'
@@ -38,22 +37,21 @@ def sampling_line(step: int, total: int, answered: int, answers: int, seconds: f
 async def show_during(
     work: Callable[[], Awaitable[Result]], shown: Callable[[], str], stream: TextIO | None = None
 ) -> Result:
-    """Return the result of ``work()``. Until it is there, show ``shown()`` on the last line of a
-    terminal, and nothing in pipes and files."""
+    """Return the result of ``work()``; a terminal shows ``shown()`` until it is there."""
     stream = stream or sys.stdout
     if not stream.isatty():
         return await work()
-    ticking = asyncio.ensure_future(_tick(stream, shown))
+
+    async def tick() -> None:
+        while True:
+            stream.write(f"{_CLEAR}  {shown()}")
+            stream.flush()
+            await asyncio.sleep(_SECONDS)
+
+    ticking = asyncio.ensure_future(tick())
     try:
         return await work()
     finally:
         ticking.cancel()
         stream.write(_CLEAR)
         stream.flush()
-
-
-async def _tick(stream: TextIO, shown: Callable[[], str]) -> None:
-    while True:
-        stream.write(f"{_CLEAR}  {shown()}")
-        stream.flush()
-        await asyncio.sleep(_SECONDS)

@@ -28,7 +28,7 @@ from mint.rl.loop.clients import reference, training_client
 from mint.rl.loop.measures import measure, staleness
 from mint.rl.loop.progress import step_line
 from mint.rl.loop.stages import weights_before
-from mint.rl.recording.directory import describe_run, open_directory, write_service
+from mint.rl.recording.directory import open_directory, write_service
 from mint.rl.recording.report import Analyst, RewardLog
 from mint.rl.recording.tables import rollout_rows
 from mint.rl.rollouts.failures import CodeFailure, FailureLog
@@ -53,7 +53,7 @@ async def open_run(
     service: mint.ServiceClient | None = None,
     interruption: Interruption | None = None,
 ) -> AsyncIterator[Run]:
-    """Begin a run, or resume it, and leave nothing behind at its end.
+    """Begin or resume a run, and close it at its end.
 
     Ctrl-C, a lost service and rewards that fail end it with one of :mod:`mint.rl.runtime.endings`.
     """
@@ -98,9 +98,9 @@ class Run:
         cfg, state = self.cfg, self.directory.state()
         self.checkpoints.load(state["checkpoints"] if state else [])
         await connect(self.service)
-        write_service(self.directory.path, self.monitor.url)
-        about = describe_run(self.adapter, self.directory.path)
-        latest = self.checkpoints.latest
+        folder, latest = self.directory.path, self.checkpoints.latest
+        write_service(folder, self.monitor.url)
+        about = {"task": self.directory.config()["task"], "run_dir": str(folder.resolve())}
         self.client = await training_client(self.service, cfg, latest, about)
         self.tokenizer = await to_thread(self.client.get_tokenizer)
         self._text = cache(lambda token: str(self.tokenizer.decode([token])))
@@ -109,7 +109,7 @@ class Run:
         collector = Collector(self.adapter, cfg, self.ledger, self._failures)
         self.queue = GroupQueue(collector, self.data, cfg)
         self.reference = await reference(self.service, cfg)
-        print(f"Model: {cfg.base_model}, run directory: {self.directory.path}", flush=True)
+        print(f"Model: {cfg.base_model}, run directory: {folder}", flush=True)
         for note in cfg.notes():
             print(f"  {note}", flush=True)
         order = self.data.decide_order()
@@ -128,9 +128,9 @@ class Run:
             self.guards.begin(numbers)
             self.directory.metrics({"step": 0, **numbers})
         if cfg.log_rewards:
-            self.monitors.append(RewardLog(self.directory.path))
+            self.monitors.append(RewardLog(folder))
         if cfg.save_reward_analysis:
-            self._analyst = Analyst(self.directory.path)
+            self._analyst = Analyst(folder)
             self.monitors.append(self._analyst.see)
         self._began = self._since = time.monotonic()
 
@@ -156,19 +156,19 @@ class Run:
     def edit_datums(self, batch: Batch, datums: Sequence[types.Datum]) -> list[types.Datum]:
         """Return the datums of a batch as the task edits them, checked and ready to be trained on.
 
-        From here to the end of ``record`` Ctrl-C waits: a step is done or not begun.
+        From here to the end of ``record`` Ctrl-C waits.
         """
         edit = getattr(self.adapter, "edit_datums", list)
         edited = [with_weights(datum) for datum in edit(list(datums))]
         wrong = unmasked(edited, batch.groups)
         batch.metrics |= {"datums": float(len(edited)), "datums/unmasked": float(len(wrong))}
-        self._stop_if(masked_loss(batch.metrics, self.guards))
+        found = masked_loss(batch.metrics, self.guards)
+        self._stop_if(Finding("masked_loss", *each) for each in found)
         self.interruption.answer, self._half_done = "finish", True
         return edited
 
     async def record(self, parts: Sequence[Batch]) -> None:
-        """Write a step down that was trained on in these parts, look for trouble, evaluate and save
-        when it is time."""
+        """Record a step that was trained on in these parts; evaluate and save when due."""
         batch = merge_batches(parts)
         for refused in (update.refused for update in batch.updates if update.refused):
             finding = Finding("not_finite", refused, stability_advice(self.cfg))
@@ -225,7 +225,6 @@ class Run:
             raise RunStopped(f"{fatal} {self.checkpoints.where} {anyway}")
 
     def _keep_failure(self, failure: CodeFailure, step: int, sampled_for: str) -> None:
-        """Keep a failure of a reward, a tool or a rollout as an event."""
         self.directory.event("failure", step=step, sampled_for=sampled_for, **asdict(failure))
 
     # ---- evaluation, checkpoints, the end ----
@@ -286,31 +285,25 @@ class Run:
         return self.final
 
     async def _end(self, error: BaseException | None) -> None:
-        """Leave nothing behind, and raise what ends the run: after Ctrl-C and for a lost service
-        with a message that says how to resume."""
+        """Close the run, and raise what ends it."""
         self.interruption.answer = "ignore"
         try:
             if isinstance(error, INTERRUPTED):
                 await self._leave()
             ending = self._ending(error)
-            self._write_end(ending)
+            if left := self.queue.taken if hasattr(self, "queue") else []:  # of an unfinished step
+                self.directory.rollouts(rollout_rows(merge_batches(left), self._text))
+            failed = ending is not None and not isinstance(ending, KeyboardInterrupt)
+            status = "interrupted" if self.final is None else "finished"
+            self.directory.set_status("failed" if failed else status)
+            if self._analyst is not None:
+                self._analyst.write()
         finally:
             self.directory.close()
         if isinstance(ending, Interrupted):
             print(f"Interrupted. {resume_hint(self.saved_step)}", flush=True)
         if ending is not None:
             raise ending
-
-    def _write_end(self, ending: BaseException | None) -> None:
-        """Write what is left of a step that was not completed, and how the run ended."""
-        if left := self.queue.taken if hasattr(self, "queue") else []:
-            self.directory.rollouts(rollout_rows(merge_batches(left), self._text))
-        if ending is not None and not isinstance(ending, KeyboardInterrupt):
-            self.directory.set_status("failed")
-        else:
-            self.directory.set_status("interrupted" if self.final is None else "finished")
-        if self._analyst is not None:
-            self._analyst.write()
 
     async def _leave(self) -> None:
         """After Ctrl-C: keep what was done, unless it is pressed again meanwhile."""

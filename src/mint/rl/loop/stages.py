@@ -43,8 +43,7 @@ async def policy_before(
 
 
 def mini_batch_sizes(cfg: RLConfig) -> list[int | None]:
-    """The numbers of groups to sample before each update: None for all of them, or with
-    ``stream_mini_batches`` those of a mini-batch, while the others are sampled."""
+    """Return how many groups to sample before each update; None for all of them."""
     if not cfg.stream_mini_batches:
         return [None]
     return [*part_sizes(cfg.batch_size, cfg.mini_batches)]

@@ -12,12 +12,12 @@ import numpy as np
 import mint
 from mint import types
 from mint.extensions import error_code
-from mint.rl.algorithms.importance import Correction
-from mint.rl.datums.datum import scaled, split, values
+from mint.rl.algorithms.importance import Array, Correction
+from mint.rl.datums.datum import has_weight, scaled, split, trained_tokens
 from mint.rl.datums.ratios import clipped_share, corrected, masked_share, mismatch
 from mint.rl.datums.reference import Reference, kl_metrics
 from mint.rl.rollouts.policy import Policy
-from mint.rl.sampling.batch import Array, Update
+from mint.rl.sampling.batch import Update
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.extensions import extensions, require_accepted, require_known
 
@@ -58,8 +58,7 @@ async def train(
     policy: Policy | None = None,
     loss: Loss = service_loss,
 ) -> Update:
-    """Train on datums that a policy sampled; with a KL term in the loss, towards a reference. Every
-    request is on its way before the first answer is waited for."""
+    """Train on datums that a policy sampled. All requests are sent before any is awaited."""
     since, temperature = time.monotonic(), policy.temperature if policy else 1.0
     update = Update(datums, {})
     try:
@@ -115,10 +114,11 @@ async def _update(
         weight_decay=cfg.weight_decay,
         grad_clip_norm=cfg.grad_clip_norm,
     )
+    factor = 1.0 if cfg.token_weights == "sum" else float(len(parts))  # a mean over each part
     waiting: list[Awaitable[Any]] = []
     passes = parts * cfg.substeps
     for part in passes:
-        weighed = [scaled(datum, _share(cfg, len(parts))) for datum in part]
+        weighed = [scaled(datum, factor) for datum in part]
         waiting.append(loss(client, weighed, cfg, temperature))
         waiting.append(client.optim_step(adam))
     answers = await _all(waiting)
@@ -148,18 +148,9 @@ async def _update(
     return Update(datums, found, first_D_T if old is None else old, entropy_D_T)
 
 
-def _share(cfg: RLConfig, parts: int) -> float:
-    """Return the factor that makes means over the batch means over its parts."""
-    return float(parts) if cfg.token_weights != "sum" else 1.0
-
-
 async def _all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
     """Wait for all requests; return their results, or raise the first failure."""
-
-    async def one(future: Awaitable[Any]) -> Any:
-        return await future
-
-    answers = await asyncio.gather(*(one(future) for future in waiting), return_exceptions=True)
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
@@ -179,10 +170,5 @@ def read_outputs(output: types.ForwardBackwardOutput, name: str) -> list[Array]:
 def mean_over_tokens(datums: Sequence[types.Datum], values_D_T: Sequence[Array]) -> float:
     """The mean of values over the tokens that have a weight."""
     pairs = zip(datums, values_D_T, strict=True)
-    found = np.concatenate([array[values(datum, "weights") != 0] for datum, array in pairs])
+    found = np.concatenate([array[has_weight(datum)] for datum, array in pairs])
     return float(found.mean()) if len(found) else 0.0
-
-
-def trained_tokens(datums: Sequence[types.Datum]) -> int:
-    """Tokens that carry a gradient."""
-    return int(sum((values(datum, "weights") != 0).sum() for datum in datums))

@@ -14,10 +14,9 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 def json_values(text: str, whole: bool = True, flat: bool = True) -> list[Any]:
-    """Return the JSON values of a text, one after the other, with at most semicolons between.
+    """Return the JSON values of a text, with at most semicolons between; ``flat`` unpacks lists.
 
-    The values of a list are returned one by one when ``flat``. What follows the first value is
-    ignored unless the ``whole`` text is to be JSON.
+    Unless the ``whole`` text is to be JSON, what follows the first value is ignored.
 
     >>> json_values('{"a": 1}; {"b": 2}'), json_values('[{"a": 1}, {"b": 2}]')
     ([{'a': 1}, {'b': 2}], [{'a': 1}, {'b': 2}])

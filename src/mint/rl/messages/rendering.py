@@ -10,10 +10,8 @@ from mint.rl.messages.tool_calls import ToolCall
 from mint.tokenizer import plain_tokenizer
 
 Message = dict[str, Any]
-_MARK = "MARK0F4B7"
-"""Stands for the model's reply while the template renders what comes after it."""
-_TEXT = "TEXT0F4B7"
-"""Stands for what a message says, to see whether the template writes it at all."""
+_MARK = "MARK0F4B7"  # stands for the model's reply while the template renders what comes after it
+_TEXT = "TEXT0F4B7"  # stands for what a message says, to see whether the template writes it at all
 _ASKED: Message = {"role": "user", "content": "-"}
 _SAID: Message = {"role": "assistant", "content": _MARK}
 
@@ -34,10 +32,7 @@ class ToolsNotShown(UserWarning):
 
 
 class Renderer:
-    """Turns messages into tokens, without ever rendering the model's own replies again.
-
-    A model without a chat template gets ``Role: content`` lines.
-    """
+    """Turns messages into tokens, without ever rendering the model's own replies again."""
 
     def __init__(self, tokenizer: Any, tools: Sequence[dict[str, Any]] = ()) -> None:
         self.tokenizer = plain_tokenizer(tokenizer)
@@ -69,10 +64,10 @@ class Renderer:
         ended: bool,
         calls: Sequence[ToolCall] = (),
     ) -> list[int]:
-        """The tokens between a reply of the tokens ``said`` and the next reply.
+        """Return the tokens between a reply of the tokens ``said`` and the next reply.
 
-        They begin with what closes a turn, unless the model has ``ended`` it with its last token.
-        ``calls`` are those of the reply: the results of tools are given their names and ids.
+        They begin with what closes a turn, unless the model has ``ended`` it. Results of tools get
+        the names and ids of the reply's ``calls``.
         """
         named = _answering(messages, calls)
         try:
@@ -92,7 +87,11 @@ class Renderer:
         calls: Sequence[ToolCall],
     ) -> list[int]:
         """Do the same with a template that renders results only after calls it has rendered."""
-        called = [_ASKED, {"role": "assistant", "content": "", "tool_calls": _as_given(calls)}]
+        given = []
+        for index, call in enumerate(calls):
+            function = {"name": call.name, "arguments": call.arguments}
+            given.append({"id": _id(call, index), "type": "function", "function": function})
+        called = [_ASKED, {"role": "assistant", "content": "", "tool_calls": given}]
         self._check_shown(called, messages)
         before = self._encoded(self._text(called, prompts=False))
         tokens = self._encoded(self._text([*called, *messages]))
@@ -103,9 +102,7 @@ class Renderer:
         return [mark, *after] if mark in self._marks and said[-1:] != [mark] else after
 
     def _closing(self, tokens: Sequence[int], end: int) -> int:
-        """Return how many tokens close a turn that the model has closed itself, perhaps in another
-        way.
-        """
+        """Return how many tokens close a turn that the model has closed itself."""
         shared = tokens[: common_prefix(tokens, self._tail)]
         if marks := [at for at, token in enumerate(shared) if token in self._marks]:
             return marks[-1] + 1
@@ -169,17 +166,6 @@ def _answering(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[M
     return [
         {**next(labels, {}), **message} if message["role"] == "tool" else message
         for message in messages
-    ]
-
-
-def _as_given(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": _id(call, index),
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for index, call in enumerate(calls)
     ]
 
 

@@ -107,10 +107,9 @@ _NAMELESS = ToolCall("", error="a call needs a name")
 
 
 def parse_tool_calls(text: str, thinking: bool = False) -> list[ToolCall]:
-    """Return the tool calls of a reply, in order. What the model only thinks about is no call.
+    """Return the tool calls of a reply, in order, in any form that ``docs/agents.md`` lists.
 
-    ``thinking`` says that the prompt has opened a thought (:func:`opens_thought`): the reply is
-    part of it until it is closed. The forms that are read are listed in ``docs/agents.md``.
+    Thoughts have no calls. ``thinking``: the prompt has opened a thought (:func:`opens_thought`).
 
     >>> calls = parse_tool_calls('<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>')
     >>> calls[0].name, calls[0].arguments
@@ -161,7 +160,7 @@ def _named(form: str) -> Callable[[str], list[ToolCall]]:
 def _functions(said: str) -> list[ToolCall]:
     """Read ``<function=name>``, which is followed by JSON or by parameters."""
     parts = [
-        (name, given if given.lstrip().startswith("{") else _parameters(given))
+        (name, given if given.lstrip().startswith("{") else _values(_PARAMETER.findall(given)))
         for name, given in _FUNCTION.findall(said)
     ]
     found = [_call({"name": name, "arguments": given}) for name, given in parts]
@@ -199,7 +198,7 @@ def _read(piece: str) -> list[ToolCall]:
     if _INVOKED.match(piece):
         found = [(name, _named_parameters(given)) for name, given in _INVOKE.findall(piece)]
     elif keyed := _KEYED.fullmatch(piece):
-        found = [(keyed[1], {k: list_or_object(v) for k, v in _ARGUMENT.findall(keyed[2])})]
+        found = [(keyed[1], _values(_ARGUMENT.findall(keyed[2])))]
     elif piece.startswith("call:"):
         return _braced(piece)
     elif piece.startswith(("{", '["', "[{", "[\n")) or not re.match(r"\[?[A-Za-z_]", piece):
@@ -250,21 +249,17 @@ def _bare(text: str) -> list[ToolCall]:
     except NOT_A_CALL as error:
         if marked or _BEGUN.match(text):
             return [ToolCall("", error=f"the call is not JSON: {error}")]
-        return _bare_python(text)
+        # [f(a=1), g()]: Llama 3.2, and models that were shown this form. Without a name for each
+        # argument it is rather an answer.
+        calls = _from_python(text) if text.startswith("[") else []
+        return [] if any(call.error for call in calls) else calls
     wanted = [isinstance(v, dict) and {"arguments", "parameters"} & v.keys() for v in found]
     return [_call(value) for value in found] if marked or (found and all(wanted)) else []
 
 
-def _bare_python(text: str) -> list[ToolCall]:
-    """``[f(a=1), g()]`` (Llama 3.2, and models that were shown this form). Without a name for each
-    argument it is rather an answer."""
-    calls = _from_python(text) if text.startswith("[") else []
-    return [] if any(call.error for call in calls) else calls
-
-
-def _parameters(text: str) -> dict[str, Any]:
+def _values(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Values are strings; only lists and objects are JSON. A tool's types do the rest."""
-    return {name: list_or_object(value) for name, value in _PARAMETER.findall(text)}
+    return {name: list_or_object(value) for name, value in pairs}
 
 
 def _named_parameters(text: str) -> dict[str, Any]:

@@ -36,40 +36,39 @@ def task_name(adapter: Any) -> str:
     return re.sub(r"[^\w.]+", "-", name)[:_LONGEST].strip("-.") or "run"
 
 
-def describe_run(adapter: Any, folder: Path) -> dict[str, str]:
-    """Return metadata for lists of runs: the task and the run directory."""
-    return {"task": own_name(adapter) or task_name(adapter), "run_dir": str(folder.resolve())}
-
-
 def own_name(adapter: Any) -> str | None:
-    """Return a task's own name, if it has one."""
     name = getattr(adapter, "name", None)
     return name if isinstance(name, str) and name else None
 
 
 def open_directory(cfg: RLConfig, adapter: Any) -> RunDirectory:
-    """Open the run directory to write to, its tables cut to the last checkpoint.
+    """Open the run directory to write to, cut to the last checkpoint.
 
-    With ``cfg.run_dir`` it is that one. Without, the same script with the same settings continues
-    its unfinished run, and begins a new one when there is none.
+    Without ``cfg.run_dir``, the same script with the same settings continues its unfinished run.
     """
+    own, mark = own_name(adapter), cfg.fingerprint()
     if cfg.run_dir:
-        directory = _named(cfg, adapter)
+        directory = RunDirectory(cfg.run_dir)
+        _check_same_run(directory, cfg, own)
     else:
-        name = f"{task_name(adapter)}-{_fingerprint(cfg, adapter)}"
-        directory = RunDirectory(find_directory(name))
+        mark = mark if own is None else short_hash(f"{mark} {own}")  # paths may shorten the name
+        directory = RunDirectory(find_directory(f"{task_name(adapter)}-{mark}"))
     directory.rewind()
-    directory.write_config({"task": own_name(adapter) or task_name(adapter), **cfg.as_dict()})
+    directory.write_config({"task": own or task_name(adapter), **cfg.as_dict()})
     directory.add_sinks(cfg.sinks)
     if sys.stdout.isatty():
         directory.show_live()
     return directory
 
 
-def _named(cfg: RLConfig, adapter: Any) -> RunDirectory:
-    assert cfg.run_dir
-    directory = RunDirectory(cfg.run_dir)
-    different = _differences(cfg, adapter, directory.config()) if directory.state() else {}
+def _check_same_run(directory: RunDirectory, cfg: RLConfig, name: str | None) -> None:
+    """Raise :class:`ConfigError` for a run of another task, or with other settings."""
+    if not directory.state():
+        return
+    config = directory.config()
+    different = cfg.differences(config)
+    if name is not None and config.get("task") != name:
+        different["task"] = (name, config.get("task"))
     if different:
         directory.close()
         shown = ", ".join(f"{k}={old!r} (now {new!r})" for k, (new, old) in different.items())
@@ -77,21 +76,10 @@ def _named(cfg: RLConfig, adapter: Any) -> RunDirectory:
             f"{cfg.run_dir} contains a run with other settings: {shown}. Use the same settings to "
             "resume it, or another run_dir."
         )
-    return directory
-
-
-def _differences(cfg: RLConfig, adapter: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that make this another run. Classes may be renamed; names are kept."""
-    found: dict[str, Any] = cfg.differences(config)
-    name = own_name(adapter)
-    if name is not None and config.get("task") != name:
-        found["task"] = (name, config.get("task"))
-    return found
 
 
 def find_directory(name: str) -> Path:
-    """Return the first of ``runs/NAME``, ``runs/NAME-2``, … that has no finished run, and that no
-    process is writing to."""
+    """Return the first of ``runs/NAME``, ``runs/NAME-2``, … without a finished or active run."""
     return next(path for path in numbered(name) if _is_free(path))
 
 
@@ -109,13 +97,6 @@ def _is_free(path: Path) -> bool:
         return False
 
 
-def _fingerprint(cfg: RLConfig, adapter: Any) -> str:
-    """Return letters for a run's path. They depend on the whole name of a task, which a path may
-    shorten."""
-    name = own_name(adapter)
-    return cfg.fingerprint() if name is None else short_hash(f"{cfg.fingerprint()} {name}")
-
-
 def write_service(folder: Path, url: str) -> None:
     """Keep which service a run uses. An embedded service has another URL whenever it starts."""
     home = embedded_home(url)
@@ -124,8 +105,7 @@ def write_service(folder: Path, url: str) -> None:
 
 
 def read_service(folder: Path) -> dict[str, str]:
-    """Return what is known of a run's service: its ``url``, or the ``home`` folder of one that the
-    run started for itself; nothing if the file is missing.
+    """Return a run's service: its ``url``, or the ``home`` of an embedded one; empty if unknown.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

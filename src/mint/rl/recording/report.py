@@ -32,7 +32,7 @@ class Analyst:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.answers = {row["identity"]: row["answer"] for row in read_rows(folder / RIGHT_ANSWERS)}
+        self.known = set(_right_answers(folder))
 
     def see(self, batch: Batch) -> None:
         """Remember the answers of a batch, for this process and for one that continues the run."""
@@ -40,14 +40,14 @@ class Analyst:
             for group in batch.everything:
                 metadata = as_sample(group.sample, "").metadata
                 answer = next((metadata[name] for name in ANSWERS if name in metadata), None)
-                if group.identity not in self.answers and isinstance(answer, str | int | float):
-                    self.answers[group.identity] = answer
+                if group.identity not in self.known and isinstance(answer, str | int | float):
+                    self.known.add(group.identity)
                     row = {"identity": group.identity, "answer": answer}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def write(self) -> None:
         """Write the report on the rewards, and say where."""
-        if write_report(self.folder, self.answers):
+        if write_report(self.folder):
             path = self.folder / ANALYSIS
             print(f"Reward analysis: {path}.txt, .md, .html, .json and .svg", flush=True)
 
@@ -65,7 +65,12 @@ class RewardLog:
         ]
 
     def __call__(self, batch: Batch) -> None:
-        found = analyse(scored_in(batch))
+        scored = [
+            Scored(Sample(""), None if each.reward is None else Score(each.reward), each.error)
+            for group in batch.everything
+            for each in group.rollouts
+        ]
+        found = analyse(scored)
         rewards = [reward for group in batch.everything for reward in group.rewards]
         self.rewards += rewards
         self.means.append(found.mean)
@@ -90,28 +95,14 @@ def _summary(rewards: Sequence[float]) -> str:
     )
 
 
-def scored_in(batch: Batch) -> list[Scored]:
-    """The rollouts of a batch, as the analysis of rewards reads them."""
-    return [
-        Scored(
-            Sample(rollout.text, group.prompt, {"group": number}),
-            None if rollout.reward is None else Score(rollout.reward, rollout.components),
-            rollout.error,
-        )
-        for number, group in enumerate(batch.everything)
-        for rollout in group.rollouts
-    ]
+def _right_answers(folder: Path) -> dict[str, Any]:
+    """Return the right answers that training kept, by the identity of their prompt."""
+    return {row["identity"]: row["answer"] for row in read_rows(folder / RIGHT_ANSWERS)}
 
 
-def write_report(folder: Path, answers: Mapping[str, Any] | None = None) -> list[Path]:
-    """Write the report on a run into its directory; nothing when it has no rollouts.
-
-    ``answers`` are the right answers by the identity of their prompt; without them, those that
-    training kept. Of very long runs, evenly spaced steps are read.
-    """
-    if answers is None:
-        answers = {row["identity"]: row["answer"] for row in read_rows(folder / RIGHT_ANSWERS)}
-    run = RunReader(folder)
+def write_report(folder: Path) -> list[Path]:
+    """Write the report on a run into its directory. Of very long runs, some steps are read."""
+    run, answers = RunReader(folder), _right_answers(folder)
     counts = sum(1 for _ in run.iter_rollouts(columns=["step"]))
     chosen = run.steps()[:: max(1, -(-counts // _MOST))]
     rows = [row for step in chosen for row in run.iter_rollouts(step, COLUMNS)]
@@ -132,17 +123,17 @@ def write_report(folder: Path, answers: Mapping[str, Any] | None = None) -> list
         "response_types": kinds,
         "failures": failures(rows, answers),
     }
-    base = folder / f"{ANALYSIS}.json"
     contents = {
         ".txt": f"{found.as_text()}\n{_table(kinds)}\n",
         ".json": json.dumps(data, indent=2, ensure_ascii=False),
         ".md": as_markdown(data),
         ".html": as_html(data),
     }
-    for suffix, text in contents.items():
-        base.with_suffix(suffix).write_text(text, encoding="utf-8", errors="backslashreplace")
-    found.plot(base.with_suffix(".svg"))
-    return [base.with_suffix(suffix) for suffix in (*contents, ".svg")]
+    *texts, plot = [folder / f"{ANALYSIS}{suffix}" for suffix in (*contents, ".svg")]
+    for path, text in zip(texts, contents.values(), strict=True):
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    found.plot(plot)
+    return [*texts, plot]
 
 
 def count_kinds(rows: Sequence[Row], answers: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -190,9 +181,9 @@ def by_step(rows: Sequence[Row]) -> list[dict[str, Any]]:
         one = analyse([Scored(Sample(""), Score(value)) for value in values])
         ordered = sorted(values)
         quarters = {f"q{q}": ordered[(len(ordered) - 1) * q // 100] for q in (10, 25, 50, 75, 90)}
-        numbers = {"count": one.count, "mean": one.mean, "std": one.std, "variance": one.variance}
-        ends = {"skewness": one.skewness, "min": one.minimum, "max": one.maximum}
-        found.append({"step": step, **numbers, **ends, **quarters})
+        numbers = {"step": step, "count": one.count, "mean": one.mean, "std": one.std}
+        numbers |= {"variance": one.variance, "skewness": one.skewness}
+        found.append({**numbers, "min": one.minimum, "max": one.maximum, **quarters})
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from mint.rewards.charts import STYLE, bar_chart, line_chart
 
 Data = Mapping[str, Any]
+_SHOWN_STEPS = 40
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _PAGE_STYLE = (
     ":root{color-scheme:light dark;--a:#1b6ca8;--b:#b4530a;--c:#2e7d4f;--d:#7a4fa3;--soft:#555;"
@@ -32,7 +33,7 @@ def as_markdown(data: Data) -> str:
             case "p":
                 lines += [f"{text}:", ""]
             case "pre":
-                lines += [*_indented(text), ""]
+                lines += [*(f"    {line}" for line in text.replace("\r", "\n").split("\n")), ""]
             case "table":
                 lines += [*_markdown_table(*table), ""]
     return "\n".join(lines) + "\n"
@@ -72,18 +73,32 @@ def _blocks(data: Data) -> Iterator[tuple[Any, ...]]:
     """Everything below a report's first lines, in order: the kind of a block and its text."""
     yield "h2", "Rewards by step"
     yield "charts", ""
-    yield "table", "", _STEP_HEAD, _step_rows(data)
-    if data["component_means"]:
+    numbers = ("mean", "std", "variance", "skewness", "q10", "q50", "q90")
+    every = max(1, -(-len(data["by_step"]) // _SHOWN_STEPS))
+    rows = [
+        [str(row["step"]), str(row["count"]), *(f"{row[name]:.3f}" for name in numbers)]
+        for row in data["by_step"][::every]
+    ]
+    yield "table", "", ("step", "rewards", *numbers[:4], "10%", "50%", "90%"), rows
+    if means := data["component_means"]:
+        related = data["component_correlations"]
+        rows = [[_cell(name), f"{means[name]:.3f}", f"{related[name]:+.2f}"] for name in means]
         yield "h2", "Components"
-        yield "table", "", _PART_HEAD, _part_rows(data)
+        yield "table", "", ("component", "mean", "correlation with the total"), rows
+    rows = []
+    for kind in data["response_types"]:
+        mean = "-" if kind["mean_reward"] is None else f"{kind['mean_reward']:.3f}"
+        rows.append([_cell(kind["type"]), str(kind["count"]), f"{kind['share']:.0%}", mean])
     yield "h2", "Kinds of response"
-    yield "table", "", _KIND_HEAD, _kind_rows(data)
+    yield "table", "", ("kind", "count", "share", "mean reward"), rows
     yield "h2", "Common failures"
     for failure in data["failures"]:
         yield "h3", f"{failure['type']}: {failure['count']} ({failure['share']:.0%})"
-        for example in failure["examples"]:
-            yield "p", _example_head(example)
-            yield "pre", _example(example)
+        for each in failure["examples"]:
+            reward = "not scored" if each["reward"] is None else f"reward {each['reward']:.3f}"
+            answer = "" if each["answer"] is None else f", right: {_cell(str(each['answer']))}"
+            yield "p", f"Step {each['step']}, {reward}{answer}"
+            yield "pre", _example(each)
     for title, name in (("Highest rewards", "highest"), ("Lowest rewards", "lowest")):
         yield "h2", title
         for each in data[name]:
@@ -115,48 +130,6 @@ def _figures(data: Data) -> str:
     )
 
 
-_STEP_HEAD = ("step", "rewards", "mean", "std", "variance", "skewness", "10%", "50%", "90%")
-_PART_HEAD = ("component", "mean", "correlation with the total")
-_KIND_HEAD = ("kind", "count", "share", "mean reward")
-_SHOWN_STEPS = 40
-
-
-def _step_rows(data: Data) -> list[list[str]]:
-    rows = data["by_step"]
-    every = max(1, -(-len(rows) // _SHOWN_STEPS))
-    names = ("mean", "std", "variance", "skewness", "q10", "q50", "q90")
-    return [
-        [str(row["step"]), str(row["count"]), *(f"{row[name]:.3f}" for name in names)]
-        for row in rows[::every]
-    ]
-
-
-def _part_rows(data: Data) -> list[list[str]]:
-    related = data["component_correlations"]
-    return [
-        [_cell(name), f"{mean:.3f}", f"{related[name]:+.2f}"]
-        for name, mean in data["component_means"].items()
-    ]
-
-
-def _kind_rows(data: Data) -> list[list[str]]:
-    return [
-        [
-            _cell(each["type"]),
-            str(each["count"]),
-            f"{each['share']:.0%}",
-            "-" if each["mean_reward"] is None else f"{each['mean_reward']:.3f}",
-        ]
-        for each in data["response_types"]
-    ]
-
-
-def _example_head(example: Data) -> str:
-    reward = "not scored" if example["reward"] is None else f"reward {example['reward']:.3f}"
-    answer = "" if example["answer"] is None else f", right: {_cell(str(example['answer']))}"
-    return f"Step {example['step']}, {reward}{answer}"
-
-
 def _example(example: Data) -> str:
     reasons = [f"{name}: {reason}" for name, reason in example["reasons"].items()]
     error = [example["error"]] if example["error"] else []
@@ -169,10 +142,6 @@ def _example(example: Data) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").replace("<", "‹").replace(">", "›").split())
-
-
-def _indented(text: str) -> list[str]:
-    return [f"    {line}" for line in text.replace("\r", "\n").split("\n")]
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mint.rl.algorithms.importance import Array
 from mint.rl.datums.datum import Tokens, datum_tokens, values
-from mint.rl.rollouts.rollout import Group, Rollout, Segment
-from mint.rl.sampling.batch import Array, Batch, Update
+from mint.rl.rollouts.rollout import Segment
+from mint.rl.sampling.batch import Batch, Update
 
 Trained = dict[str, dict[Tokens, Array]]
 """The trainer's logprobs, entropies and advantages of trained datums, by their tokens."""
 
 
 def trained_values(updates: Sequence[Update]) -> Trained:
-    """Return the values of all trained datums. They are found by their tokens, since
-    ``edit_datums`` may leave some out or change their order."""
+    """Return the values of trained datums by tokens: ``edit_datums`` may reorder them."""
     found: Trained = {"trainer": {}, "entropy": {}, "advantages": {}}
     for update in (each for each in updates if each.refused is None):
         names = [datum_tokens(datum) for datum in update.datums]
@@ -26,10 +26,7 @@ def trained_values(updates: Sequence[Update]) -> Trained:
 
 
 def _aligned(found: Mapping[Tokens, Array], segment: Segment) -> list[float | None] | None:
-    """Values of targets as values of tokens: the first token is nobody's target, and nothing
-    after the last sampled token was trained. None for what was not measured or trained on."""
-    if not found:
-        return None
+    """Return values of targets as values of tokens; None for those that were not trained on."""
     array = found.get(tuple(segment.trimmed().tokens))
     if array is None:
         return None
@@ -38,51 +35,38 @@ def _aligned(found: Mapping[Tokens, Array], segment: Segment) -> list[float | No
 
 
 def rollout_rows(batch: Batch, text: Callable[[int], str]) -> Iterator[dict[str, Any]]:
-    """Yield one row for every rollout of a step, those of replaced groups too. ``text`` decodes a
-    token."""
+    """Yield a row for every rollout of a step, those of replaced groups too."""
     trained = trained_values(batch.updates)
     digests = {v: policy.digest for v, policy in sorted(batch.policies.items()) if policy.digest}
     for number, group in enumerate(batch.everything):
         for index, rollout in enumerate(group.rollouts):
+            stopped = "length" if rollout.truncated else "stop"
             yield {
                 "step": batch.step,
                 "group": number,
                 "index": index,
                 "replaced": number >= len(batch.groups),
-                **_row(group, rollout),
+                "identity": group.identity,
+                "prompt": group.prompt,
+                "messages": rollout.messages or None,
+                "response": rollout.text,
+                "reward": rollout.reward,
+                "components": rollout.components,
+                "reasons": rollout.reasons,
+                "penalty": rollout.penalty,
+                "advantage": rollout.advantage,
+                "length": rollout.length,
+                "truncated": rollout.truncated,
+                "stop": stopped if rollout.length else None,
+                "masked": rollout.masked,
+                "error": rollout.error,
+                "traceback": rollout.traceback,
+                "trace": rollout.trace,
+                "version": group.version,
+                "sampled_at": rollout.sampled_at,
                 "digests": {v: d for v, d in digests.items() if v in rollout.versions},
                 "segments": [_segment(each, text, trained) for each in rollout.segments],
             }
-
-
-def _row(group: Group, rollout: Rollout) -> dict[str, Any]:
-    return {
-        "identity": group.identity,
-        "prompt": group.prompt,
-        "messages": rollout.messages or None,
-        "response": rollout.text,
-        "reward": rollout.reward,
-        "components": rollout.components,
-        "reasons": rollout.reasons,
-        "penalty": rollout.penalty,
-        "advantage": rollout.advantage,
-        "length": rollout.length,
-        "truncated": rollout.truncated,
-        "stop": _stop(rollout),
-        "masked": rollout.masked,
-        "error": rollout.error,
-        "traceback": rollout.traceback,
-        "trace": rollout.trace,
-        "version": group.version,
-        "sampled_at": rollout.sampled_at,
-    }
-
-
-def _stop(rollout: Rollout) -> str | None:
-    """Return why sampling ended; None when nothing was sampled."""
-    if not rollout.length:
-        return None
-    return "length" if rollout.truncated else "stop"
 
 
 def _segment(segment: Segment, text: Callable[[int], str], trained: Trained) -> dict[str, Any]:

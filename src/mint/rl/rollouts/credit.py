@@ -54,8 +54,7 @@ def keep_turn_rewards(rollout: Rollout, value: Any, discount: float, weighed: bo
 def assign_advantages(groups: Sequence[Group], kind: str = "centre") -> None:
     """Give every rollout that counts its advantage, or one for each of its turns.
 
-    In a group with rewards per turn, the returns of the same turn are compared: see
-    :func:`mint.rl.algorithms.advantage.by_turn`. ``kind`` is that of :func:`mint.rl.advantages`.
+    In a group with rewards per turn, the returns of the same turn are compared.
     """
     columns = [group.returns_by_turn for group in groups]
     found = iter(advantages([column for of_group in columns for column in of_group], kind))

@@ -20,10 +20,7 @@ _LONGEST = 8000
 
 @dataclass(frozen=True)
 class CodeFailure:
-    """An exception in a task's code: what it says, where it was raised, and how it came there.
-
-    One that concerns what the code returned has no place and no traceback.
-    """
+    """An exception in a task's code: what it says, where it was raised, and its traceback."""
 
     error: str
     place: str

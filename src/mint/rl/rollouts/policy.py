@@ -19,10 +19,10 @@ from mint.rl.rollouts.rollout import Kept, Segment
 
 @dataclass(frozen=True)
 class Filters:
-    """``top_k``, ``top_p`` and ``min_p`` of sampling. The defaults leave nothing out.
+    """``top_k``, ``top_p`` and ``min_p`` of sampling.
 
-    The sampler reports logprobs among the tokens that it kept, and which those were, so that the
-    trainer can compute logprobs of the same distribution. ``top_k`` bounds how many they are.
+    The sampler reports which tokens it kept (``top_k`` bounds their number), and logprobs among
+    these, so that the trainer can compute logprobs of the same distribution.
     """
 
     top_k: int = 0
@@ -34,7 +34,6 @@ class Filters:
         return self.top_k > 0
 
     def params(self) -> dict[str, Any]:
-        """The sampling parameters that they add."""
         if not self.is_on:
             return {}
         return {
@@ -49,11 +48,7 @@ class Filters:
         return {"topk_sample_logprobs": self.top_k} if self.is_on else {}
 
     def kept_tokens(self, sequence: Any) -> list[Kept] | None:
-        """Return the tokens that each token of a sampled sequence was chosen from.
-
-        Raises ConfigError when the service has not said so, or its logprobs are those of another
-        distribution.
-        """
+        """Return what each token was chosen from; ConfigError if the service does not say."""
         if not self.is_on:
             return None
         top, missing = sequence.topk_logprobs_np, ""
@@ -72,9 +67,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """An answer of the policy: tokens with logprobs, whether it was truncated, and the version of
-    the weights.
-    """
+    """An answer: its tokens with logprobs, and the version of the weights that sampled it."""
 
     tokens: list[int]
     logprobs: list[float] | None
@@ -110,16 +103,23 @@ class Policy:
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> list[PolicyAnswer]:
-        """Return ``count`` answers to a prompt, at this temperature, from these weights or from
-        ``newest()``: a conversation that is in flight while weights change continues with them."""
+        """Return ``count`` answers to a prompt, from these weights or from ``newest()``."""
         if self.newest is not None:
             current = replace(self.newest(), temperature=self.temperature)
             return await current.sample(prompt, count, seed, max_tokens, stop)
+        texts, end = list(stop or self.stop), self.end_token
+        params = types.SamplingParams(
+            max_tokens=max_tokens or self.max_tokens,
+            temperature=self.temperature,
+            seed=seed,
+            stop=texts or None,
+            stop_token_ids=None if texts or end is None else [end],
+            **self.filters.params(),
+        )
+        tokens = types.ModelInput.from_ints(tokens=list(prompt))
+        asked = self.filters.requests()
         answer = await self.client.sample_async(
-            prompt=types.ModelInput.from_ints(tokens=list(prompt)),
-            num_samples=count,
-            sampling_params=self._params(seed, max_tokens, stop),
-            **self.filters.requests(),
+            prompt=tokens, num_samples=count, sampling_params=params, **asked
         )
         return [
             PolicyAnswer(
@@ -132,20 +132,6 @@ class Policy:
             for sequence in answer.sequences
         ]
 
-    def _params(
-        self, seed: int | None, max_tokens: int | None, stop: Sequence[str] | None
-    ) -> types.SamplingParams:
-        texts = list(stop or self.stop)
-        end = self.end_token
-        return types.SamplingParams(
-            max_tokens=max_tokens or self.max_tokens,
-            temperature=self.temperature,
-            seed=seed,
-            stop=texts or None,
-            stop_token_ids=None if texts or end is None else [end],
-            **self.filters.params(),
-        )
-
     @property
     def end_token(self) -> int | None:
         end = getattr(self.tokenizer, "eos_token_id", None)
@@ -156,9 +142,7 @@ class Policy:
         return special_tokens(self.tokenizer)
 
     def has_ended(self, answer: PolicyAnswer, stop: Sequence[str] | None = None) -> bool:
-        """Return whether the model itself closed its answer, and was neither cut off nor stopped by
-        a text. Some models have several marks to do so.
-        """
+        """Return whether the model itself closed its answer, with one of its marks to do so."""
         if not answer.tokens:
             return False
         last = answer.tokens[-1]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mint.rl.algorithms.advantage import by_turn, has_signal, returns_to_go
 from mint.rl.rollouts.failures import CodeFailure
 
-Kept = tuple[int, ...]
-"""The tokens that one was sampled from; none means all."""
+Kept = tuple[int, ...]  # the tokens that one was sampled from; none means all
 
 
 class MissingLogprobs(RuntimeError):
@@ -21,8 +20,7 @@ class MissingLogprobs(RuntimeError):
 class Segment:
     """Tokens in one context. Those that the policy sampled have logprobs; the rest is given.
 
-    Each sampled token also has the version of the weights that made it: after how many steps; and
-    the tokens it was chosen from, where sampling left some out.
+    Sampled tokens also have the version of their weights and the tokens they were chosen from.
 
     >>> segment = Segment.of([5, 6], [7], [-0.5], version=3)
     >>> segment.tokens, segment.sampled, segment.logprobs, segment.versions
@@ -61,12 +59,8 @@ class Segment:
         )
 
     def extend(self, more: Segment) -> None:
-        """Add what came after."""
-        self.tokens += more.tokens
-        self.logprobs += more.logprobs
-        self.sampled += more.sampled
-        self.versions += more.versions
-        self.kept += more.kept
+        for part in fields(self):
+            getattr(self, part.name).extend(getattr(more, part.name))
 
     @property
     def sampled_count(self) -> int:
@@ -77,8 +71,7 @@ class Segment:
         if True not in self.sampled:
             return Segment()
         end = len(self.sampled) - self.sampled[::-1].index(True)
-        logprobs, versions = self.logprobs[:end], self.versions[:end]
-        return Segment(self.tokens[:end], logprobs, self.sampled[:end], versions, self.kept[:end])
+        return Segment(*(getattr(self, part.name)[:end] for part in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -115,10 +108,7 @@ class Rollout:
 
     @property
     def returns(self) -> list[float]:
-        """The return of every turn; of a rollout with one reward, that reward.
-
-        The penalty is part of the last turn's reward.
-        """
+        """The return of every turn, with the penalty at the last; or the single reward."""
         if not self.turn_rewards:
             return [self.total]
         *before, last = self.turn_rewards
@@ -142,10 +132,9 @@ class Rollout:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation, as ``role``, ``content`` and, where there are any, ``tool_calls``.
+        """The conversation, as ``role``, ``content`` and ``tool_calls``. Empty for a plain prompt.
 
-        Messages with ``example: true`` were given to the model as examples; an assistant's message
-        without ``example`` or ``repeated`` was sampled and is trained on. Empty for a plain prompt.
+        An assistant's message without ``example`` or ``repeated`` was sampled and is trained on.
         """
         return self.trace
 
@@ -172,7 +161,6 @@ class Rollout:
 
     @property
     def length(self) -> int:
-        """Tokens that the policy wrote."""
         return sum(segment.sampled_count for segment in self.segments)
 
     @property
@@ -211,14 +199,12 @@ class Group:
 
     @property
     def returns_by_turn(self) -> list[list[float]]:
-        """The returns that rollouts which count are compared by: one list where all have a single
-        reward, else one for every turn."""
+        """The returns that rollouts are compared by, for every turn or for the one reward."""
         return by_turn([rollout.returns for rollout in self.counted])
 
     def kind(self, threshold: float) -> str:
-        """Classify a group: "signal", or else "all_right" (``threshold`` or more), "all_wrong" (0
-        or less), "all_equal" between the two, or "unscored" when no answer counts.
-        """
+        """Return "signal", or else "all_right" (``threshold`` or more), "all_wrong" (0 or less),
+        "all_equal" between the two, or "unscored" when no answer counts."""
         if any(has_signal(returns_G) for returns_G in self.returns_by_turn):
             return "signal"
         if not self.counted:

@@ -19,20 +19,15 @@ from mint.rl.task import overrides
 
 _LOGGER = logging.getLogger("mint.rl")
 _SHOWN = 2000
-_FEWEST = 20
-"""Rewards seen before some failures can stop a run. When all fail, it stops at once."""
-_RECENT = 200
-"""Rollouts over which failures are counted."""
+_FEWEST = 20  # rewards before some failures can stop a run; when all fail, it stops at once
+_RECENT = 200  # rollouts over which failures are counted
 _SCORED, _NONE = "", "None"
 _QUESTIONS = ("prompt", "question", "problem")
 ANSWERS = ("answer", "ground_truth")
 
 
 class Ledger:
-    """Counts the rewards of recent rollouts, and stops a run when too many fail.
-
-    ``expected`` names exceptions that are no failures of a reward.
-    """
+    """Counts failed rewards, but for ``expected`` exceptions, and stops a run at too many."""
 
     def __init__(self, max_share: float, expected: Sequence[str] = ()) -> None:
         self.max_share = max_share
@@ -57,8 +52,8 @@ class Ledger:
         return _SCORED if reason in self.expected else reason
 
     def check(self, groups: Sequence[Group]) -> None:
-        """Raise :class:`mint.rewards.TooManyFailures` when the rewards of these groups, which were
-        just recorded, or of recent rollouts are missing past the set share."""
+        """Raise :class:`mint.rewards.TooManyFailures` when too many rewards of these groups, which
+        were just recorded, or of recent rollouts are missing."""
         fresh = [self._reason(rollout) for group in groups for rollout in group.rollouts]
         if fresh and _SCORED not in fresh:
             self._check_step(fresh, len(groups))
@@ -91,11 +86,9 @@ class Ledger:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {"recent": list(self.recent), "ever_scored": self.ever_scored}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
         self.recent = deque(state.get("recent", []), maxlen=_RECENT)
         self.ever_scored = state.get("ever_scored", True)
 
@@ -107,7 +100,8 @@ def apply_score(rollout: Rollout, value: Any, weights: Mapping[str, float] | Non
             raise value
         score = read_score(value)
         if score is not None:
-            _require_finite(score)
+            if wrong := [n for n, value in score.components.items() if not math.isfinite(value)]:
+                raise ValueError(f"The reward's components {wrong} must be finite numbers.")
             rollout.components = {name: float(x) for name, x in score.components.items()}
             rollout.reasons = {str(name): str(why) for name, why in score.reasons.items()}
             rollout.reward = score.total if weights is None else _weighed(score, weights)
@@ -115,12 +109,6 @@ def apply_score(rollout: Rollout, value: Any, weights: Mapping[str, float] | Non
         failure = CodeFailure.of(error)
         rollout.error = failure.error
         rollout.failures.append(failure)
-
-
-def _require_finite(score: Score) -> None:
-    wrong = [name for name, value in score.components.items() if not math.isfinite(value)]
-    if wrong:
-        raise ValueError(f"The reward's components {wrong} must be finite numbers.")
 
 
 def _weighed(score: Score, weights: Mapping[str, float]) -> float:
@@ -136,8 +124,7 @@ def _weighed(score: Score, weights: Mapping[str, float]) -> float:
 def score_samples(reward: Reward, samples: Sequence[Sample]) -> Any:
     """Return a reward or an exception for each sample, for a task's ``compute_rewards``.
 
-    In the event loop they are to be awaited. In one of the threads of ``reward_workers`` a plain
-    function is called at once.
+    In the event loop they are awaited; in a ``reward_workers`` thread a function is just called.
     """
     scores = _scores(reward, samples)
     plain = isinstance(reward, FunctionReward) and not reward.signature.is_async
@@ -152,8 +139,7 @@ async def _scores(reward: Reward, samples: Sequence[Sample]) -> list[Any]:
 async def score_responses(
     adapter: Any, responses: Sequence[str], sample: Any, workers: asyncio.Semaphore | None = None
 ) -> list[Any]:
-    """Return a reward or an exception for each response of a group. With ``workers``, functions
-    that are not async are called in so many threads."""
+    """Return a reward or an exception for each response of a group. ``workers`` limits threads."""
     if overrides(adapter, "compute_rewards"):
         values = await _outcome(adapter.compute_rewards, workers, responses, sample)
         if isinstance(values, BaseException):

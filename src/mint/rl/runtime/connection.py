@@ -14,10 +14,8 @@ import mint
 from mint.embedded import embedded_service_ended
 from mint.rl.runtime.threads import to_thread
 
-_EVERY = 5.0
-"""Seconds between two looks at the service."""
-_OWN_EVERY = 0.25
-"""Seconds between two looks at whether this process's own service has ended."""
+_EVERY = 5.0  # seconds between two looks at the service
+_OWN_EVERY = 0.25  # seconds between two looks at whether this process's own service has ended
 _HEALTH = "/api/v1/healthz"
 
 
@@ -32,9 +30,9 @@ class Ended(NoAnswer):
 class ServiceMonitor:
     """Polls the service while something waits for it.
 
-    A timeout of httpx ends one request, which the client then repeats for ever. Here a service that
-    does not respond is reported at once, and has ``patience`` seconds to return; if it does, it has
-    kept all requests, and nothing is lost. A service that this process started does not return.
+    The client repeats a request that times out for ever. Here a service that does not respond is
+    reported at once, and has ``patience`` seconds to return; it has then kept all requests, and
+    nothing is lost.
     """
 
     def __init__(self, service: mint.ServiceClient, patience: float) -> None:

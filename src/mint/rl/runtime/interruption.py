@@ -17,10 +17,8 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 Result = TypeVar("Result")
-_CLOSE_SECONDS = 5.0
-"""How long work that was cancelled has to clean up."""
-_HELD_UP_SECONDS = 0.3
-"""A loop that has not seen a press for so long is held up."""
+_CLOSE_SECONDS = 5.0  # how long work that was cancelled has to clean up
+_HELD_UP_SECONDS = 0.3  # a loop that has not seen a press for so long is held up
 
 
 class Interruption:

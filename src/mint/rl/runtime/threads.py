@@ -17,7 +17,18 @@ Result = TypeVar("Result")
 def in_a_thread(function: Callable[[], Result]) -> Future[Result]:
     """Call a function that blocks, in a thread of its own."""
     future: Future[Result] = Future()
-    threading.Thread(target=_fulfil, args=(future, function), daemon=True).start()
+
+    def work() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(function())
+        except StopIteration as error:  # which no coroutine that waits for it may raise
+            future.set_exception(RuntimeError(f"StopIteration: {error}"))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
     return future
 
 
@@ -36,14 +47,3 @@ async def call(function: Callable[[], Any]) -> Any:
         return await function()
     found = await to_thread(function)
     return await found if inspect.isawaitable(found) else found
-
-
-def _fulfil(future: Future[Any], function: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(function())
-    except StopIteration as error:  # which no coroutine that waits for it may raise
-        future.set_exception(RuntimeError(f"StopIteration: {error}"))
-    except BaseException as error:
-        future.set_exception(error)

@@ -6,14 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mint import types
+from mint.rl.algorithms.importance import Array
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 
-Array = NDArray[np.float64]
 _SUMS = frozenset(
     (
         *("time/sample", "time/train", "datums", "datums/unmasked"),
@@ -25,8 +22,8 @@ _SUMS = frozenset(
 
 @dataclass(frozen=True)
 class Update:
-    """An update: its datums, its metrics, and the trainer's logprobs of each datum before it, with
-    entropies where they are measured. ``refused`` says why the service has not made the update."""
+    """An update: its datums and metrics, and the trainer's logprobs and entropies before it.
+    ``refused`` says why the service did not make it."""
 
     datums: Sequence[types.Datum]
     metrics: dict[str, float]
@@ -71,8 +68,8 @@ def merge_batches(parts: Sequence[Batch]) -> Batch:
 
 
 def merge_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of a step from those of its parts: counts and times add up, of the rest
-    the mean is taken. The mismatch is that before the first update.
+    """Merge the metrics of a step's parts: add counts and times, keep the first mismatch, and take
+    the mean of the rest.
 
     >>> merge_metrics([{"datums": 2.0, "train/grad_norm": 1.0}, {"datums": 3.0}])
     {'datums': 5.0, 'train/grad_norm': 1.0}

@@ -84,13 +84,21 @@ class Collector:
         finally:
             del self.answered[id(item)]
         group.version = min((v for r in group.rollouts for v in r.versions), default=policy.version)
-        now = time.time()
+        now, cfg = time.time(), self.cfg
         for rollout in group.rollouts:
             rollout.sampled_at = now
             self.ledger.record(item.sample, rollout)
             for failure in rollout.failures:
                 self.failures.see(failure, step, self.sampled_for)
-            self._adjust(rollout)
+            rollout.masked = rollout.truncated and cfg.mask_truncated
+            if cfg.overlong_buffer:
+                rollout.penalty += overlong_penalty(
+                    rollout.text,
+                    tokens=_longest_reply(rollout),
+                    max_tokens=cfg.max_tokens,
+                    buffer=cfg.overlong_buffer,
+                    limit=cfg.overlong_limit,
+                )
         return group
 
     async def _prompt_group(
@@ -141,20 +149,6 @@ class Collector:
         prompt = next((rollout.prompt for rollout in rollouts if rollout.prompt), "")
         return Group(item.sample, item.identity, prompt, list(rollouts))
 
-    def _adjust(self, rollout: Rollout) -> None:
-        """Apply the config's rules about length."""
-        cfg = self.cfg
-        if rollout.truncated and cfg.mask_truncated:
-            rollout.masked = True
-        if cfg.overlong_buffer:
-            rollout.penalty += overlong_penalty(
-                rollout.text,
-                tokens=_longest_reply(rollout),
-                max_tokens=cfg.max_tokens,
-                buffer=cfg.overlong_buffer,
-                limit=cfg.overlong_limit,
-            )
-
 
 async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Cancel tasks, and wait until they have ended."""
@@ -165,10 +159,5 @@ async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 def _longest_reply(rollout: Rollout) -> int:
     """Tokens of the longest of a conversation's replies, each of which has ``max_tokens``."""
-    runs = [
-        sum(1 for _ in run)
-        for segment in rollout.segments
-        for sampled, run in groupby(segment.sampled)
-        if sampled
-    ]
-    return max(runs, default=0)
+    runs = (run for segment in rollout.segments for _, run in groupby(segment.sampled))
+    return max(map(sum, runs), default=0)

@@ -68,8 +68,7 @@ class GroupQueue:
             self._start_all(items, "")
 
     async def batch(self, step: int, count: int | None = None) -> Batch:
-        """Return the groups of a step, or ``count`` of them. Groups without signal are replaced, up
-        to ``max_refills`` times."""
+        """Return ``count`` groups of a step, or all, refilled up to ``max_refills`` times."""
         try:
             self.taken.append(await self._batch(step, count or self._width))
             return self.taken[-1]
@@ -96,8 +95,7 @@ class GroupQueue:
         return Batch(step, groups, policy, dropped, stale, aborted, self._policies)
 
     async def _take(self, count: int, step: int, refill: int = 0) -> list[Group]:
-        """Return the first ``count`` groups to be complete. More are started if too few are in
-        flight; fewer are returned if the dataset has no others."""
+        """Return the first ``count`` groups to be complete, or fewer if the dataset has no more."""
         while count:
             self._drop_old(step)
             if (missing := count - len(self.pending)) > 0:

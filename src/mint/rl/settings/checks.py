@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mint.rl.settings.config import RLConfig
 
-_OF_THE_BATCH = ("batch", "global")
-"""Advantages that compare all answers of a step."""
+_OF_THE_BATCH = ("batch", "global")  # advantages that compare all answers of a step
 _OF_LORA = ("rank", "train_mlp", "train_attn", "train_unembed")
 _OF_EVALUATION = ("eval_samples", "eval_temperature", "holdout_size")
 

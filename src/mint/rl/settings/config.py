@@ -78,9 +78,7 @@ class RLConfig(  # pydantic lists the fields of the last class first
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] | None = None) -> RLConfig:
-        """The defaults, with what the environment sets.
-
-        Every setting has a variable: ``MINT_RL_`` and its name, or the one in its group.
+        """Return the defaults, with what the environment sets: ``MINT_RL_`` and a setting's name.
 
         >>> RLConfig.from_env({"MINT_RL_STEPS": "20", "MINT_LORA_RANK": "8"}).steps
         20
@@ -148,7 +146,6 @@ class RLConfig(  # pydantic lists the fields of the last class first
 
     @property
     def token_weights(self) -> str:
-        """The aggregation in effect."""
         return "constant" if self.advantage == "dr_grpo" else self.aggregation
 
     def as_dict(self) -> dict[str, Any]:

@@ -21,8 +21,7 @@ _METRICS = {
 
 
 def extensions(cfg: RLConfig, temperature: float = 1.0) -> Settings:
-    """Return the keys of ``loss_fn_config`` that only a mint service knows. ``temperature`` is that
-    of sampling.
+    """Return the keys of ``loss_fn_config`` that only a mint service knows.
 
     >>> extensions(RLConfig(kl_loss_coef=0.01))
     {'kl_k3': 0.01}
@@ -69,8 +68,7 @@ def require_known(
 def require_accepted(
     cfg: RLConfig, error: mint.RequestFailedError, temperature: float = 1.0
 ) -> None:
-    """Raise ConfigError when a service that is not mint's has rejected settings that only mint's
-    has."""
+    """Raise ConfigError when a service has rejected settings that only a mint service has."""
     names = wanted(cfg, temperature)
     if names and error.category is types.RequestErrorCategory.User:
         raise _unknown(", ".join(names), f"rejects it: {error}") from error
