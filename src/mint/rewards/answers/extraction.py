@@ -169,19 +169,14 @@ def _balanced(text: str, start: int) -> str | None:
 
 
 def _contained(content: str, source: Source) -> FoundAnswer:
-    """Return the answer in a tag or box: a number only if the content is one number, not an
-    expression.
-    """
+    """Return the answer in a tag or box; an expression or a list is not a number."""
     inner = last_boxed(content) if source == "tag" else None
     if inner is not None:
         return _contained(inner, source)
-    if number := parse_number(content):
-        return FoundAnswer(content.strip(), source, number)
-    span = content.strip()
-    if _is_list_or_expression(span):
-        return FoundAnswer(span, source)
-    answer = _open_answer(content)
-    return FoundAnswer(span, source, answer.number)
+    span, number = content.strip(), parse_number(content)
+    if number is None and not _is_list_or_expression(span):
+        number = _open_answer(content).number
+    return FoundAnswer(span, source, number)
 
 
 def _is_list_or_expression(content: str) -> bool:
@@ -241,9 +236,7 @@ def _without_check(text: str) -> int:
 
 
 def _before_reasons(text: str) -> Number | None:
-    """Return the number before "because" or "since" in the last sentence; what follows only gives
-    reasons.
-    """
+    """Return the number before "because" or "since" in the last sentence."""
     sentence = _SENTENCE.split(text[-_SPAN:].rstrip(" .!\n"))[-1]
     claim, reasons, _ = sentence.partition(next(iter(_REASONS.findall(sentence)), "\0"))
     return last_number(claim) if reasons else None

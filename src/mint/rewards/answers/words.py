@@ -31,8 +31,19 @@ def spelt_number(text: str) -> int | None:
     (-105, None)
     """
     words = list(takewhile(_SPELT.__contains__, _WORD.findall(text[:200].lower())))
-    sign = -1 if words[:1] in (["minus"], ["negative"]) else 1
-    return _total(words[1:] if sign < 0 else words, sign)
+    is_negative = words[:1] in (["minus"], ["negative"])
+    words = words[is_negative:]
+    if not words or words[0] not in _SMALL:
+        return None
+    total = group = 0
+    for word in words:
+        if word in _SMALL:
+            group += _SMALL[word]
+        elif word == "hundred":
+            group *= 100
+        elif word in _LARGE:
+            total, group = total + group * _LARGE[word], 0
+    return -(total + group) if is_negative else total + group
 
 
 def last_spelt_number(text: str) -> int | None:
@@ -45,17 +56,3 @@ def last_spelt_number(text: str) -> int | None:
     if runs:
         return spelt_number(runs[-1])
     return 1 if text.strip(" .!\n").lower() == "one" else None
-
-
-def _total(words: list[str], sign: int) -> int | None:
-    total = group = 0
-    if not words or words[0] not in _SMALL:
-        return None
-    for word in words:
-        if word in _SMALL:
-            group += _SMALL[word]
-        elif word == "hundred":
-            group *= 100
-        elif word in _LARGE:
-            total, group = total + group * _LARGE[word], 0
-    return sign * (total + group)
