@@ -101,7 +101,7 @@ class Program:
         assert self._channel is not None
         message = self._channel.receive(self._deadline)
         try:
-            reply = wire.decode(message, lambda reference: Remote(self, reference.number))
+            reply = wire.decode(message, lambda number: Remote(self, number))
         except (Exception, RecursionError):
             raise wire.Gone("the program broke the protocol") from None
         if not isinstance(reply, dict):
@@ -116,19 +116,21 @@ class Remote:
     must be a plain value that has come over.
     """
 
+    _program: Program
+    _number: int
+
     def __init__(self, program: Program, number: int) -> None:
         object.__setattr__(self, "_program", program)
         object.__setattr__(self, "_number", number)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return _program(self).ask("call", self, *arguments, keywords=keywords)
+        return self._program.ask("call", self, *arguments, keywords=keywords)
 
     def __iter__(self) -> Iterator[Any]:
-        program = _program(self)
-        iterator = program.ask("iter", self)
+        iterator = self._program.ask("iter", self)
         while True:
             try:
-                item = program.ask("next", iterator)
+                item = self._program.ask("next", iterator)
             except StopIteration:
                 return
             yield item
@@ -139,16 +141,11 @@ class Remote:
     __hash__ = object.__hash__
 
 
-def _program(remote: Remote) -> Program:
-    program: Program = object.__getattribute__(remote, "_program")
-    return program
-
-
 def _forward(operation: str) -> None:
     """Make a method of a proxy run on the other side."""
 
     def method(self: Remote, *arguments: Any) -> Any:
-        return _program(self).ask(operation, self, *arguments)
+        return self._program.ask(operation, self, *arguments)
 
     setattr(Remote, f"__{operation}__", method)
 
@@ -177,8 +174,7 @@ class Global:
 
 def _number(value: Any) -> int:
     if isinstance(value, Remote):
-        number: int = object.__getattribute__(value, "_number")
-        return number
+        return value._number
     raise wire.Unsupported(f"a {type(value).__name__} cannot be passed to the program")
 
 
