@@ -236,9 +236,10 @@ def converted(gguf: Path, folder: Path) -> Path:
 def _convert(gguf: Path, folder: Path) -> None:
     for leftover in folder.parent.glob(f".{folder.name}.*/"):
         shutil.rmtree(leftover, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        made = scratch / folder.name
+    with tempfile.TemporaryDirectory(
+        prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
+    ) as scratch:
+        made = Path(scratch) / folder.name
         command = [sys.executable, "-m", "mint.engine.convert", str(gguf), str(made)]
         result = subprocess.run(command, check=False, capture_output=True, text=True)
         if result.returncode != 0:
@@ -249,5 +250,3 @@ def _convert(gguf: Path, folder: Path) -> None:
             )
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -138,28 +138,41 @@ def _unpickle(build: Callable[..., tinker.SamplingClient], arguments: Any) -> Sa
     return _own_sampling_client(build(*arguments))
 
 
+def _accept_mint_paths(client_class: type[_Client]) -> type[_Client]:
+    """Let every method that takes a checkpoint's path take a ``mint://`` path too."""
+    for name, method in inspect.getmembers(client_class, inspect.isfunction):
+        parameters = list(inspect.signature(method).parameters)
+        if parameters[1:2] in (["tinker_path"], ["path"], ["model_path"]) and not name.startswith(
+            "_"
+        ):
+            setattr(client_class, name, _with_wire_path(method))
+    return client_class
+
+
+def _with_wire_path(method: Callable[..., Any]) -> Callable[..., Any]:
+    parameter = list(inspect.signature(method).parameters)[1]
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and args[0]:
+            args = (wire_path(args[0]), *args[1:])
+        elif kwargs.get(parameter):
+            kwargs[parameter] = wire_path(kwargs[parameter])
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+@_accept_mint_paths
 class TrainingClient(tinker.TrainingClient):
     """Trains one LoRA adapter. Made by ``ServiceClient.create_lora_training_client``."""
 
-    def forward(
-        self,
-        data: list[tinker_types.Datum],
-        loss_fn: tinker_types.LossFnType,
-        loss_fn_config: Mapping[str, float | str] | None = None,
+    def _run_fwd_bwd(
+        self, data: list[tinker_types.Datum], *args: Any, forward_only: bool
     ) -> APIFuture[tinker_types.ForwardBackwardOutput]:
-        """The loss and logprobs of ``data``, without gradients."""
-        _check_not_empty(data, "forward")
-        return super().forward(data, loss_fn, loss_fn_config)
-
-    def forward_backward(
-        self,
-        data: list[tinker_types.Datum],
-        loss_fn: tinker_types.LossFnType,
-        loss_fn_config: Mapping[str, float | str] | None = None,
-    ) -> APIFuture[tinker_types.ForwardBackwardOutput]:
-        """Add the gradient of ``data``'s loss to what ``optim_step`` will apply."""
-        _check_not_empty(data, "forward_backward")
-        return super().forward_backward(data, loss_fn, loss_fn_config)
+        """Refuse an empty batch in ``forward`` and ``forward_backward``."""
+        _check_not_empty(data, "forward" if forward_only else "forward_backward")
+        return super()._run_fwd_bwd(data, *args, forward_only=forward_only)
 
     def forward_backward_reverse_kl(
         self,
@@ -179,7 +192,7 @@ class TrainingClient(tinker.TrainingClient):
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[tinker_types.LoadWeightsResponse]:
         """Load the weights of a checkpoint; the optimizer starts afresh."""
-        return self._load_state_impl(wire_path(path), False, weights_access_token)
+        return self._load_state_impl(path, False, weights_access_token)
 
     async def load_state_async(
         self, path: str, weights_access_token: str | None = None
@@ -191,7 +204,7 @@ class TrainingClient(tinker.TrainingClient):
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[tinker_types.LoadWeightsResponse]:
         """Load the weights and the optimizer state of a checkpoint."""
-        return self._load_state_impl(wire_path(path), True, weights_access_token)
+        return self._load_state_impl(path, True, weights_access_token)
 
     async def load_state_with_optimizer_async(
         self, path: str, weights_access_token: str | None = None
@@ -234,14 +247,13 @@ class TrainingClient(tinker.TrainingClient):
 
     def create_sampling_client(self, model_path: str, *args: Any, **kwargs: Any) -> SamplingClient:
         """A client that samples from a saved checkpoint."""
-        client = super().create_sampling_client(wire_path(model_path), *args, **kwargs)
-        return _as(SamplingClient, client)
+        return _as(SamplingClient, super().create_sampling_client(model_path, *args, **kwargs))
 
     async def create_sampling_client_async(
         self, model_path: str, *args: Any, **kwargs: Any
     ) -> SamplingClient:
         """Async version of create_sampling_client."""
-        client = await super().create_sampling_client_async(wire_path(model_path), *args, **kwargs)
+        client = await super().create_sampling_client_async(model_path, *args, **kwargs)
         return _as(SamplingClient, client)
 
     def get_tokenizer(self) -> Any:
@@ -257,29 +269,6 @@ def _check_not_empty(data: Sequence[object], method: str) -> None:
             f"{method} was called without data. If every group of a step has equal rewards, there "
             "are no datums to train on: skip the step."
         )
-
-
-def _accept_mint_paths(client_class: type[_Client]) -> type[_Client]:
-    """Let every method that takes a checkpoint's path take a ``mint://`` path too."""
-    for name, method in inspect.getmembers(client_class, inspect.isfunction):
-        parameters = list(inspect.signature(method).parameters)
-        if parameters[1:2] in (["tinker_path"], ["path"]) and not name.startswith("_"):
-            setattr(client_class, name, _with_wire_path(method))
-    return client_class
-
-
-def _with_wire_path(method: Callable[..., Any]) -> Callable[..., Any]:
-    parameter = list(inspect.signature(method).parameters)[1]
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args:
-            args = (wire_path(args[0]), *args[1:])
-        elif parameter in kwargs:
-            kwargs[parameter] = wire_path(kwargs[parameter])
-        return method(self, *args, **kwargs)
-
-    return call
 
 
 @_accept_mint_paths
@@ -380,15 +369,13 @@ class ServiceClient(tinker.ServiceClient):
         self, model_path: str | None = None, *args: Any, **kwargs: Any
     ) -> SamplingClient:
         """A client that samples from a checkpoint (``model_path``) or a ``base_model``."""
-        path = wire_path(model_path) if model_path else None
-        return _as(SamplingClient, super().create_sampling_client(path, *args, **kwargs))
+        return _as(SamplingClient, super().create_sampling_client(model_path, *args, **kwargs))
 
     async def create_sampling_client_async(
         self, model_path: str | None = None, *args: Any, **kwargs: Any
     ) -> SamplingClient:
         """Async version of create_sampling_client."""
-        path = wire_path(model_path) if model_path else None
-        client = await super().create_sampling_client_async(path, *args, **kwargs)
+        client = await super().create_sampling_client_async(model_path, *args, **kwargs)
         return _as(SamplingClient, client)
 
     def _rest_client(self) -> RestClient:
