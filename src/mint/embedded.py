@@ -145,17 +145,15 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _failure(what: str, log: Path) -> str:
-    return (
-        f"The embedded service {what}. The last lines of its log, {log}:\n"
-        f"{_last_lines(log)}\n"
-        "To start a service in the foreground, type: mint serve --port 8000\n"
-        "To use a service that runs elsewhere, set MINT_BASE_URL."
+    lines = log.read_text(errors="replace").splitlines()[-15:] or ["(empty)"]
+    return "\n".join(
+        [
+            f"The embedded service {what}. The last lines of its log, {log}:",
+            *(f"  | {line}" for line in lines),
+            "To start a service in the foreground, type: mint serve --port 8000",
+            "To use a service that runs elsewhere, set MINT_BASE_URL.",
+        ]
     )
-
-
-def _last_lines(log: Path, count: int = 15) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-count:]
-    return "\n".join(f"  | {line}" for line in lines) or "  | (empty)"
 
 
 def _report_end(service: EmbeddedService) -> None:

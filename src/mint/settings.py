@@ -20,6 +20,10 @@ from mint.config_error import ConfigError, closest
 
 _UNKNOWN = ("extra_forbidden", "no_such_attribute")
 _WANTED = {
+    "greater_than_equal": "{ge:g} or more",
+    "greater_than": "above {gt:g}",
+    "less_than_equal": "{le:g} or less",
+    "string_too_short": "{min_length} characters or more",
     "int": "an integer",
     "float": "a number",
     "finite": "a finite number",
@@ -30,7 +34,7 @@ _WANTED = {
     "dict": "names with values",
     "mapping": "names with values",
 }
-"""What a value must be, by the first word of pydantic's type of error."""
+"""What a value must be, by pydantic's type of error or its first word."""
 
 
 def setting(default: Any, description: str, *, env: str | None = None, **limits: Any) -> Any:
@@ -87,22 +91,13 @@ def _explain(fault: ErrorDetails, known: Iterable[str], place_of: Callable[[str]
 
 
 def _wanted(fault: ErrorDetails) -> str:
-    limits = fault.get("ctx", {})
-    match fault["type"]:
-        case "greater_than_equal":
-            return f"{limits['ge']:g} or more."
-        case "greater_than":
-            return f"above {limits['gt']:g}."
-        case "less_than_equal":
-            return f"{limits['le']:g} or less."
-        case "string_too_short":
-            return f"{limits['min_length']} characters or more."
-        case "literal_error":
-            choices = re.findall(r"'([^']+)'", limits["expected"])
-            return f"one of {', '.join(choices)}.{closest(str(fault['input']), choices)}"
-        case kind:
-            said = fault["msg"].removeprefix("Input should be ")
-            return _WANTED.get(kind.partition("_")[0], said) + "."
+    kind, limits = fault["type"], fault.get("ctx", {})
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']+)'", limits["expected"])
+        return f"one of {', '.join(choices)}.{closest(str(fault['input']), choices)}"
+    wanted = _WANTED.get(kind) or _WANTED.get(kind.partition("_")[0])
+    said = fault["msg"].removeprefix("Input should be ")
+    return f"{wanted.format(**limits) if wanted else said}."
 
 
 def variables(model: type[BaseModel], prefix: str) -> dict[str, str]:

@@ -32,20 +32,17 @@ MAX_BYTES = 256 * 1024 * 1024
 
 def fetch_tokenizer(holder: InternalClientHolder, model: str) -> Any | None:
     """The tokenizer of ``model`` as the service has it; None when it is not a mint service."""
-    archive = _download(holder, model)
-    return None if archive is None else _load(_unpacked(archive))
 
-
-def _download(holder: InternalClientHolder, model: str) -> bytes | None:
     async def get() -> bytes:
         with holder.aclient(ClientConnectionPoolType.SESSION) as client:
             path = f"/api/v1/mint/tokenizers/{quote(model, safe='')}"
             return (await client.get(path, cast_to=httpx.Response)).content
 
     try:
-        return holder.run_coroutine_threadsafe(get()).result()
+        archive = holder.run_coroutine_threadsafe(get()).result()
     except tinker.NotFoundError:
         return None
+    return _load(_unpacked(archive))
 
 
 def _unpacked(archive: bytes) -> Path:
