@@ -76,6 +76,8 @@ EXTRACTION = [
     ("Answer: Let me think.\nThere are 3 cats, 5 dogs.\nThat makes 8.", "8", 1.0),
     ("The answer is eight.", "8", 1.0),
     ("The answer is forty-two.", "42", 1.0),
+    ("The answer is seven. One more thing: thanks.", "7", 1.0),
+    ("The answer is minus twenty-one.", "-21", 1.0),
     ("The answer is unknown.", "8", 0.0),
     ("There are 8. The answer is unknown.", "8", 0.0),
     ("3 <= 8", "8", 1.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -14,7 +15,7 @@ TOWER = "9^{9^{9^{9}}}"
 
 @pytest.fixture(scope="module")
 def pool() -> FormulaPool:
-    with FormulaPool(size=2) as pool:
+    with closing(FormulaPool(size=2)) as pool:
         pool.start()
         yield pool
 

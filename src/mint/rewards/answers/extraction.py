@@ -14,7 +14,7 @@ from typing import Literal
 
 from mint.rewards.answers.number import Number, find_numbers, last_number, parse_number
 from mint.rewards.answers.plaintext import plain, strip_latex
-from mint.rewards.answers.words import last_spelt_number, spelt_number
+from mint.rewards.answers.words import last_spelt_number, spelt_numbers
 
 Source = Literal["tag", "boxed", "marker", "equals", "called", "last number", "text", "none"]
 
@@ -113,8 +113,6 @@ def final_answer(text: str) -> FoundAnswer:
 
 def last_tag(text: str) -> str | None:
     """Return the content of the last ``<answer>…</answer>``."""
-    if "nswer>" not in text and "NSWER>" not in text:
-        return None
     closing = _last(_CLOSE_TAG.finditer(text))
     if closing is None:
         return None
@@ -220,7 +218,7 @@ def _open_answer(text: str) -> FoundAnswer:
         return FoundAnswer(_written(number), "last number", number)
     spelt = last_spelt_number(text)
     if spelt is not None:
-        return FoundAnswer(text.strip(), "last number", Number(spelt))
+        return FoundAnswer(text.strip(), "last number", spelt)
     return FoundAnswer(text.strip(), "text" if text.strip() else "none")
 
 
@@ -275,9 +273,11 @@ def _after_marker(text: str, start: int, source: Source) -> FoundAnswer:
         if not _FILLER.fullmatch(window, 0, first.start):
             return FoundAnswer(line, source, numbers[-1])
         return FoundAnswer(line, source, None if _continues(window, first) else first)
-    spelt = spelt_number(_FILLER.sub("", window, count=1))
+    spelt = next(spelt_numbers(window), None)
     if spelt is not None:
-        return FoundAnswer(line, source, Number(spelt))
+        before = _FILLER.sub("", window[: spelt.start], count=1)
+        if not any(map(str.isalpha, before)):
+            return FoundAnswer(line, source, spelt)
     return FoundAnswer(line, source, last_number(text[start:]))
 
 

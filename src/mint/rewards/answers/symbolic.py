@@ -27,9 +27,10 @@ class FormulaPool:
 
     Each comparison may use ``seconds`` of processor time; then its process is killed.
 
-    >>> with FormulaPool(size=1) as pool:
-    ...     pool.same(r"\\frac{1}{2} x", "x/2")
+    >>> pool = FormulaPool(size=1)
+    >>> pool.same(r"\\frac{1}{2} x", "x/2")
     True
+    >>> pool.close()
     """
 
     def __init__(self, size: int = 2, seconds: float = 0.4) -> None:
@@ -68,12 +69,6 @@ class FormulaPool:
             return
         for worker in self._workers:
             worker.end()
-
-    def __enter__(self) -> FormulaPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Worker:
