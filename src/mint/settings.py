@@ -38,8 +38,7 @@ _WANTED = {
 
 
 def setting(default: Any, description: str, *, env: str | None = None, **limits: Any) -> Any:
-    """A field with its default, one sentence, and limits such as ``ge``; ``env`` is its variable
-    where that is not the prefix and its name."""
+    """Return a field with limits such as ``ge``; ``env`` is its variable if not the usual one."""
     extra: Any = {"env": env} if env else None
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
@@ -101,7 +100,7 @@ def _wanted(fault: ErrorDetails) -> str:
 
 
 def variables(model: type[BaseModel], prefix: str) -> dict[str, str]:
-    """The environment variable of each setting that has one."""
+    """Return the environment variable of each setting that has one."""
     found = {}
     for name, field in model.model_fields.items():
         extra = field.json_schema_extra
@@ -157,7 +156,7 @@ def _from_text(field: FieldInfo, text: str, variable: str) -> Any:
 
 
 def _strings(text: str) -> tuple[Any, ...]:
-    r"""Several values from one variable: ``a,b``, or as in JSON ``["a", "b"]``, or ``"a"``.
+    r"""Read several values from one variable: ``a,b``, or as in JSON ``["a", "b"]``, or ``"a"``.
 
     >>> _strings(r"\n,Q:"), _strings(r'["\n", ","]'), _strings("'Q:'")
     (('\n', 'Q:'), ('\n', ','), ('Q:',))
@@ -173,7 +172,7 @@ def _strings(text: str) -> tuple[Any, ...]:
 
 
 def unescaped(text: str) -> str:
-    r"""A string from a shell, where ``\n``, ``\t``, ``\r`` and ``\\`` are escapes.
+    r"""Read a string from a shell, where ``\n``, ``\t``, ``\r`` and ``\\`` are escapes.
 
     >>> unescaped(r"\nQ:"), unescaped(r"\\n")
     ('\nQ:', '\\n')
@@ -183,7 +182,7 @@ def unescaped(text: str) -> str:
 
 
 def table(model: type[BaseModel], prefix: str, defaults: Mapping[str, str], about: str) -> str:
-    """The settings as a table in Markdown; ``about`` is the heading of the last column."""
+    """Return the settings as a Markdown table; ``about`` is the heading of the last column."""
     rows = [f"| setting | default | variable | {about} |", "|---|---|---|---|"]
     for name, variable in variables(model, prefix).items():
         description = " ".join((model.model_fields[name].description or "").split())

@@ -37,7 +37,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class Example:
-    """A sample worth reading."""
+    """A sample with a very high or very low reward."""
 
     reward: float
     prompt: str

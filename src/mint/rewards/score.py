@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sample:
-    """One response with its prompt and whatever else the reward may need."""
+    """One response with its prompt and the metadata that the reward may need."""
 
     response: str
     prompt: str = ""

@@ -14,7 +14,7 @@ _LOGGER = logging.getLogger("mint.rewards")
 
 
 class TooManyFailures(RuntimeError):
-    """So many samples could not be scored that training on the rest would mislead."""
+    """Too many samples could not be scored to train on the rest."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def distance(a: Value, b: Value) -> Fraction:
 
 
 def parse_number(text: str) -> Number | None:
-    r"""Return the number that ``text`` as a whole is, apart from units and currency, or None.
+    r"""Return the number of a text that contains only it, its unit and its currency, or None.
 
     >>> parse_number("-$1,234.50").value
     Fraction(-2469, 2)

@@ -48,7 +48,7 @@ class CallTest:
 class AssertTest:
     """Python statements that must not raise, such as ``assert add(2, 3) == 5``.
 
-    They run in a sandbox of their own, where the program's functions are stand-ins.
+    They run in a sandbox of their own, where the program's functions are proxies.
     """
 
     code: str

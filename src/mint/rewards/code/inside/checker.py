@@ -1,7 +1,7 @@
 """Run the tests in the checker's sandbox, against a program in another sandbox.
 
-The program's functions are stand-ins here: calling one sends plain arguments over and gets a plain
-value back. The values are compared here, where no line of the program ever runs.
+The program's functions are proxies here: a call sends plain arguments to the program and returns a
+plain value. The values are compared here, where no code of the program runs.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class Program:
 
 
 class Remote:
-    """An object on the other side.
+    """An object of the program.
 
-    It equals nothing but itself, and it neither compares nor calculates: whatever decides a test
-    must be a plain value that has come over.
+    It equals only itself and supports neither comparison nor arithmetic: only plain values that the
+    program has sent decide a test.
     """
 
     _program: Program
@@ -136,7 +136,7 @@ class Remote:
 
 
 def _forward(operation: str) -> None:
-    """Make a method of a proxy run on the other side."""
+    """Make a method of a proxy run in the program."""
 
     def method(self: Remote, *arguments: Any) -> Any:
         return self._program.ask(operation, self, *arguments)
