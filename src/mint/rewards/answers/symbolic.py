@@ -52,9 +52,10 @@ class FormulaPool:
         """Return whether two formulas are equal; not if one is too long or takes too long."""
         if max(len(gold), len(answer)) > _FORMULA_LIMIT or not answer.strip():
             return False
+        gold, answer = (" ".join(each.replace("$", " ").split()) for each in (gold, answer))
         worker = self._idle.get()
         try:
-            return worker.same(_one_line(gold), _one_line(answer), self.seconds)
+            return worker.same(gold, answer, self.seconds)
         finally:
             self._idle.put(worker)
 
@@ -96,12 +97,13 @@ class _Worker:
             stdin.flush()
             if select.select([stdout], [], [], _REPLY_SECONDS)[0] and (reply := stdout.readline()):
                 return json.loads(reply)["same"] is True
-        if self.end() > 0:
+        code = self.end()
+        self._start()
+        if code > 0:
             raise SymbolicUnavailable(
-                "The process that compares formulas did not start. "
+                f"The process that compares formulas ended with exit code {code}. "
                 "See why: python -m mint.rewards.answers.symbolic_worker"
             )
-        self._start()
         return False
 
     def end(self) -> int:
@@ -109,10 +111,6 @@ class _Worker:
         self._process.kill()
         self._process.communicate()
         return self._process.returncode
-
-
-def _one_line(formula: str) -> str:
-    return " ".join(formula.replace("$", " ").split())
 
 
 _lock = threading.Lock()
