@@ -11,7 +11,6 @@ from typing import Any, Literal
 from mint.rewards.answers.checks import check_answer
 from mint.rewards.answers.extraction import final_answer
 from mint.rewards.answers.gold import Gold, read_gold
-from mint.rewards.answers.magnitude import Value
 from mint.rewards.answers.number import distance
 from mint.rewards.charts import bar_chart, standalone
 from mint.rewards.scoring import Scored
@@ -215,14 +214,11 @@ def failure_pattern(
         return "wrong"
     if number is None or number.value is None or gold.value is None:
         return "no number"
-    return _numeric_pattern(number.value, gold.value)
-
-
-def _numeric_pattern(value: Value, gold: Value) -> Pattern:
-    if value == -gold:
+    value, right = number.value, gold.value
+    if value == -right:
         return "off by sign"
-    if gold and any(value == gold * scale for scale in _SCALES):
+    if right and any(value == right * scale for scale in _SCALES):
         return "off by scale"
-    if distance(value, gold) == 1:
+    if distance(value, right) == 1:
         return "off by one"
-    return "close" if gold and distance(value, gold) * 10 <= distance(gold, 0) else "wrong"
+    return "close" if right and distance(value, right) * 10 <= distance(right, 0) else "wrong"

@@ -86,15 +86,6 @@ class CodeReward(SingleReward):
         self.parallel = parallel or 3 * (os.cpu_count() or 1)  # starting is mostly waiting
 
     async def score_one(self, sample: Sample) -> Score:
-        tests, code = self._tests_for(sample), extract_code(sample.response)
-        results = await asyncio.to_thread(self.run, code, tests)
-        passed = sum(result.passed for result in results)
-        share = passed / len(results)
-        total = share if self.partial_credit else float(share == 1.0)
-        components = {"tests": len(results), "passed": passed, "share": share}
-        return Score(total, components, {"passed": _reason(results)})
-
-    def _tests_for(self, sample: Sample) -> list[CodeTest]:
         tests = self.tests
         if tests is None:
             tests = [read_test(test) for test in sample.metadata.get("tests", ())]
@@ -103,7 +94,12 @@ class CodeReward(SingleReward):
                 "There are no tests for this sample. Pass CodeReward(tests=[...]), or add 'tests' "
                 "to the sample's metadata."
             )
-        return tests
+        results = await asyncio.to_thread(self.run, extract_code(sample.response), tests)
+        passed = sum(result.passed for result in results)
+        share = passed / len(results)
+        total = share if self.partial_credit else float(share == 1.0)
+        components = {"tests": len(results), "passed": passed, "share": share}
+        return Score(total, components, {"passed": _reason(results)})
 
     def run(self, code: str, tests: Sequence[CodeTest]) -> list[TestResult]:
         """Run a program against tests; one result per test, in order."""
