@@ -35,7 +35,7 @@ def pytest_runtest_call() -> Generator[None, object, object]:
         return (yield)
     except doctest.UnexpectedException as error:
         from mint.rewards.code.sandbox import SandboxUnavailable
-        from mint.rewards.gym import GymUnavailable
+        from mint.rewards.tasks import GymUnavailable
         from tests.needs import missing_sandbox, need_gym
 
         cause = error.exc_info[1]

@@ -4,17 +4,10 @@ Every name of :mod:`mint.rewards` is here. A reward function written into this f
 name: ``training.reward_function=custom_reward_function``.
 """
 
-from typing import Any
-
 import mint.rewards
+from mint.rewards import __getattr__ as __getattr__
 
 __all__ = mint.rewards.__all__
-
-
-def __getattr__(name: str) -> Any:
-    if name not in mint.rewards.__all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(mint.rewards, name)
 
 
 def __dir__() -> list[str]:

@@ -33,22 +33,22 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
 )
-"""The files, as far as a model has them, from which its tokenizer is made (besides config.json)."""
+"""The files of a tokenizer, besides config.json. No model has all of them."""
 
 HUB_PATTERNS = ("config.json", "generation_config.json", "*.safetensors*", *TOKENIZER_FILES)
 
 
 class ModelNotFound(LookupError):
-    """No place has the model. The text lists every place tried and what to type instead."""
+    """No place has the model. The message lists every place tried and what to type instead."""
 
 
 class NotHere(Exception):
-    """One place does not have the model; the text says why."""
+    """One place does not have the model; the message says why."""
 
 
 @dataclass(frozen=True)
 class WeightsPackage:
-    """A Python package that carries a model's weights as a GGUF file."""
+    """A Python package that contains a model's weights as a GGUF file."""
 
     model: str
     distribution: str
@@ -56,7 +56,7 @@ class WeightsPackage:
     file: str
 
     def gguf(self) -> Path | None:
-        """The weights file, or None when the package is not installed."""
+        """Return the weights file, or None when the package is not installed."""
         spec = find_spec(self.module)
         for folder in (spec.submodule_search_locations or ()) if spec else ():
             if (path := Path(folder) / self.file).is_file():
@@ -75,12 +75,12 @@ WEIGHTS_PACKAGES = (
 
 
 def default_cache() -> Path:
-    """``$MINT_CACHE``, or ``~/.cache/mint``."""
+    """Return ``$MINT_CACHE``, or ``~/.cache/mint``."""
     return Path(os.environ.get("MINT_CACHE") or "~/.cache/mint").expanduser()
 
 
 def missing_from(folder: Path) -> str | None:
-    """Return in words what ``folder`` lacks to be a model, or None when it is complete."""
+    """Return a message about what ``folder`` lacks to be a model, or None if it is complete."""
     if not folder.is_dir():
         return "no such folder"
     if not (folder / "config.json").is_file():
@@ -100,8 +100,8 @@ def missing_from(folder: Path) -> str | None:
 class Catalog:
     """Finds the folder of a base model by its name.
 
-    ``aliases`` maps names to folders; ``cache`` is where converted weights are kept. Without
-    ``local_paths`` a name is never a path: whoever asks from afar must not reach into folders.
+    ``aliases`` maps names to folders; ``cache`` is where converted weights are stored. Without
+    ``local_paths`` a name is never a path: remote clients must not read folders of this machine.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class Catalog:
         self.cache = cache or default_cache()
 
     def names(self) -> list[str]:
-        """The names that can be used without the hub: aliases and installed weights packages."""
+        """Return the names that need no hub: aliases and installed weights packages."""
         packaged = [package.model for package in WEIGHTS_PACKAGES if package.gguf()]
         return [*self.aliases, *(name for name in packaged if name not in self.aliases)]
 
     def locate(self, name: str, *, download: bool = True) -> Path:
-        """The folder with the model's config, weights and tokenizer.
+        """Return the folder with the model's config, weights and tokenizer.
 
         Raises :class:`ModelNotFound`. May convert a package's weights (once), and download them
         from the hub unless ``download`` is False.
@@ -219,9 +219,9 @@ class Catalog:
 
 
 def converted(gguf: Path, folder: Path) -> Path:
-    """``folder`` with the weights of ``gguf``, converted now unless an earlier call did it.
+    """Return ``folder`` with the weights of ``gguf``, converted unless an earlier call did it.
 
-    Safe when several processes ask at once: one converts, the others wait for it.
+    Of several processes that call this at once, one converts and the others wait.
     """
     if missing_from(folder) is None:
         return folder
@@ -236,9 +236,10 @@ def converted(gguf: Path, folder: Path) -> Path:
 def _convert(gguf: Path, folder: Path) -> None:
     for leftover in folder.parent.glob(f".{folder.name}.*/"):
         shutil.rmtree(leftover, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        made = scratch / folder.name
+    with tempfile.TemporaryDirectory(
+        prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
+    ) as scratch:
+        made = Path(scratch) / folder.name
         command = [sys.executable, "-m", "mint.engine.convert", str(gguf), str(made)]
         result = subprocess.run(command, check=False, capture_output=True, text=True)
         if result.returncode != 0:
@@ -249,5 +250,3 @@ def _convert(gguf: Path, folder: Path) -> None:
             )
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -28,15 +28,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(init)
-app.command()(serve)
-app.command()(sample)
-app.command()(export)
-app.command()(bench)
-app.command()(report)
-app.command()(watch)
-app.command()(usage)
-app.command()(doctor)
+for command in (init, serve, sample, export, bench, report, watch, usage, doctor):
+    app.command()(command)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(runs.app, name="runs")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -30,7 +30,7 @@ _Client = TypeVar("_Client")
 
 
 def resolve_service(base_url: str | None, api_key: str | None) -> tuple[str, str]:
-    """The URL and the key to use: the arguments, the environment, or the embedded service."""
+    """Return the URL and key from the arguments, the environment, or the embedded service."""
     url = base_url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
     if not url:
         service = embedded_service()
@@ -46,7 +46,7 @@ def resolve_service(base_url: str | None, api_key: str | None) -> tuple[str, str
 
 
 def wire_key(key: str) -> str:
-    """The form in which a key is sent.
+    """Return a key as it is sent.
 
     >>> wire_key("sk-123"), wire_key("tml-123")
     ('tml-sk-123', 'tml-123')
@@ -55,7 +55,7 @@ def wire_key(key: str) -> str:
 
 
 def wire_path(path: str) -> str:
-    """The form in which a checkpoint's path is sent.
+    """Return a checkpoint's path as it is sent.
 
     >>> wire_path("mint://run/weights/final")
     'tinker://run/weights/final'
@@ -72,14 +72,14 @@ def _is_this_machine(url: str) -> bool:
 
 
 def _as(client_class: type[_Client], client: Any) -> _Client:
-    """``client``, which the SDK made for us a moment ago, as our subclass of its class."""
+    """Turn a client that the SDK has just created into our subclass."""
     client.__class__ = client_class
     assert isinstance(client, client_class)
     return client
 
 
 def _without_telemetry(holder: InternalClientHolder) -> InternalClientHolder:
-    """Nobody reads usage events here, and waiting to deliver them delays errors and exits."""
+    """Stop the SDK's usage events: no one reads them, and sending them delays errors and exits."""
     if holder._telemetry is not None:
         holder._telemetry.stop()  # type: ignore[no-untyped-call]
         holder._telemetry = None
@@ -89,24 +89,24 @@ def _without_telemetry(holder: InternalClientHolder) -> InternalClientHolder:
 class SamplingClient(tinker.SamplingClient):
     """Samples from one immutable set of weights.
 
-    Made by ``TrainingClient.save_weights_and_get_sampling_client`` or
+    Created by ``TrainingClient.save_weights_and_get_sampling_client`` or
     ``ServiceClient.create_sampling_client``.
     """
 
     def get_tokenizer(self) -> Any:
-        """The tokenizer of the base model, as the service has it."""
+        """Return the base model's tokenizer, from the service."""
         tokenizer = fetch_tokenizer(self.holder, self.get_base_model())
         return tokenizer if tokenizer is not None else plain_tokenizer(super().get_tokenizer())
 
     def weights_digest(self) -> APIFuture[str | None]:
-        """The SHA-256 of the adapter that answers; None for a base model.
+        """Return the SHA-256 of the adapter that samples; None for a base model.
 
         The service checks it wherever the weights are loaded, moved or restored.
         """
         return fetch_digest(self.holder, self._sampling_session_id)
 
     async def _send_asample_request(self, *arguments: Any) -> Any:
-        """Send a request; sampling parameters that the SDK does not have go with it.
+        """Send a request, including sampling parameters that the SDK does not have.
 
         The SDK calls this with ``request_id`` first and ``sampling_params`` fourth. Its own request
         class leaves out what a subclass of ``SamplingParams`` adds.
@@ -118,7 +118,7 @@ class SamplingClient(tinker.SamplingClient):
 
     @staticmethod
     def from_sampler_handle(handle: str, *, api_key: str | None = None) -> SamplingClient:
-        """The client for a handle of ``get_sampler_handle``, in any process."""
+        """Return the client of a ``get_sampler_handle`` of any process."""
         key = api_key or os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
         client = tinker.SamplingClient.from_sampler_handle(
             handle, api_key=wire_key(key) if key else None
@@ -138,28 +138,41 @@ def _unpickle(build: Callable[..., tinker.SamplingClient], arguments: Any) -> Sa
     return _own_sampling_client(build(*arguments))
 
 
+def _accept_mint_paths(client_class: type[_Client]) -> type[_Client]:
+    """Make every method that takes a checkpoint's path accept ``mint://`` paths."""
+    for name, method in inspect.getmembers(client_class, inspect.isfunction):
+        parameters = list(inspect.signature(method).parameters)
+        if parameters[1:2] in (["tinker_path"], ["path"], ["model_path"]) and not name.startswith(
+            "_"
+        ):
+            setattr(client_class, name, _with_wire_path(method))
+    return client_class
+
+
+def _with_wire_path(method: Callable[..., Any]) -> Callable[..., Any]:
+    parameter = list(inspect.signature(method).parameters)[1]
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and args[0]:
+            args = (wire_path(args[0]), *args[1:])
+        elif kwargs.get(parameter):
+            kwargs[parameter] = wire_path(kwargs[parameter])
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+@_accept_mint_paths
 class TrainingClient(tinker.TrainingClient):
-    """Trains one LoRA adapter. Made by ``ServiceClient.create_lora_training_client``."""
+    """Trains one LoRA adapter. Created by ``ServiceClient.create_lora_training_client``."""
 
-    def forward(
-        self,
-        data: list[tinker_types.Datum],
-        loss_fn: tinker_types.LossFnType,
-        loss_fn_config: Mapping[str, float | str] | None = None,
+    def _run_fwd_bwd(
+        self, data: list[tinker_types.Datum], *args: Any, forward_only: bool
     ) -> APIFuture[tinker_types.ForwardBackwardOutput]:
-        """The loss and logprobs of ``data``, without gradients."""
-        _check_not_empty(data, "forward")
-        return super().forward(data, loss_fn, loss_fn_config)
-
-    def forward_backward(
-        self,
-        data: list[tinker_types.Datum],
-        loss_fn: tinker_types.LossFnType,
-        loss_fn_config: Mapping[str, float | str] | None = None,
-    ) -> APIFuture[tinker_types.ForwardBackwardOutput]:
-        """Add the gradient of ``data``'s loss to what ``optim_step`` will apply."""
-        _check_not_empty(data, "forward_backward")
-        return super().forward_backward(data, loss_fn, loss_fn_config)
+        """Refuse an empty batch in ``forward`` and ``forward_backward``."""
+        _check_not_empty(data, "forward" if forward_only else "forward_backward")
+        return super()._run_fwd_bwd(data, *args, forward_only=forward_only)
 
     def forward_backward_reverse_kl(
         self,
@@ -178,8 +191,8 @@ class TrainingClient(tinker.TrainingClient):
     def load_state(
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[tinker_types.LoadWeightsResponse]:
-        """Load the weights of a checkpoint; the optimizer starts afresh."""
-        return self._load_state_impl(wire_path(path), False, weights_access_token)
+        """Load the weights of a checkpoint; the optimizer state is reset."""
+        return self._load_state_impl(path, False, weights_access_token)
 
     async def load_state_async(
         self, path: str, weights_access_token: str | None = None
@@ -191,7 +204,7 @@ class TrainingClient(tinker.TrainingClient):
         self, path: str, weights_access_token: str | None = None
     ) -> APIFuture[tinker_types.LoadWeightsResponse]:
         """Load the weights and the optimizer state of a checkpoint."""
-        return self._load_state_impl(wire_path(path), True, weights_access_token)
+        return self._load_state_impl(path, True, weights_access_token)
 
     async def load_state_with_optimizer_async(
         self, path: str, weights_access_token: str | None = None
@@ -205,10 +218,9 @@ class TrainingClient(tinker.TrainingClient):
         retry_config: RetryConfig | None = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """A client that samples from the weights as they are now.
+        """Return a client that samples from the current weights.
 
-        ``name`` is for the reader: nothing is kept under it. To keep the weights, use
-        ``save_weights_for_sampler(name=...)``.
+        ``name`` has no effect; ``save_weights_for_sampler(name=...)`` saves the weights.
         """
         client = super().save_weights_and_get_sampling_client(
             retry_config=retry_config, record_stability_info=record_stability_info
@@ -233,19 +245,18 @@ class TrainingClient(tinker.TrainingClient):
         return _as(SamplingClient, client)
 
     def create_sampling_client(self, model_path: str, *args: Any, **kwargs: Any) -> SamplingClient:
-        """A client that samples from a saved checkpoint."""
-        client = super().create_sampling_client(wire_path(model_path), *args, **kwargs)
-        return _as(SamplingClient, client)
+        """Return a client that samples from a checkpoint."""
+        return _as(SamplingClient, super().create_sampling_client(model_path, *args, **kwargs))
 
     async def create_sampling_client_async(
         self, model_path: str, *args: Any, **kwargs: Any
     ) -> SamplingClient:
         """Async version of create_sampling_client."""
-        client = await super().create_sampling_client_async(wire_path(model_path), *args, **kwargs)
+        client = await super().create_sampling_client_async(model_path, *args, **kwargs)
         return _as(SamplingClient, client)
 
     def get_tokenizer(self) -> Any:
-        """The tokenizer of the base model, as the service has it."""
+        """Return the base model's tokenizer, from the service."""
         model = self._get_info_submit().result().model_data.model_name
         tokenizer = fetch_tokenizer(self.holder, model) if model else None
         return tokenizer if tokenizer is not None else plain_tokenizer(super().get_tokenizer())
@@ -257,29 +268,6 @@ def _check_not_empty(data: Sequence[object], method: str) -> None:
             f"{method} was called without data. If every group of a step has equal rewards, there "
             "are no datums to train on: skip the step."
         )
-
-
-def _accept_mint_paths(client_class: type[_Client]) -> type[_Client]:
-    """Let every method that takes a checkpoint's path take a ``mint://`` path too."""
-    for name, method in inspect.getmembers(client_class, inspect.isfunction):
-        parameters = list(inspect.signature(method).parameters)
-        if parameters[1:2] in (["tinker_path"], ["path"]) and not name.startswith("_"):
-            setattr(client_class, name, _with_wire_path(method))
-    return client_class
-
-
-def _with_wire_path(method: Callable[..., Any]) -> Callable[..., Any]:
-    parameter = list(inspect.signature(method).parameters)[1]
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args:
-            args = (wire_path(args[0]), *args[1:])
-        elif parameter in kwargs:
-            kwargs[parameter] = wire_path(kwargs[parameter])
-        return method(self, *args, **kwargs)
-
-    return call
 
 
 @_accept_mint_paths
@@ -349,7 +337,7 @@ class ServiceClient(tinker.ServiceClient):
     def create_training_client_from_state(
         self, path: str, *args: Any, **kwargs: Any
     ) -> TrainingClient:
-        """A new run that starts from a checkpoint's weights."""
+        """Create a run that starts from a checkpoint's weights."""
         client = super().create_training_client_from_state(path, *args, **kwargs)
         return _as(TrainingClient, client)
 
@@ -379,21 +367,19 @@ class ServiceClient(tinker.ServiceClient):
     def create_sampling_client(
         self, model_path: str | None = None, *args: Any, **kwargs: Any
     ) -> SamplingClient:
-        """A client that samples from a checkpoint (``model_path``) or a ``base_model``."""
-        path = wire_path(model_path) if model_path else None
-        return _as(SamplingClient, super().create_sampling_client(path, *args, **kwargs))
+        """Return a client that samples from a checkpoint (``model_path``) or a ``base_model``."""
+        return _as(SamplingClient, super().create_sampling_client(model_path, *args, **kwargs))
 
     async def create_sampling_client_async(
         self, model_path: str | None = None, *args: Any, **kwargs: Any
     ) -> SamplingClient:
         """Async version of create_sampling_client."""
-        path = wire_path(model_path) if model_path else None
-        client = await super().create_sampling_client_async(path, *args, **kwargs)
+        client = await super().create_sampling_client_async(model_path, *args, **kwargs)
         return _as(SamplingClient, client)
 
     def _rest_client(self) -> RestClient:
         return RestClient(self._get_rest_holder())
 
     def create_rest_client(self) -> RestClient:
-        """A client that lists and manages runs and checkpoints."""
+        """Return a client that lists and manages runs and checkpoints."""
         return self._rest_client()

@@ -1,11 +1,11 @@
-"""The error for a mistaken setting, and the hint for a mistyped name."""
+"""The error for an invalid setting, and the hint for a mistyped name."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be right. The text names it, and what would be."""
+    """An invalid setting. The message names it and says what would be valid."""
 
     __module__ = "mint.rl"  # the name that users import
 

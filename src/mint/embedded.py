@@ -33,12 +33,12 @@ _running: EmbeddedService | None = None
 
 
 class EmbeddedServiceError(RuntimeError):
-    """The embedded service did not start. The text has its last words and the log's path."""
+    """The embedded service did not start. The message has the end of its log."""
 
 
 @dataclass(frozen=True)
 class EmbeddedService:
-    """A running child: where it answers, the key it accepts, and the file it logs to."""
+    """A running service: its URL, the key it accepts, and the file it logs to."""
 
     url: str
     key: str
@@ -54,9 +54,9 @@ class EmbeddedService:
 
 
 def embedded_service(home: Path | None = None) -> EmbeddedService:
-    """The service of this process, started now if there is none yet.
+    """Return the service of this process, and start it if there is none.
 
-    With ``home``, the service of that home folder, in place of one of another.
+    With ``home``, a service of another home folder is replaced by one of this.
     """
     global _running
     with _lock:
@@ -72,7 +72,7 @@ def embedded_service(home: Path | None = None) -> EmbeddedService:
 
 
 def embedded_home(url: str) -> Path | None:
-    """The home folder of the service at a URL, if this process started it."""
+    """Return the home folder of the service at a URL, if this process started it."""
     service = _running
     return service.home if service is not None and service.url == url.rstrip("/") else None
 
@@ -84,7 +84,7 @@ def embedded_service_ended(url: str) -> bool:
 
 
 def stop_embedded_service() -> None:
-    """End the service that this process started, if any. Runs by itself at exit."""
+    """End the service that this process started, if any. Also runs at exit."""
     global _running
     with _lock:
         service, _running = _running, None
@@ -145,17 +145,15 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _failure(what: str, log: Path) -> str:
-    return (
-        f"The embedded service {what}. The last lines of its log, {log}:\n"
-        f"{_last_lines(log)}\n"
-        "To start a service in the foreground, type: mint serve --port 8000\n"
-        "To use a service that runs elsewhere, set MINT_BASE_URL."
+    lines = log.read_text(errors="replace").splitlines()[-15:] or ["(empty)"]
+    return "\n".join(
+        [
+            f"The embedded service {what}. The last lines of its log, {log}:",
+            *(f"  | {line}" for line in lines),
+            "To start a service in the foreground, type: mint serve --port 8000",
+            "To use a service that runs elsewhere, set MINT_BASE_URL.",
+        ]
     )
-
-
-def _last_lines(log: Path, count: int = 15) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-count:]
-    return "\n".join(f"  | {line}" for line in lines) or "  | (empty)"
 
 
 def _report_end(service: EmbeddedService) -> None:

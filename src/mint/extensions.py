@@ -16,13 +16,15 @@ _FIELDS = (
     *("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs"),
     *("prompt_alt_tokens_k", "prompt_logprobs_last_n"),
 )
-"""What the arguments of the SDK's ``SamplingClient._send_asample_request`` are in a request."""
+"""The fields of a request in the order of ``SamplingClient._send_asample_request``'s arguments."""
 _CODE = re.compile(r"\[([a-z_]+)\](?: for self\.request_id=|$)")
 
 
 async def send_extended_sample(client: tinker.SamplingClient, *arguments: Any) -> Any:
-    """Send a sample request with all of its parameters, given as to the SDK's
-    ``SamplingClient._send_asample_request``. None means: wait, then send it again."""
+    """Send a sample request with all of its parameters, in the order of ``_FIELDS``.
+
+    None means: wait, then send it again.
+    """
     request = ExtendedSampleRequest(
         sampling_session_id=client._sampling_session_id,
         **dict(zip(_FIELDS, arguments, strict=True)),

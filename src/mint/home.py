@@ -1,4 +1,4 @@
-"""The home folder: everything that mint keeps on this machine."""
+"""The home folder: everything that mint stores on this machine."""
 
 import os
 from pathlib import Path
@@ -8,5 +8,5 @@ CONFIG_FILE = "config.yaml"
 
 
 def default_home() -> Path:
-    """The folder of a service's state: ``$MINT_HOME``, or ``~/.mint``."""
+    """Return the folder of a service's state: ``$MINT_HOME``, or ``~/.mint``."""
     return Path(os.environ.get("MINT_HOME") or "~/.mint").expanduser()

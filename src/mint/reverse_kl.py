@@ -59,7 +59,7 @@ def submit_reverse_kl(
     reference_model_path: str,
     temperature: float,
 ) -> APIFuture[ReverseKLOutput]:
-    """Put the operation into the run's stream, after those that were submitted before it."""
+    """Submit the operation to the run, after those that were submitted before it."""
     number = client._get_request_id()
     body = {
         "model_id": client._guaranteed_model_id(),

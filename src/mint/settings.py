@@ -20,6 +20,10 @@ from mint.config_error import ConfigError, closest
 
 _UNKNOWN = ("extra_forbidden", "no_such_attribute")
 _WANTED = {
+    "greater_than_equal": "{ge:g} or more",
+    "greater_than": "above {gt:g}",
+    "less_than_equal": "{le:g} or less",
+    "string_too_short": "{min_length} characters or more",
     "int": "an integer",
     "float": "a number",
     "finite": "a finite number",
@@ -30,12 +34,11 @@ _WANTED = {
     "dict": "names with values",
     "mapping": "names with values",
 }
-"""What a value must be, by the first word of pydantic's type of error."""
+"""What a value must be, by pydantic's type of error or its first word."""
 
 
 def setting(default: Any, description: str, *, env: str | None = None, **limits: Any) -> Any:
-    """A field with its default, one sentence, and limits such as ``ge``; ``env`` is its variable
-    where that is not the prefix and its name."""
+    """Return a field with limits such as ``ge``; ``env`` is its variable if not the usual one."""
     extra: Any = {"env": env} if env else None
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
@@ -87,26 +90,17 @@ def _explain(fault: ErrorDetails, known: Iterable[str], place_of: Callable[[str]
 
 
 def _wanted(fault: ErrorDetails) -> str:
-    limits = fault.get("ctx", {})
-    match fault["type"]:
-        case "greater_than_equal":
-            return f"{limits['ge']:g} or more."
-        case "greater_than":
-            return f"above {limits['gt']:g}."
-        case "less_than_equal":
-            return f"{limits['le']:g} or less."
-        case "string_too_short":
-            return f"{limits['min_length']} characters or more."
-        case "literal_error":
-            choices = re.findall(r"'([^']+)'", limits["expected"])
-            return f"one of {', '.join(choices)}.{closest(str(fault['input']), choices)}"
-        case kind:
-            said = fault["msg"].removeprefix("Input should be ")
-            return _WANTED.get(kind.partition("_")[0], said) + "."
+    kind, limits = fault["type"], fault.get("ctx", {})
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']+)'", limits["expected"])
+        return f"one of {', '.join(choices)}.{closest(str(fault['input']), choices)}"
+    wanted = _WANTED.get(kind) or _WANTED.get(kind.partition("_")[0])
+    said = fault["msg"].removeprefix("Input should be ")
+    return f"{wanted.format(**limits) if wanted else said}."
 
 
 def variables(model: type[BaseModel], prefix: str) -> dict[str, str]:
-    """The environment variable of each setting that has one."""
+    """Return the environment variable of each setting that has one."""
     found = {}
     for name, field in model.model_fields.items():
         extra = field.json_schema_extra
@@ -162,7 +156,7 @@ def _from_text(field: FieldInfo, text: str, variable: str) -> Any:
 
 
 def _strings(text: str) -> tuple[Any, ...]:
-    r"""Several values from one variable: ``a,b``, or as in JSON ``["a", "b"]``, or ``"a"``.
+    r"""Read several values from one variable: ``a,b``, or as in JSON ``["a", "b"]``, or ``"a"``.
 
     >>> _strings(r"\n,Q:"), _strings(r'["\n", ","]'), _strings("'Q:'")
     (('\n', 'Q:'), ('\n', ','), ('Q:',))
@@ -178,7 +172,7 @@ def _strings(text: str) -> tuple[Any, ...]:
 
 
 def unescaped(text: str) -> str:
-    r"""A string from a shell, where ``\n``, ``\t``, ``\r`` and ``\\`` are escapes.
+    r"""Read a string from a shell, where ``\n``, ``\t``, ``\r`` and ``\\`` are escapes.
 
     >>> unescaped(r"\nQ:"), unescaped(r"\\n")
     ('\nQ:', '\\n')
@@ -188,7 +182,7 @@ def unescaped(text: str) -> str:
 
 
 def table(model: type[BaseModel], prefix: str, defaults: Mapping[str, str], about: str) -> str:
-    """The settings as a table in Markdown; ``about`` is the heading of the last column."""
+    """Return the settings as a Markdown table; ``about`` is the heading of the last column."""
     rows = [f"| setting | default | variable | {about} |", "|---|---|---|---|"]
     for name, variable in variables(model, prefix).items():
         description = " ".join((model.model_fields[name].description or "").split())

@@ -1,7 +1,7 @@
 """A base model's tokenizer, fetched from the service that serves the model.
 
-The machine of the script needs neither the weights nor the hub: the service offers the tokenizer's
-files and they are kept in the cache, in a folder named after their content.
+The script's machine needs neither the weights nor the hub: the service sends the tokenizer's files,
+and they are cached in a folder named after the hash of their content.
 """
 
 from __future__ import annotations
@@ -31,21 +31,18 @@ MAX_BYTES = 256 * 1024 * 1024
 
 
 def fetch_tokenizer(holder: InternalClientHolder, model: str) -> Any | None:
-    """The tokenizer of ``model`` as the service has it; None when it is not a mint service."""
-    archive = _download(holder, model)
-    return None if archive is None else _load(_unpacked(archive))
+    """Return the service's tokenizer of ``model``; None if it is not a mint service."""
 
-
-def _download(holder: InternalClientHolder, model: str) -> bytes | None:
     async def get() -> bytes:
         with holder.aclient(ClientConnectionPoolType.SESSION) as client:
             path = f"/api/v1/mint/tokenizers/{quote(model, safe='')}"
             return (await client.get(path, cast_to=httpx.Response)).content
 
     try:
-        return holder.run_coroutine_threadsafe(get()).result()
+        archive = holder.run_coroutine_threadsafe(get()).result()
     except tinker.NotFoundError:
         return None
+    return _load(_unpacked(archive))
 
 
 def _unpacked(archive: bytes) -> Path:
@@ -87,10 +84,10 @@ def _load(folder: Path) -> Any:
 
 
 def plain_tokenizer(tokenizer: Any) -> Any:
-    """Return a copy whose ``apply_chat_template`` gives token ids, as scripts were written for.
+    """Return a copy whose ``apply_chat_template`` returns token ids, as scripts expect.
 
-    Transformers 5 gives a mapping unless ``return_dict=False``, and ``list(mapping)`` is its keys.
-    ``return_dict`` means what it always did where it is passed.
+    Transformers 5 returns a mapping unless ``return_dict=False``; its ``list()`` are its keys.
+    A ``return_dict`` that is passed has its usual meaning.
     """
     original = getattr(tokenizer, "apply_chat_template", None)
     if original is None or isinstance(original, _TokenIds):

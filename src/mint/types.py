@@ -16,11 +16,9 @@ DEFAULT_BETAS = (0.9, 0.999)
 
 
 class SamplingParams(tinker.types.SamplingParams):
-    """Sampling parameters. ``stop_token_ids`` names tokens that end an answer, like a ``stop`` of
-    ids.
+    """Sampling parameters. The token ids of ``stop_token_ids`` are sent as those of ``stop``.
 
-    On the wire there is one ``stop``: token ids from both fields are joined there. ``min_p`` and
-    ``renormalize`` are known to mint's service only.
+    Only mint's service supports ``min_p`` and ``renormalize``.
     """
 
     stop_token_ids: Sequence[int] | None = Field(default=None, exclude=True)
@@ -55,7 +53,7 @@ class SamplingParams(tinker.types.SamplingParams):
 
 
 class ExtendedSampleRequest(tinker.types.SampleRequest):
-    """A request whose sampling parameters are sent whole, with what the SDK's do not have."""
+    """A request that also sends sampling parameters that the SDK does not have."""
 
     sampling_params: SerializeAsAny[tinker.types.SamplingParams]
 

@@ -30,7 +30,7 @@ from mint.rewards import (
     reasoning_gym,
     weighted,
 )
-from mint.rewards.gym import GymUnavailable
+from mint.rewards.tasks import GymUnavailable
 
 FORMAT = "The answer is [NUM]."
 RESPONSES = [

@@ -2,7 +2,11 @@
 
 # ruff: noqa: I001  (names of one module stand together)
 
-from .analysis import Analysis as Analysis, analyse as analyse
+from .analysis import (
+    Analysis as Analysis,
+    analyse as analyse,
+    failure_pattern as failure_pattern,
+)
 from .answers.arithmetic import (
     RewardBreakdown as RewardBreakdown,
     compute_reward_breakdown as compute_reward_breakdown,
@@ -16,7 +20,6 @@ from .answers.checks import (
 )
 from .answers.extraction import extract_answer as extract_answer, extract_number as extract_number
 from .audit import audit_reward as audit_reward
-from .code.programs import program_tasks as program_tasks
 from .code.reward import CodeReward as CodeReward, extract_code as extract_code
 from .code.sandbox import (
     Limits as Limits,
@@ -24,7 +27,6 @@ from .code.sandbox import (
     SandboxUnavailable as SandboxUnavailable,
 )
 from .code.tests import AssertTest as AssertTest, CallTest as CallTest, StdioTest as StdioTest
-from .gym import reasoning_gym as reasoning_gym
 from .judges.endpoint import Budget as Budget, ChatEndpoint as ChatEndpoint
 from .judges.judge import Criterion as Criterion, JudgeReward as JudgeReward
 from .judges.pairwise import PairwiseJudge as PairwiseJudge, bradley_terry as bradley_terry
@@ -61,7 +63,6 @@ from .shaping.curriculum import (
     linear_weights as linear_weights,
     staged_weights as staged_weights,
 )
-from .shaping.failure_patterns import failure_pattern as failure_pattern
 from .shaping.formats import (
     match_format_approximately as match_format_approximately,
     match_format_exactly as match_format_exactly,
@@ -111,4 +112,6 @@ from .tasks import (
     code_tasks as code_tasks,
     countdown_reward as countdown_reward,
     countdown_tasks as countdown_tasks,
+    program_tasks as program_tasks,
+    reasoning_gym as reasoning_gym,
 )

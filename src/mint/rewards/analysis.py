@@ -1,23 +1,42 @@
-"""Describe the distribution of rewards: as data, as text, and as a plot."""
+"""Describe the distribution of rewards as data, text and a plot, and how answers are wrong."""
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from mint.rewards.answers.checks import check_answer
+from mint.rewards.answers.extraction import final_answer
+from mint.rewards.answers.gold import Gold, read_gold
+from mint.rewards.answers.number import distance
 from mint.rewards.charts import bar_chart, standalone
 from mint.rewards.scoring import Scored
-from mint.rewards.shaping.failure_patterns import failure_pattern
+from mint.rewards.shaping.aspects import is_cut_off
+from mint.rewards.shaping.formats import match_format_exactly
 
+Pattern = Literal[
+    "right",
+    "empty",
+    "truncated",
+    "no number",
+    "wrong format",
+    "off by sign",
+    "off by scale",
+    "off by one",
+    "close",
+    "wrong",
+]
+_SCALES = tuple(Fraction(10) ** power for power in range(-12, 13) if power)
 _BINS = 10
 _SHOWN = 200
 
 
 @dataclass(frozen=True)
 class Example:
-    """A sample worth reading."""
+    """A sample with a very high or very low reward."""
 
     reward: float
     prompt: str
@@ -170,3 +189,36 @@ def _histogram(rewards: Sequence[float]) -> tuple[tuple[float, float, int], ...]
     bins = ((reward - low) / width + 1e-9 for reward in rewards)  # 0.3 / 0.1 is a little below 3
     counts = Counter(min(_BINS - 1, int(each)) for each in bins)
     return tuple((low + b * width, low + (b + 1) * width, counts[b]) for b in range(_BINS))
+
+
+def failure_pattern(
+    response: str | None, ground_truth: Gold, expected_format: str | None = None
+) -> Pattern:
+    """Return why a response is wrong: the first pattern that matches.
+
+    >>> failure_pattern("The answer is -42.", 42), failure_pattern("420", 42)
+    ('off by sign', 'off by scale')
+    >>> failure_pattern("I am not sure.", 42), failure_pattern("We take the sum of", 42)
+    ('no number', 'truncated')
+    """
+    text = (response or "").strip()
+    if not text:
+        return "empty"
+    if check_answer(text, ground_truth) == 1.0:
+        misformed = expected_format and match_format_exactly(text, expected_format) < 1.0
+        return "wrong format" if misformed else "right"
+    if is_cut_off(text[-100_000:]):
+        return "truncated"
+    gold, number = read_gold(ground_truth).number, final_answer(text).number
+    if gold is None:
+        return "wrong"
+    if number is None or number.value is None or gold.value is None:
+        return "no number"
+    value, right = number.value, gold.value
+    if value == -right:
+        return "off by sign"
+    if right and any(value == right * scale for scale in _SCALES):
+        return "off by scale"
+    if distance(value, right) == 1:
+        return "off by one"
+    return "close" if right and distance(value, right) * 10 <= distance(right, 0) else "wrong"

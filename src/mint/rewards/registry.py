@@ -15,8 +15,6 @@ from mint.rewards.reward import Reward, as_reward
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Where a bare name is looked for. A function added to agent_tunix/rewards.py is found by its name.
-_MODULES = ("mint.rewards", "agent_tunix.rewards")
 _REGISTERED: dict[str, Callable[..., Any] | Reward] = {}
 _NAMES_BY_RANGE = {
     "0 or 1": "binary_reward check_case check_length check_tool_use",
@@ -87,12 +85,18 @@ def find_reward(name: str) -> Reward:
         return as_reward(_attribute(load_file(Path(path)), attribute, name))
     if "." in name:
         module_name, _, attribute = name.rpartition(".")
-        return as_reward(_attribute(_imported(module_name, name), attribute, name))
-    for module_name in _MODULES:
-        found = getattr(_imported(module_name, name), name, None)
-        if callable(found):
-            return as_reward(found)
-    raise _not_found(name)
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name and not module_name.startswith(error.name):
+                raise
+            raise _not_found(name) from None
+        return as_reward(_attribute(module, attribute, name))
+    # It has every name of mint.rewards, and the functions that a user adds to its file.
+    found = getattr(importlib.import_module("agent_tunix.rewards"), name, None)
+    if not callable(found):
+        raise _not_found(name)
+    return as_reward(found)
 
 
 def list_rewards() -> list[Listed]:
@@ -111,15 +115,6 @@ def list_rewards() -> list[Listed]:
 
 def _summary(function: Any) -> str:
     return (inspect.getdoc(function) or "").partition("\n")[0].replace("``", "`")
-
-
-def _imported(module_name: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and not module_name.startswith(error.name):
-            raise
-        raise _not_found(name) from None
 
 
 def load_file(path: Path) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sample:
-    """One response with its prompt and whatever else the reward may need."""
+    """One response with its prompt and the metadata that the reward may need."""
 
     response: str
     prompt: str = ""
@@ -68,8 +68,6 @@ def read_score(value: Any) -> Score | None:
     """
     if value is None or isinstance(value, Score):
         return value
-    if isinstance(value, int | float):
-        return Score(float(value))
     if is_dataclass(value) and isinstance(getattr(value, "total", None), int | float):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
         total = float(parts.pop("total"))

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mint.rewards.reward import RewardLike, as_reward, run
-from mint.rewards.score import Failure, Outcome, Sample, Score
+from mint.rewards.score import Failure, Sample, Score
 
 _LOGGER = logging.getLogger("mint.rewards")
 
 
 class TooManyFailures(RuntimeError):
-    """So many samples could not be scored that training on the rest would mislead."""
+    """Too many samples could not be scored to train on the rest."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,18 @@ class Scorer:
     def score(self, samples: Sequence[Sample], step: int | None = None) -> list[Scored]:
         """Score the samples. Raises :class:`TooManyFailures` above the allowed share."""
         reward = self.reward if step is None else self.reward.at(step)
-        outcomes = run(reward.outcomes(samples))
-        scored = [self._seen(s, outcome) for s, outcome in zip(samples, outcomes, strict=True)]
+        scored = []
+        for sample, outcome in zip(samples, run(reward.outcomes(samples)), strict=True):
+            self.seen += 1
+            if isinstance(outcome, Failure):
+                self.failures += 1
+                self.reasons[f"{outcome.reward}: {type(outcome.error).__name__}"] += 1
+                self.on_failure(sample, outcome)
+                scored.append(Scored(sample, None, str(outcome)))
+            else:
+                scored.append(Scored(sample, outcome))
         self._check()
         return scored
-
-    def _seen(self, sample: Sample, outcome: Outcome) -> Scored:
-        self.seen += 1
-        if isinstance(outcome, Failure):
-            self.failures += 1
-            self.reasons[f"{outcome.reward}: {type(outcome.error).__name__}"] += 1
-            self.on_failure(sample, outcome)
-            return Scored(sample, None, str(outcome))
-        return Scored(sample, outcome)
 
     def _check(self) -> None:
         if self.seen < self.min_samples or self.failures <= self.max_failure_share * self.seen:

@@ -1,4 +1,4 @@
-"""Tasks that need no download: arithmetic, countdown and small programs."""
+"""Tasks that need no download: arithmetic, countdown, small programs, and reasoning-gym's."""
 
 import ast
 import json
@@ -9,12 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
+from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from mint.rewards.answers.checks import check_answer
 from mint.rewards.answers.extraction import marked_answer
-from mint.rewards.reward import Reward, as_reward
+from mint.rewards.code.reward import CodeReward
+from mint.rewards.code.tests import CallTest
+from mint.rewards.reward import FunctionReward, Reward, as_reward
 from mint.rewards.score import Sample, Score
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
@@ -61,8 +66,6 @@ def arithmetic_tasks(
     unknown = set(operations) - _OPERATIONS.keys()
     if unknown or not operations or digits < 1:
         raise ValueError(f"arithmetic_tasks() knows {''.join(_OPERATIONS)}, not {operations!r}.")
-    from mint.rewards.answers.checks import check_answer
-
     reward, draw = as_reward(check_answer), random.Random(seed)
     tasks = []
     for _ in range(count):
@@ -151,10 +154,118 @@ def code_tasks(count: int | None = None, seed: int = 0) -> list[Task]:
     >>> task.score(f"```python\\n{task.metadata['solution']}```").total
     1.0
     """
-    from mint.rewards.code.reward import CodeReward
-
     reward, draw = CodeReward(), random.Random(seed)
     programs = [json.loads(line) for line in _CLASSICS.read_text().splitlines()]
     draw.shuffle(programs)
     chosen = islice(cycle(programs), len(programs) if count is None else count)
     return [Task(each["prompt"], reward, {"task": "code", **each["metadata"]}) for each in chosen]
+
+
+_NUMBERS = (0, 1, 4, 7, 12, 25, 60, -3)
+_LISTS: tuple[list[int], ...] = (
+    [3, 1, 2],
+    [10, 4, 25, 8],
+    [5],
+    [],
+    [7, 7, 2, 30, 12],
+    [1, 2, 3, 4, 5, 6],
+)
+_TEXTS = ("banana", "Hello world", "a", "tea and rice", "mississippi", "onion soup")
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A template with two parameters, its solution, and the inputs of its tests."""
+
+    argument: str
+    sentence: str
+    meaning: Callable[[Any, Any, Any], Any]
+    inputs: Sequence[Any]
+    letters: bool = False
+
+    def task(self, reward: Any, draw: random.Random) -> Task:
+        a, b = (
+            draw.sample("aeionst", 2) if self.letters else (draw.randint(2, 9), draw.randint(2, 60))
+        )
+        wanted = self.sentence.format(a=a, b=b)
+        prompt = f"Write a Python function solve({self.argument}) that returns {wanted}."
+        tests = [CallTest("solve", (given,), self.meaning(given, a, b)) for given in self.inputs]
+        return Task(prompt, reward, {"tests": tests, "task": "programs"})
+
+
+_of_number = partial(_Problem, "x", inputs=_NUMBERS)
+_of_list = partial(_Problem, "items", inputs=_LISTS)
+_of_text = partial(_Problem, "text", inputs=_TEXTS)
+_of_letters = partial(_of_text, letters=True)
+_PROBLEMS = (
+    _of_number("x times {a}, plus {b}", lambda x, a, b: x * a + b),
+    _of_number("{b} minus x", lambda x, a, b: b - x),
+    _of_number("the square of x, plus {b}", lambda x, a, b: x * x + b),
+    _of_number("the remainder of x divided by {a}", lambda x, a, b: x % a),
+    _of_number("the larger of x and {b}", lambda x, a, b: max(x, b)),
+    _of_number("True if x is greater than {b}, else False", lambda x, a, b: x > b),
+    _of_number("True if x is divisible by {a}, else False", lambda x, a, b: x % a == 0),
+    _of_list("a list of each number in items times {b}", lambda x, a, b: [i * b for i in x]),
+    _of_list("the sum of items, plus {b}", lambda x, a, b: sum(x) + b),
+    _of_list("the length of items times {b}", lambda x, a, b: len(x) * b),
+    _of_list("the numbers in items greater than {a}", lambda x, a, b: [i for i in x if i > a]),
+    _of_list("how many numbers in items are below {b}", lambda x, a, b: sum(i < b for i in x)),
+    _of_text("text repeated {a} times", lambda x, a, b: x * a),
+    _of_text("the first {a} characters of text", lambda x, a, b: x[:a]),
+    _of_text("the last {a} characters of text", lambda x, a, b: x[-a:]),
+    _of_letters("how often {a!r} occurs in text", lambda x, a, b: x.count(a)),
+    _of_letters("text with {b!r} for every {a!r}", lambda x, a, b: x.replace(a, b)),
+)
+
+
+def program_tasks(count: int, seed: int = 0) -> list[Task]:
+    """Return small programs to write, each with tests that run in the sandbox.
+
+    >>> program_tasks(1, seed=5)[0].prompt
+    'Write a Python function solve(items) that returns the sum of items, plus 52.'
+    """
+    reward, draw = CodeReward(), random.Random(seed)
+    return [draw.choice(_PROBLEMS).task(reward, draw) for _ in range(count)]
+
+
+class GymUnavailable(RuntimeError):
+    """reasoning-gym is not installed, or has no such task."""
+
+
+def reasoning_gym(name: str, count: int = 100, seed: int = 0, **options: Any) -> list[Task]:
+    """Return ``count`` tasks of one of reasoning-gym's generators, with its own scorer.
+
+    The answer is what the last ``<answer>`` tag or box holds, or else the whole response.
+
+    >>> task = reasoning_gym("chain_sum", count=1, seed=1)[0]
+    >>> task.score(f"<answer>{task.metadata['answer']}</answer>").total
+    1.0
+    """
+    try:
+        gym: Any = import_module("reasoning_gym")
+    except ModuleNotFoundError:
+        raise GymUnavailable(
+            "reasoning-gym is not installed. Type: pip install reasoning-gym"
+        ) from None
+    try:
+        dataset = gym.create_dataset(name, size=count, seed=seed, **options)
+    except ValueError as error:
+        raise GymUnavailable(
+            f"reasoning-gym cannot create {name!r}: {error}. Its tasks are listed in "
+            "reasoning_gym.factory.DATASETS."
+        ) from None
+
+    def score(response: str, entry: Any) -> Score:
+        content = marked_answer(response)
+        answer = (response if content is None else content).strip()
+        return Score(float(dataset.score_answer(answer=answer, entry=entry)))
+
+    reward = FunctionReward(score, name=f"reasoning_gym:{name}")
+    return [
+        Task(
+            entry["question"],
+            reward,
+            {"answer": entry["answer"], "entry": entry, "task": f"reasoning_gym:{name}"},
+        )
+        for entry in dataset
+    ]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from mint.rewards import check_answer
-from mint.rewards.answers.symbolic import FormulaPool
+from mint.rewards.answers.symbolic import FormulaPool, SymbolicUnavailable
 
 TOWER = "9^{9^{9^{9}}}"
 
 
 @pytest.fixture(scope="module")
 def pool() -> FormulaPool:
-    with FormulaPool(size=2) as pool:
+    with closing(FormulaPool(size=2)) as pool:
         pool.start()
         yield pool
 
@@ -52,3 +54,14 @@ def test_check_answer_survives_bombs_from_threads() -> None:
 def test_a_pool_that_cannot_work_is_refused(size: int, seconds: float) -> None:
     with pytest.raises(ValueError, match="size >= 1 and seconds > 0"):
         FormulaPool(size, seconds)
+
+
+def test_a_worker_that_cannot_start_is_reported_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "math_verify.py").write_text("raise ImportError")
+    monkeypatch.syspath_prepend(tmp_path)
+    with closing(FormulaPool(size=1)) as pool:
+        for _ in range(2):
+            with pytest.raises(SymbolicUnavailable, match="exit code 1"):
+                pool.same("x", "y")

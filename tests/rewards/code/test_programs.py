@@ -8,7 +8,7 @@ import re
 import pytest
 
 from mint.rewards import CallTest, program_tasks
-from mint.rewards.code.programs import _PROBLEMS
+from mint.rewards.tasks import _PROBLEMS
 
 SOLUTIONS = {
     "remainder": "x % {0}",

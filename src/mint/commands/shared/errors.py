@@ -45,7 +45,7 @@ def _exit_code(error: Exception) -> int | None:
     from mint.catalog import ModelNotFound
     from mint.embedded import EmbeddedServiceError
     from mint.rewards import SandboxUnavailable, TooManyFailures
-    from mint.rewards.gym import GymUnavailable
+    from mint.rewards.tasks import GymUnavailable
     from mint.rl import CheckpointGone, RunStopped, ServiceLost
     from mint.rl.data.prompts import NotEnoughData
     from mint.rl.evaluation.endpoint import EndpointFailed

@@ -159,9 +159,7 @@ _MATH = re.compile(r"\$\$?([^$]{1,1000})\$\$?|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000
 
 
 def _math_span(text: str) -> str | None:
-    """Return the last formula between dollar signs or LaTeX brackets, or all text before a lone
-    dollar sign.
-    """
+    """Return the last formula between dollar signs or brackets, or all before a lone dollar."""
     spans = _MATH.findall(text[-4000:])
     if spans:
         return str(next(part for part in spans[-1] if part))

@@ -14,7 +14,7 @@ from typing import Literal
 
 from mint.rewards.answers.number import Number, find_numbers, last_number, parse_number
 from mint.rewards.answers.plaintext import plain, strip_latex
-from mint.rewards.answers.words import last_spelt_number, spelt_number
+from mint.rewards.answers.words import last_spelt_number, spelt_numbers
 
 Source = Literal["tag", "boxed", "marker", "equals", "called", "last number", "text", "none"]
 
@@ -113,8 +113,6 @@ def final_answer(text: str) -> FoundAnswer:
 
 def last_tag(text: str) -> str | None:
     """Return the content of the last ``<answer>…</answer>``."""
-    if "nswer>" not in text and "NSWER>" not in text:
-        return None
     closing = _last(_CLOSE_TAG.finditer(text))
     if closing is None:
         return None
@@ -169,19 +167,14 @@ def _balanced(text: str, start: int) -> str | None:
 
 
 def _contained(content: str, source: Source) -> FoundAnswer:
-    """Return the answer in a tag or box: a number only if the content is one number, not an
-    expression.
-    """
+    """Return the answer in a tag or box; an expression or a list is not a number."""
     inner = last_boxed(content) if source == "tag" else None
     if inner is not None:
         return _contained(inner, source)
-    if number := parse_number(content):
-        return FoundAnswer(content.strip(), source, number)
-    span = content.strip()
-    if _is_list_or_expression(span):
-        return FoundAnswer(span, source)
-    answer = _open_answer(content)
-    return FoundAnswer(span, source, answer.number)
+    span, number = content.strip(), parse_number(content)
+    if number is None and not _is_list_or_expression(span):
+        number = _open_answer(content).number
+    return FoundAnswer(span, source, number)
 
 
 def _is_list_or_expression(content: str) -> bool:
@@ -225,7 +218,7 @@ def _open_answer(text: str) -> FoundAnswer:
         return FoundAnswer(_written(number), "last number", number)
     spelt = last_spelt_number(text)
     if spelt is not None:
-        return FoundAnswer(text.strip(), "last number", Number(spelt))
+        return FoundAnswer(text.strip(), "last number", spelt)
     return FoundAnswer(text.strip(), "text" if text.strip() else "none")
 
 
@@ -241,9 +234,7 @@ def _without_check(text: str) -> int:
 
 
 def _before_reasons(text: str) -> Number | None:
-    """Return the number before "because" or "since" in the last sentence; what follows only gives
-    reasons.
-    """
+    """Return the number before "because" or "since" in the last sentence."""
     sentence = _SENTENCE.split(text[-_SPAN:].rstrip(" .!\n"))[-1]
     claim, reasons, _ = sentence.partition(next(iter(_REASONS.findall(sentence)), "\0"))
     return last_number(claim) if reasons else None
@@ -282,9 +273,11 @@ def _after_marker(text: str, start: int, source: Source) -> FoundAnswer:
         if not _FILLER.fullmatch(window, 0, first.start):
             return FoundAnswer(line, source, numbers[-1])
         return FoundAnswer(line, source, None if _continues(window, first) else first)
-    spelt = spelt_number(_FILLER.sub("", window, count=1))
+    spelt = next(spelt_numbers(window), None)
     if spelt is not None:
-        return FoundAnswer(line, source, Number(spelt))
+        before = _FILLER.sub("", window[: spelt.start], count=1)
+        if not any(map(str.isalpha, before)):
+            return FoundAnswer(line, source, spelt)
     return FoundAnswer(line, source, last_number(text[start:]))
 
 

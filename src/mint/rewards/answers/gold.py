@@ -42,13 +42,10 @@ def read_gold(ground_truth: Gold) -> ReadGold:
     >>> read_gold(r"Therefore $x = \boxed{x^2 + 1}$.").kind
     'formula'
     """
-    if isinstance(ground_truth, str):
-        return _read_text(ground_truth)
+    if isinstance(ground_truth, str | float | Decimal):
+        return _read_text(str(ground_truth))
     if isinstance(ground_truth, bool):
         return ReadGold("text", str(ground_truth))
-    if isinstance(ground_truth, float | Decimal):
-        ground_truth = str(ground_truth)
-        return _read_text(ground_truth)
     if isinstance(ground_truth, int | Fraction):
         return ReadGold("number", str(ground_truth), Number(ground_truth))
     raise TypeError(

@@ -42,94 +42,78 @@ _LAST_INTEGER = re.compile(r"[-+]?[0-9]+")
 _ROOTS = Context(prec=60)
 
 
-def magnitude(text: str) -> tuple[Value | None, bool]:
+def magnitude(text: str) -> tuple[Value, bool]:
     r"""Return the value of a match of ``MAGNITUDE``, and whether it is exact.
 
-    An irrational root is kept to sixty digits. None: too long, or divided by zero.
+    An irrational root is kept to sixty digits. Raises ValueError if there are too many digits, and
+    ZeroDivisionError.
 
-    >>> magnitude("1 1/2"), magnitude("1.5×10^3"), magnitude(r"\sqrt{16}"), magnitude("1/0")
-    ((Fraction(3, 2), True), (Fraction(1500, 1), True), (Fraction(4, 1), True), (None, True))
+    >>> magnitude("1 1/2"), magnitude("1.5×10^3"), magnitude(r"\sqrt{16}")
+    ((Fraction(3, 2), True), (Fraction(1500, 1), True), (Fraction(4, 1), True))
     """
     if text.isdigit():
         return decimal(text), True
     parts = _PARTS.fullmatch(text)
     if parts is None or len(text) > 2 * MAX_DIGITS:
-        return None, True
-    value: Value | None = decimal(parts["whole"]) if parts["whole"] else None
+        raise ValueError("too long")
+    value = decimal(parts["whole"]) if parts["whole"] else 0
     exact = True
-    if parts["whole"] and value is None:
-        return None, True
     if parts["science"]:
-        value = _times(value, power_of_ten(_LAST_INTEGER.findall(parts["science"])[-1]))
+        value *= power_of_ten(_LAST_INTEGER.findall(parts["science"])[-1])
     elif parts["latex"]:
         fraction, exact = _latex_fraction(parts["latex"])
-        value = None if fraction is None else (value or 0) + fraction
+        value += fraction
     elif parts["root"]:
         root, exact = _root(parts["root"])
-        value = _times(1 if value is None else value, root)
+        value = value * root if parts["whole"] else root
     elif parts["top"]:
-        part = _divided(decimal(parts["top"]), parts["bottom"])
-        value = None if part is None or value is None else value + part
+        value += Fraction(decimal(parts["top"])) / decimal(parts["bottom"])
     if parts["divisor"]:
-        value = _divided(value, parts["divisor"])
+        value = Fraction(value) / decimal(parts["divisor"])
     return value, exact
 
 
-def decimal(text: str) -> Value | None:
-    """Parse digits with separators and a decimal point; None when there are too many of them."""
+def decimal(text: str) -> Value:
+    """Parse digits with separators and a decimal point."""
     whole, _, decimals = text.partition(".")
     whole = "".join(character for character in whole if character.isdigit())
-    if len(whole) + len(decimals) > MAX_DIGITS or not (whole + decimals).isdigit():
-        return None
-    if not decimals:
-        return int(whole)
-    return Fraction(int(whole + decimals), 10 ** len(decimals))
+    if len(whole) + len(decimals) > MAX_DIGITS:
+        raise ValueError("too many digits")
+    return Fraction(int(whole + decimals), 10 ** len(decimals)) if decimals else int(whole)
 
 
-def power_of_ten(text: str) -> Value | None:
-    """Return 10 to the power written in ``text``; None beyond a thousand digits."""
+def power_of_ten(text: str) -> Value:
+    """Return 10 to the power written in ``text``."""
     exponent = int(text.strip("{}() "))
     if abs(exponent) > MAX_EXPONENT:
-        return None
+        raise ValueError("too many digits")
     return 10**exponent if exponent >= 0 else Fraction(1, 10**-exponent)
 
 
-def _times(value: Value | None, factor: Value | None) -> Value | None:
-    return None if value is None or factor is None else value * factor
-
-
-def _divided(value: Value | None, divisor: str) -> Value | None:
-    bottom = decimal(divisor)
-    return None if value is None or not bottom else Fraction(value) / bottom
-
-
-def _latex_fraction(text: str) -> tuple[Value | None, bool]:
+def _latex_fraction(text: str) -> tuple[Value, bool]:
     sides = _LATEX_SIDES.findall(text[text.index("frac") + 4 :])
     (top, top_exact), (bottom, bottom_exact) = (_side(side) for side in sides[:2])
-    if top is None or not bottom:
-        return None, True
     return Fraction(top) / bottom, top_exact and bottom_exact
 
 
-def _side(text: str) -> tuple[Value | None, bool]:
+def _side(text: str) -> tuple[Value, bool]:
     inside = text[1:-1].strip() if text.startswith("{") else text
     match = _SIGNED_SIDE.fullmatch(inside)
     if match is None or not (match["digits"] or match["root"]):
-        return None, True
+        raise ValueError("not a number")
     value = decimal(match["digits"]) if match["digits"] else 1
     root, exact = _root(match["root"]) if match["root"] else (1, True)
-    product = _times(value, root)
-    return (-product if product is not None and match["sign"] == "-" else product), exact
+    return (-value if match["sign"] == "-" else value) * root, exact
 
 
-def _root(text: str) -> tuple[Value | None, bool]:
+def _root(text: str) -> tuple[Value, bool]:
     degree, inside = 2, text
     if "[" in text:
         inside = text[text.index("]") + 1 :]
         degree = int(text[text.index("[") + 1 : text.index("]")])
     radicand = decimal(inside.removeprefix("\\sqrt").strip("√{}() "))
-    if radicand is None or degree < 2:
-        return None, True
+    if degree < 2:
+        raise ValueError("not a root")
     top, bottom = (_whole_root(side, degree) for side in radicand.as_integer_ratio())
     if top is not None and bottom is not None:
         return Fraction(top, bottom), True

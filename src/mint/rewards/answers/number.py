@@ -37,7 +37,6 @@ _FOUND = re.compile(
     rf"|(?P<magnitude>{MAGNITUDE})(?P<scale>{_SCALE})?)"
     rf"(?P<percent>{_PERCENT})?(?P<raised>\s?(?:\^|\*\*(?=\s?[-({{0-9])))?"
 )
-_PLAIN = re.compile(r"([-+]?)([0-9]{1,18})(?:\.([0-9]{1,18}))?\.?")
 _SIGN_ONLY = re.compile(rf"\s*(?:[-+]|negative|minus)?\s*(?:{CURRENCY})?\s*[-+]?\s*")
 _UNIT_ONLY = re.compile(
     r"(?:\s?[€£¥₹$])?(?:(?:\s|(?![a-zA-Z](?![a-zA-Z])))[A-Za-z][A-Za-z/^0-9.]{0,19}){0,3}\.?"
@@ -90,7 +89,7 @@ def distance(a: Value, b: Value) -> Fraction:
 
 
 def parse_number(text: str) -> Number | None:
-    r"""Return the number that ``text`` as a whole is, apart from units and currency, or None.
+    r"""Return the number of a text that contains only it, its unit and its currency, or None.
 
     >>> parse_number("-$1,234.50").value
     Fraction(-2469, 2)
@@ -99,8 +98,6 @@ def parse_number(text: str) -> Number | None:
     >>> parse_number("3 apples and 4 pears") is None
     True
     """
-    if simple := _PLAIN.fullmatch(text.strip()):
-        return Number(_simple_value(*simple.groups()), end=len(text))
     if len(text) > 2 * MAX_DIGITS:
         return None
     text = _unwrapped(strip_latex(plain(text)))
@@ -155,24 +152,17 @@ def _denied(text: str, number: Number) -> bool:
 
 def _number(match: re.Match[str], text: str) -> Number:
     value: Value | None
-    if match["ten"]:
-        value, exact = power_of_ten(match["exponent"]), True
-    else:
-        value, exact = magnitude(match["magnitude"])
-    if value is not None:
-        if match["scale"]:
-            value *= _SCALES[match["scale"].strip()]
+    try:
+        if match["ten"]:
+            value, exact = power_of_ten(match["exponent"]), True
+        else:
+            value, exact = magnitude(match["magnitude"])
+        value *= _SCALES[match["scale"].strip()] if match["scale"] else 1
         value *= _sign_before(text, match.start())
-        if isinstance(value, Fraction) and value.denominator == 1:
-            value = value.numerator
+        value = value.numerator if value.denominator == 1 else value
+    except (ValueError, ZeroDivisionError):
+        value, exact = None, True
     return Number(value, match["percent"] is not None, exact, match.start(), match.end())
-
-
-def _simple_value(sign: str, whole: str, decimals: str | None) -> Value:
-    value: Value = int(whole)
-    if decimals and (fraction := int(decimals)):
-        value += Fraction(fraction, 10 ** len(decimals))
-    return -value if sign == "-" else value
 
 
 def _unwrapped(text: str) -> str:
@@ -200,9 +190,7 @@ def _sign_before(text: str, start: int) -> int:
 
 
 def _is_sign(before: str, spaced: bool) -> bool:
-    """Return whether a minus after ``before`` is a sign: not between two numbers, and not as a
-    bullet.
-    """
+    """Return whether a minus after ``before`` is a sign, not a bullet or between two numbers."""
     if not before:
         return True
     if before[-1] == "\n":

@@ -15,9 +15,7 @@ _REPLACED = {
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
 _RAISED_RUN = re.compile(f"(?<![{_RAISED}])(?=[{_RAISED}])")
 _RAISED_TO_PLAIN = str.maketrans(_RAISED, "0123456789+-")
-_VULGAR_AFTER_DIGIT = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞↉])")
-
-
+_VULGAR_AFTER_DIGIT = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞↉])")
 _LONGEST_EXPANSION = 6
 
 
@@ -49,11 +47,7 @@ def plain(text: str) -> str:
     if text.isascii():
         return text
     text = _RAISED_RUN.sub("^", text).translate(_RAISED_TO_PLAIN)
-    text = text.translate(_FULL_WIDTH_DIGITS)
     return _VULGAR_AFTER_DIGIT.sub(" ", text).translate(_TABLE)
-
-
-_FULL_WIDTH_DIGITS = {ord("０") + digit: str(digit) for digit in range(10)}
 
 
 _LATEX_WRAPPER = re.compile(

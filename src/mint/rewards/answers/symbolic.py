@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import queue
@@ -14,8 +15,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 
 _FORMULA_LIMIT = 1000
-_START_SECONDS = 60.0
-_ANSWER_SECONDS = 60.0
+_REPLY_SECONDS = 120.0  # the first reply waits for the worker's imports
 
 
 class SymbolicUnavailable(RuntimeError):
@@ -27,9 +27,10 @@ class FormulaPool:
 
     Each comparison may use ``seconds`` of processor time; then its process is killed.
 
-    >>> with FormulaPool(size=1) as pool:
-    ...     pool.same(r"\\frac{1}{2} x", "x/2")
+    >>> pool = FormulaPool(size=1)
+    >>> pool.same(r"\\frac{1}{2} x", "x/2")
     True
+    >>> pool.close()
     """
 
     def __init__(self, size: int = 2, seconds: float = 0.4) -> None:
@@ -51,16 +52,17 @@ class FormulaPool:
         """Return whether two formulas are equal; not if one is too long or takes too long."""
         if max(len(gold), len(answer)) > _FORMULA_LIMIT or not answer.strip():
             return False
+        gold, answer = (" ".join(each.replace("$", " ").split()) for each in (gold, answer))
         worker = self._idle.get()
         try:
-            return worker.same(_one_line(gold), _one_line(answer), self.seconds)
+            return worker.same(gold, answer, self.seconds)
         finally:
             self._idle.put(worker)
 
     def start(self) -> None:
         """Wait until every worker is ready, so that no comparison pays for the imports."""
         for worker in self._workers:
-            worker.ready()
+            worker.same("x", "x", self.seconds)
 
     def close(self) -> None:
         """End the worker processes; a forked child leaves its parent's alone."""
@@ -68,12 +70,6 @@ class FormulaPool:
             return
         for worker in self._workers:
             worker.end()
-
-    def __enter__(self) -> FormulaPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Worker:
@@ -83,7 +79,6 @@ class _Worker:
         self._start()
 
     def _start(self) -> None:
-        self._is_ready = False
         self._process = subprocess.Popen(
             [sys.executable, "-m", "mint.rewards.answers.symbolic_worker"],
             stdin=subprocess.PIPE,
@@ -92,46 +87,30 @@ class _Worker:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
 
-    def ready(self) -> None:
-        if self._is_ready:
-            return
-        if self._line(_START_SECONDS) != "ready":
-            self.end()
+    def same(self, gold: str, answer: str, seconds: float) -> bool:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        request = json.dumps({"gold": gold, "answer": answer, "seconds": seconds})
+        with contextlib.suppress(OSError):
+            stdin.write(request.encode() + b"\n")
+            stdin.flush()
+            if select.select([stdout], [], [], _REPLY_SECONDS)[0] and (reply := stdout.readline()):
+                return json.loads(reply)["same"] is True
+        code = self.end()
+        self._start()
+        if code > 0:
             raise SymbolicUnavailable(
-                "The process that compares formulas did not start. "
+                f"The process that compares formulas ended with exit code {code}. "
                 "See why: python -m mint.rewards.answers.symbolic_worker"
             )
-        self._is_ready = True
+        return False
 
-    def same(self, gold: str, answer: str, seconds: float) -> bool:
-        self.ready()
-        request = json.dumps({"gold": gold, "answer": answer, "seconds": seconds})
-        try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(request.encode() + b"\n")
-            self._process.stdin.flush()
-            reply = self._line(_ANSWER_SECONDS)
-        except OSError:
-            reply = ""
-        if not reply:
-            self.end()
-            self._start()
-            return False
-        return json.loads(reply)["same"] is True
-
-    def _line(self, seconds: float) -> str:
-        output = self._process.stdout
-        assert output is not None
-        ready, _, _ = select.select([output], [], [], seconds)
-        return output.readline().decode().strip() if ready else ""
-
-    def end(self) -> None:
+    def end(self) -> int:
+        """End the process, and return its exit code: negative if a signal ended it."""
         self._process.kill()
         self._process.communicate()
-
-
-def _one_line(formula: str) -> str:
-    return " ".join(formula.replace("$", " ").split())
+        return self._process.returncode
 
 
 _lock = threading.Lock()

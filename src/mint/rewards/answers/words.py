@@ -1,7 +1,9 @@
 """Parse numbers that are spelt out in English."""
 
 import re
-from itertools import takewhile
+from collections.abc import Iterator
+
+from mint.rewards.answers.number import Number
 
 _UNITS = [
     *["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
@@ -12,50 +14,40 @@ _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ni
 _SMALL = {word: value for value, word in enumerate(_UNITS)}
 _SMALL.update({word: 10 * value for value, word in enumerate(_TENS, start=2)})
 _LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_WORD = re.compile(r"[a-z]+")
 _READ = 4000
-_SPELT = frozenset([*_SMALL, *_LARGE, "hundred", "and", "minus", "negative"])
-
 _RUN = re.compile(
-    rf"\b(?:(?:minus|negative)\s)?(?:{'|'.join(_SMALL)})"
-    rf"(?:(?:-|\s(?:and\s)?)(?:{'|'.join([*_SMALL, *_LARGE, 'hundred'])}))*\b"
+    rf"\b(?P<minus>(?:minus|negative)\s)?(?P<words>(?:{'|'.join(_SMALL)})"
+    rf"(?:(?:-|\s(?:and\s)?)(?:{'|'.join([*_SMALL, *_LARGE, 'hundred'])}))*)\b",
+    re.IGNORECASE,
 )
 
 
-def spelt_number(text: str) -> int | None:
-    """Return the integer that ``text`` spells out at its start, or None.
+def spelt_numbers(text: str) -> Iterator[Number]:
+    """Yield the integers that are spelt out in a text.
 
-    >>> spelt_number("Forty-two apples")
-    42
-    >>> spelt_number("minus one hundred and five"), spelt_number("none of them")
-    (-105, None)
+    >>> [number.value for number in spelt_numbers("Forty-two. None. Minus one hundred and five")]
+    [42, -105]
     """
-    words = list(takewhile(_SPELT.__contains__, _WORD.findall(text[:200].lower())))
-    sign = -1 if words[:1] in (["minus"], ["negative"]) else 1
-    return _total(words[1:] if sign < 0 else words, sign)
+    for run in _RUN.finditer(text):
+        total = group = 0
+        for word in re.findall("[a-z]+", run["words"].lower()):
+            if word in _SMALL:
+                group += _SMALL[word]
+            elif word == "hundred":
+                group *= 100
+            elif word in _LARGE:
+                total, group = total + group * _LARGE[word], 0
+        value = -(total + group) if run["minus"] else total + group
+        yield Number(value, start=run.start(), end=run.end())
 
 
-def last_spelt_number(text: str) -> int | None:
+def last_spelt_number(text: str) -> Number | None:
     """Return the last integer that is spelt out in a text; "one" alone is too often a pronoun.
 
-    >>> last_spelt_number("Ann has seven apples left."), last_spelt_number("No one knows.")
+    >>> last_spelt_number("Ann has seven apples left.").value, last_spelt_number("No one knows.")
     (7, None)
     """
-    runs = [run for run in _RUN.findall(text[-_READ:].lower()) if run.split() != ["one"]]
-    if runs:
-        return spelt_number(runs[-1])
-    return 1 if text.strip(" .!\n").lower() == "one" else None
-
-
-def _total(words: list[str], sign: int) -> int | None:
-    total = group = 0
-    if not words or words[0] not in _SMALL:
-        return None
-    for word in words:
-        if word in _SMALL:
-            group += _SMALL[word]
-        elif word == "hundred":
-            group *= 100
-        elif word in _LARGE:
-            total, group = total + group * _LARGE[word], 0
-    return sign * (total + group)
+    numbers = [number for number in spelt_numbers(text[-_READ:]) if number.value != 1]
+    if numbers:
+        return numbers[-1]
+    return Number(1) if text.strip(" .!\n").lower() == "one" else None

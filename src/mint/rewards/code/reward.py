@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import socket
@@ -12,7 +13,14 @@ from typing import Any
 
 from mint.rewards.code.inside.wire import Channel, Gone, decode, encode, no_reference, refuse
 from mint.rewards.code.sandbox import Limits, Sandbox, python_command
-from mint.rewards.code.tests import AssertTest, CodeTest, StdioTest, assert_module, read_test
+from mint.rewards.code.tests import (
+    AssertTest,
+    CallTest,
+    CodeTest,
+    StdioTest,
+    assert_module,
+    read_test,
+)
 from mint.rewards.reward import SingleReward
 from mint.rewards.score import Sample, Score
 
@@ -78,15 +86,6 @@ class CodeReward(SingleReward):
         self.parallel = parallel or 3 * (os.cpu_count() or 1)  # starting is mostly waiting
 
     async def score_one(self, sample: Sample) -> Score:
-        tests, code = self._tests_for(sample), extract_code(sample.response)
-        results = await asyncio.to_thread(self.run, code, tests)
-        passed = sum(result.passed for result in results)
-        share = passed / len(results)
-        total = share if self.partial_credit else float(share == 1.0)
-        components = {"tests": len(results), "passed": passed, "share": share}
-        return Score(total, components, {"passed": _reason(results)})
-
-    def _tests_for(self, sample: Sample) -> list[CodeTest]:
         tests = self.tests
         if tests is None:
             tests = [read_test(test) for test in sample.metadata.get("tests", ())]
@@ -95,21 +94,21 @@ class CodeReward(SingleReward):
                 "There are no tests for this sample. Pass CodeReward(tests=[...]), or add 'tests' "
                 "to the sample's metadata."
             )
-        return tests
+        results = await asyncio.to_thread(self.run, extract_code(sample.response), tests)
+        passed = sum(result.passed for result in results)
+        share = passed / len(results)
+        total = share if self.partial_credit else float(share == 1.0)
+        components = {"tests": len(results), "passed": passed, "share": share}
+        return Score(total, components, {"passed": _reason(results)})
 
     def run(self, code: str, tests: Sequence[CodeTest]) -> list[TestResult]:
         """Run a program against tests; one result per test, in order."""
-        results: dict[int, TestResult] = {}
-        checked = []
-        for index, test in enumerate(tests):
-            if isinstance(test, StdioTest):
-                results[index] = self._stdio(code, test)
-            else:
-                checked.append(index)
-        if checked:
-            found = _Session(self.sandbox, code, [tests[i] for i in checked], self.setup).run()
-            results.update(zip(checked, found, strict=True))
-        return [results[index] for index in range(len(tests))]
+        checked = [test for test in tests if not isinstance(test, StdioTest)]
+        results = iter(_run_checker(self.sandbox, code, checked, self.setup) if checked else [])
+        return [
+            self._stdio(code, test) if isinstance(test, StdioTest) else next(results)
+            for test in tests
+        ]
 
     def _stdio(self, code: str, test: StdioTest) -> TestResult:
         ran = self.sandbox.run(code, test.stdin.encode())
@@ -131,78 +130,73 @@ def _reason(results: Sequence[TestResult]) -> str:
     return f"{said}; test {number}: {first.error or 'failed'}"
 
 
-class _Session:
-    """A checker in one sandbox, the program in another, and a socket between them.
+def _run_checker(
+    sandbox: Sandbox, code: str, tests: Sequence[CallTest | AssertTest], setup: str
+) -> list[TestResult]:
+    """Run tests in one sandbox against the program in another, with a socket between them.
 
     The checker asks for a fresh program when the last one ended; this side only starts processes
     and passes descriptors. It never reads what the program writes.
     """
-
-    def __init__(self, sandbox: Sandbox, code: str, tests: Sequence[CodeTest], setup: str) -> None:
-        self._sandbox = sandbox
-        self._code = code
-        self._count = len(tests)
-        asserts = [test for test in tests if isinstance(test, AssertTest)]
-        self._module, self._names = assert_module(tuple(asserts), setup)
-        numbers = iter(range(len(asserts)))
-        self._messages = [
+    module, names = assert_module(tuple(t for t in tests if isinstance(t, AssertTest)), setup)
+    numbers = itertools.count()
+    seconds = sandbox.limits.wall_seconds
+    job = {
+        "seconds": seconds,
+        "limit": sandbox.limits.output_kb * 1024,
+        "names": names,
+        "tests": [
             {"assert": f"test_{next(numbers)}"} if isinstance(test, AssertTest) else test.message()
             for test in tests
-            if not isinstance(test, StdioTest)
-        ]
-
-    def run(self) -> list[TestResult]:
-        seconds = self._sandbox.limits.wall_seconds
-        deadline = time.monotonic() + _STARTING_SECONDS + (seconds + 1.0) * self._count
-        limit = self._sandbox.limits.output_kb * 1024
-        ours, theirs = socket.socketpair()
-        with ours, contextlib.ExitStack() as programs:
-            with theirs:
-                checker = Sandbox(_CHECKER_LIMITS).started(
-                    python_command("checker", str(theirs.fileno())),
-                    {"asserts.py": self._module.encode()},
-                    pass_fds=[theirs.fileno()],
-                    inside=("checker", "wire"),
-                )
-                programs.enter_context(checker)
-            control = Channel(ours.fileno(), _JOB_LIMIT)
-            job = {"seconds": seconds, "limit": limit, "names": self._names}
-            control.send(encode({**job, "tests": self._messages}, refuse))
-            return self._reports(control, ours, deadline)
-
-    def _reports(self, control: Channel, host: socket.socket, deadline: float) -> list[TestResult]:
-        results = [TestResult(False, "not run: out of time")] * self._count
-        started = False
-        with contextlib.ExitStack() as running, contextlib.suppress(Gone):
+        ],
+    }
+    deadline = time.monotonic() + _STARTING_SECONDS + (seconds + 1.0) * len(tests)
+    host, theirs = socket.socketpair()
+    with host, contextlib.ExitStack() as checker:
+        with theirs:
+            started = Sandbox(_CHECKER_LIMITS).started(
+                python_command("checker", str(theirs.fileno())),
+                {"asserts.py": module.encode()},
+                pass_fds=[theirs.fileno()],
+                inside=("checker", "wire"),
+            )
+            checker.enter_context(started)
+        control = Channel(host.fileno(), _JOB_LIMIT)
+        control.send(encode(job, refuse))
+        results = [TestResult(False, "not run: out of time")] * len(tests)
+        was_started = False
+        with contextlib.ExitStack() as program, contextlib.suppress(Gone):
             while True:
                 report = decode(control.receive(deadline), no_reference)
                 if "need" in report:
-                    started = True
-                    running.close()
-                    running.enter_context(self._program(host))
+                    was_started = True
+                    program.close()
+                    program.enter_context(_program(sandbox, code, host))
                 elif "unsupported" in report:
                     raise BrokenTest(f"A test cannot be run: {report['unsupported']}.")
                 elif "test" in report:
                     results[report["test"]] = TestResult(report["passed"], report["error"])
                 elif "done" in report:
                     return results
-        if not started:
-            raise BrokenTest("The tests could not be started; try them on a known program.")
-        return results
+    if not was_started:
+        raise BrokenTest("The tests could not be started; try them on a known program.")
+    return results
 
-    @contextlib.contextmanager
-    def _program(self, host: socket.socket) -> Iterator[None]:
-        ours, theirs = socket.socketpair()
-        limit = str(self._sandbox.limits.output_kb * 1024)
-        with ours, theirs:
-            started = self._sandbox.started(
-                python_command("model", str(theirs.fileno()), limit),
-                {"solution.py": self._code.encode(errors="replace")},
-                pass_fds=[theirs.fileno()],
-                inside=("model", "wire"),
-            )
-            with started:
-                theirs.close()
-                socket.send_fds(host, [b"p"], [ours.fileno()])
-                ours.close()
-                yield
+
+@contextlib.contextmanager
+def _program(sandbox: Sandbox, code: str, host: socket.socket) -> Iterator[None]:
+    """Start the program, and send the checker a socket to it."""
+    ours, theirs = socket.socketpair()
+    limit = str(sandbox.limits.output_kb * 1024)
+    with ours, theirs:
+        started = sandbox.started(
+            python_command("model", str(theirs.fileno()), limit),
+            {"solution.py": code.encode(errors="replace")},
+            pass_fds=[theirs.fileno()],
+            inside=("model", "wire"),
+        )
+        with started:
+            theirs.close()
+            socket.send_fds(host, [b"p"], [ours.fileno()])
+            ours.close()
+            yield

@@ -105,6 +105,13 @@ class Sandbox:
         limit of what it may write.
         """
         stdin, stdout, stderr = streams
+        limits = self.limits
+        limited = (
+            f"ulimit -t {limits.cpu_seconds}; ulimit -v {limits.memory_mb * 1024}; "
+            f"ulimit -f {limits.files_mb * 2048}; ulimit -n {limits.open_files}; ulimit -c 0; "
+            'exec "$@"'
+        )
+        shell = ["/bin/sh", "-c", limited, "sandbox"]
         with contextlib.ExitStack() as descriptors:
             program = descriptors.enter_context(_in_memory(seccomp.filter_program()))
             box: list[str] = []
@@ -114,7 +121,7 @@ class Sandbox:
                 held.append(descriptors.enter_context(_in_memory(content)))
                 box += ["--ro-bind-data", str(held[-1]), f"/box/{name}"]
             process = subprocess.Popen(
-                [*self._limited(), *_bubblewrap(self.limits), *box, *_sealed(program), *command],
+                [*shell, *_bubblewrap(limits), *box, *_sealed(program), *command],
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -126,16 +133,6 @@ class Sandbox:
         finally:
             process.kill()
             process.wait()
-
-    def _limited(self) -> list[str]:
-        """Return a shell command that sets hard limits and runs bubblewrap."""
-        limits = self.limits
-        script = (
-            f"ulimit -t {limits.cpu_seconds}; ulimit -v {limits.memory_mb * 1024}; "
-            f"ulimit -f {limits.files_mb * 2048}; ulimit -n {limits.open_files}; ulimit -c 0; "
-            'exec "$@"'
-        )
-        return ["/bin/sh", "-c", script, "sandbox"]
 
 
 def python_command(script: str, *arguments: str) -> list[str]:

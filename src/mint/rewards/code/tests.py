@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import symtable
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -47,7 +48,7 @@ class CallTest:
 class AssertTest:
     """Python statements that must not raise, such as ``assert add(2, 3) == 5``.
 
-    They run in a sandbox of their own, where the program's functions are stand-ins.
+    They run in a sandbox of their own, where the program's functions are proxies.
     """
 
     code: str
@@ -91,7 +92,7 @@ def assert_module(tests: tuple[AssertTest, ...], setup: str = "") -> tuple[str, 
     ['add']
     """
     module = ast.parse(setup)
-    functions = [
+    module.body += [
         ast.FunctionDef(
             name=f"test_{index}",
             args=ast.arguments([], [], None, [], [], None, []),
@@ -100,29 +101,17 @@ def assert_module(tests: tuple[AssertTest, ...], setup: str = "") -> tuple[str, 
         )
         for index, test in enumerate(tests)
     ]
-    names = sorted(set().union(*(_names_needed(f, module) for f in functions)) if functions else [])
-    module.body += functions
-    return ast.unparse(ast.fix_missing_locations(module)), names
+    source = ast.unparse(ast.fix_missing_locations(module))
+    table = symtable.symtable(source, "asserts.py", "exec")
+    bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+    # The tests decide what the program may define: it cannot replace sorted or abs in them.
+    return source, sorted(_globals(table) - bound - set(dir(builtins)))
 
 
-def _names_needed(test: ast.FunctionDef, setup: ast.Module) -> set[str]:
-    """Return the names that are used, but neither built in nor bound by the test or the setup.
-
-    The tests decide what the program may define: it cannot replace ``sorted`` or ``abs`` in them.
-    """
-    used, bound = set[str](), set[str]()
-    for node in [*ast.walk(test), *ast.walk(setup)]:
-        if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
-    return used - bound - set(dir(builtins))
+def _globals(scope: symtable.SymbolTable) -> set[str]:
+    """Return the global names that are used in a scope and in those inside it."""
+    symbols = [each for each in scope.get_symbols() if each.is_global() and each.is_referenced()]
+    return {each.get_name() for each in symbols}.union(*map(_globals, scope.get_children()))
 
 
 def _lines(text: str) -> list[str]:

@@ -32,25 +32,17 @@ class BudgetSpent(JudgeFailed):
 
 @dataclass
 class Budget:
-    """Limits of an endpoint: requests sent, and tokens in and out. None means no limit.
-
-    >>> Budget(requests=0).left()
-    False
-    """
+    """Limits of an endpoint: requests sent, and tokens in and out. None means no limit."""
 
     requests: int | None = None
     tokens: int | None = None
     spent_requests: int = 0
     spent_tokens: int = 0
 
-    def left(self) -> bool:
-        """Return whether one more request may be sent."""
-        requests = self.requests is None or self.spent_requests < self.requests
-        return requests and (self.tokens is None or self.spent_tokens < self.tokens)
-
     def spend(self) -> None:
         """Count one request, or raise :class:`BudgetSpent`."""
-        if not self.left():
+        limits = ((self.requests, self.spent_requests), (self.tokens, self.spent_tokens))
+        if any(limit is not None and spent >= limit for limit, spent in limits):
             raise BudgetSpent(
                 f"The judge's budget is spent: {self.spent_requests} requests and "
                 f"{self.spent_tokens} tokens. Raise Budget(requests=..., tokens=...)."

@@ -4,7 +4,7 @@ import asyncio
 import math
 import random
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
@@ -80,29 +80,30 @@ class PairwiseJudge(Reward):
         return outcomes
 
     async def _scored(self, group: list[Sample], slots: asyncio.Semaphore) -> list[Score]:
-        wins: dict[Pair, float] = defaultdict(float)
-        for pairs in self._rounds(len(group), wins):
+        wins: dict[Pair, float] = {}
+        won = [0.0] * len(group)
+        for pairs in self._rounds(won):
             verdicts = await asyncio.gather(*(self._better(group, pair, slots) for pair in pairs))
             for (a, b), share in zip(pairs, verdicts, strict=True):
-                wins[a, b] += share
-                wins[b, a] += 1.0 - share
+                wins[a, b], wins[b, a] = share, 1.0 - share
+                won[a] += share
+                won[b] += 1.0 - share
         strengths = bradley_terry(wins, len(group))
         return [
-            Score(1 / (1 + math.exp(-strength)), {"bradley_terry": strength, "wins": won})
-            for strength, won in zip(strengths, _won(wins, len(group)), strict=True)
+            Score(1 / (1 + math.exp(-strength)), {"bradley_terry": strength, "wins": each})
+            for strength, each in zip(strengths, won, strict=True)
         ]
 
-    def _rounds(self, players: int, wins: dict[Pair, float]) -> Any:
+    def _rounds(self, won: Sequence[float]) -> Iterator[list[Pair]]:
         """Yield the pairs to compare, round by round; later rounds see the wins of earlier ones."""
+        order = list(range(len(won)))
         if self.mode == "round robin":
-            yield list(combinations(range(players), 2))
+            yield list(combinations(order, 2))
             return
-        order = list(range(players))
         random.Random(self.seed).shuffle(order)
         met: set[frozenset[int]] = set()
-        for _ in range(max(1, math.ceil(math.log2(max(2, players))))):
-            standing = sorted(order, key=lambda player: -_won(wins, players)[player])
-            pairs = _neighbours(standing, met)
+        for _ in range(math.ceil(math.log2(max(2, len(won))))):
+            pairs = _neighbours(sorted(order, key=lambda player: -won[player]), met)
             met |= {frozenset(pair) for pair in pairs}
             yield pairs
 
@@ -144,13 +145,6 @@ def _neighbours(standing: list[int], met: set[frozenset[int]]) -> list[Pair]:
             waiting.remove(rival)
             pairs.append((player, rival))
     return pairs
-
-
-def _won(wins: dict[Pair, float], players: int) -> list[float]:
-    totals = [0.0] * players
-    for (winner, _), count in wins.items():
-        totals[winner] += count
-    return totals
 
 
 def bradley_terry(wins: Mapping[Pair, float], players: int, prior: float = 0.1) -> list[float]:

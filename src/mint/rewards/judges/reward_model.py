@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -124,13 +124,16 @@ def train_reward_model(
 
     asked = Asked(client.get_tokenizer(), question)
     adam = types.AdamParams(learning_rate=learning_rate)
-    losses = []
-    for chosen in _batches(pairs, epochs, batch, seed):
-        datums = [datum for pair in chosen for datum in _datums(asked, pair)]
-        backward = client.forward_backward_custom(datums, bradley_terry_loss)
-        update = client.optim_step(adam)
-        losses.append(backward.result().metrics["loss:sum"] / len(chosen))
-        update.result()
+    draw, order, losses = random.Random(seed), list(pairs), []
+    for _ in range(epochs):
+        draw.shuffle(order)
+        for start in range(0, len(order), batch):
+            chosen = order[start : start + batch]
+            datums = [datum for pair in chosen for datum in _datums(asked, pair)]
+            backward = client.forward_backward_custom(datums, bradley_terry_loss)
+            update = client.optim_step(adam)
+            losses.append(backward.result().metrics["loss:sum"] / len(chosen))
+            update.result()
     path = client.save_weights_for_sampler(name).result().path
     model = RewardModel(client.create_sampling_client(path), question)
     accuracy = model.accuracy(held_out) if held_out else None
@@ -149,17 +152,6 @@ def bradley_terry_loss(_: Sequence[Any], logprobs: Sequence[Any]) -> tuple[Any, 
         losses.append((-margin).clamp(min=0) + (-margin.abs()).exp().log1p())
         right += bool(margin > 0)
     return sum(losses), {"accuracy:mean": right / len(losses)}
-
-
-def _batches(
-    pairs: Sequence[Preference], epochs: int, batch: int, seed: int
-) -> Iterator[list[Preference]]:
-    draw = random.Random(seed)
-    for _ in range(epochs):
-        order = list(pairs)
-        draw.shuffle(order)
-        for start in range(0, len(order), batch):
-            yield order[start : start + batch]
 
 
 def _datums(asked: Asked, pair: Preference) -> list[Any]:

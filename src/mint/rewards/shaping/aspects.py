@@ -1,7 +1,6 @@
 """Rate single aspects of a response from 0 to 1, with simple rules and without a model."""
 
 import re
-from collections import Counter
 
 from mint.rewards.answers.checks import check_answer
 from mint.rewards.answers.gold import Gold
@@ -114,7 +113,7 @@ def repeated_share(items: list[str] | list[int], size: int) -> float:
     runs = [tuple(items[index : index + size]) for index in range(len(items) - size + 1)]
     if not runs:
         return 0.0
-    return 1.0 - len(Counter(runs)) / len(runs)
+    return 1.0 - len(set(runs)) / len(runs)
 
 
 def evaluate_conciseness(response: str | None, target_words: int = 100) -> float:

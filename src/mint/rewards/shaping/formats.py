@@ -14,7 +14,7 @@ from mint.rewards.answers.plaintext import plain
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 _ELLIPSIS_IN_TAG = re.compile(r"(?<=>)\s*(?:…|\.\.\.)\s*(?=</)")
-_PIECE = re.compile(r"\[NUM\]|\[TEXT\]|</?[A-Za-z][\w-]*>")
+_PIECE = re.compile(rf"(\[NUM\]|\[TEXT\]|{_TAG.pattern})")
 _NUMBER = re.compile(NUMBER)
 _READ = 50_000
 _EMPTY_WORDS = frozenset(["", ".", ",", ":", ";"])
@@ -22,11 +22,14 @@ _EMPTY_WORDS = frozenset(["", ".", ",", ":", ";"])
 
 @dataclass(frozen=True)
 class Template:
-    """A format, split at ``[TEXT]``; its parts are searched for one after another."""
+    """A format, split at ``[TEXT]``; its parts are searched for one after another.
+
+    An approximate match looks for the pieces: tags, numbers and literal words.
+    """
 
     parts: tuple[re.Pattern[str], ...]
-    text_after: tuple[bool, ...]
     starts_with_text: bool
+    ends_with_text: bool
     tags: tuple[str, ...]
     pieces: tuple[str, ...]
 
@@ -34,18 +37,15 @@ class Template:
         """Return whether the template matches somewhere in ``text``, or at its end."""
         position = 0
         for index, part in enumerate(self.parts):
-            last = index == len(self.parts) - 1
-            after_text = self.starts_with_text if index == 0 else self.text_after[index - 1]
-            matches = _matches(part, text, position, after_text)
-            if last and at_end and not self.text_after[index]:
+            is_last = index == len(self.parts) - 1
+            matches = _matches(part, text, position, index > 0 or self.starts_with_text)
+            if is_last and at_end and not self.ends_with_text:
                 return any(match.end() == len(text) for match in matches)
             match = next(matches, None)
             if match is None:
                 return False
             position = match.end()
-        if not self.parts:
-            return not self.starts_with_text or bool(text.strip())
-        return not self.text_after[-1] or bool(text[position:].strip())
+        return not self.ends_with_text or bool(text[position:].strip())
 
 
 def _matches(
@@ -66,15 +66,14 @@ def read_template(expected_format: str) -> Template:
     if _TAG.search(expected_format):
         expected_format = _ELLIPSIS_IN_TAG.sub("[TEXT]", expected_format)
         expected_format = re.sub(r">\s*<", "> <", expected_format)
-    segments = re.split(r"(?:\s*\[TEXT\]\s*)", expected_format.strip())
-    patterns = [_pattern(segment) for segment in segments]
-    kept = [index for index, segment in enumerate(segments) if segment]
+    segments = re.split(r"\s*\[TEXT\]\s*", expected_format.strip())
+    pieces = [piece.strip() for piece in _PIECE.split(expected_format)]
     return Template(
-        parts=tuple(patterns[index] for index in kept),
-        text_after=tuple(index < len(segments) - 1 for index in kept),
+        parts=tuple(_pattern(segment) for segment in segments if segment),
         starts_with_text=len(segments) > 1 and not segments[0],
+        ends_with_text=len(segments) > 1 and not segments[-1],
         tags=tuple(_TAG.findall(expected_format)),
-        pieces=tuple(_pieces(expected_format)),
+        pieces=tuple(piece for piece in pieces if piece not in ("", "[TEXT]")),
     )
 
 
@@ -91,18 +90,6 @@ def _literal(piece: str) -> str:
     words = re.split(r"(\s+)", piece)
     source = "".join(r"\s+" if word.isspace() else re.escape(word) for word in words)
     return re.sub(r">\\s\+<", r">\\s*<", source)
-
-
-def _pieces(expected_format: str) -> list[str]:
-    """Return the pieces that an approximate match looks for: tags, numbers and literal words."""
-    found: list[str] = []
-    position = 0
-    for piece in _PIECE.finditer(expected_format):
-        found.append(expected_format[position : piece.start()].strip())
-        found.append(piece[0])
-        position = piece.end()
-    found.append(expected_format[position:].strip())
-    return [piece for piece in found if piece and piece != "[TEXT]"]
 
 
 def match_format_exactly(response: str | None, expected_format: str) -> float:

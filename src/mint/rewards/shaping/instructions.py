@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
-from mint.rewards.shaping.penalties import tool_calls
+from mint.rewards.shaping.penalties import Trace, tool_calls
 
 _FENCE = re.compile(r"```(?:json)?\s?\n(.*?)```", re.DOTALL)
 _BULLET = re.compile(r"^\s{0,8}(?:[-*•]|\d{1,3}[.)])\s+\S", re.MULTILINE)
@@ -28,12 +28,12 @@ def check_length(
     text = response or ""
     words, characters = len(text.split()), len(text)
     sentences = len(re.findall(r"[.!?。！？]+(?=\s|$)", text)) if max_sentences is not None else 0
-    return _all(
-        words >= min_words,
-        max_words is None or words <= max_words,
-        characters >= min_characters,
-        max_characters is None or characters <= max_characters,
-        max_sentences is None or sentences <= max_sentences,
+    return float(
+        words >= min_words
+        and (max_words is None or words <= max_words)
+        and characters >= min_characters
+        and (max_characters is None or characters <= max_characters)
+        and (max_sentences is None or sentences <= max_sentences)
     )
 
 
@@ -132,9 +132,7 @@ def check_structure(
     return sum(rules) / len(rules) if rules else 1.0
 
 
-def check_tool_use(
-    response: str | None, trace: Mapping[str, Any] | None = None, max_calls: int = 8
-) -> float:
+def check_tool_use(response: str | None, trace: Trace = None, max_calls: int = 8) -> float:
     """1.0 without tool spam: at most ``max_calls`` calls and none repeated exactly.
 
     >>> call = {"name": "search", "arguments": {"q": "x"}}
@@ -143,7 +141,7 @@ def check_tool_use(
     """
     calls = tool_calls(trace)
     distinct = {json.dumps(call, sort_keys=True, default=str) for call in calls}
-    return _all(len(calls) <= max_calls, len(distinct) == len(calls))
+    return float(len(distinct) == len(calls) <= max_calls)
 
 
 _CHECKS = {
@@ -178,7 +176,3 @@ def check_instructions(response: str | None, instructions: Sequence[Mapping[str,
 
 def _occurs(word: str, text: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text) is not None
-
-
-def _all(*rules: bool) -> float:
-    return float(all(rules))

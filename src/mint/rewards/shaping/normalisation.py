@@ -67,13 +67,7 @@ def normalise_by_group(
     return normalised
 
 
-def normalise_by_batch(rewards: Sequence[float], clip: float | None = None) -> list[float]:
-    """Return each reward in standard deviations from the mean of the batch.
-
-    >>> normalise_by_batch([1.0, 3.0])
-    [-1.0, 1.0]
-    """
-    return z_scores(rewards, clip)
+normalise_by_batch = z_scores
 
 
 class RunningNormaliser:

@@ -15,17 +15,13 @@ from mint.rewards.shaping.aspects import (
 )
 from mint.rewards.shaping.formats import match_format_exactly
 
-FORMAT_WEIGHT = 0.3
-CORRECTNESS_WEIGHT = 0.7
-_SHAPING_LIMIT = 0.3
-
 
 def combined_reward(
     response: str | None,
     ground_truth: Gold,
     expected_format: str,
-    alpha: float = FORMAT_WEIGHT,
-    beta: float = CORRECTNESS_WEIGHT,
+    alpha: float = 0.3,
+    beta: float = 0.7,
 ) -> float:
     """``alpha`` times the format score plus ``beta`` times the correctness score.
 
@@ -34,9 +30,8 @@ def combined_reward(
     >>> combined_reward("2 plus 2 equals 4.", "4", "The answer is [NUM].")
     0.7
     """
-    return alpha * match_format_exactly(response, expected_format) + beta * check_answer(
-        response, ground_truth
-    )
+    format_score = match_format_exactly(response, expected_format)
+    return alpha * format_score + beta * check_answer(response, ground_truth)
 
 
 def binary_reward(response: str | None, ground_truth: Gold) -> float:
@@ -117,7 +112,7 @@ def shaped_reward(response: str | None, ground_truth: Gold, prompt: str = "") ->
     reasoning_bonus = 0.1 if has_reasoning_steps(response) else 0.0
     hallucination_penalty = -0.2 if has_hallucination(response, prompt) else 0.0
     shaping = length_penalty + reasoning_bonus + hallucination_penalty
-    return check_answer(response, ground_truth) + max(-_SHAPING_LIMIT, min(_SHAPING_LIMIT, shaping))
+    return check_answer(response, ground_truth) + max(-0.3, min(0.3, shaping))
 
 
 def robust_reward(

@@ -7,6 +7,11 @@ from typing import Any
 
 from mint.rewards.shaping.aspects import repeated_share
 
+Tokens = Sequence[int] | int | None
+"""The tokens of a response, or how many there are; None if they are not known."""
+Trace = Mapping[str, Any] | None
+"""What an agent did: its ``messages`` and ``tool_calls``."""
+
 _READ = 200_000
 UNSAFE_PATTERNS = (
     r"\brm\s+-rf?\s+[/~]",
@@ -18,7 +23,7 @@ UNSAFE_PATTERNS = (
 )
 
 
-def measure_length(response: str | None, tokens: Sequence[int] | int | None = None) -> int:
+def measure_length(response: str | None, tokens: Tokens = None) -> int:
     """Return the length in tokens, from a list or a count; else count words and punctuation.
 
     >>> measure_length("Two words!"), measure_length("Two words!", tokens=[5, 6, 7, 8])
@@ -32,10 +37,7 @@ def measure_length(response: str | None, tokens: Sequence[int] | int | None = No
 
 
 def length_penalty(
-    response: str | None,
-    tokens: Sequence[int] | int | None = None,
-    target: int = 256,
-    limit: float = 0.5,
+    response: str | None, tokens: Tokens = None, target: int = 256, limit: float = 0.5
 ) -> float:
     """0.0 up to ``target`` tokens, then linearly to ``-limit`` at twice as many.
 
@@ -48,7 +50,7 @@ def length_penalty(
 
 def overlong_penalty(
     response: str | None,
-    tokens: Sequence[int] | int | None = None,
+    tokens: Tokens = None,
     max_tokens: int = 1024,
     buffer: int = 256,
     limit: float = 1.0,
@@ -105,7 +107,7 @@ def unsafe_penalty(
 
 def tool_cost_penalty(
     response: str | None,
-    trace: Mapping[str, Any] | None = None,
+    trace: Trace = None,
     cost: float | Mapping[str, float] = 0.02,
     limit: float = 0.5,
 ) -> float:
@@ -120,10 +122,7 @@ def tool_cost_penalty(
 
 
 def tool_spam_penalty(
-    response: str | None,
-    trace: Mapping[str, Any] | None = None,
-    max_calls: int = 8,
-    limit: float = 0.5,
+    response: str | None, trace: Trace = None, max_calls: int = 8, limit: float = 0.5
 ) -> float:
     """Grows with calls beyond ``max_calls`` and with calls that repeat an earlier one exactly.
 
@@ -137,10 +136,7 @@ def tool_spam_penalty(
 
 
 def step_count_penalty(
-    response: str | None,
-    trace: Mapping[str, Any] | None = None,
-    max_steps: int = 10,
-    limit: float = 0.5,
+    response: str | None, trace: Trace = None, max_steps: int = 10, limit: float = 0.5
 ) -> float:
     """0.0 up to ``max_steps`` messages of the trace, then linearly to ``-limit`` at twice as many.
 
@@ -151,7 +147,7 @@ def step_count_penalty(
     return _penalty((steps - _positive("max_steps", max_steps)) / max_steps, limit)
 
 
-def tool_calls(trace: Mapping[str, Any] | None) -> list[Any]:
+def tool_calls(trace: Trace) -> list[Any]:
     """Return the tool calls of a trace; none if there is no trace."""
     return list((trace or {}).get("tool_calls", ()))
 

@@ -1,7 +1,7 @@
 """Run the tests in the checker's sandbox, against a program in another sandbox.
 
-The program's functions are stand-ins here: calling one sends plain arguments over and gets a plain
-value back. The values are compared here, where no line of the program ever runs.
+The program's functions are proxies here: a call sends plain arguments to the program and returns a
+plain value. The values are compared here, where no code of the program runs.
 """
 
 from __future__ import annotations
@@ -31,16 +31,11 @@ class Host:
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _socket.socket(fileno=descriptor)
-        self._channel = wire.Channel(descriptor, _CONTROL_LIMIT)
-
-    def job(self) -> dict[str, Any]:
-        """Return the tests to run."""
-        message: dict[str, Any] = wire.decode(self._channel.receive(), wire.no_reference)
-        return message
+        self.channel = wire.Channel(descriptor, _CONTROL_LIMIT)
 
     def tell(self, **message: Any) -> None:
         """Send a report."""
-        self._channel.send(wire.encode(message, wire.refuse))
+        self.channel.send(wire.encode(message, wire.refuse))
 
     def fresh_program(self) -> int:
         """Return a socket to a newly started program."""
@@ -61,22 +56,21 @@ class Program:
         self.failed: str | None = None
 
     def begin_test(self) -> None:
-        """Set a new deadline, and start a new process if the last one has ended."""
+        """Set a new deadline, and start a new process if the last one has ended.
+
+        A program that fails to load is not tried again.
+        """
         if self._channel is None:
             self._channel = wire.Channel(self._host.fresh_program(), self._limit)
             self._deadline = time.monotonic() + self._seconds
-            self._load()
+            try:
+                loaded = self._receive()
+                self.failed = None if "ready" in loaded else str(loaded.get("failed"))[:500]
+            except wire.Gone as error:
+                self.failed = str(error)
+            if self.failed is not None:
+                raise wire.Gone(self.failed)
         self._deadline = time.monotonic() + self._seconds
-
-    def _load(self) -> None:
-        """Wait until the program is loaded. One that fails to load is not tried again."""
-        try:
-            loaded = self._receive()
-            self.failed = None if "ready" in loaded else str(loaded.get("failed"))[:500]
-        except wire.Gone as error:
-            self.failed = str(error)
-        if self.failed is not None:
-            raise wire.Gone(self.failed)
 
     def drop(self) -> None:
         """Drop the process; the next test starts a new one."""
@@ -101,8 +95,8 @@ class Program:
         assert self._channel is not None
         message = self._channel.receive(self._deadline)
         try:
-            reply = wire.decode(message, lambda reference: Remote(self, reference.number))
-        except (Exception, RecursionError):
+            reply = wire.decode(message, lambda number: Remote(self, number))
+        except Exception:
             raise wire.Gone("the program broke the protocol") from None
         if not isinstance(reply, dict):
             raise wire.Gone("the program broke the protocol")
@@ -110,25 +104,27 @@ class Program:
 
 
 class Remote:
-    """An object on the other side.
+    """An object of the program.
 
-    It equals nothing but itself, and it neither compares nor calculates: whatever decides a test
-    must be a plain value that has come over.
+    It equals only itself and supports neither comparison nor arithmetic: only plain values that the
+    program has sent decide a test.
     """
+
+    _program: Program
+    _number: int
 
     def __init__(self, program: Program, number: int) -> None:
         object.__setattr__(self, "_program", program)
         object.__setattr__(self, "_number", number)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return _program(self).ask("call", self, *arguments, keywords=keywords)
+        return self._program.ask("call", self, *arguments, keywords=keywords)
 
     def __iter__(self) -> Iterator[Any]:
-        program = _program(self)
-        iterator = program.ask("iter", self)
+        iterator = self._program.ask("iter", self)
         while True:
             try:
-                item = program.ask("next", iterator)
+                item = self._program.ask("next", iterator)
             except StopIteration:
                 return
             yield item
@@ -139,16 +135,11 @@ class Remote:
     __hash__ = object.__hash__
 
 
-def _program(remote: Remote) -> Program:
-    program: Program = object.__getattribute__(remote, "_program")
-    return program
-
-
 def _forward(operation: str) -> None:
-    """Make a method of a proxy run on the other side."""
+    """Make a method of a proxy run in the program."""
 
     def method(self: Remote, *arguments: Any) -> Any:
-        return _program(self).ask(operation, self, *arguments)
+        return self._program.ask(operation, self, *arguments)
 
     setattr(Remote, f"__{operation}__", method)
 
@@ -177,8 +168,7 @@ class Global:
 
 def _number(value: Any) -> int:
     if isinstance(value, Remote):
-        number: int = object.__getattribute__(value, "_number")
-        return number
+        return value._number
     raise wire.Unsupported(f"a {type(value).__name__} cannot be passed to the program")
 
 
@@ -206,25 +196,19 @@ def same(value: Any, expected: Any, tolerance: float) -> bool:
     return type(value) is not Remote and bool(value == expected)
 
 
-def run_test(test: dict[str, Any], program: Program, asserts: Any) -> None:
-    """Run one test; an exception means that it failed."""
-    if "assert" in test:
-        getattr(asserts, test["assert"])()
-        return
-    value = program.ask(
-        "call global", *test["args"], name=test["function"], keywords=test["kwargs"]
-    )
-    if not same(value, test["expected"], test["tolerance"]):
-        raise AssertionError(f"returned {value!r}"[:200])
-
-
 def verdict(test: dict[str, Any], program: Program, asserts: Any) -> dict[str, Any]:
-    """Return whether a test passed, and if not, why."""
+    """Run one test; return whether it passed, and if not, why."""
     if program.failed is not None:
         return {"passed": False, "error": program.failed}
     try:
         program.begin_test()
-        run_test(test, program, asserts)
+        if "assert" in test:
+            getattr(asserts, test["assert"])()
+        else:
+            called = {"name": test["function"], "keywords": test["kwargs"]}
+            value = program.ask("call global", *test["args"], **called)
+            if not same(value, test["expected"], test["tolerance"]):
+                raise AssertionError(f"returned {value!r}"[:200])
     except wire.Unsupported as error:
         return {"passed": False, "error": "", "unsupported": str(error)}
     except wire.Gone as error:
@@ -238,7 +222,7 @@ def verdict(test: dict[str, Any], program: Program, asserts: Any) -> dict[str, A
 def main() -> None:
     """Run the tests that the host sends, and report each."""
     host = Host(int(sys.argv[1]))
-    job = host.job()
+    job = wire.decode(host.channel.receive(), wire.no_reference)
     program = Program(host, job["seconds"], job["limit"])
     for name in job["names"]:
         setattr(builtins, name, Global(program, name))

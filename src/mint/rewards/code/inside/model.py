@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Objects:
-    """The objects that the checker holds references to."""
-
-    def __init__(self) -> None:
-        self._held: list[Any] = []
-
-    def refer(self, value: Any) -> int:
-        """Return the number of an object."""
-        self._held.append(value)
-        return len(self._held) - 1
-
-    def follow(self, reference: wire.Reference) -> Any:
-        """Return the object of a reference."""
-        return self._held[reference.number]
-
-
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "getattr": getattr,
     "setattr": setattr,
@@ -65,10 +49,14 @@ def answer(request: dict[str, Any], program: Any) -> Any:
 def main() -> None:
     """Load /box/solution.py, then answer requests until the other side closes."""
     channel = wire.Channel(int(sys.argv[1]), int(sys.argv[2]))
-    objects = Objects()
+    held: list[Any] = []  # the objects that the checker refers to, by their numbers
+
+    def refer(value: Any) -> int:
+        held.append(value)
+        return len(held) - 1
 
     def send(message: dict[str, Any]) -> None:
-        channel.send(wire.encode(message, objects.refer))
+        channel.send(wire.encode(message, refer))
 
     try:
         import solution  # type: ignore[import-not-found]  # /box/solution.py, the model's program
@@ -77,13 +65,12 @@ def main() -> None:
         return
     send({"ready": True})
     while True:
-        request = wire.decode(channel.receive(), objects.follow)
+        request = wire.decode(channel.receive(), held.__getitem__)
         try:
-            reply = wire.encode({"value": answer(request, solution)}, objects.refer)
+            reply = wire.encode({"value": answer(request, solution)}, refer)
         except Exception as error:
-            reply = wire.encode(
-                {"raised": type(error).__name__, "text": str(error)[:500]}, objects.refer
-            )
+            raised = {"raised": type(error).__name__, "text": str(error)[:500]}
+            reply = wire.encode(raised, refer)
         channel.send(reply)
 
 

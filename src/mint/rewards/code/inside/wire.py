@@ -28,13 +28,6 @@ class Unsupported(Exception):
     """A value that cannot be sent."""
 
 
-class Reference:
-    """An object on the model's side, by its number."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
 def encode(value: Any, refer: Callable[[Any], int]) -> bytes:
     """Encode a value as bytes; ``refer`` numbers objects that are not plain."""
     parts: list[bytes] = []
@@ -74,8 +67,8 @@ def _encode_all(
         _encode(item, refer, parts)
 
 
-def decode(data: bytes, follow: Callable[[Reference], Any]) -> Any:
-    """Decode a message; ``follow`` resolves references.
+def decode(data: bytes, follow: Callable[[int], Any]) -> Any:
+    """Decode a message; ``follow`` returns the object of a number.
 
     Raises an ordinary exception on anything that is not a message.
     """
@@ -85,7 +78,7 @@ def decode(data: bytes, follow: Callable[[Reference], Any]) -> Any:
     return value
 
 
-def _decode(data: bytes, at: int, follow: Callable[[Reference], Any]) -> tuple[Any, int]:
+def _decode(data: bytes, at: int, follow: Callable[[int], Any]) -> tuple[Any, int]:
     kind = data[at : at + 1]
     at += 1
     if kind in (b"n", b"t", b"f"):
@@ -111,7 +104,7 @@ def _decode(data: bytes, at: int, follow: Callable[[Reference], Any]) -> tuple[A
     return _COLLECTIONS[kind](items), at
 
 
-def _scalar(kind: bytes, text: str, follow: Callable[[Reference], Any]) -> Any:
+def _scalar(kind: bytes, text: str, follow: Callable[[int], Any]) -> Any:
     if kind == b"i":
         return int(text, 16)
     if kind == b"d":
@@ -119,7 +112,7 @@ def _scalar(kind: bytes, text: str, follow: Callable[[Reference], Any]) -> Any:
     if kind == b"c":
         real, imaginary = text.split(",")
         return complex(float.fromhex(real), float.fromhex(imaginary))
-    return follow(Reference(int(text, 16)))
+    return follow(int(text, 16))
 
 
 class Channel:
@@ -175,6 +168,6 @@ def refuse(value: Any) -> int:
     raise Unsupported(f"a {type(value).__name__} is not a plain value")
 
 
-def no_reference(reference: Reference) -> Any:
+def no_reference(number: int) -> Any:
     """Refuse everything but plain values, for :func:`decode`."""
-    raise Unsupported(f"reference {reference.number} is not a plain value")
+    raise Unsupported(f"reference {number} is not a plain value")
