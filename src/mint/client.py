@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -141,10 +141,9 @@ def _unpickle(build: Callable[..., tinker.SamplingClient], arguments: Any) -> Sa
 def _accept_mint_paths(client_class: type[_Client]) -> type[_Client]:
     """Make every method that takes a checkpoint's path accept ``mint://`` paths."""
     for name, method in inspect.getmembers(client_class, inspect.isfunction):
-        parameters = list(inspect.signature(method).parameters)
-        if parameters[1:2] in (["tinker_path"], ["path"], ["model_path"]) and not name.startswith(
-            "_"
-        ):
+        first = list(inspect.signature(method).parameters)[1:2]
+        takes_path = first in (["tinker_path"], ["path"], ["model_path"])
+        if takes_path and not name.startswith("_"):
             setattr(client_class, name, _with_wire_path(method))
     return client_class
 
@@ -167,12 +166,25 @@ def _with_wire_path(method: Callable[..., Any]) -> Callable[..., Any]:
 class TrainingClient(tinker.TrainingClient):
     """Trains one LoRA adapter. Created by ``ServiceClient.create_lora_training_client``."""
 
-    def _run_fwd_bwd(
-        self, data: list[tinker_types.Datum], *args: Any, forward_only: bool
+    def forward(
+        self,
+        data: list[tinker_types.Datum],
+        loss_fn: tinker_types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
     ) -> APIFuture[tinker_types.ForwardBackwardOutput]:
-        """Refuse an empty batch in ``forward`` and ``forward_backward``."""
-        _check_not_empty(data, "forward" if forward_only else "forward_backward")
-        return super()._run_fwd_bwd(data, *args, forward_only=forward_only)
+        """Return the loss and logprobs of ``data``, without gradients."""
+        _check_not_empty(data, "forward")
+        return super().forward(data, loss_fn, loss_fn_config)
+
+    def forward_backward(
+        self,
+        data: list[tinker_types.Datum],
+        loss_fn: tinker_types.LossFnType,
+        loss_fn_config: Mapping[str, float | str] | None = None,
+    ) -> APIFuture[tinker_types.ForwardBackwardOutput]:
+        """Add the gradient of ``data``'s loss to what ``optim_step`` will apply."""
+        _check_not_empty(data, "forward_backward")
+        return super().forward_backward(data, loss_fn, loss_fn_config)
 
     def forward_backward_reverse_kl(
         self,
