@@ -19,7 +19,7 @@ import pyarrow as pa
 from mint.watch.dashboard.filters import BadFilter, Filter
 from mint.watch.dashboard.library import RunPlace
 from mint.watch.directory.files import ROLLOUTS_1, RolloutFile
-from mint.watch.directory.schema import schema
+from mint.watch.directory.schema import SCHEMA
 
 MOST_ROLLOUTS = 4_096
 """Rollouts of one step that a view shows."""
@@ -216,7 +216,7 @@ class Rollouts:
 
     def _source(self, files: Sequence[RolloutFile]) -> str:
         if files[0].path == self._old:
-            flat = [field for field in schema() if field.name != "segments"]
+            flat = [field for field in SCHEMA if field.name != "segments"]
             kinds = ", ".join(f"{_quoted(f.name)}: {_quoted(_sql_type(f.type))}" for f in flat)
             return (
                 "(SELECT * REPLACE (CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop), "

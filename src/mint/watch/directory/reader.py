@@ -136,10 +136,8 @@ class RunReader:
         ]
         if (file := self._inside(CONFIG)) and not read_yaml(file):
             found.append(CONFIG)
-        for file_ in self.rollout_files():
-            if self._opened(file_, lambda path: _parquet(path).metadata) is None:
-                found.append(f"{ROLLOUTS}/{file_.path.name}")
-        return found
+        parquet = [file.path for file in self.rollout_files() if self._table(file, []) is None]
+        return found + [f"{ROLLOUTS}/{path.name}" for path in parquet]
 
     # ---- rollouts ----
 
@@ -152,8 +150,7 @@ class RunReader:
         old = self._read(ROLLOUTS_1, read_rows) or []
         found = {int(row.get("step") or 0) for row in old}
         for file in self.rollout_files():
-            table = self._opened(file, lambda path: _parquet(path).read(["step"]))
-            if table is not None:
+            if (table := self._table(file, ["step"])) is not None:
                 found |= set(table.column("step").to_pylist())
         return sorted(found)
 
@@ -170,29 +167,34 @@ class RunReader:
         old = self._read(ROLLOUTS_1, read_rows) or []
         for row in current_rows(row for row in old if step in (None, row.get("step"))):
             yield row if columns is None else {name: row[name] for name in columns}
-        names = None if columns is None else [*columns]
         done = -1
         for _ in range(_TRIES):
             missing = False
             for file in self.rollout_files():
                 if file.last <= done or (step is not None and not file.first <= step <= file.last):
                     continue
-                table = self._opened(file, _reads(step, names))
+                table = self._table(file, columns, step)
                 if table is None and not file.path.exists():
                     missing = True  # merged meanwhile: look again
                     break
                 if table is not None:
-                    yield from read_table(table, names)
+                    yield from read_table(table, columns)
                 done = file.last
             if not missing:
                 return
 
-    def _opened(self, file: RolloutFile, read: Callable[[Path], Any]) -> Any | None:
-        """Read a Parquet file; None for one that is damaged or gone."""
+    def _table(
+        self, file: RolloutFile, columns: Sequence[str] | None = None, step: int | None = None
+    ) -> Any | None:
+        """Read columns and a step of a Parquet file; None for one that is damaged or gone."""
         import pyarrow as pa
+        import pyarrow.parquet as pq
 
+        only = None if step is None else [("step", "=", step)]
         try:
-            return read(file.path)
+            there = pq.read_schema(file.path).names
+            names = None if columns is None else [name for name in columns if name in there]
+            return pq.read_table(file.path, columns=names, filters=only, use_threads=False)
         except (pa.ArrowException, OSError, ValueError):
             return None  # damaged() names it
 
@@ -203,9 +205,7 @@ class RunReader:
         return read(file) if file else None
 
     def _inside(self, name: str) -> Path | None:
-        """Return a file of the directory; None if there is none, or if it is a link that leads
-        outside.
-        """
+        """Return a file of the directory; None if it is absent or a link that leads outside."""
         file = self.path / name
         return file if file.is_file() and self._is_inside(file) else None
 
@@ -227,25 +227,6 @@ def summarise(rows: Sequence[Row], events: Sequence[Row], unended: str) -> Row:
         "updated": times[-1] if times else None,
         "verdict": judge(rows, events, judged_as).as_dict(),
     }
-
-
-def _parquet(path: Path) -> Any:
-    import pyarrow.parquet as pq
-
-    return pq.ParquetFile(path)
-
-
-def _reads(step: int | None, columns: list[str] | None) -> Callable[[Path], Any]:
-    import pyarrow.parquet as pq
-
-    only = None if step is None else [("step", "=", step)]
-
-    def read(path: Path) -> Any:
-        there = pq.read_schema(path).names if columns is not None else []
-        names = None if columns is None else [name for name in columns if name in there]
-        return pq.read_table(path, columns=names, filters=only, use_threads=False)
-
-    return read
 
 
 def _is_gone(summary: Row) -> bool:

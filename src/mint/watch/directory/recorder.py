@@ -60,8 +60,6 @@ from mint.watch.verdict.verdict import VerdictHistory, judge
 
 __all__ = ["CONFIG", "EVENTS", "METRICS", "STATE", "RunDirectory", "RunDirectoryBusy", "read_rows"]
 
-_TABLES = (METRICS, EVENTS)
-
 
 class RunDirectoryBusy(RuntimeError):
     """Another process is writing to this run directory."""
@@ -139,7 +137,9 @@ class RunDirectory:
 
     def config(self) -> dict[str, Any]:
         """Return the written settings; empty if there are none."""
-        return read_yaml(self.path / CONFIG)
+        if self._config is None:
+            self._config = read_yaml(self.path / CONFIG)
+        return self._config
 
     def write_step(self, rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, Any]) -> None:
         """Write a step's rollouts and then its metrics, in the background."""
@@ -158,7 +158,7 @@ class RunDirectory:
         stamped = {"step": row.get("step"), "time": round(time.time(), 3), **row}
         stamped = {name: value for name, value in stamped.items() if value is not None}
         history = self._remembered()
-        self._append(METRICS, [stamped])
+        self._append(METRICS, stamped)
         history.add(plain(stamped))
         self._write_summary()
         self._sinks.log(stamped)
@@ -170,13 +170,13 @@ class RunDirectory:
         from mint.watch.directory.schema import build_table
 
         self._settle()
+        rows = list(rows)
         steps: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-        given_rows = list(rows)
-        for row in given_rows:
+        for row in rows:
             steps[int(row.get("step") or 0)].append(row)
         (self.path / ROLLOUTS).mkdir(exist_ok=True)
-        for step, given in steps.items():
-            file, table = step_file(self.path, step), build_table(given)
+        for step, of_step in steps.items():
+            file, table = step_file(self.path, step), build_table(of_step)
             if block_file(self.path, step - step % BLOCK).exists():
                 raise ValueError(
                     f"Rollouts of step {step} or a later step are already written. Steps must not "
@@ -184,7 +184,7 @@ class RunDirectory:
                 )
             before = [pq.read_table(file, use_threads=False)] if file.exists() else []
             self._write_tables(file, [*before, table])
-        self._sinks.rollouts(given_rows)
+        self._sinks.rollouts(rows)
 
     def add_sinks(self, names: Iterable[str]) -> None:
         """Also send what is written to other places; see :mod:`mint.watch.sinks`.
@@ -193,14 +193,14 @@ class RunDirectory:
         """
         self._settle()
         wanted = [*names, *(["opentelemetry"] if is_configured() else [])]
-        self._sinks.add(wanted, self.path, self._config or self.config())
+        self._sinks.add(wanted, self.path, self.config())
 
     def show_live(self) -> None:
         """Show the run in the terminal after every step."""
         from mint.watch.terminal import LiveView
 
         self._settle()
-        config = self._config or self.config()
+        config = self.config()
         task = str(config.get("task") or self.path.resolve().name)
         rows = read_rows(self.path / METRICS)
         self._sinks.attach("terminal", LiveView(task, config.get("steps"), rows))
@@ -210,7 +210,7 @@ class RunDirectory:
         self._settle()
         event = {"time": round(time.time(), 3), "event": kind, **details}
         history = self._remembered()
-        self._append(EVENTS, [event])
+        self._append(EVENTS, event)
         history.add_event(plain(event))
 
     # ---- the state ----
@@ -239,7 +239,6 @@ class RunDirectory:
 
     def rewind(self) -> None:
         """Truncate the tables to their lengths in the saved state, or to nothing without one."""
-        self._settle()
         state = self.state() or {}
         sizes = state.get("sizes", {})
         for name in self._tables():
@@ -258,6 +257,7 @@ class RunDirectory:
 
     def cut_rollouts(self, last: int) -> None:
         """Remove the rollouts of all steps after ``last``, and unfinished files."""
+        import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         folder = self.path / ROLLOUTS
@@ -266,16 +266,13 @@ class RunDirectory:
                 file.path.unlink()
             elif file.last > last and file.merged:
                 kept = pq.read_table(file.path, filters=[("step", "<=", last)], use_threads=False)
-                steps = sorted(set(kept.column("step").to_pylist()))
-                for step in steps:
-                    single = kept.filter([value == step for value in kept["step"].to_pylist()])
+                for step in sorted(set(kept["step"].to_pylist())):
+                    single = kept.filter(pc.field("step") == step)
                     self._write_tables(step_file(self.path, step), [single])
                 file.path.unlink()
-        for left in folder.glob(".*.new"):
-            left.unlink()
-        for path in folder.glob("*.parquet"):  # singles that a merged file replaced
-            if path not in {file.path for file in rollout_files(self.path)}:
-                path.unlink()
+        replaced = {*folder.glob("*.parquet")} - {file.path for file in rollout_files(self.path)}
+        for path in (*folder.glob(".*.new"), *replaced):
+            path.unlink()
 
     # ---- the summary ----
 
@@ -287,20 +284,18 @@ class RunDirectory:
 
     def _write_summary(self) -> None:
         """Write status, last metrics and verdict."""
-        if self._config is None:
-            self._config = self.config()
-        history, now = self._remembered(), round(time.time(), 3)
+        config, history, now = self.config(), self._remembered(), round(time.time(), 3)
         if self._started is None:
             earlier = read_json(self.path / SUMMARY) or {}
             self._started = float(earlier.get("started") or now)
         verdict = judge(history.rows, history.events, self._status)
         summary = {
             "format": FORMAT,
-            "task": self._config.get("task"),
+            "task": config.get("task"),
             "name": self.path.resolve().name,
             "status": self._status,
             "step": history.last.get("step", 0),
-            "steps": self._config.get("steps"),
+            "steps": config.get("steps"),
             "started": self._started,
             "updated": now,
             "host": socket.gethostname(),
@@ -322,10 +317,10 @@ class RunDirectory:
 
     def _tables(self) -> tuple[str, ...]:
         old = (ROLLOUTS_1,) if (self.path / ROLLOUTS_1).exists() else ()
-        return (*_TABLES, *old)
+        return (METRICS, EVENTS, *old)
 
-    def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        file, content = self._open(name), lines(rows)
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        file, content = self._open(name), lines([row])
         end = file.seek(0, os.SEEK_END)
         try:
             left = memoryview(content)
@@ -347,15 +342,15 @@ class RunDirectory:
         """Write a Parquet file atomically, each table as a row group of its own."""
         import pyarrow.parquet as pq
 
-        from mint.watch.directory.schema import current, repeated_columns, schema
+        from mint.watch.directory.schema import REPEATED, SCHEMA, current
 
         new = file.with_name(f".{file.name}.new")
         with open(new, "wb") as opened:
             with pq.ParquetWriter(
                 opened,
-                schema(),
+                SCHEMA,
                 compression="zstd",
-                use_dictionary=repeated_columns(),
+                use_dictionary=REPEATED,
                 write_statistics=["step", "reward"],
             ) as writer:
                 for table in tables:
