@@ -27,7 +27,6 @@ MOST_HITS = 200
 MOST_EXPORTED = 100_000
 LONGEST_TEXT = 2 * 1024 * 1024
 """Characters of one text that are sent; longer texts are truncated and marked."""
-_EXCERPT = 280
 _MEMORY = "1GB"
 _PATIENCE_S = 20.0
 _TURN_S = 0.6
@@ -35,8 +34,7 @@ _FILES_A_TURN = 8
 _BRIEF = """
     step, "group", "index", identity, reward, components, advantage, penalty, length, truncated,
     stop, masked, replaced, version, error,
-    left(response, $excerpt) AS response, length(response) > $excerpt AS cut,
-    left(prompt, $excerpt) AS prompt
+    left(response, 280) AS response, length(response) > 280 AS cut, left(prompt, 280) AS prompt
 """
 _SQL_TYPES = {"int32": "INTEGER", "string": "VARCHAR", "double": "DOUBLE", "bool": "BOOLEAN"}
 
@@ -181,11 +179,8 @@ class Rollouts:
         files = [f for f in self.files() if wanted.may_be_in(f.first, f.last)]
         if not files:
             return pa.table({})
-        with self._connected(files) as connection:
-            statement = sql.format(self._source(files))
-            relation = connection.sql(statement, params=[*values, limit])
-            found: pa.Table = relation.to_arrow_table()
-        return found
+        with self._query(files, sql, [*values, limit]) as found:
+            return found.to_arrow_table()
 
     def component_names(self) -> list[str]:
         """Return the names of the reward's components in the last file."""
@@ -208,11 +203,8 @@ class Rollouts:
     ) -> list[dict[str, Any]]:
         if not files:
             return []
-        with self._connected(files) as connection:
-            statement = sql.replace("$excerpt", str(_EXCERPT)).format(self._source(files))
-            cursor = connection.execute(statement, values)
-            names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        with self._query(files, sql, values) as found:
+            return [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
 
     def _source(self, files: Sequence[RolloutFile]) -> str:
         if files[0].path == self._old:
@@ -228,13 +220,15 @@ class Rollouts:
         return f"read_parquet([{names}], union_by_name=true)"
 
     @contextmanager
-    def _connected(self, files: Sequence[RolloutFile]) -> Iterator[Any]:
+    def _query(
+        self, files: Sequence[RolloutFile], sql: str, values: list[Any]
+    ) -> Iterator[duckdb.DuckDBPyRelation]:
         connection = duckdb.connect(":memory:")
         watch = threading.Timer(_PATIENCE_S, connection.interrupt)
         try:
             _confine(connection, [file.path for file in files])
             watch.start()
-            yield connection
+            yield connection.sql(sql.format(self._source(files)), params=values)
         except duckdb.InterruptException:
             raise QueryFailed(
                 f"The query took more than {_PATIENCE_S:.0f} s. Select fewer steps."
