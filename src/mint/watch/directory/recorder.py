@@ -80,10 +80,11 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = self._locked()
         self._files: dict[str, IO[bytes]] = {}
-        self._history: VerdictHistory | None = None
-        self._config: dict[str, Any] | None = None
+        self._config = read_yaml(self.path / CONFIG)
+        self._history = self._read_history()
         self._status = "running"
-        self._started: float | None = None
+        earlier = read_json(self.path / SUMMARY) or {}
+        self._started = float(earlier.get("started") or round(time.time(), 3))
         self._sinks = Sinks(lambda name, text: self.event("sink_failed", name=name, text=text))
         self._writer = ThreadPoolExecutor(1, "mint-recorder")
         self._pending: Future[None] | None = None
@@ -137,8 +138,6 @@ class RunDirectory:
 
     def config(self) -> dict[str, Any]:
         """Return the written settings; empty if there are none."""
-        if self._config is None:
-            self._config = read_yaml(self.path / CONFIG)
         return self._config
 
     def write_step(self, rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, Any]) -> None:
@@ -157,9 +156,8 @@ class RunDirectory:
         self._settle()
         stamped = {"step": row.get("step"), "time": round(time.time(), 3), **row}
         stamped = {name: value for name, value in stamped.items() if value is not None}
-        history = self._remembered()
         self._append(METRICS, stamped)
-        history.add(plain(stamped))
+        self._history.add(plain(stamped))
         self._write_summary()
         self._sinks.log(stamped)
 
@@ -193,25 +191,23 @@ class RunDirectory:
         """
         self._settle()
         wanted = [*names, *(["opentelemetry"] if is_configured() else [])]
-        self._sinks.add(wanted, self.path, self.config())
+        self._sinks.add(wanted, self.path, self._config)
 
     def show_live(self) -> None:
         """Show the run in the terminal after every step."""
         from mint.watch.terminal import LiveView
 
         self._settle()
-        config = self.config()
-        task = str(config.get("task") or self.path.resolve().name)
+        task = str(self._config.get("task") or self.path.resolve().name)
         rows = read_rows(self.path / METRICS)
-        self._sinks.attach("terminal", LiveView(task, config.get("steps"), rows))
+        self._sinks.attach("terminal", LiveView(task, self._config.get("steps"), rows))
 
     def event(self, kind: str, **details: Any) -> None:
         """Add an event."""
         self._settle()
         event = {"time": round(time.time(), 3), "event": kind, **details}
-        history = self._remembered()
         self._append(EVENTS, event)
-        history.add_event(plain(event))
+        self._history.add_event(plain(event))
 
     # ---- the state ----
 
@@ -246,7 +242,7 @@ class RunDirectory:
                 file = self._open(name)
                 file.truncate(min(sizes.get(name, 0), file.seek(0, os.SEEK_END)))
         self.cut_rollouts(int(state.get("rollouts", -1)))
-        self._history = None
+        self._history = self._read_history()
 
     def cut_tables(self) -> None:
         """Remove an unfinished last line of every table."""
@@ -284,34 +280,25 @@ class RunDirectory:
 
     def _write_summary(self) -> None:
         """Write status, last metrics and verdict."""
-        config, history, now = self.config(), self._remembered(), round(time.time(), 3)
-        if self._started is None:
-            earlier = read_json(self.path / SUMMARY) or {}
-            self._started = float(earlier.get("started") or now)
-        verdict = judge(history.rows, history.events, self._status)
+        history = self._history
         summary = {
             "format": FORMAT,
-            "task": config.get("task"),
+            "task": self._config.get("task"),
             "name": self.path.resolve().name,
             "status": self._status,
             "step": history.last.get("step", 0),
-            "steps": config.get("steps"),
+            "steps": self._config.get("steps"),
             "started": self._started,
-            "updated": now,
+            "updated": round(time.time(), 3),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "verdict": verdict.as_dict(),
+            "verdict": judge(history.rows, history.events, self._status).as_dict(),
             "last": history.last,
         }
         replace_file(self.path / SUMMARY, lines([summary]), durable=False)
 
-    def _remembered(self) -> VerdictHistory:
-        """Return the history for the verdict, read from the tables once."""
-        if self._history is None:
-            self._history = VerdictHistory.of(
-                read_rows(self.path / METRICS), read_rows(self.path / EVENTS)
-            )
-        return self._history
+    def _read_history(self) -> VerdictHistory:
+        return VerdictHistory.of(read_rows(self.path / METRICS), read_rows(self.path / EVENTS))
 
     # ---- files ----
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mint.watch.verdict.holdout import HIGH, HOLDOUT, HOLDOUT_REWARD, LOW, weights_to_use
 from mint.watch.verdict.plateau import plateau_start, rises_after
 from mint.watch.verdict.series import (
     WINDOW,
@@ -37,6 +36,8 @@ VERDICTS = (LEARNING, FLAT, STALLED, DIVERGING, HACKING, FINISHED, EARLY)
 
 REWARD = ("reward/mean", "reward", "mean_reward", "avg_reward")
 SUCCESS = ("reward/success", "success", "accuracy", "exact_rate")
+HOLDOUT, HIGH, LOW = "holdout/pass@1", "holdout/pass@1_high", "holdout/pass@1_low"
+HOLDOUT_REWARD = "holdout/reward"
 LOSS = ("train/loss_per_token", "loss_per_token", "train/loss", "loss")
 _SIGNAL = ("groups", "groups/signal", "groups/all_right", "groups/all_wrong")
 _HEALTH = ("train/grad_norm", "kl/k3", "policy/entropy", "length/truncated", "train/refused")
@@ -139,6 +140,40 @@ def _finished(found: Verdict, rows: Sequence[Row], count: int) -> Verdict:
     }
     said, advice = ways[found.verdict]
     return Verdict(FINISHED, said.format(found.evidence), found.since, advice.strip())
+
+
+def weights_to_use(rows: Sequence[Row]) -> str:
+    """Name the best weights on the holdout: pass@1 decides, then reward, then the earlier step.
+
+    Empty when the run has no holdout.
+
+    >>> weights_to_use([{"step": 0, "holdout/pass@1": 0.1}, {"step": 5, "holdout/pass@1": 0.6}])
+    'Use the final weights: they are the best on the holdout, 60%.'
+    """
+    rates, rewards = dict(series(rows, HOLDOUT)), dict(series(rows, HOLDOUT_REWARD))
+    if not rates:
+        return ""
+    low, high = dict(series(rows, LOW)), dict(series(rows, HIGH))
+    known = low.keys() & high.keys()
+
+    def rank(step: int) -> tuple[float, float, int]:
+        return round(rates[step], 9), round(rewards.get(step, 0.0), 9), -step
+
+    def rate(step: int) -> str:
+        interval = f" (95% interval {low[step]:.0%} to {high[step]:.0%})" if step in known else ""
+        return f"{rates[step]:.0%}{interval}"
+
+    best, last = max(rates, key=rank), max((step for step, _ in series(rows, "step")), default=0)
+    if best == last:
+        return f"Use the final weights: they are the best on the holdout, {rate(best)}."
+    if last not in rates:
+        final = "the end was not evaluated"
+    elif rank(last)[0] == rank(best)[0]:
+        final = "the final weights reach the same rate"
+    else:
+        final = f"the final weights reach {rate(last)}"
+    what = f"the checkpoint of step {best}" if best > 0 else "the model before training"
+    return f"Use {what}: it is the best on the holdout, {rate(best)}; {final}."
 
 
 # ---- diverging ----
