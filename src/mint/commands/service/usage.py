@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mint.commands.shared.durations import parse_duration
+from mint.commands.shared.options import parse_duration
 from mint.commands.shared.output import JsonOption, print_rows, size, when
 from mint.commands.shared.remote import Remote, UrlOption
 

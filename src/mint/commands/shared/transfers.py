@@ -40,7 +40,16 @@ def fetch_archive(remote: Remote, path: str, target: Path) -> None:
         httpx.stream("GET", link, timeout=TIMEOUT, follow_redirects=True) as answer,
     ):
         remote.check(answer)
-        _save(answer, target, total)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with draft.open("wb") as file, transfer() as progress:
+                task = progress.add_task(target.name, total=total)
+                for part in answer.iter_bytes(1024 * 1024):
+                    file.write(part)
+                    progress.advance(task, len(part))
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def listed(remote: Remote, where: CheckpointPath) -> dict[str, Any]:
@@ -56,16 +65,3 @@ def listed(remote: Remote, where: CheckpointPath) -> dict[str, Any]:
 def resource(where: CheckpointPath) -> str:
     """Return the URL path of a checkpoint."""
     return f"/api/v1/training_runs/{where.run_id}/checkpoints/{where.checkpoint_id}"
-
-
-def _save(answer: httpx.Response, target: Path, total: int | None) -> None:
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with draft.open("wb") as file, transfer() as progress:
-            task = progress.add_task(target.name, total=total)
-            for part in answer.iter_bytes(1024 * 1024):
-                file.write(part)
-                progress.advance(task, len(part))
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)

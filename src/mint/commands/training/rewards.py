@@ -1,4 +1,4 @@
-"""``mint rewards list | test | audit``."""
+"""``mint rewards list | test | audit``, and ``mint report``."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mint.commands.shared.output import print_json, print_table
+from mint.commands.shared.output import Mistake, print_json, print_table
 from mint.rewards.analysis import analyse
 from mint.rewards.audit import audit_reward
 from mint.rewards.registry import RewardNotFound, find_reward, list_rewards
@@ -14,6 +14,7 @@ from mint.rewards.reward import Reward
 from mint.rewards.score import Sample
 from mint.rewards.scoring import Scored, Scorer
 from mint.rewards.signature import SignatureError
+from mint.watch import open_run
 
 app = typer.Typer(help="List, test and audit reward functions.", no_args_is_help=True)
 
@@ -76,6 +77,22 @@ def audit_command(samples: _Samples, reward: _RewardName) -> None:
     names = ", ".join(probed.probe for probed in bad)
     typer.echo(f"{len(bad)} probes succeed: {names}. Gate the reward with a format, or tighten it.")
     raise typer.Exit(1)
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, such as runs/math-1a2b3c4d.")],
+) -> None:
+    """Write a report on a run's rewards: Markdown, HTML with plots, JSON and text."""
+    from mint.rl.recording.report import write_report
+
+    run = open_run(run_dir)
+    written = write_report(run.path)
+    if not written:
+        raise Mistake(f"{run_dir} has no rollouts yet. Wait until the first step is done.")
+    verdict = run.summary().get("verdict") or {}
+    print(f"{verdict.get('verdict')}: {verdict.get('evidence')} {verdict.get('advice')}")
+    for path in written:
+        print(f"  {path}")
 
 
 def _found(name: str) -> Reward:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mint.commands.shared.durations import parse_duration
 from mint.commands.shared.names import find, run_id
+from mint.commands.shared.options import YesOption, parse_duration
 from mint.commands.shared.output import (
     JsonOption,
     Mistake,
@@ -85,16 +85,14 @@ def show_checkpoint(path: PathArgument, url: UrlOption = None, as_json: JsonOpti
     fields = {
         "path": where.uri,
         "model": found["base_model"],
-        "rank": str(found["lora_rank"]),
+        "rank": found["lora_rank"],
         "trains": ", ".join(p for p in ("attn", "mlp", "unembed") if found.get(f"train_{p}")),
         "size": size(found.get("size_bytes")),
         "saved": when(found.get("time")),
         "expires": when(found.get("expires_at")),
         "public": "yes" if found.get("public") else "no",
     }
-    print_fields(
-        fields | {key: str(value) for key, value in (found.get("user_metadata") or {}).items()}
-    )
+    print_fields(fields | (found.get("user_metadata") or {}))
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -199,7 +197,7 @@ def _packed(file: Path) -> Iterator[Path]:
 @app.command("delete")
 def delete(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help=_PATH_HELP)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    yes: YesOption = False,
     url: UrlOption = None,
 ) -> None:
     """Delete checkpoints permanently."""
@@ -230,7 +228,7 @@ def prune(
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    yes: YesOption = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
