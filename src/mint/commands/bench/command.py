@@ -33,7 +33,7 @@ def bench(
     mint bench` measures another precision.
     """
     work = Workload(parse_counts(answers), tokens, prompt_tokens, rank, matmul_size)
-    report = measure(model, url, work, lambda text: typer.echo(f"mint: {text}", err=True))
+    report = measure(model, url, work)
     if as_json:
         print_json(report.as_dict())
     else:
