@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -33,18 +32,15 @@ ROUND_S = 4.0  # a measurement is repeated while all of its rounds are shorter, 
 _PLAN = re.compile(r"precision (exact|half|bfloat16) \(([^\n]*?)\), [\d,]+ KV tokens")
 
 
-@dataclass(frozen=True)
-class Workload:
-    """The workload to measure."""
-
-    answers: Sequence[int]
-    tokens: int
-    prompt_tokens: int
-    rank: int
-    matmul_size: int | None
-
-
-def measure(model: str | None, url: str | None, work: Workload) -> BenchReport:
+def measure(
+    model: str | None,
+    url: str | None,
+    answers: Sequence[int],
+    tokens: int,
+    prompt_tokens: int,
+    rank: int,
+    matmul_size: int | None,
+) -> BenchReport:
     """Measure the machine, unless the service may be on another one, and then the model."""
     import mint
 
@@ -55,17 +51,22 @@ def measure(model: str | None, url: str | None, work: Workload) -> BenchReport:
         config = json.loads((folder / "config.json").read_text())
         context = config.get("max_position_embeddings")
         say("Measuring the machine's matmul rate and memory bandwidth.")
-        machine = measure_ceilings(config, work.matmul_size)
+        machine = measure_ceilings(config, matmul_size)
         log = embedded_service().log
     service = mint.ServiceClient(base_url=remote)
     model = model or first_model(service)
     say(f"Loading {model}.")
-    run = start_run(service, model, work)
-    tokens = affordable_tokens(run, work.tokens)
+    client = service.create_lora_training_client(
+        model, rank=rank, train_unembed=False, user_metadata={"purpose": "mint bench"}
+    )
+    tokenizer = client.get_tokenizer()
+    texts = write_questions(MOST_ANSWERS // GROUP)
+    run = TimedRun(client, [tokenizer.encode(text)[:prompt_tokens] for text in texts])
+    tokens = affordable_tokens(run, tokens)
     precision, reason = read_plan(log.read_text(errors="replace")) if log else (None, None)
     say("Running a GRPO step.")
-    training = measure_training(run, min(STEP_ANSWERS, work.answers[-1]), tokens)
-    say(f"Sampling {', '.join(map(str, work.answers))} answers at once.")
+    training = measure_training(run, min(STEP_ANSWERS, answers[-1]), tokens)
+    say(f"Sampling {', '.join(map(str, answers))} answers at once.")
     return BenchReport(
         model=model,
         service=remote or "embedded",
@@ -75,19 +76,9 @@ def measure(model: str | None, url: str | None, work: Workload) -> BenchReport:
         answer_tokens=tokens,
         context_length=context,
         ceilings=machine,
-        sampling=measure_sampling(run, work.answers, tokens),
+        sampling=measure_sampling(run, answers, tokens),
         training=training,
     )
-
-
-def start_run(service: mint.ServiceClient, model: str, work: Workload) -> TimedRun:
-    """Create a LoRA run on the layers of a model, and prompts for it."""
-    client = service.create_lora_training_client(
-        model, rank=work.rank, train_unembed=False, user_metadata={"purpose": "mint bench"}
-    )
-    tokenizer = client.get_tokenizer()
-    texts = write_questions(MOST_ANSWERS // GROUP)
-    return TimedRun(client, [tokenizer.encode(text)[: work.prompt_tokens] for text in texts])
 
 
 def affordable_tokens(run: TimedRun, tokens: int) -> int:

@@ -53,15 +53,21 @@ def list_runs(
 def _row(run: dict[str, Any]) -> list[str]:
     last = run["last_checkpoint"] or run["last_sampler_checkpoint"]
     about = run["user_metadata"] or {}
-    folder = about.get("run_dir")
+    reward = where = "-"
+    if about.get("run_dir"):
+        folder, here = Path(about["run_dir"]), Path.cwd()
+        where = str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+        rewards = [row.get("reward/mean") for row in read_rows(folder / METRICS)]
+        if known := [value for value in rewards if value is not None]:
+            reward = f"{known[-1]:.3f}"
     return [
         run["training_run_id"],
         about.get("task", "-"),
-        _reward(Path(folder)) if folder else "-",
+        reward,
         run["base_model"],
         _state(run.get("mint_status")),
         age(run["last_request_time"]),
-        _nearby(Path(folder)) if folder else "-",
+        where,
         last["checkpoint_id"] if last else "-",
     ]
 
@@ -100,18 +106,6 @@ def _engine(engine: dict[str, Any]) -> list[str]:
     held = (numbers.get(f"{name}_resident", "-") for name in ("runs", "samplers"))
     memory = size(engine.get("process_bytes"))
     return [engine["model"], numbers["calls"], " of ".join(kv), *held, memory]
-
-
-def _reward(folder: Path) -> str:
-    """Return the mean reward of the last step, if the run directory is on this machine."""
-    rows = [row for row in read_rows(folder / METRICS) if row.get("reward/mean") is not None]
-    return f"{rows[-1]['reward/mean']:.3f}" if rows else "-"
-
-
-def _nearby(folder: Path) -> str:
-    """Return a run directory relative to the current folder, if it is inside."""
-    here = Path.cwd()
-    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
 
 
 @app.command("unload")

@@ -39,7 +39,14 @@ def find(text: str, url: str | None) -> Named:
     if text.startswith(SCHEMES):
         return Named(text, Remote.running_or_embedded(url))
     if is_run_directory(folder):
-        return Named(find_checkpoint(text), _service_of(folder, url), folder)
+        from mint.rl.recording.directory import read_service
+
+        service = read_service(folder)
+        if named_url(url) or "url" in service:
+            remote = Remote(named_url(url) or service["url"])
+        else:
+            remote = Remote.embedded(Path(service["home"]) if "home" in service else None)
+        return Named(find_checkpoint(text), remote, folder)
     if (folder / ADAPTER_CONFIG).is_file():
         raise Mistake(
             f"{text} is a PEFT folder. Upload it, then use the path that this prints: "
@@ -60,17 +67,6 @@ def is_run_directory(folder: Path) -> bool:
             "run, use the tinker:// path of a checkpoint it saved: `mint checkpoints list`."
         )
     return True
-
-
-def _service_of(folder: Path, url: str | None) -> Remote:
-    from mint.rl.recording.directory import read_service
-
-    if named_url(url):
-        return Remote(url)
-    known = read_service(folder)
-    if "url" in known:
-        return Remote(known["url"])
-    return Remote.embedded(Path(known["home"]) if "home" in known else None)
 
 
 # ---- short names ---------------------------------------------------------------------------------

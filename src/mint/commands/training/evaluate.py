@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mint.commands.shared.errors import exit_code
 from mint.commands.shared.output import print_table
@@ -16,8 +16,7 @@ from mint.rl.loop.checkpoints import find_checkpoint
 if TYPE_CHECKING:
     from mint.rl.evaluation.results import SetResult
 
-CHECKPOINT, AGAINST, SET, ENDPOINT = OWN = ("checkpoint", "against", "set", "endpoint")
-BASE = "base"
+OWN = ("checkpoint", "against", "set", "endpoint")
 USAGE = """\
 usage: {program} [--cfg job] [--config-dir FOLDER] [checkpoint=PATH] [against=PATH] [set=NAME]
        [endpoint=URL] [OVERRIDE ...]
@@ -54,24 +53,32 @@ def _evaluate(asked: Arguments) -> int:
     for each in typed:
         if hint := closest(_key(each), OWN):
             raise ConfigError(f"There is no {each}.{hint}")
-    checkpoint, against, endpoint = (own.get(name) for name in (CHECKPOINT, AGAINST, ENDPOINT))
+    checkpoint, against, wanted_set, endpoint = (own.get(name) for name in OWN)
     if endpoint and checkpoint:
         raise ConfigError("endpoint= evaluates a model served elsewhere: leave out checkpoint=.")
     if endpoint and against:
         raise ConfigError("against= compares checkpoints of the service: leave out endpoint=.")
     path = find_checkpoint(checkpoint) if checkpoint else None
-    past = _past_job(checkpoint, path) if checkpoint and path else None
+    past = None
+    if checkpoint and checkpoint != path:  # a run directory
+        if not (Path(checkpoint) / JOB).is_file():
+            raise ConfigError(
+                f"{checkpoint} has no {JOB}, so it was written by a script. Name the task and the "
+                f"settings of the evaluation: mint eval checkpoint={path} task=custom "
+                "task.adapter=..."
+            )
+        past = read_job(Path(checkpoint))
     asked.overrides = typed
     jobs = asked.jobs(past)
     if jobs is None:
         return 0
-    other = None if against in (None, BASE) else find_checkpoint(str(against))
+    other = None if against in (None, "base") else find_checkpoint(str(against))
     check_rewards(composed.job for composed in jobs)
     import mint
     from mint.rl.evaluation.evaluator import Examiner
 
     cfg, adapter = make_config(jobs[0].job), load_adapter(jobs[0].job)
-    examiner = Examiner(adapter, cfg, [own[SET]] if SET in own else [])
+    examiner = Examiner(adapter, cfg, [] if wanted_set is None else [wanted_set])
     if endpoint:
         what = f"{cfg.base_model} at {endpoint}"
         found = examiner.of_endpoint(endpoint, cfg.base_model)
@@ -87,18 +94,6 @@ def _evaluate(asked: Arguments) -> int:
             compared = compare(before[name], result)
             print(f"{name}, against {other or cfg.base_model}: {compared}")
     return 0
-
-
-def _past_job(checkpoint: str, path: str) -> dict[str, Any] | None:
-    """Return the settings of a run directory; None if the checkpoint was given by its path."""
-    if checkpoint == path:
-        return None
-    if not (Path(checkpoint) / JOB).is_file():
-        raise ConfigError(
-            f"{checkpoint} has no {JOB}, so it was written by a script. Name the task and the "
-            f"settings of the evaluation: mint eval checkpoint={path} task=custom task.adapter=..."
-        )
-    return read_job(Path(checkpoint))
 
 
 def _key(override: str) -> str:

@@ -123,22 +123,18 @@ def download(
             )
         fetch_archive(remote, where.uri, target)
     else:
-        _download_folder(remote, where, target, force)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())) and not force:
+            raise Mistake(
+                f"{target} already exists and is not an empty folder. Choose another with "
+                "--output, or write into it with --force."
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as scratch:
+            fetch(remote, where.uri, Path(scratch))
+            target.mkdir(exist_ok=True)
+            for file in Path(scratch).iterdir():
+                file.replace(target / file.name)
     typer.echo(target)
-
-
-def _download_folder(remote: Remote, where: CheckpointPath, folder: Path, force: bool) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not force:
-        raise Mistake(
-            f"{folder} already exists and is not an empty folder. Choose another with --output, or "
-            "write into it with --force."
-        )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as scratch:
-        fetch(remote, where.uri, Path(scratch))
-        folder.mkdir(exist_ok=True)
-        for file in Path(scratch).iterdir():
-            file.replace(folder / file.name)
 
 
 @app.command("upload")

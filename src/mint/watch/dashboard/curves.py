@@ -1,6 +1,5 @@
 """Metrics as columns, complete or averaged to as many points as a screen shows."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,13 +38,6 @@ def metric_names(rows: Rows) -> list[str]:
         if len(found) >= _MOST_NAMES:
             break
     return list(found)[:_MOST_NAMES]
-
-
-def between(rows: Rows, first: int | None, last: int | None) -> Rows:
-    """Return the rows of a range of steps, both ends included; None means no bound."""
-    low = -math.inf if first is None else first
-    high = math.inf if last is None else last
-    return [row for row in rows if low <= read_step(row) <= high]
 
 
 def read_step(row: dict[str, Any]) -> int:

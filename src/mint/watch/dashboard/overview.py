@@ -161,10 +161,9 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):
             found |= flat(value, f"{key}.")
-        elif isinstance(value, str | int | float | bool | None):
-            found[key] = value
         else:
-            found[key] = str(value)[:_TEXT]
+            is_plain = isinstance(value, str | int | float | bool | None)
+            found[key] = value if is_plain else str(value)[:_TEXT]
     return found
 
 

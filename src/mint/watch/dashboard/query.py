@@ -152,20 +152,20 @@ class Rollouts:
         at, several = 0, 1
         while at < len(files):
             here = files[at : at + several]
+            searched = all_files.index(here[0]) / len(all_files)
+            before = (here[0].first - 1, _HIGH, _HIGH)
+            if at > 0 and time.monotonic() > ends:
+                return Hits(rows, before, searched)
             try:
                 found = self._ask_files(here, sql, [*values, *place, limit - len(rows)])
             except FilesMerged:  # the next turn finds their rollouts in the merged file
-                before = (here[0].first - 1, _HIGH, _HIGH)
-                return Hits(rows, max(place, before), _share(all_files, here[0]))
+                return Hits(rows, max(place, before), searched)
             rows += [_brief(row) for row in found]
             if len(rows) >= limit:
                 last = rows[-1]
-                place = (last["step"], last["group"], last["index"])
-                return Hits(rows, place, _share(all_files, here[0]))
+                return Hits(rows, (last["step"], last["group"], last["index"]), searched)
             at += several
             several = min(2 * several, _FILES_A_TURN)
-            if at < len(files) and time.monotonic() > ends:
-                return Hits(rows, (files[at].first - 1, _HIGH, _HIGH), _share(all_files, files[at]))
         return Hits(rows, None, 1.0)
 
     def export(self, wanted: Filter, limit: int = MOST_EXPORTED) -> pa.Table:
@@ -265,11 +265,6 @@ def _spread(steps: Sequence[int], every: int) -> list[int]:
     [1, 5, 6]
     """
     return sorted({*steps[:: max(1, every)], *steps[-1:]})
-
-
-def _share(files: Sequence[RolloutFile], reached: RolloutFile) -> float:
-    """Return the share of the files that come before one."""
-    return files.index(reached) / len(files)
 
 
 def _check_regex(pattern: str | None) -> None:

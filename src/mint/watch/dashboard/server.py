@@ -7,6 +7,7 @@ that grow with the run (metrics, events, searches) are incremental.
 import asyncio
 import io
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from mint.watch.dashboard.access import Access
-from mint.watch.dashboard.curves import between, columns, read_step
+from mint.watch.dashboard.curves import columns, read_step
 from mint.watch.dashboard.filters import BadFilter, Filter
 from mint.watch.dashboard.library import Library, RunPlace, UnknownRun
 from mint.watch.dashboard.overview import Tables, flat, overview, read_config, stop_strings
@@ -166,10 +167,10 @@ def metrics_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> 
     known, position = _since(table, given)
     first, last = _integer(given, "from"), _integer(given, "to")
     if first is None and last is None and known == 0:
-        found = known_tables.curves()
-    else:
-        found = columns(between(table.rows[known:], first, last))
-    return {**found, **position}
+        return {**known_tables.curves(), **position}
+    low, high = (-math.inf if first is None else first), (math.inf if last is None else last)
+    rows = [row for row in table.rows[known:] if low <= read_step(row) <= high]
+    return {**columns(rows), **position}
 
 
 def events_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> dict[str, Any]:

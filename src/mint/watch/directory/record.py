@@ -27,17 +27,13 @@ class Record:
 
     def __init__(self, directory: RunDirectory, config: Mapping[str, Any]) -> None:
         self.directory = directory
+        self.path = directory.path
         rows = read_rows(directory.path / METRICS)
         self.last_step = max((int(row.get("step") or 0) for row in rows), default=0)
         directory.cut_tables()
         directory.cut_rollouts(self.last_step)
         directory.write_config(config)
         self._closed = False
-
-    @property
-    def path(self) -> Path:
-        """The run directory."""
-        return self.directory.path
 
     def step(
         self,
