@@ -37,10 +37,7 @@ class NoRuns(ValueError):
 
 
 def write_bundle(folders: Sequence[Path], target: Path, limit: int) -> str:
-    """Write the runs of some folders to an HTML file, and say what is in it.
-
-    ``limit`` bounds the bytes of rollouts before compression.
-    """
+    """Write runs, with at most ``limit`` bytes of rollouts, to an HTML file; describe it."""
     library, tables = Library(folders), Tables()
     places = library.runs()
     if not places:

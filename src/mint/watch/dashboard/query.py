@@ -133,11 +133,8 @@ class Rollouts:
         return self._ask(lambda files: files[-64:], sql, [limit])
 
     def search(self, wanted: Filter, after: Place | None = None, limit: int = MOST_HITS) -> Hits:
-        """Search file after file until there are enough hits or the time is up.
-
-        ``next`` is where to continue, or None at the end, so that a response is quick however
-        large the run is.
-        """
+        """Search file after file until there are enough hits or the time is up, so that a response
+        is quick however large the run is. ``next`` is where to continue, or None at the end."""
         _check_regex(wanted.regex)
         condition, values = wanted.sql()
         sql = f"""

@@ -263,8 +263,7 @@ def _as_parquet(table: pa.Table) -> bytes:
 
 
 def _as_csv(table: pa.Table) -> bytes:
-    """CSV has no nested values: components and the like are JSON in a cell. Texts that a
-    spreadsheet would run as a formula begin with an apostrophe."""
+    """Write CSV. Nested values become JSON, and texts that a spreadsheet would run get a quote."""
     rows = table.to_pylist(maps_as_pydicts="lossy")
     cells = {name: [_cell(row[name]) for row in rows] for name in table.column_names}
     buffer = io.BytesIO()

@@ -214,10 +214,7 @@ class RunReader:
 
 
 def summarise(rows: Sequence[Row], events: Sequence[Row], unended: str) -> Row:
-    """Return status, times and verdict of a run that wrote no summary.
-
-    ``unended`` is the status of a run whose last event is not its end.
-    """
+    """Return status, times and verdict of a run; ``unended`` is its status if no event ends it."""
     status = _ENDS.get(str(events[-1].get("event")) if events else "", unended)
     times = [event["time"] for event in events if isinstance(event.get("time"), int | float)]
     judged_as = status if status in _ENDS.values() else "running"

@@ -1,9 +1,4 @@
-"""Record a run from any script, in three lines.
-
-record = mint.watch.record("runs/sorting", config={"steps": 100})
-record.step({"reward": 0.5}, rollouts=[{"prompt": "3 1 2", "response": "1 2 3", "reward": 1.0}])
-record.close()
-"""
+"""Record a run from any script."""
 
 from __future__ import annotations
 
@@ -41,11 +36,10 @@ class Record:
         rollouts: Iterable[Mapping[str, Any]] = (),
         step: int | None = None,
     ) -> None:
-        """Write a step's metrics and rollouts.
+        """Write a step's metrics and rollouts. Without ``step``, it is the one after the last.
 
-        Without ``step`` it is the one after the last. A rollout is a mapping with what is known of
-        it: prompt, response, reward, components, reasons, group, segments and more; docs/watch.md
-        lists the columns. The usual metrics of rollouts are computed unless ``metrics`` has them.
+        A rollout is a mapping with some of the columns that docs/watch.md lists, such as prompt,
+        response and reward. Metrics of rollouts are computed unless ``metrics`` has them.
         """
         number = self.last_step + 1 if step is None else int(step)
         if number < self.last_step:

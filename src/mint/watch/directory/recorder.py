@@ -185,10 +185,7 @@ class RunDirectory:
         self._sinks.rollouts(rows)
 
     def add_sinks(self, names: Iterable[str]) -> None:
-        """Also send what is written to other places; see :mod:`mint.watch.sinks`.
-
-        Traces of agents go to OpenTelemetry wherever the program has set it up.
-        """
+        """Also send what is written to sinks, and agents' traces to OpenTelemetry if set up."""
         self._settle()
         wanted = [*names, *(["opentelemetry"] if is_configured() else [])]
         self._sinks.add(wanted, self.path, self._config)
@@ -218,10 +215,7 @@ class RunDirectory:
         return dict(json.loads(file.read_text())) if file.exists() else None
 
     def save_state(self, state: Mapping[str, Any]) -> None:
-        """Save the state with the length of every table and the last step that has rollouts.
-
-        The tables are on disk before the state that describes them.
-        """
+        """Save the state with the lengths of the tables, which are on disk before the state."""
         self._settle()
         sizes = {}
         for name in self._tables():

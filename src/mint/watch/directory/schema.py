@@ -133,10 +133,7 @@ def build_table(rows: Iterable[Row]) -> pa.Table:
 
 
 def read_table(table: pa.Table, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Turn a table, or some columns of one, into rows of Python values.
-
-    A table of an earlier version may lack some of the ``columns`` (None: all).
-    """
+    """Turn a table of any version into rows of Python values with ``columns``, or with all."""
     rows: list[dict[str, Any]] = table.to_pylist()
     wanted = columns if columns is not None else SCHEMA.names
     absent = dict.fromkeys(name for name in wanted if name not in table.column_names)

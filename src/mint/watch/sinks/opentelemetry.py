@@ -1,8 +1,4 @@
-"""Agent traces as OpenTelemetry spans.
-
-The spans go to the tracer provider that the program has set up, as ``opentelemetry-instrument`` or
-``opentelemetry.trace.set_tracer_provider`` do.
-"""
+"""Agent traces as OpenTelemetry spans, for the tracer provider that the program has set up."""
 
 import json
 import time
