@@ -219,18 +219,16 @@ def check_sandbox(settings: Settings) -> Iterator[CheckResult]:
 def check_port(settings: Settings) -> Iterator[CheckResult]:
     where = f"{settings.host}:{settings.port}"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((settings.host, settings.port))
-        except OSError as error:
-            if _is_mint(settings.local_url):
-                yield CheckResult("port", f"a mint service answers at {where}.")
-            else:
-                text = f"mint serve cannot listen on {where}: {error.strerror}."
-                yield problem("port", text, "Choose another: mint serve --port 0")
+    try:
+        socket.create_server((settings.host, settings.port), family=family).close()
+    except OSError as error:
+        if _is_mint(settings.local_url):
+            yield CheckResult("port", f"a mint service answers at {where}.")
         else:
-            yield CheckResult("port", f"{where} is free.")
+            text = f"mint serve cannot listen on {where}: {os.strerror(error.errno or 0)}."
+            yield problem("port", text, "Choose another: mint serve --port 0")
+    else:
+        yield CheckResult("port", f"{where} is free.")
 
 
 def _is_mint(url: str) -> bool:

@@ -233,8 +233,6 @@ def _is_gone(summary: Row) -> bool:
         return False
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # another user's process
-        pass
+    except (OSError, OverflowError) as error:
+        return not isinstance(error, PermissionError)  # another user's process
     return False
