@@ -69,13 +69,6 @@ class Remote:
             value: dict[str, Any] = answer.json() if answer.content else {}
             return value
 
-    def redirect(self, path: str) -> httpx.URL:
-        """Return where a response redirects to. The link works without the key."""
-        with self.failures():
-            answer = self.http.get(path)
-            self.check(answer)
-            return httpx.URL(self.url).join(answer.headers["location"])
-
     def check(self, answer: httpx.Response) -> None:
         """Raise a Mistake for an error response."""
         if answer.status_code >= 400:

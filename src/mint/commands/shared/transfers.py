@@ -33,8 +33,11 @@ def fetch_archive(remote: Remote, path: str, target: Path) -> None:
     from mint.service.checkpoints.storage import CheckpointPath
 
     where = CheckpointPath.parse(path)
-    link = remote.redirect(f"{resource(where)}/archive")
     total = listed(remote, where).get("size_bytes")
+    with remote.failures():
+        redirect = remote.http.get(f"{resource(where)}/archive")
+        remote.check(redirect)
+        link = httpx.URL(remote.url).join(redirect.headers["location"])  # works without the key
     with (
         remote.failures(),
         httpx.stream("GET", link, timeout=TIMEOUT, follow_redirects=True) as answer,

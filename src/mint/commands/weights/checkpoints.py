@@ -283,9 +283,8 @@ def set_ttl(
     limit = None if time == "never" else parse_duration(time)
     remote, where = _find(path, url)
     remote.request("PUT", f"{resource(where)}/ttl", json={"ttl_seconds": limit})
-    typer.echo(
-        f"{where.uri} {'never expires' if limit is None else f'expires in {duration(limit)}'}"
-    )
+    expiry = "never expires" if limit is None else f"expires in {duration(limit)}"
+    typer.echo(f"{where.uri} {expiry}")
 
 
 def _find(path: str, url: str | None) -> tuple[Remote, CheckpointPath]:

@@ -124,18 +124,11 @@ class RunReader:
 
     def damaged(self) -> list[str]:
         """Return the names of damaged files."""
-        found = [
-            name
-            for name in (METRICS, EVENTS, ROLLOUTS_1)
-            if (file := self._inside(name)) and None in read_lines(file)
-        ]
-        found += [
-            name
-            for name in (SUMMARY, STATE)
-            if (file := self._inside(name)) and read_json(file) is None
-        ]
-        if (file := self._inside(CONFIG)) and not read_yaml(file):
-            found.append(CONFIG)
+        tables = (METRICS, EVENTS, ROLLOUTS_1)
+        found = [name for name in tables if None in (self._read(name, read_lines) or [])]
+        objects = [name for name in (SUMMARY, STATE) if self._inside(name)]
+        found += [name for name in objects if self._read(name, read_json) is None]
+        found += [CONFIG] if self._inside(CONFIG) and not self.config() else []
         parquet = [file.path for file in self.rollout_files() if self._table(file, []) is None]
         return found + [f"{ROLLOUTS}/{path.name}" for path in parquet]
 

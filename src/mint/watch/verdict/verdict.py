@@ -42,6 +42,8 @@ LOSS = ("train/loss_per_token", "loss_per_token", "train/loss", "loss")
 _SIGNAL = ("groups", "groups/signal", "groups/all_right", "groups/all_wrong")
 _HEALTH = ("train/grad_norm", "kl/k3", "policy/entropy", "length/truncated", "train/refused")
 _FINITE = (*REWARD, *LOSS, "train/grad_norm", "kl/k3")
+_WORDS = dict.fromkeys(REWARD, "reward") | dict.fromkeys(SUCCESS, "success")
+_WORDS |= dict.fromkeys(LOSS, "loss")
 NEEDED = (
     *("step", HOLDOUT_REWARD, HOLDOUT, HIGH, LOW),
     *(*REWARD, *SUCCESS, *LOSS, *_SIGNAL, *_HEALTH),
@@ -214,7 +216,7 @@ def _collapsed(trained: Sequence[Row]) -> Verdict | None:
         # The best of many windows is high by chance alone: a fall from it must be clearer.
         if lost > 1.5 * move.noise and (worse_than_first or lost > 0.5 * max(gain, 0.0)):
             evidence = (
-                f"{_said(name)} fell from {_shown(name, move.best)} at step {move.best_step} to "
+                f"{_WORDS[name]} fell from {_shown(name, move.best)} at step {move.best_step} to "
                 f"{_shown(name, move.last)}{_why(trained)}."
             )
             return Verdict(DIVERGING, evidence, move.best_step, advice)
@@ -327,7 +329,7 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
         return Verdict(EARLY, evidence, None, f"Wait for about {_MANY} steps.")
     change = (move.first - move.last) if name in LOSS else (move.last - move.first)
     evidence = (
-        f"{_said(name)} moved by {change:+.3f} in {_span(values)} steps, within its noise of "
+        f"{_WORDS[name]} moved by {change:+.3f} in {_span(values)} steps, within its noise of "
         f"{move.noise:.3f}."
     )
     advice = "Raise the learning rate or group_size, or give more partial credit."
@@ -337,7 +339,7 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
 def _learning(name: str, values: Series, move: Shift) -> Verdict:
     """Return the verdict on a rise that continues or has ended."""
     levels = f"from {_shown(name, move.first)} to {_shown(name, move.last)}"
-    moved = f"{_said(name)} {'fell' if name in LOSS else 'rose'} {levels}"
+    moved = f"{_WORDS[name]} {'fell' if name in LOSS else 'rose'} {levels}"
     solved = name in SUCCESS and move.last >= _SOLVED
     done = "Nearly solved: stop here, or use harder prompts."
     if (end := plateau_start(values)) is not None:
@@ -373,11 +375,6 @@ def _span(values: Series) -> int:
 
 def _all_numbers(row: Row, names: Sequence[str]) -> bool:
     return all(series([row], name) for name in names)
-
-
-def _said(name: str) -> str:
-    kinds = ((REWARD, "reward"), (SUCCESS, "success"), (LOSS, "loss"))
-    return next((said for names, said in kinds if name in names), name)
 
 
 def _shown(name: str, value: float) -> str:
