@@ -43,8 +43,8 @@ def try_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
 ) -> None:
     """Try a reward on a file of samples: a table, statistics and a histogram."""
-    scorer = Scorer(_found(reward), max_failure_share=1.0, on_failure=lambda *_: None)
-    scored = scorer.score(_read(samples))
+    scorer = Scorer(_find_reward(reward), max_failure_share=1.0, on_failure=lambda *_: None)
+    scored = scorer.score(_read_samples(samples))
     analysis = analyse(scored)
     if plot is not None:
         analysis.plot(plot)
@@ -62,7 +62,7 @@ def try_command(
 @app.command("audit")
 def audit_command(samples: _Samples, reward: _RewardName) -> None:
     """Probe a reward with degenerate answers and report what can be hacked."""
-    findings = audit_reward(_found(reward), _read(samples))
+    findings = audit_reward(_find_reward(reward), _read_samples(samples))
     rows = (
         (p.probe, p.finding, _figure(p.highest), _figure(p.honest), p.error or repr(p.example[:50]))
         for p in findings
@@ -95,14 +95,14 @@ def report(
         print(f"  {path}")
 
 
-def _found(name: str) -> Reward:
+def _find_reward(name: str) -> Reward:
     try:
         return find_reward(name)
     except (RewardNotFound, SignatureError) as error:
         raise typer.BadParameter(str(error)) from None
 
 
-def _read(path: Path) -> list[Sample]:
+def _read_samples(path: Path) -> list[Sample]:
     if not path.is_file():
         raise typer.BadParameter(f"There is no file {path}.")
     samples = []

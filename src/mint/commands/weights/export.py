@@ -64,7 +64,7 @@ def export(
     PEFT or transformers loads the result; its logprobs on a few texts are compared with those of
     the adapter in mint's engine, and the largest difference is printed.
     """
-    with new_folder(to.expanduser()) as draft, _adapter_of(checkpoint, url) as adapter:
+    with new_folder(to.expanduser()) as draft, _fetch_adapter(checkpoint, url) as adapter:
         model = base or str(json.loads((adapter / ADAPTER_CONFIG).read_text())[_BASE])
         if merge:
             _merge(load_catalog(home).locate(model), adapter, draft, dtype, check)
@@ -77,10 +77,10 @@ def export(
 
 
 @contextmanager
-def _adapter_of(checkpoint: str, url: str | None) -> Iterator[Path]:
+def _fetch_adapter(checkpoint: str, url: str | None) -> Iterator[Path]:
     """Yield a folder with the adapter's files."""
     if (Path(checkpoint) / ADAPTER_CONFIG).is_file():
-        yield _complete(Path(checkpoint))
+        yield _check_files(Path(checkpoint))
         return
     named = find(checkpoint, url)
     if not named.is_checkpoint:
@@ -92,10 +92,10 @@ def _adapter_of(checkpoint: str, url: str | None) -> Iterator[Path]:
         say(f"exporting {named.model}")
     with tempfile.TemporaryDirectory(prefix="mint-export-") as scratch:
         fetch(named.remote, named.model, Path(scratch))
-        yield _complete(Path(scratch))
+        yield _check_files(Path(scratch))
 
 
-def _complete(folder: Path) -> Path:
+def _check_files(folder: Path) -> Path:
     from mint.service.checkpoints.peft import AdapterFiles
 
     missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]

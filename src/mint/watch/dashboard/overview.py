@@ -42,14 +42,14 @@ class RunTables:
         """Return all metrics as columns; computed again only when there are more."""
         rows = self.metrics.rows
         key = (self.metrics.generation, len(rows))
-        return self._unless_known("curves", key, lambda: columns(rows))
+        return self._cached("curves", key, lambda: columns(rows))
 
     def components(self, rollouts: Rollouts) -> list[str]:
         """Return the names of the reward's components; queried only when there is a new file."""
         newest = [file.path for file in rollouts.files()[-1:]]
-        return self._unless_known("components", newest, rollouts.component_names)
+        return self._cached("components", newest, rollouts.component_names)
 
-    def judged(self) -> dict[str, Any]:
+    def summarise(self) -> dict[str, Any]:
         """Return a summary of a run that wrote none; computed again only when it has grown."""
         rows, events = self.metrics.rows, self.events.rows
 
@@ -57,9 +57,9 @@ class RunTables:
             measured = [{n: number(row[n]) for n in NEEDED if n in row} for row in rows]
             return summarise(measured, events, "unknown")
 
-        return self._unless_known("summary", (len(rows), len(events)), summary)
+        return self._cached("summary", (len(rows), len(events)), summary)
 
-    def _unless_known(self, name: str, key: object, compute: Callable[[], Found]) -> Found:
+    def _cached(self, name: str, key: object, compute: Callable[[], Found]) -> Found:
         """Return the last result for this key, or compute it."""
         if self._computed.get(name, (None,))[0] != key:
             self._computed[name] = key, compute()
@@ -114,7 +114,7 @@ def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
     if read_text(place, SUMMARY) is not None:  # neither absent, nor a link, nor too large
         summary = RunReader(place.path).summary()
     if not summary.get("status"):
-        summary = tables.judged()
+        summary = tables.summarise()
     last = rows[-1] if rows else {}
     return {
         "id": place.id,

@@ -47,10 +47,10 @@ class Record:
                 f"Step {number} comes after step {self.last_step}; steps must not decrease. Leave "
                 "out step to count automatically."
             )
-        rows = _placed(rollouts, number)
+        rows = _assign_places(rollouts, number)
         if rows:
             self.directory.rollouts(rows)
-        self.directory.metrics({"step": number, **measured(rows), **metrics})
+        self.directory.metrics({"step": number, **compute_metrics(rows), **metrics})
         if number // BLOCK > self.last_step // BLOCK:
             self.directory.merge(number - 1)
         self.last_step = number
@@ -116,7 +116,7 @@ def _free(path: Path) -> RunDirectory:
     return directory
 
 
-def _placed(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dict[str, Any]]:
+def _assign_places(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dict[str, Any]]:
     """Add step, group and index to rollouts. Rollouts with the same prompt form a group."""
     groups: dict[Any, int] = {}
     sizes: dict[int, int] = defaultdict(int)
@@ -133,10 +133,10 @@ def _placed(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dict[str, 
     return rows
 
 
-def measured(rows: Rows) -> dict[str, float]:
+def compute_metrics(rows: Rows) -> dict[str, float]:
     """Compute metrics from rollouts.
 
-    >>> found = measured([{"group": 0, "reward": 1.0}, {"group": 0, "reward": 0.0}])
+    >>> found = compute_metrics([{"group": 0, "reward": 1.0}, {"group": 0, "reward": 0.0}])
     >>> found["reward/mean"], found["groups/signal"]
     (0.5, 1.0)
     """

@@ -64,10 +64,10 @@ def median(values: Series) -> float:
     return statistics.median(value for _, value in values)
 
 
-def thinned(rows: Sequence[Row], keep: str, most: int = 1500) -> Sequence[Row]:
+def thin_out(rows: Sequence[Row], keep: str, most: int = 1500) -> Sequence[Row]:
     """Thin out the middle of a long run, keeping every row that has the metric ``keep``.
 
-    >>> len(thinned([{"step": n} for n in range(10_000)], "x"))
+    >>> len(thin_out([{"step": n} for n in range(10_000)], "x"))
     1469
     """
     if len(rows) <= most:

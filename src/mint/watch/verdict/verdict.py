@@ -27,7 +27,7 @@ from mint.watch.verdict.series import (
     median,
     series,
     shift,
-    thinned,
+    thin_out,
 )
 
 LEARNING, FLAT, STALLED, DIVERGING = "learning", "flat", "stalled", "diverging"
@@ -116,7 +116,7 @@ def judge(rows: Sequence[Row], events: Sequence[Row] = (), status: str = "runnin
     """
     names = {*REWARD, *SUCCESS, *LOSS}
     count = sum(not names.isdisjoint(row) for row in rows)
-    rows = thinned(rows, HOLDOUT)
+    rows = thin_out(rows, HOLDOUT)
     trained = [row for row in rows if not names.isdisjoint(row)]
     found = (
         _not_finite(trained, events)
