@@ -154,9 +154,10 @@ def set_quota(
         return
     rows = []
     for limit, number in quota.items():
-        shown = readable_bytes(number or 0) if limit == "bytes" else f"{number or 0:,}"
-        origin = "" if limit in own else "(the service's default)"
-        rows.append([limit, "unlimited" if number is None else shown, origin])
+        shown = "unlimited"
+        if number is not None:
+            shown = readable_bytes(number) if limit == "bytes" else f"{number:,}"
+        rows.append([limit, shown, "" if limit in own else "(the service's default)"])
     print_table(["QUOTA", "LIMIT", ""], rows, "")
 
 

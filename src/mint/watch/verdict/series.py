@@ -72,8 +72,9 @@ def thin_out(rows: Sequence[Row], keep: str, most: int = 1500) -> Sequence[Row]:
     """
     if len(rows) <= most:
         return rows
-    head, end = 50, len(rows) - 200
-    every = -(-(end - head) // (most - 250))
+    head, tail = 50, 200
+    end = len(rows) - tail
+    every = -(-(end - head) // (most - head - tail))
     middle = enumerate(rows[head:end])
     kept = [row for place, row in middle if place % every == 0 or row.get(keep) is not None]
     return [*rows[:head], *kept, *rows[end:]]
