@@ -14,8 +14,8 @@ from mint.commands.service.serve import serve
 from mint.commands.service.usage import usage
 from mint.commands.shared.output import Mistake
 from mint.commands.training.init import init
-from mint.commands.training.report import report
 from mint.commands.training.rewards import app as rewards
+from mint.commands.training.rewards import report
 from mint.commands.training.watch import watch
 from mint.commands.weights import checkpoints, models
 from mint.commands.weights.export import export

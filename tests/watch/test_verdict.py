@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mint.watch.dashboard.library import DEMO
@@ -308,6 +308,8 @@ odd = st.one_of(
 )
 
 
+@example(rows=[{"step": math.nan, "reward/mean": None}], events=[], status="running")
+@example(rows=[{"reward/mean": None}], events=[], status="running")
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from(NEEDED), odd, max_size=8), max_size=40),
     events=st.lists(
@@ -323,4 +325,5 @@ def test_any_series_gets_a_verdict(rows: Rows, events: Rows, status: str) -> Non
     found = judge(rows, events, status)
     assert found.verdict in VERDICTS
     assert found.since is None or isinstance(found.since, int)
-    assert "nan" not in found.evidence.lower() or any(e.get("text") for e in events)
+    for bad in ("nan", "none"):
+        assert bad not in found.evidence.lower() or any(e.get("text") for e in events)

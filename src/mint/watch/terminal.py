@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from statistics import fmean
 
 from rich.console import Console, Group, RenderableType
 from rich.file_proxy import FileProxy
@@ -32,6 +32,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 32
 _KEPT = 2000
 _SHOWN = 240
+_SHARES = ("reward/success", "holdout/pass@1")
 _COLOURS = {LEARNING: "green", FLAT: "yellow", STALLED: "yellow", DIVERGING: "red", HACKING: "red"}
 _CURVES = (
     ("success", "reward/success"),
@@ -42,18 +43,15 @@ _CURVES = (
 _TIMES = (("sampling", "time/sample"), ("training", "time/train"))
 
 
-def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """Draw a series as a line of blocks.
 
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'
     """
-    if not values:
-        return ""
-    if len(values) > width:
-        edges = [round(i * len(values) / width) for i in range(width + 1)]
-        parts = [values[a:b] for a, b in pairwise(edges)]
-        values = [sum(part) / len(part) for part in parts]
+    if len(values) > _WIDTH:
+        edges = [round(i * len(values) / _WIDTH) for i in range(_WIDTH + 1)]
+        values = [fmean(values[a:b]) for a, b in pairwise(edges)]
     low, high = min(values), max(values)
     if high == low:
         return _BLOCKS[3] * len(values)
@@ -76,8 +74,9 @@ class LiveView(Sink):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a step."""
-        self._history.add({"step": step, **metrics})
-        self._rows = [*self._rows, {"step": step, **metrics}][-_KEPT:]
+        row = {"step": step, **metrics}
+        self._history.add(row)
+        self._rows = [*self._rows, row][-_KEPT:]
         self._times = [*self._times, time.monotonic()][-11:]
         if not self._live.is_started:
             self._live.start()
@@ -86,11 +85,8 @@ class LiveView(Sink):
 
     def rollouts(self, rows: Sequence[Row]) -> None:
         """Keep the best and the worst sample of a step, to show with its metrics."""
-        scored = sorted(
-            (row for row in rows if row.get("reward") is not None),
-            key=lambda row: float(row["reward"]),
-        )
-        if scored:
+        scored = [row for row in rows if row.get("reward") is not None]
+        if scored := sorted(scored, key=lambda row: float(row["reward"])):
             self._samples = {"best": scored[-1], "worst": scored[0]}
 
     def close(self) -> None:
@@ -106,16 +102,15 @@ class LiveView(Sink):
         return Panel(Group(*parts), title=Text(self._task), title_align="left")
 
     def _progress(self, step: int) -> RenderableType:
-        table = Table.grid(padding=(0, 1))
         if not self._steps:
-            table.add_row(Text(f"step {step}"))
-            return table
-        cells: list[RenderableType] = [Text(f"step {step} of {self._steps}")]
-        cells.append(ProgressBar(total=self._steps, completed=step, width=30))
+            return Text(f"step {step}")
+        left = ""
         if step < self._steps:
             per_step = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
-            cells.append(Text(f"{duration(per_step * (self._steps - step))} left"))
-        table.add_row(*cells)
+            left = f"{duration(per_step * (self._steps - step))} left"
+        table = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=self._steps, completed=step, width=30)
+        table.add_row(f"step {step} of {self._steps}", bar, left)
         return table
 
     def _figures(self, last: Row) -> RenderableType:
@@ -123,22 +118,20 @@ class LiveView(Sink):
         for label, name in _CURVES:
             if points := series(self._rows, name):
                 values = [value for _, value in points]
-                share = name in ("reward/success", "holdout/pass@1")
-                shown = f"{values[-1]:.1%}" if share else f"{values[-1]:.3g}"
+                shown = f"{values[-1]:.1%}" if name in _SHARES else f"{values[-1]:.3g}"
                 table.add_row(label, shown, Text(sparkline(values), style="cyan"))
-        parts = [
-            (n.removeprefix("component/"), x) for n, x in last.items() if n.startswith("component/")
-        ]
-        if parts:
-            said = ", ".join(f"{name} {value:.3g}" for name, value in parts)
-            table.add_row("components", "", Text(said))
-        times = [(label, last[name]) for label, name in _TIMES if name in last]
-        total = sum(seconds for _, seconds in times)
-        if total > 0:
-            said = ", ".join(f"{label} {seconds / total:.0%}" for label, seconds in times)
-            table.add_row("time", f"{total:.1f} s", Text(said))
-        if speed := tokens_per_second(last):
-            table.add_row("tokens/s", f"{speed:.0f}", "")
+        components = {n: x for n, x in last.items() if n.startswith("component/")}
+        if components:
+            said = (f"{n.removeprefix('component/')} {x:.3g}" for n, x in components.items())
+            table.add_row("components", "", Text(", ".join(said)))
+        times = {label: last[name] for label, name in _TIMES if name in last}
+        if (total := sum(times.values())) > 0:
+            said = (f"{label} {seconds / total:.0%}" for label, seconds in times.items())
+            table.add_row("time", f"{total:.1f} s", Text(", ".join(said)))
+        seconds = last.get("time/sample")
+        tokens = last.get("rollouts", 0) * last.get("length/mean", 0)
+        if seconds and tokens:
+            table.add_row("tokens/s", f"{tokens / seconds:.0f}", "")
         return table
 
 
@@ -148,20 +141,8 @@ def _verdict(verdict: Verdict) -> RenderableType:
     return text.append(f" {verdict.advice}", style="dim") if verdict.advice else text
 
 
-def tokens_per_second(metrics: Mapping[str, float]) -> float | None:
-    """Return the number of tokens sampled per second.
-
-    >>> tokens_per_second({"rollouts": 32, "length/mean": 100, "time/sample": 4.0})
-    800.0
-    """
-    count, length = metrics.get("rollouts"), metrics.get("length/mean")
-    seconds = metrics.get("time/sample")
-    return count * length / seconds if count and length and seconds else None
-
-
-def _sample(title: str, row: Mapping[str, Any]) -> RenderableType:
-    reward = row.get("reward")
-    head = f"{title} {'-' if reward is None else f'{float(reward):.3g}'} "
+def _sample(title: str, row: Row) -> RenderableType:
+    head = f"{title} {float(row['reward']):.3g} "
     prompt = _line(str(row.get("prompt") or "")[-_SHOWN:])
     answer = _line(str(row.get("response") or "")[:_SHOWN])
     return Text.assemble((head, "bold"), (f"{prompt} ", "dim"), answer, overflow="ellipsis")
@@ -174,9 +155,6 @@ def _line(text: str) -> str:
 
 
 def _hide_terminal() -> None:
-    """Make stdout say that it is not a terminal while rich prints above the view.
-
-    Progress bars of other programs would move the cursor.
-    """
+    """Make stdout report that it is not a terminal: progress bars would move the cursor."""
     if isinstance(sys.stdout, FileProxy):
         sys.stdout.isatty = lambda: False  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from mint.watch.dashboard.query import FilesMerged, QueryFailed, Rollouts, _conf
 from mint.watch.directory.files import step_file
 from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import RunDirectory
-from mint.watch.directory.schema import build_table, segment_type
+from mint.watch.directory.schema import SEGMENT, build_table
 
 
 def place_of(path: Path) -> RunPlace:
@@ -262,7 +262,7 @@ def test_files_that_are_merged_while_they_are_read_are_found_again(tmp_path: Pat
 def test_files_from_before_tokens_had_versions_are_read_beside_newer_ones(tmp_path: Path) -> None:
     segment = {"tokens": [5, 6], "mask": [False, True], "sampler": [None, -0.5]}
     table = build_table([{"step": 1, "response": "old", "segments": [segment]}])
-    kept = pa.list_(pa.struct([f for f in segment_type() if f.name != "versions"]))
+    kept = pa.list_(pa.struct([f for f in SEGMENT if f.name != "versions"]))
     old = pa.array([[{**segment, "sampler": [None, -0.5]}]], kept)
     table = table.set_column(table.schema.get_field_index("segments"), "segments", old)
     with RunDirectory(tmp_path / "run") as run:

@@ -50,3 +50,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text('{"step": 1}\n')
     (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "secret")
     assert Tail(tmp_path / "metrics.jsonl").refresh() == []
+
+
+def test_a_folder_in_place_of_a_table_has_no_rows(tmp_path: Path) -> None:
+    assert Tail(tmp_path).refresh() == []

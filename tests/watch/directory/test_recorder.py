@@ -248,6 +248,14 @@ def test_a_state_that_could_not_be_written_leaves_the_last_one(tmp_path: Path) -
     assert json.loads((tmp_path / "state.json").read_text())["step"] == 1
 
 
+def test_a_run_whose_process_cannot_exist_was_interrupted(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path) as run:
+        run.write_config({})
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (tmp_path / "summary.json").write_text(json.dumps({**summary, "pid": 10**30}))
+    assert open_run(tmp_path).summary()["status"] == "interrupted"
+
+
 # ---- merged files ----
 
 

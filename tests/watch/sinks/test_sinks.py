@@ -17,7 +17,7 @@ from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import RunDirectory
 from mint.watch.sinks import open_sink
 from mint.watch.sinks.opentelemetry import Spans
-from mint.watch.sinks.worker import SinkThread
+from mint.watch.sinks.sink import SinkThread
 
 
 def test_tensorboard_gets_the_same_names_and_steps(tmp_path: Path) -> None:

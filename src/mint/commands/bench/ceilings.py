@@ -1,19 +1,14 @@
 """Upper limits of a machine: its matmul rate and its memory bandwidth.
 
-``python -m mint.commands.bench.ceilings`` measures and prints JSON. `mint bench` runs it as a child
-process, so that the command itself loads no torch, and ``benchmarks/`` calls the same functions.
-It needs torch alone.
+`mint bench` measures them in a child process, so that the command itself loads no torch;
+``benchmarks/`` calls the same functions.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -132,19 +127,3 @@ def measure(
         "copy": copy_rate(device, None if size is None else size * size),
         "flops_per_token": flops_per_token(find_products(config)) or None,
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="the config.json of a model")
-    parser.add_argument("--size", type=int, help="of the large product; default: by device")
-    options = parser.parse_args()
-    config = json.loads(options.config.read_text())
-    answer = os.dup(1)
-    os.dup2(2, 1)  # keeps what libraries print out of the JSON
-    with os.fdopen(answer, "w") as output:
-        json.dump(measure(config, size=options.size), output)
-
-
-if __name__ == "__main__":
-    main()

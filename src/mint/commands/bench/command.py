@@ -6,7 +6,7 @@ import typer
 
 from mint.commands.shared.output import JsonOption, Mistake, print_fields, print_json, print_table
 
-from .measure import MOST_ANSWERS, Workload, measure
+from .measure import MOST_ANSWERS, measure
 from .recommend import BenchReport, recommend
 
 
@@ -32,8 +32,8 @@ def bench(
     It takes about a minute. Precision and memory are those of the service: `MINT_PRECISION=exact
     mint bench` measures another precision.
     """
-    work = Workload(parse_counts(answers), tokens, prompt_tokens, rank, matmul_size)
-    report = measure(model, url, work, lambda text: typer.echo(f"mint: {text}", err=True))
+    counts = parse_counts(answers)
+    report = measure(model, url, counts, tokens, prompt_tokens, rank, matmul_size)
     if as_json:
         print_json(report.as_dict())
     else:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mint.commands.shared.options import load_catalog
-from mint.commands.shared.output import Mistake
+from mint.commands.shared.output import Mistake, say
+from mint.commands.shared.remote import named_url
+from mint.embedded import embedded_service
 
+from . import ceilings
 from .recommend import GROUP, GROWTH, BenchReport, SamplingSpeed, TrainingSpeed
 from .timed_run import TimedRun, write_questions
 
@@ -28,45 +29,44 @@ STEP_ANSWERS = 48
 SAMPLING_S = 40.0  # after which no larger batch is tried
 SINGLE_ANSWER_S = 4.0  # how long one answer of a slow model may take
 ROUND_S = 4.0  # a measurement is repeated while all of its rounds are shorter, three times at most
-CEILINGS_LIMIT_S = 600.0
 _PLAN = re.compile(r"precision (exact|half|bfloat16) \(([^\n]*?)\), [\d,]+ KV tokens")
 
 
-@dataclass(frozen=True)
-class Workload:
-    """The workload to measure."""
-
-    answers: Sequence[int] = (1, 8, STEP_ANSWERS)
-    tokens: int = 64
-    prompt_tokens: int = 64
-    rank: int = 16
-    matmul_size: int | None = None
-
-
 def measure(
-    model: str | None, url: str | None, work: Workload, say: Callable[[str], None]
+    model: str | None,
+    url: str | None,
+    answers: Sequence[int],
+    tokens: int,
+    prompt_tokens: int,
+    rank: int,
+    matmul_size: int | None,
 ) -> BenchReport:
     """Measure the machine, unless the service may be on another one, and then the model."""
     import mint
-    from mint.embedded import embedded_service
 
-    remote = url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
-    ceilings, log, context = None, None, None
+    remote = named_url(url)
+    machine, log, context = None, None, None
     if not remote:
         model, folder = locate(model)
-        context = read_context_length(folder)
+        config = json.loads((folder / "config.json").read_text())
+        context = config.get("max_position_embeddings")
         say("Measuring the machine's matmul rate and memory bandwidth.")
-        ceilings = measure_ceilings(folder, work.matmul_size)
+        machine = measure_ceilings(config, matmul_size)
         log = embedded_service().log
     service = mint.ServiceClient(base_url=remote)
     model = model or first_model(service)
     say(f"Loading {model}.")
-    run = start_run(service, model, work)
-    tokens = affordable_tokens(run, work.tokens)
+    client = service.create_lora_training_client(
+        model, rank=rank, train_unembed=False, user_metadata={"purpose": "mint bench"}
+    )
+    tokenizer = client.get_tokenizer()
+    texts = write_questions(MOST_ANSWERS // GROUP)
+    run = TimedRun(client, [tokenizer.encode(text)[:prompt_tokens] for text in texts])
+    tokens = affordable_tokens(run, tokens)
     precision, reason = read_plan(log.read_text(errors="replace")) if log else (None, None)
     say("Running a GRPO step.")
-    training = measure_training(run, min(STEP_ANSWERS, work.answers[-1]), tokens)
-    say(f"Sampling {', '.join(map(str, work.answers))} answers at once.")
+    training = measure_training(run, min(STEP_ANSWERS, answers[-1]), tokens)
+    say(f"Sampling {', '.join(map(str, answers))} answers at once.")
     return BenchReport(
         model=model,
         service=remote or "embedded",
@@ -75,20 +75,10 @@ def measure(
         prompt_tokens=len(run.prompts_P[0]),
         answer_tokens=tokens,
         context_length=context,
-        ceilings=ceilings,
-        sampling=measure_sampling(run, work.answers, tokens),
+        ceilings=machine,
+        sampling=measure_sampling(run, answers, tokens),
         training=training,
     )
-
-
-def start_run(service: mint.ServiceClient, model: str, work: Workload) -> TimedRun:
-    """Create a LoRA run on the layers of a model, and prompts for it."""
-    client = service.create_lora_training_client(
-        model, rank=work.rank, train_unembed=False, user_metadata={"purpose": "mint bench"}
-    )
-    tokenizer = client.get_tokenizer()
-    texts = write_questions(MOST_ANSWERS // GROUP)
-    return TimedRun(client, [tokenizer.encode(text)[: work.prompt_tokens] for text in texts])
 
 
 def affordable_tokens(run: TimedRun, tokens: int) -> int:
@@ -148,20 +138,13 @@ def split(answers: int) -> tuple[int, int]:
     return answers // group, group
 
 
-def measure_ceilings(folder: Path, size: int | None) -> dict[str, Any]:
+def measure_ceilings(config: dict[str, Any], size: int | None) -> dict[str, Any]:
     """Measure the machine in a child process, which may load torch."""
-    command = [sys.executable, "-m", f"{__package__}.ceilings"]
-    command += ["--config", str(folder / "config.json")]
-    if size is not None:
-        command += ["--size", str(size)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=CEILINGS_LIMIT_S
-    )
-    if done.returncode:
-        last = "\n".join(done.stderr.strip().splitlines()[-3:])
-        raise Mistake(f"The machine's speed could not be measured:\n{last}")
-    ceilings: dict[str, Any] = json.loads(done.stdout)
-    return ceilings
+    with ProcessPoolExecutor(1, get_context("spawn")) as child:
+        try:
+            return child.submit(ceilings.measure, config, size=size).result()
+        except Exception as error:
+            raise Mistake(f"The machine's speed could not be measured: {error}") from error
 
 
 def read_plan(log: str) -> tuple[str | None, str | None]:
@@ -183,12 +166,6 @@ def locate(model: str | None) -> tuple[str, Path]:
             "There is no model on this machine. Name one to download: mint bench --model NAME"
         )
     return names[0], catalog.locate(names[0])
-
-
-def read_context_length(folder: Path) -> int | None:
-    """Return the context length of a model, if its config.json has it."""
-    length = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
-    return int(length) if length else None
 
 
 def first_model(service: mint.ServiceClient) -> str:

@@ -1,7 +1,7 @@
 """The report of ``mint bench``, and the settings that follow from it. Nothing here measures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -41,7 +41,7 @@ class Recommendation:
     steps_per_minute: float
     max_tokens: int
     precision: str
-    because: list[str] = field(default_factory=list)
+    because: list[str]
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,9 @@ def recommend(report: BenchReport) -> Recommendation:
     step = fixed + per_token * report.answer_tokens
     room = (report.context_length or 10**9) - report.prompt_tokens
     precision, why = recommend_precision(report)
+    enough = f"More than {answers} concurrent answers increase throughput by at most 10%."
+    if answers == report.sampling[-1].answers:
+        enough = f"Throughput still grew by more than 10% at {answers}, the most answers measured."
     return Recommendation(
         answers=answers,
         batch_size=prompts,
@@ -122,27 +125,21 @@ def recommend(report: BenchReport) -> Recommendation:
         steps_per_minute=60 / step,
         max_tokens=max(1, min(room, int((60 - fixed) / per_token))),
         precision=precision,
-        because=[_explain_answers(report, answers), *why],
+        because=[enough, *why],
     )
-
-
-def _explain_answers(report: BenchReport, answers: int) -> str:
-    if answers == report.sampling[-1].answers:
-        return f"Throughput still grew by more than 10% at {answers}, the most answers measured."
-    return f"More than {answers} concurrent answers increase throughput by at most 10%."
 
 
 def recommend_precision(report: BenchReport) -> tuple[str, list[str]]:
     """Return ``auto``, unless the engine is exact and nothing else would be faster."""
     if report.ceilings is None or report.precision is None:
         return "auto", []
-    rates = report.ceilings["matmul"]
-    gain = rates["bfloat16"] / rates["float32"]
     if report.precision != "exact":
         return "auto", [
             f"The engine uses {report.precision} ({report.reason}). If the logprobs of sampler and "
             "trainer must agree to 1e-4, set precision=exact, which is slower."
         ]
+    rates = report.ceilings["matmul"]
+    gain = rates["bfloat16"] / rates["float32"]
     if gain < GROWTH:
         return "exact", ["bfloat16 products are not faster than float32 products here."]
     return "auto", [

@@ -10,6 +10,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -24,6 +25,7 @@ from mint.catalog import WEIGHTS_PACKAGES, Catalog, ModelNotFound, missing_from
 from mint.commands.shared.options import HomeOption, load_settings
 from mint.commands.shared.output import JsonOption, Mistake, print_json, size
 from mint.commands.shared.remote import Remote
+from mint.rewards.code.sandbox import Sandbox, SandboxUnavailable
 
 if TYPE_CHECKING:
     from mint.service.admin.settings import Settings
@@ -39,9 +41,6 @@ _DELETE = "Delete old checkpoints: mint checkpoints prune --older-than 30d --dry
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "problem": "PROBLEM"}
 
 
-Level = Literal["ok", "warning", "problem"]
-
-
 @dataclass(frozen=True)
 class CheckResult:
     """The result of a check. A problem stops work; a warning may do so later, or in part."""
@@ -49,7 +48,7 @@ class CheckResult:
     check: str
     text: str
     advice: str = ""
-    level: Level = "ok"
+    level: Literal["ok", "warning", "problem"] = "ok"
 
 
 warning = partial(CheckResult, level="warning")
@@ -170,16 +169,13 @@ def check_device(settings: Settings) -> Iterator[CheckResult]:
         text = f"{torch.cuda.get_device_name()}, {size(free)} of {size(total)} free."
         yield CheckResult("device", text)
     elif shutil.which("nvidia-smi") is not None:
-        text = (
-            "this machine has an NVIDIA driver, but PyTorch cannot use it: models run on the CPU."
-        )
+        text = "there is an NVIDIA driver, but PyTorch cannot use it: models run on the CPU."
         advice = "Run nvidia-smi, and install a PyTorch that was built for your CUDA version."
         yield warning("device", text, advice)
     else:
         from mint.engine.native import missing
 
-        why = missing()
-        kernels = "with C kernels" if why is None else f"without C kernels: {why}"
+        kernels = f"without C kernels: {why}" if (why := missing()) else "with C kernels"
         text = f"no GPU: models run on the CPU ({os.cpu_count()} cores), {kernels}."
         yield CheckResult("device", text)
 
@@ -195,9 +191,7 @@ def check_models(settings: Settings) -> Iterator[CheckResult]:
     for package in WEIGHTS_PACKAGES:
         if package.gguf() is not None and package.model not in settings.aliases:
             folder = catalog.cache / "models" / package.model.replace("/", "--")
-            state = (
-                "is converted" if missing_from(folder) is None else "will be converted at first use"
-            )
+            state = "will be converted at first use" if missing_from(folder) else "is converted"
             yield CheckResult("models", f"{package.model} is installed, and {state}.")
     missing_model = problem if os.environ.get("HF_HUB_OFFLINE") else warning
     for name in settings.models:
@@ -214,8 +208,6 @@ def check_models(settings: Settings) -> Iterator[CheckResult]:
 
 
 def check_sandbox(settings: Settings) -> Iterator[CheckResult]:
-    from mint.rewards.code.sandbox import Sandbox, SandboxUnavailable
-
     try:
         Sandbox().run("pass")
     except SandboxUnavailable as error:
@@ -227,18 +219,16 @@ def check_sandbox(settings: Settings) -> Iterator[CheckResult]:
 def check_port(settings: Settings) -> Iterator[CheckResult]:
     where = f"{settings.host}:{settings.port}"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((settings.host, settings.port))
-        except OSError as error:
-            if _is_mint(settings.local_url):
-                yield CheckResult("port", f"a mint service answers at {where}.")
-            else:
-                text = f"mint serve cannot listen on {where}: {error.strerror}."
-                yield problem("port", text, "Choose another: mint serve --port 0")
+    try:
+        socket.create_server((settings.host, settings.port), family=family).close()
+    except OSError as error:
+        if _is_mint(settings.local_url):
+            yield CheckResult("port", f"a mint service answers at {where}.")
         else:
-            yield CheckResult("port", f"{where} is free.")
+            text = f"mint serve cannot listen on {where}: {os.strerror(error.errno or 0)}."
+            yield problem("port", text, "Choose another: mint serve --port 0")
+    else:
+        yield CheckResult("port", f"{where} is free.")
 
 
 def _is_mint(url: str) -> bool:
@@ -257,7 +247,7 @@ def check_database(settings: Settings) -> Iterator[CheckResult]:
     if settings.database_url is None and not file.exists():
         yield CheckResult("database", "there is none yet; the first start creates it.")
         yield _check_clock(None)
-        yield from _check_keys(settings, [])
+        yield from _check_keys(settings, False, [])
         return
     if settings.database_url is None and (damage := _damage(file)):
         advice = (
@@ -268,8 +258,7 @@ def check_database(settings: Settings) -> Iterator[CheckResult]:
         return
     from mint.service.store.database import Store
 
-    store = Store(settings.store_url, settings.home)
-    try:
+    with closing(Store(settings.store_url, settings.home)) as store:
         current, known = store.versions()
         if current is not None and current not in known:
             text = f"its version {current} is unknown to this mint, which knows up to {known[0]}."
@@ -279,18 +268,13 @@ def check_database(settings: Settings) -> Iterator[CheckResult]:
         yield CheckResult("database", f"undamaged, and {state}.")
         if current == known[0]:
             yield _check_clock(store.last_request())
-            yield from _check_keys(settings, list(store.all_keys()))
-    finally:
-        store.close()
+            yield from _check_keys(settings, bool(store.all_keys()), store.active_keys())
 
 
 def _damage(file: Path) -> str | None:
     try:
-        connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
-        try:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
             (found,) = connection.execute("pragma integrity_check(1)").fetchone()
-        finally:
-            connection.close()
     except sqlite3.DatabaseError as error:
         return str(error)
     return None if found == "ok" else str(found)
@@ -304,27 +288,22 @@ def _check_clock(latest: datetime | None) -> CheckResult:
     return CheckResult("clock", f"it is {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.")
 
 
-def _check_keys(settings: Settings, keys: list[ApiKey]) -> Iterator[CheckResult]:
-    now = datetime.now(UTC)
-    active = [
-        key
-        for key in keys
-        if key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
-    ]
+def _check_keys(settings: Settings, exist: bool, active: list[ApiKey]) -> Iterator[CheckResult]:
     create = f"mint keys create NAME --home {settings.home}"
-    if not active and (keys or not settings.is_loopback):
-        text = "there is no key, and the service is to serve other machines."
-        if keys:
-            text = "every key has expired or was revoked, so the service accepts no client."
-        yield problem("keys", text, create)
     for key in active:
-        if key.expires_at is not None and key.expires_at - now < _SOON:
+        if key.expires_at is not None and key.expires_at - datetime.now(UTC) < _SOON:
             text = f"the key {key.name!r} expires on {key.expires_at:%Y-%m-%d %H:%M} UTC."
             yield warning("keys", text, create)
     if active:
         yield CheckResult("keys", f"{len(active)} active.")
-    elif not keys and settings.is_loopback:
+    elif exist:
+        text = "every key has expired or was revoked, so the service accepts no client."
+        yield problem("keys", text, create)
+    elif settings.is_loopback:
         yield CheckResult("keys", "there are none: every program on this machine is accepted.")
+    else:
+        text = "there is no key, and the service is to serve other machines."
+        yield problem("keys", text, create)
 
 
 # ---- a service -----------------------------------------------------------------------------------

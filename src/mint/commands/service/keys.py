@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mint.commands.shared.durations import parse_duration
-from mint.commands.shared.options import HomeOption, load_settings
+from mint.commands.shared.options import HomeOption, load_settings, parse_duration
 from mint.commands.shared.output import (
     JsonOption,
     Mistake,
@@ -58,8 +57,16 @@ def create_key(
     from mint.service.access.quotas import change
     from mint.service.access.scopes import Scope
 
-    limits = change({}, _typed(quota) if quota else {})
-    expires_at = None if expires == "never" else _from_now(parse_duration(expires))
+    pairs = [entry.partition("=") for entry in (quota or "").split(",") if entry.strip()]
+    limits = change({}, {name.strip().replace("-", "_"): limit.strip() for name, _, limit in pairs})
+    expires_at = None
+    if expires != "never":
+        try:
+            expires_at = datetime.now(UTC) + timedelta(seconds=parse_duration(expires))
+        except OverflowError as error:
+            raise Mistake(
+                "This expiry is beyond the last date. For a key without expiry, write never."
+            ) from error
     store = _store(home)
     if any(key.name == name for key in store.all_keys()):
         raise Mistake(
@@ -68,33 +75,14 @@ def create_key(
     typer.echo(create(store, name, user, prefix, Scope.parse(scope), expires_at, limits))
 
 
-def _typed(quota: str) -> dict[str, str]:
-    pairs = [entry.partition("=") for entry in quota.split(",") if entry.strip()]
-    return {name.strip().replace("-", "_"): limit.strip() for name, _, limit in pairs}
-
-
-def _from_now(seconds: int) -> datetime:
-    try:
-        return datetime.now(UTC) + timedelta(seconds=seconds)
-    except OverflowError as error:
-        raise Mistake(
-            "This expiry is beyond the last date. For a key without expiry, write never."
-        ) from error
-
-
 @app.command("list")
 def list_keys(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the keys by name. The keys themselves are not stored."""
-    rows: list[dict[str, Any]] = [
-        {
-            **{field: getattr(key, field) for field in ("name", "user", "scope", "quota")},
-            **{
-                f"{time}_at": at.isoformat() if (at := getattr(key, f"{time}_at")) else None
-                for time in _TIMES
-            },
-        }
-        for key in _store(home).all_keys()
-    ]
+    rows: list[dict[str, Any]] = []
+    for key in _store(home).all_keys():
+        row = {field: getattr(key, field) for field in ("name", "user", "scope", "quota")}
+        times = {f"{time}_at": getattr(key, f"{time}_at") for time in _TIMES}
+        rows.append(row | {name: time and time.isoformat() for name, time in times.items()})
     print_rows(
         rows,
         as_json,
@@ -150,7 +138,7 @@ def set_quota(
 
     Each limit is a number, `unlimited`, or `default` for the service's configured limit.
     """
-    from mint.service.access.quotas import LIMITS, Quota, change
+    from mint.service.access.quotas import LIMITS, Quota, change, readable_bytes
 
     store, settings = _store(home), load_settings(home)
     key = next((key for key in store.all_keys() if key.name == name), None)
@@ -164,22 +152,13 @@ def set_quota(
     if as_json:
         print_json(quota)
         return
-    print_table(
-        ["QUOTA", "LIMIT", ""],
-        (
-            [limit, _limit(limit, quota[limit]), "" if limit in own else "(the service's default)"]
-            for limit in LIMITS
-        ),
-        "",
-    )
-
-
-def _limit(name: str, limit: int | None) -> str:
-    if limit is None:
-        return "unlimited"
-    from mint.service.access.quotas import readable_bytes
-
-    return readable_bytes(limit) if name == "bytes" else f"{limit:,}"
+    rows = []
+    for limit, number in quota.items():
+        shown = "unlimited"
+        if number is not None:
+            shown = readable_bytes(number) if limit == "bytes" else f"{number:,}"
+        rows.append([limit, shown, "" if limit in own else "(the service's default)"])
+    print_table(["QUOTA", "LIMIT", ""], rows, "")
 
 
 def _store(home: Path | None) -> Store:

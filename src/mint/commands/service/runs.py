@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from mint.commands.shared.durations import age
 from mint.commands.shared.names import run_id
+from mint.commands.shared.options import YesOption
 from mint.commands.shared.output import (
     JsonOption,
+    age,
     print_fields,
     print_json,
     print_rows,
@@ -18,8 +19,12 @@ from mint.commands.shared.output import (
 )
 from mint.commands.shared.remote import Remote, UrlOption
 from mint.commands.weights.checkpoints import print_checkpoints
+from mint.watch.directory.files import METRICS, read_rows
 
 app = typer.Typer(help="Manage the training runs of a service.", no_args_is_help=True)
+RunArgument = Annotated[
+    str, typer.Argument(help="A run id from `mint runs list`, or a prefix of one.")
+]
 
 
 @app.command("list")
@@ -48,15 +53,21 @@ def list_runs(
 def _row(run: dict[str, Any]) -> list[str]:
     last = run["last_checkpoint"] or run["last_sampler_checkpoint"]
     about = run["user_metadata"] or {}
-    folder = about.get("run_dir")
+    reward = where = "-"
+    if about.get("run_dir"):
+        folder, here = Path(about["run_dir"]), Path.cwd()
+        where = str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+        rewards = [row.get("reward/mean") for row in read_rows(folder / METRICS)]
+        if known := [value for value in rewards if value is not None]:
+            reward = f"{known[-1]:.3f}"
     return [
         run["training_run_id"],
         about.get("task", "-"),
-        _reward(Path(folder)) if folder else "-",
+        reward,
         run["base_model"],
         _state(run.get("mint_status")),
         age(run["last_request_time"]),
-        _nearby(Path(folder)) if folder else "-",
+        where,
         last["checkpoint_id"] if last else "-",
     ]
 
@@ -78,8 +89,8 @@ def show_load(url: UrlOption = None, as_json: JsonOption = False) -> None:
     print_fields(
         {
             "ready": "yes" if load["ready"] else "loading",
-            "operations waiting": str(load["operations_waiting"]),
-            "samples in progress": str(load["samples_in_progress"]),
+            "operations waiting": load["operations_waiting"],
+            "samples in progress": load["samples_in_progress"],
         }
     )
     print_table(
@@ -97,26 +108,8 @@ def _engine(engine: dict[str, Any]) -> list[str]:
     return [engine["model"], numbers["calls"], " of ".join(kv), *held, memory]
 
 
-def _reward(folder: Path) -> str:
-    """Return the mean reward of the last step, if the run directory is on this machine."""
-    from mint.watch.directory.recorder import METRICS, read_rows
-
-    rows = [row for row in read_rows(folder / METRICS) if row.get("reward/mean") is not None]
-    return f"{rows[-1]['reward/mean']:.3f}" if rows else "-"
-
-
-def _nearby(folder: Path) -> str:
-    """Return a run directory relative to the current folder, if it is inside."""
-    here = Path.cwd()
-    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
-
-
 @app.command("unload")
-def unload_run(
-    run: Annotated[str, typer.Argument(help="A run id from `mint runs list`, or a prefix of one.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
-    url: UrlOption = None,
-) -> None:
+def unload_run(run: RunArgument, yes: YesOption = False, url: UrlOption = None) -> None:
     """End a run: its memory is freed and it takes no more operations. Its checkpoints are kept."""
     remote = Remote.running_or_embedded(url)
     run = run_id(remote, run)
@@ -127,11 +120,7 @@ def unload_run(
 
 
 @app.command("show")
-def show_run(
-    run: Annotated[str, typer.Argument(help="A run id from `mint runs list`, or a prefix of one.")],
-    url: UrlOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def show_run(run: RunArgument, url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show one run and its checkpoints."""
     remote = Remote.running_or_embedded(url)
     run = run_id(remote, run)
@@ -143,14 +132,12 @@ def show_run(
     fields = {
         "run": found["training_run_id"],
         "model": found["base_model"],
-        "rank": str(found["lora_rank"]),
+        "rank": found["lora_rank"],
         "owner": found["model_owner"],
         "last used": when(found["last_request_time"]),
         "state": _state(found.get("mint_status")),
     }
     if reason := (found.get("mint_status") or {}).get("reason"):
         fields["waits for"] = reason
-    print_fields(
-        fields | {key: str(value) for key, value in (found["user_metadata"] or {}).items()}
-    )
+    print_fields(fields | (found["user_metadata"] or {}))
     print_checkpoints(checkpoints)

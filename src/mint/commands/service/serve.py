@@ -11,56 +11,42 @@ from mint.commands.shared.options import HomeOption
 from mint.commands.shared.output import Mistake
 from mint.embedded import KEY_VARIABLE
 
-ModelOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model",
-        metavar="NAME[=FOLDER]",
-        help="Load this base model at the start; with =FOLDER, serve that folder under the name. "
-        "May be repeated. MINT_MODELS=NAME=FOLDER,... names more folders.",
-        show_default=False,
-    ),
-]
-HostOption = Annotated[
-    str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1", show_default=False)
-]
-PortOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=65535,
-        help="Port to listen on; 0 chooses a free one. Default: 8000",
-        show_default=False,
-    ),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="YAML file of settings. Default: config.yaml in the home folder", dir_okay=False
-    ),
-]
-LogFormatOption = Annotated[
-    str | None,
-    typer.Option(help="text or json (one object a line). Default: text", show_default=False),
-]
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option(
-        help="auto, exact, half or bfloat16. exact makes the logprobs of sampler and trainer "
-        "agree to 1e-4. Default: auto, the fastest for the device",
-        show_default=False,
-    ),
-]
-
 
 def serve(
-    model: ModelOptions = None,
-    host: HostOption = None,
-    port: PortOption = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=FOLDER]",
+            help="Load this base model at the start; with =FOLDER, serve that folder under the "
+            "name. May be repeated. MINT_MODELS=NAME=FOLDER,... names more folders.",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Port to listen on; 0 chooses a free one. Default: 8000"
+        ),
+    ] = None,
     home: HomeOption = None,
-    config: ConfigOption = None,
-    log_format: LogFormatOption = None,
-    precision: PrecisionOption = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file of settings. Default: config.yaml in the home folder", dir_okay=False
+        ),
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="text or json (one object a line). Default: text")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, exact, half or bfloat16. exact makes the logprobs of sampler and trainer "
+            "agree to 1e-4. Default: auto, the fastest for the device"
+        ),
+    ] = None,
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Print the effective settings and exit.")
     ] = False,

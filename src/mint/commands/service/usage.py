@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mint.commands.shared.durations import parse_duration
+from mint.commands.shared.options import parse_duration
 from mint.commands.shared.output import JsonOption, print_rows, size, when
 from mint.commands.shared.remote import Remote, UrlOption
 
@@ -29,10 +29,10 @@ def usage(
     rows = Remote.running_or_embedded(url).get("/api/v1/mint/usage", **query)["usage"]
     names = ["KEY", *(["RUN"] if by == "run" else [])]
     columns = [*names, "PROMPT", "SAMPLED", "TRAINED", "CHECKPOINTS", "SIZE", "LAST USE"]
-    print_rows(rows, as_json, columns, lambda row: _row(row, by), "There is no usage.")
 
+    def cells(row: dict[str, Any]) -> list[str]:
+        run = [row["run_id"] or "(base models)"] if by == "run" else []
+        numbers = [f"{row[name]:,}" for name in _NUMBERS]
+        return [row["key"], *run, *numbers, size(row["bytes"]), when(row["last_used"])]
 
-def _row(row: dict[str, Any], by: str) -> list[str]:
-    run = [row["run_id"] or "(base models)"] if by == "run" else []
-    numbers = [f"{row[name]:,}" for name in _NUMBERS]
-    return [row["key"], *run, *numbers, size(row["bytes"]), when(row["last_used"])]
+    print_rows(rows, as_json, columns, cells, "There is no usage.")

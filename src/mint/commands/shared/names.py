@@ -10,6 +10,8 @@ from typing import Any
 
 from mint.commands.shared.output import Mistake
 from mint.commands.shared.remote import Remote, named_url
+from mint.rl.loop.checkpoints import find_checkpoint, saved_checkpoint
+from mint.watch.directory.files import CONFIG, STATE
 
 SCHEMES = ("tinker://", "mint://")
 ADAPTER_CONFIG = "adapter_config.json"
@@ -37,9 +39,14 @@ def find(text: str, url: str | None) -> Named:
     if text.startswith(SCHEMES):
         return Named(text, Remote.running_or_embedded(url))
     if is_run_directory(folder):
-        from mint.rl.loop.checkpoints import find_checkpoint
+        from mint.rl.recording.directory import read_service
 
-        return Named(find_checkpoint(text), _service_of(folder, url), folder)
+        service = read_service(folder)
+        if named_url(url) or "url" in service:
+            remote = Remote(named_url(url) or service["url"])
+        else:
+            remote = Remote.embedded(Path(service["home"]) if "home" in service else None)
+        return Named(find_checkpoint(text), remote, folder)
     if (folder / ADAPTER_CONFIG).is_file():
         raise Mistake(
             f"{text} is a PEFT folder. Upload it, then use the path that this prints: "
@@ -51,9 +58,6 @@ def find(text: str, url: str | None) -> Named:
 
 def is_run_directory(folder: Path) -> bool:
     """Return whether a training run wrote this folder."""
-    from mint.rl.loop.checkpoints import saved_checkpoint
-    from mint.watch.directory.recorder import CONFIG, STATE
-
     if not (folder / CONFIG).is_file():
         return (folder / STATE).is_file()
     if saved_checkpoint(folder) is None:
@@ -63,17 +67,6 @@ def is_run_directory(folder: Path) -> bool:
             "run, use the tinker:// path of a checkpoint it saved: `mint checkpoints list`."
         )
     return True
-
-
-def _service_of(folder: Path, url: str | None) -> Remote:
-    from mint.rl.recording.directory import read_service
-
-    if named_url(url):
-        return Remote(url)
-    known = read_service(folder)
-    if "url" in known:
-        return Remote(known["url"])
-    return Remote.embedded(Path(known["home"]) if "home" in known else None)
 
 
 # ---- short names ---------------------------------------------------------------------------------
@@ -90,10 +83,19 @@ def run_id(remote: Remote, text: str) -> str:
 def short_path(remote: Remote, text: str) -> str | None:
     """Return the path of the checkpoint with a short name, or None."""
     run, _, name = text.rpartition("/")
-    paths = _named_checkpoints(remote, run.partition("/")[0], name) if name else []
+    run = run.partition("/")[0]
+    checkpoints = remote.get("/api/v1/checkpoints", limit=_ALL)["checkpoints"] if name else []
+    paths = [
+        c["tinker_path"]
+        for c in checkpoints
+        if c["checkpoint_id"].rpartition("/")[2] == name
+        and c["tinker_path"].partition("://")[2].startswith(run)
+    ]
     if not paths and not run:
-        newest = [_newest(found) for found in _runs(remote, text)]
-        paths = [path for path in newest if path is not None]
+        for found in _runs(remote, text):
+            saved = [c for c in (found["last_checkpoint"], found["last_sampler_checkpoint"]) if c]
+            if saved:
+                paths.append(max(saved, key=lambda c: str(c["time"]))["tinker_path"])
     if len(paths) > 1:
         raise _ambiguous(text, "checkpoints", paths)
     return paths[0] if paths else None
@@ -107,23 +109,8 @@ def _runs(remote: Remote, letters: str) -> list[dict[str, Any]]:
     return exact or [run for run in runs if run["training_run_id"].startswith(letters)]
 
 
-def _named_checkpoints(remote: Remote, run: str, name: str) -> list[str]:
-    checkpoints = remote.get("/api/v1/checkpoints", limit=_ALL)["checkpoints"]
-    return [
-        c["tinker_path"]
-        for c in checkpoints
-        if c["checkpoint_id"].rpartition("/")[2] == name
-        and c["tinker_path"].partition("://")[2].startswith(run)
-    ]
-
-
-def _newest(run: dict[str, Any]) -> str | None:
-    saved = [c for c in (run["last_checkpoint"], run["last_sampler_checkpoint"]) if c]
-    return str(max(saved, key=lambda c: c["time"])["tinker_path"]) if saved else None
-
-
 def _ambiguous(text: str, what: str, candidates: list[str]) -> Mistake:
-    shown = "\n".join(f"  {candidate}" for candidate in candidates[:_SHOWN])
-    more = len(candidates) - _SHOWN
-    rest = f"\n  and {more} more" if more > 0 else ""
-    return Mistake(f"{text!r} matches {len(candidates)} {what}. Use one of:\n{shown}{rest}")
+    shown = [f"\n  {candidate}" for candidate in candidates[:_SHOWN]]
+    if len(candidates) > _SHOWN:
+        shown.append(f"\n  and {len(candidates) - _SHOWN} more")
+    return Mistake(f"{text!r} matches {len(candidates)} {what}. Use one of:{''.join(shown)}")

@@ -2,21 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 from rich.table import Table
+
+from mint.watch.durations import duration
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 _WIDE = 1000  # output to a file or pipe is not wrapped
@@ -24,6 +19,11 @@ _WIDE = 1000  # output to a file or pipe is not wrapped
 
 class Mistake(Exception):
     """An error that the user can correct. Its text is printed, and the exit code is 2."""
+
+
+def say(text: str) -> None:
+    """Print a message about what a command does, on standard error."""
+    typer.echo(f"mint: {text}", err=True)
 
 
 def print_json(value: Any) -> None:
@@ -57,13 +57,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], nothing: 
         typer.echo(nothing)
 
 
-def print_fields(fields: dict[str, str]) -> None:
+def print_fields(fields: Mapping[str, Any]) -> None:
     """Print the fields of one object, a line each."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in fields.items():
-        table.add_row(name, value)
+        table.add_row(name, str(value))
     _console().print(table)
 
 
@@ -75,14 +75,8 @@ def _console() -> Console:
 
 def transfer() -> Progress:
     """Return a progress bar for bytes, on standard error."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
+    columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
+    return Progress(*columns, console=Console(stderr=True))
 
 
 def size(count: float | None) -> str:
@@ -107,3 +101,14 @@ def when(time: str | None) -> str:
     '-'
     """
     return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M") if time else "-"
+
+
+def age(time: str | None) -> str:
+    """Return how long ago an ISO time was.
+
+    >>> age(None)
+    '-'
+    """
+    if not time:
+        return "-"
+    return duration((datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())

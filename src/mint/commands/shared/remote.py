@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from mint.commands.shared.options import load_settings
 from mint.commands.shared.output import Mistake
+from mint.embedded import embedded_service
 
 UrlOption = Annotated[
     str | None,
@@ -19,7 +21,6 @@ UrlOption = Annotated[
         "--url",
         help="The service. Default: MINT_BASE_URL, TINKER_BASE_URL, or this machine's. "
         "The key is read from MINT_API_KEY or TINKER_API_KEY.",
-        show_default=False,
     ),
 ]
 TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=None)
@@ -29,7 +30,7 @@ class Remote:
     """A running service. Its error responses are raised as :class:`Mistake`."""
 
     def __init__(self, url: str | None, key: str | None = None) -> None:
-        self.url = (named_url(url) or _default_url()).rstrip("/")
+        self.url = (named_url(url) or load_settings(None).local_url).rstrip("/")
         key = key or os.environ.get("MINT_API_KEY") or os.environ.get("TINKER_API_KEY")
         headers = {"X-API-Key": key} if key else {}
         try:
@@ -40,8 +41,6 @@ class Remote:
     @classmethod
     def embedded(cls, home: Path | None = None) -> Remote:
         """Start the service of a home folder for the duration of this command."""
-        from mint.embedded import embedded_service
-
         service = embedded_service(home)
         return cls(service.url, service.key)
 
@@ -69,13 +68,6 @@ class Remote:
             self.check(answer)
             value: dict[str, Any] = answer.json() if answer.content else {}
             return value
-
-    def redirect(self, path: str) -> httpx.URL:
-        """Return where a response redirects to. The link works without the key."""
-        with self.failures():
-            answer = self.http.get(path)
-            self.check(answer)
-            return httpx.URL(self.url).join(answer.headers["location"])
 
     def check(self, answer: httpx.Response) -> None:
         """Raise a Mistake for an error response."""
@@ -105,13 +97,6 @@ class Remote:
 def named_url(url: str | None) -> str | None:
     """Return the URL that was passed, or that is set in the environment."""
     return url or os.environ.get("MINT_BASE_URL") or os.environ.get("TINKER_BASE_URL")
-
-
-def _default_url() -> str:
-    """Return where `mint serve` listens with the settings of this machine."""
-    from mint.commands.shared.options import load_settings
-
-    return load_settings(None).local_url
 
 
 def _reason(answer: httpx.Response) -> str:

@@ -33,14 +33,26 @@ def fetch_archive(remote: Remote, path: str, target: Path) -> None:
     from mint.service.checkpoints.storage import CheckpointPath
 
     where = CheckpointPath.parse(path)
-    link = remote.redirect(f"{resource(where)}/archive")
     total = listed(remote, where).get("size_bytes")
+    with remote.failures():
+        redirect = remote.http.get(f"{resource(where)}/archive")
+        remote.check(redirect)
+        link = httpx.URL(remote.url).join(redirect.headers["location"])  # works without the key
     with (
         remote.failures(),
         httpx.stream("GET", link, timeout=TIMEOUT, follow_redirects=True) as answer,
     ):
         remote.check(answer)
-        _save(answer, target, total)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with draft.open("wb") as file, transfer() as progress:
+                task = progress.add_task(target.name, total=total)
+                for part in answer.iter_bytes(1024 * 1024):
+                    file.write(part)
+                    progress.advance(task, len(part))
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def listed(remote: Remote, where: CheckpointPath) -> dict[str, Any]:
@@ -56,16 +68,3 @@ def listed(remote: Remote, where: CheckpointPath) -> dict[str, Any]:
 def resource(where: CheckpointPath) -> str:
     """Return the URL path of a checkpoint."""
     return f"/api/v1/training_runs/{where.run_id}/checkpoints/{where.checkpoint_id}"
-
-
-def _save(answer: httpx.Response, target: Path, total: int | None) -> None:
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with draft.open("wb") as file, transfer() as progress:
-            task = progress.add_task(target.name, total=total)
-            for part in answer.iter_bytes(1024 * 1024):
-                file.write(part)
-                progress.advance(task, len(part))
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,14 +85,12 @@ def _measure(run: PastRun, task: str | None, url: str | None) -> Measure:
     from mint.rl.evaluation.evaluator import Evaluator
 
     adapter = _task(run, task)
-    evaluators: list[Evaluator] = []
+    evaluator = cache(lambda: Evaluator(adapter, run.cfg, mint.ServiceClient(base_url=url)))
 
     def measure(point: Point) -> Evaluation | None:
-        if not evaluators:
-            evaluators.append(Evaluator(adapter, run.cfg, mint.ServiceClient(base_url=url)))
         print(f"Evaluating step {point.step}: {point.weights}", flush=True)
         try:
-            return evaluators[0].of(point.path)
+            return evaluator().of(point.path)
         except (mint.NotFoundError, mint.BadRequestError) as error:
             if point.path is None:
                 raise

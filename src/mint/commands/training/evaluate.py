@@ -1,18 +1,22 @@
 """``mint eval``: evaluate a checkpoint or a base model on a task's holdout."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mint.commands.shared.errors import exit_code
-from mint.commands.training.evaluation_tables import print_comparison, print_result
+from mint.commands.shared.output import print_table
 from mint.commands.training.job_arguments import Arguments, read_arguments
 from mint.config_error import ConfigError, closest
 from mint.jobs.job import JOB, check_rewards, load_adapter, make_config, read_job
 from mint.rl.loop.checkpoints import find_checkpoint
 
-CHECKPOINT, AGAINST, SET, ENDPOINT = OWN = ("checkpoint", "against", "set", "endpoint")
-BASE = "base"
+if TYPE_CHECKING:
+    from mint.rl.evaluation.results import SetResult
+
+OWN = ("checkpoint", "against", "set", "endpoint")
 USAGE = """\
 usage: {program} [--cfg job] [--config-dir FOLDER] [checkpoint=PATH] [against=PATH] [set=NAME]
        [endpoint=URL] [OVERRIDE ...]
@@ -49,49 +53,78 @@ def _evaluate(asked: Arguments) -> int:
     for each in typed:
         if hint := closest(_key(each), OWN):
             raise ConfigError(f"There is no {each}.{hint}")
-    checkpoint, against, endpoint = (own.get(name) for name in (CHECKPOINT, AGAINST, ENDPOINT))
+    checkpoint, against, wanted_set, endpoint = (own.get(name) for name in OWN)
     if endpoint and checkpoint:
         raise ConfigError("endpoint= evaluates a model served elsewhere: leave out checkpoint=.")
     if endpoint and against:
         raise ConfigError("against= compares checkpoints of the service: leave out endpoint=.")
     path = find_checkpoint(checkpoint) if checkpoint else None
-    past = _past_job(checkpoint, path) if checkpoint and path else None
+    past = None
+    if checkpoint and checkpoint != path:  # a run directory
+        if not (Path(checkpoint) / JOB).is_file():
+            raise ConfigError(
+                f"{checkpoint} has no {JOB}, so it was written by a script. Name the task and the "
+                f"settings of the evaluation: mint eval checkpoint={path} task=custom "
+                "task.adapter=..."
+            )
+        past = read_job(Path(checkpoint))
     asked.overrides = typed
     jobs = asked.jobs(past)
     if jobs is None:
         return 0
-    other = None if against in (None, BASE) else find_checkpoint(str(against))
+    other = None if against in (None, "base") else find_checkpoint(str(against))
     check_rewards(composed.job for composed in jobs)
     import mint
     from mint.rl.evaluation.evaluator import Examiner
 
     cfg, adapter = make_config(jobs[0].job), load_adapter(jobs[0].job)
-    examiner = Examiner(adapter, cfg, [own[SET]] if SET in own else [])
+    examiner = Examiner(adapter, cfg, [] if wanted_set is None else [wanted_set])
     if endpoint:
-        what, found = (
-            f"{cfg.base_model} at {endpoint}",
-            examiner.of_endpoint(endpoint, cfg.base_model),
-        )
+        what = f"{cfg.base_model} at {endpoint}"
+        found = examiner.of_endpoint(endpoint, cfg.base_model)
     else:
         what, found = path or cfg.base_model, examiner.of(mint.ServiceClient(), path)
     for result in found.values():
-        print_result(what, result)
+        _print_result(what, result)
     if against:
-        print_comparison(other or cfg.base_model, examiner.of(mint.ServiceClient(), other), found)
+        from mint.rl.evaluation.comparison import compare
+
+        before = examiner.of(mint.ServiceClient(), other)
+        for name, result in found.items():
+            compared = compare(before[name], result)
+            print(f"{name}, against {other or cfg.base_model}: {compared}")
     return 0
-
-
-def _past_job(checkpoint: str, path: str) -> dict[str, Any] | None:
-    """Return the settings of a run directory; None if the checkpoint was given by its path."""
-    if checkpoint == path:
-        return None
-    if not (Path(checkpoint) / JOB).is_file():
-        raise ConfigError(
-            f"{checkpoint} has no {JOB}, so it was written by a script. Name the task and the "
-            f"settings of the evaluation: mint eval checkpoint={path} task=custom task.adapter=..."
-        )
-    return read_job(Path(checkpoint))
 
 
 def _key(override: str) -> str:
     return override.partition("=")[0].lstrip("+")
+
+
+def _print_result(what: str, result: SetResult) -> None:
+    """Print the result of a model on one set."""
+    which = "held-out prompts" if result.name == "holdout" else f"prompts of {result.name}"
+    print(f"{what} on {len(result.prompts)} {which}")
+    if result.failed:
+        print(f"{result.failed} answers could not be scored and count as wrong.")
+    print_table(["METRIC", "VALUE", "95% INTERVAL"], _rows(result), "Nothing was evaluated.")
+    rows = []
+    for name, each in result.by_category().items():
+        found = each.evaluation
+        interval = f"{found.low:.3f} to {found.high:.3f}"
+        figures = [f"{found.pass_1:.3f}", interval, f"{found.reward:.3f}"]
+        rows.append([name, str(len(each.prompts)), *figures])
+    if rows:
+        print_table(["CATEGORY", "PROMPTS", "PASS@1", "95% INTERVAL", "REWARD"], rows, "")
+
+
+def _rows(result: SetResult) -> Iterator[list[str]]:
+    found = result.evaluation
+    for k, share in result.passes().items():
+        metric = {1: "pass_1", found.k: "pass_k"}.get(k)
+        interval = found.estimate(metric) if metric else None
+        shown = f"{interval.low:.3f} to {interval.high:.3f}" if interval else ""
+        yield [f"pass@{k}", f"{share:.3f}", shown]
+    if result.samples > 1:
+        yield [f"majority@{result.samples}", f"{result.majority():.3f}", ""]
+    reward = found.estimate("reward")
+    yield ["reward", f"{reward.value:.3f}", f"{reward.low:.3f} to {reward.high:.3f}"]

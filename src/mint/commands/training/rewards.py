@@ -1,4 +1,4 @@
-"""``mint rewards list | test | audit``."""
+"""``mint rewards list | test | audit``, and ``mint report``."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mint.commands.shared.output import print_json, print_table
+from mint.commands.shared.output import Mistake, print_json, print_table
 from mint.rewards.analysis import analyse
 from mint.rewards.audit import audit_reward
 from mint.rewards.registry import RewardNotFound, find_reward, list_rewards
@@ -14,6 +14,7 @@ from mint.rewards.reward import Reward
 from mint.rewards.score import Sample
 from mint.rewards.scoring import Scored, Scorer
 from mint.rewards.signature import SignatureError
+from mint.watch import open_run
 
 app = typer.Typer(help="List, test and audit reward functions.", no_args_is_help=True)
 
@@ -42,8 +43,8 @@ def try_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
 ) -> None:
     """Try a reward on a file of samples: a table, statistics and a histogram."""
-    scorer = Scorer(_found(reward), max_failure_share=1.0, on_failure=lambda *_: None)
-    scored = scorer.score(_read(samples))
+    scorer = Scorer(_find_reward(reward), max_failure_share=1.0, on_failure=lambda *_: None)
+    scored = scorer.score(_read_samples(samples))
     analysis = analyse(scored)
     if plot is not None:
         analysis.plot(plot)
@@ -61,7 +62,7 @@ def try_command(
 @app.command("audit")
 def audit_command(samples: _Samples, reward: _RewardName) -> None:
     """Probe a reward with degenerate answers and report what can be hacked."""
-    findings = audit_reward(_found(reward), _read(samples))
+    findings = audit_reward(_find_reward(reward), _read_samples(samples))
     rows = (
         (p.probe, p.finding, _figure(p.highest), _figure(p.honest), p.error or repr(p.example[:50]))
         for p in findings
@@ -78,14 +79,30 @@ def audit_command(samples: _Samples, reward: _RewardName) -> None:
     raise typer.Exit(1)
 
 
-def _found(name: str) -> Reward:
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, such as runs/math-1a2b3c4d.")],
+) -> None:
+    """Write a report on a run's rewards: Markdown, HTML with plots, JSON and text."""
+    from mint.rl.recording.report import write_report
+
+    run = open_run(run_dir)
+    written = write_report(run.path)
+    if not written:
+        raise Mistake(f"{run_dir} has no rollouts yet. Wait until the first step is done.")
+    verdict = run.summary().get("verdict") or {}
+    print(f"{verdict.get('verdict')}: {verdict.get('evidence')} {verdict.get('advice')}")
+    for path in written:
+        print(f"  {path}")
+
+
+def _find_reward(name: str) -> Reward:
     try:
         return find_reward(name)
     except (RewardNotFound, SignatureError) as error:
         raise typer.BadParameter(str(error)) from None
 
 
-def _read(path: Path) -> list[Sample]:
+def _read_samples(path: Path) -> list[Sample]:
     if not path.is_file():
         raise typer.BadParameter(f"There is no file {path}.")
     samples = []

@@ -1,6 +1,4 @@
-"""``mint train`` and ``run_training.py``: train with the settings of ``conf/`` and the command
-line.
-"""
+"""``mint train`` and ``run_training.py``: train as ``conf/`` and the command line say."""
 
 import time
 from collections.abc import Sequence

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from mint.commands.shared.output import Mistake
+from mint.watch.dashboard.library import DEMO, Library
 
 DEFAULT_PORT = 8265
-BUNDLE = "bundle"
 
 
 def watch(
@@ -19,7 +19,6 @@ def watch(
         typer.Argument(
             metavar="[DIR…] | bundle DIR…",
             help="Run directories, or folders that contain some. Default: runs",
-            show_default=False,
         ),
     ] = None,
     port: Annotated[
@@ -28,27 +27,18 @@ def watch(
             min=0,
             max=65535,
             help=f"Port to listen on; 0 chooses a free one. Default: {DEFAULT_PORT}",
-            show_default=False,
         ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. Any other than loopback requires --key.")
     ] = "127.0.0.1",
     key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="MINT_WATCH_KEY", help="Require this key from visitors.", show_default=False
-        ),
+        str | None, typer.Option(envvar="MINT_WATCH_KEY", help="Require this key from visitors.")
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Show a recorded run.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="bundle: the HTML file or the folder to write.",
-            show_default=False,
-        ),
+        typer.Option("--output", "-o", help="bundle: the HTML file or the folder to write."),
     ] = None,
     size: Annotated[
         float,
@@ -60,18 +50,16 @@ def watch(
     `mint watch runs` serves a live page of the runs in a folder. `mint watch bundle runs/x` writes
     the same page, with the run's data, as one HTML file that opens without a server.
     """
-    names = list(directories or [])
-    if names[:1] == [BUNDLE]:
+    names = directories or []
+    if names[:1] == ["bundle"]:
         _bundle(names[1:], output, size)
-        return
-    if output is not None:
+    elif output is not None:
         raise Mistake("--output is for bundles. Type: mint watch bundle DIR --output FILE")
-    _serve(_folders(names, demo), host, port, key, demo)
+    else:
+        _serve(_folders(names, demo), host, port, key, demo)
 
 
 def _folders(names: list[str], demo: bool) -> list[Path]:
-    from mint.watch.dashboard.library import DEMO
-
     folders = [Path(name) for name in names or ([] if demo else ["runs"])]
     for folder in folders:
         if not folder.is_dir():
@@ -86,7 +74,6 @@ def _serve(folders: list[Path], host: str, port: int | None, key: str | None, de
     import uvicorn
 
     from mint.service.admin.settings import is_loopback
-    from mint.watch.dashboard.library import Library
     from mint.watch.dashboard.server import Watch, create_app
 
     if not key and not is_loopback(host):
@@ -123,20 +110,15 @@ def _bundle(names: list[str], output: Path | None, size: float) -> None:
     if not names:
         raise Mistake("Name a run directory: mint watch bundle DIR")
     folders = _folders(names, demo=False)
-    target = _page(output or Path(f"{folders[0].resolve().name}.html"))
-    report = write_bundle(folders, target, int(size * 1024 * 1024))
-    typer.echo(f"mint: wrote {target} ({report})")
-
-
-def _page(output: Path) -> Path:
-    """Return the HTML file to write. Any other name is that of a folder for index.html."""
-    is_page = output.suffix.lower() in (".html", ".htm") and not output.is_dir()
-    folder = output.parent if is_page else output
+    target = output or Path(f"{folders[0].resolve().name}.html")
+    if target.suffix.lower() not in (".html", ".htm") or target.is_dir():
+        target /= "index.html"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Mistake(
-            f"cannot create the folder {folder}: {os.strerror(error.errno or 0)}. Name another "
-            "file or folder: --output NAME.html"
+            f"cannot create the folder {target.parent}: {os.strerror(error.errno or 0)}. Name "
+            "another file or folder: --output NAME.html"
         ) from None
-    return output if is_page else folder / "index.html"
+    report = write_bundle(folders, target, int(size * 1024 * 1024))
+    typer.echo(f"mint: wrote {target} ({report})")

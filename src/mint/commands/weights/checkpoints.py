@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mint.commands.shared.durations import parse_duration
 from mint.commands.shared.names import find, run_id
+from mint.commands.shared.options import YesOption, parse_duration
 from mint.commands.shared.output import (
     JsonOption,
     Mistake,
@@ -85,16 +85,14 @@ def show_checkpoint(path: PathArgument, url: UrlOption = None, as_json: JsonOpti
     fields = {
         "path": where.uri,
         "model": found["base_model"],
-        "rank": str(found["lora_rank"]),
+        "rank": found["lora_rank"],
         "trains": ", ".join(p for p in ("attn", "mlp", "unembed") if found.get(f"train_{p}")),
         "size": size(found.get("size_bytes")),
         "saved": when(found.get("time")),
         "expires": when(found.get("expires_at")),
         "public": "yes" if found.get("public") else "no",
     }
-    print_fields(
-        fields | {key: str(value) for key, value in (found.get("user_metadata") or {}).items()}
-    )
+    print_fields(fields | (found.get("user_metadata") or {}))
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -125,22 +123,18 @@ def download(
             )
         fetch_archive(remote, where.uri, target)
     else:
-        _download_folder(remote, where, target, force)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())) and not force:
+            raise Mistake(
+                f"{target} already exists and is not an empty folder. Choose another with "
+                "--output, or write into it with --force."
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as scratch:
+            fetch(remote, where.uri, Path(scratch))
+            target.mkdir(exist_ok=True)
+            for file in Path(scratch).iterdir():
+                file.replace(target / file.name)
     typer.echo(target)
-
-
-def _download_folder(remote: Remote, where: CheckpointPath, folder: Path, force: bool) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not force:
-        raise Mistake(
-            f"{folder} already exists and is not an empty folder. Choose another with --output, or "
-            "write into it with --force."
-        )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as scratch:
-        fetch(remote, where.uri, Path(scratch))
-        folder.mkdir(exist_ok=True)
-        for file in Path(scratch).iterdir():
-            file.replace(folder / file.name)
 
 
 @app.command("upload")
@@ -199,7 +193,7 @@ def _packed(file: Path) -> Iterator[Path]:
 @app.command("delete")
 def delete(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help=_PATH_HELP)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    yes: YesOption = False,
     url: UrlOption = None,
 ) -> None:
     """Delete checkpoints permanently."""
@@ -230,7 +224,7 @@ def prune(
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    yes: YesOption = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -289,9 +283,8 @@ def set_ttl(
     limit = None if time == "never" else parse_duration(time)
     remote, where = _find(path, url)
     remote.request("PUT", f"{resource(where)}/ttl", json={"ttl_seconds": limit})
-    typer.echo(
-        f"{where.uri} {'never expires' if limit is None else f'expires in {duration(limit)}'}"
-    )
+    expiry = "never expires" if limit is None else f"expires in {duration(limit)}"
+    typer.echo(f"{where.uri} {expiry}")
 
 
 def _find(path: str, url: str | None) -> tuple[Remote, CheckpointPath]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import typer
 
 from mint.commands.shared.names import ADAPTER_CONFIG, find
 from mint.commands.shared.options import HomeOption, load_catalog
-from mint.commands.shared.output import Mistake
+from mint.commands.shared.output import Mistake, say
 from mint.commands.shared.remote import UrlOption
 from mint.commands.shared.transfers import fetch
 
@@ -65,11 +64,8 @@ def export(
     PEFT or transformers loads the result; its logprobs on a few texts are compared with those of
     the adapter in mint's engine, and the largest difference is printed.
     """
-    with new_folder(to.expanduser()) as draft, _adapter_of(checkpoint, url) as adapter:
-        if base is None:
-            model = str(json.loads((adapter / ADAPTER_CONFIG).read_text())[_BASE])
-        else:
-            model = base
+    with new_folder(to.expanduser()) as draft, _fetch_adapter(checkpoint, url) as adapter:
+        model = base or str(json.loads((adapter / ADAPTER_CONFIG).read_text())[_BASE])
         if merge:
             _merge(load_catalog(home).locate(model), adapter, draft, dtype, check)
         else:
@@ -77,14 +73,14 @@ def export(
             if check:
                 _check_adapter(adapter, draft, model, dtype, home)
             _warn_about_output_layer(adapter)
-    typer.echo(str(to))
+    typer.echo(to)
 
 
 @contextmanager
-def _adapter_of(checkpoint: str, url: str | None) -> Iterator[Path]:
+def _fetch_adapter(checkpoint: str, url: str | None) -> Iterator[Path]:
     """Yield a folder with the adapter's files."""
     if (Path(checkpoint) / ADAPTER_CONFIG).is_file():
-        yield _complete(Path(checkpoint))
+        yield _check_files(Path(checkpoint))
         return
     named = find(checkpoint, url)
     if not named.is_checkpoint:
@@ -93,13 +89,13 @@ def _adapter_of(checkpoint: str, url: str | None) -> Iterator[Path]:
             "`mint checkpoints list` and `mint runs list` show yours."
         )
     if named.model != checkpoint:
-        _say(f"exporting {named.model}")
+        say(f"exporting {named.model}")
     with tempfile.TemporaryDirectory(prefix="mint-export-") as scratch:
         fetch(named.remote, named.model, Path(scratch))
-        yield _complete(Path(scratch))
+        yield _check_files(Path(scratch))
 
 
-def _complete(folder: Path) -> Path:
+def _check_files(folder: Path) -> Path:
     from mint.service.checkpoints.peft import AdapterFiles
 
     missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
@@ -133,7 +129,7 @@ def _merge(folder: Path, adapter: Path, draft: Path, dtype: Dtype | None, check:
     from mint.engine.adapters.merge import check_merged, merge
 
     hide_progress_bars()
-    _say(f"merging into {folder}")
+    say(f"merging into {folder}")
     written = merge(folder, adapter, draft, dtype)
     copy_tokenizer(folder, draft)
     if check:
@@ -164,7 +160,7 @@ def _check_adapter(
     try:
         folder = load_catalog(home).locate(model, download=False)
     except ModelNotFound:
-        _say(
+        say(
             f"not checked: {model} is not on this machine. To check the adapter, run "
             f"`mint models get {model}` (or pass --base FOLDER) and export again"
         )
@@ -177,7 +173,7 @@ def _warn_about_output_layer(adapter: Path) -> None:
     from mint.service.checkpoints.tensors import Tensors
 
     if any(".lm_head." in name for name in Tensors.open(adapter / ADAPTER_FILES[0]).entries):
-        _say(
+        say(
             "this adapter trains the output layer. If the model's embeddings are tied, run the "
             "adapter on top of its base model (vLLM, PEFT), or use --merge; other programs cannot "
             "merge it correctly (docs/export.md)"
@@ -202,12 +198,8 @@ def hide_progress_bars() -> None:
 
 def _report(check: Check, dtype: str) -> None:
     check.require(dtype)
-    _say(
+    say(
         f"checked in {dtype} with {check.by}: logprobs of {check.tokens} tokens differ from the "
         f"adapter's by at most {check.largest:.2g} (the adapter itself changes them by up to "
         f"{check.moved:.2g})"
     )
-
-
-def _say(text: str) -> None:
-    print(f"mint: {text}", file=sys.stderr, flush=True)

@@ -72,13 +72,12 @@ def add_model(
     """Add a model under a name. The name is stored in the home folder's config.yaml."""
     from mint.service.admin.aliases import write_aliases
 
-    if missing := missing_from(folder.expanduser()):
+    folder = folder.expanduser().resolve()
+    if missing := missing_from(folder):
         raise Mistake(f"{folder} is not a model folder: {missing}.")
     aliases, file = _aliases(home)
-    write_aliases(file, {**aliases, name: folder.expanduser().resolve()})
-    typer.echo(
-        f"Added {name}: {folder.expanduser().resolve()}. Restart running services to use it."
-    )
+    write_aliases(file, {**aliases, name: folder})
+    typer.echo(f"Added {name}: {folder}. Restart running services to use it.")
 
 
 @app.command("remove")

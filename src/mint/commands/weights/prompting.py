@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -89,9 +90,7 @@ def _common_start(prompts: list[str], template: str) -> str:
     before = next((text for text, *_ in Formatter().parse(template)), "")
     if len(prompts) < 2 or not before:
         return ""
-    first, last = min(prompts), max(prompts)  # what these two share, all share
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-    common = first[: sum(1 for _ in alike)]
+    common = os.path.commonprefix(prompts)  # noqa: RUF071 - texts, not paths
     return common[: max(0, common.rfind(before))]
 
 

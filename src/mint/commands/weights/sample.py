@@ -1,20 +1,16 @@
 """``mint sample``: a prompt from the terminal."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from mint.commands.shared.names import Named, find
-from mint.commands.shared.output import Mistake, print_json
+from mint.commands.shared.output import Mistake, print_json, say
 from mint.commands.shared.remote import Remote, UrlOption
-
-if TYPE_CHECKING:
-    from mint.commands.weights.prompting import TrainedPrompt
+from mint.commands.weights.prompting import TrainedPrompt
 
 _MAX_TOKENS = 256
 
@@ -39,7 +35,6 @@ def sample(
             "--raw/--chat",
             help="Send the prompt as plain text, or through the chat template. Default: as in "
             "training, for a run directory; otherwise --chat.",
-            show_default=False,
         ),
     ] = None,
     max_tokens: Annotated[
@@ -88,31 +83,27 @@ def sample(
         first = [{"role": "system", "content": instruction}] if instruction is not None else []
         path, body["messages"] = "/v1/chat/completions", [*first, {"role": "user", "content": text}]
         body["chat_template_kwargs"] = dict(trained.template_settings)
-    remote = named.remote
-    if as_json:
-        print_json(remote.request("POST", path, json=body))
-    elif n > 1:
-        for choice in remote.request("POST", path, json=body)["choices"]:
-            answer = choice["text"] if "text" in choice else choice["message"]["content"]
-            typer.echo(f"[{choice['index'] + 1}] {answer}")
-    else:
-        for part in _stream(remote, path, body):
+    if not as_json and n == 1:
+        for part in _stream(named.remote, path, body):
             typer.echo(part, nl=False)
         typer.echo()
+        return
+    response = named.remote.request("POST", path, json=body)
+    if as_json:
+        print_json(response)
+        return
+    for choice in response["choices"]:
+        answer = choice["text"] if "text" in choice else choice["message"]["content"]
+        typer.echo(f"[{choice['index'] + 1}] {answer}")
 
 
 def _trained_prompt(named: Named) -> TrainedPrompt:
     """Return how the run prompted its model; defaults if there is no run directory."""
-    from mint.commands.weights.prompting import TrainedPrompt
-
     if named.run_directory is None:
         return TrainedPrompt()
     trained = TrainedPrompt.read(named.run_directory)
     said = trained.describe()
-    typer.echo(
-        f"mint: sampling from {named.model}" + (f", as in training: {said}" if said else ""),
-        err=True,
-    )
+    say(f"sampling from {named.model}" + (f", as in training: {said}" if said else ""))
     return trained
 
 
@@ -122,7 +113,7 @@ def _first_model(remote: Remote) -> Named:
     if not models:
         raise Mistake("Name a model: --model NAME. The service has none that is available offline.")
     name = str(models[0]["id"])
-    typer.echo(f"mint: sampling from {name}; choose another with --model NAME", err=True)
+    say(f"sampling from {name}; choose another with --model NAME")
     return Named(name, remote)
 
 

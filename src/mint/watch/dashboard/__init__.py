@@ -1,3 +1,2 @@
-"""The dashboard: its server, queries over rollouts, the page, and bundles in one HTML file. It only
-reads run directories.
-"""
+"""The dashboard: its server, queries over rollouts, the page, and bundles in one HTML file.
+It only reads run directories."""

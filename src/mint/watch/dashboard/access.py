@@ -62,29 +62,25 @@ class Access:
                     headers[name] = value
             await send(message)
 
-        refusal = self._refusal(scope)
-        await (refusal or self._app)(scope, receive, with_headers)
+        app = self._app
+        if refusal := self._refusal(scope):
+            status, detail = refusal
+            app = JSONResponse({"detail": detail}, status)
+        await app(scope, receive, with_headers)
 
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers = Headers(scope=scope)
         names = None if self._key is not None else self._hosts
         if names is not None and parse_host(headers.get("host", "")) not in names:
-            return _refused(
-                421, "mint watch does not serve this host name. Use the address it printed."
-            )
+            return 421, "mint watch does not serve this host name. Use the address it printed."
         if scope["method"] not in ("GET", "HEAD"):
-            return _refused(405, "mint watch is read-only: use GET.")
+            return 405, "mint watch is read-only: use GET."
         path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
         if not path.startswith("/api/"):  # the page and its parts
             return None
         if headers.get("sec-fetch-site") in _FOREIGN:
-            return _refused(403, "mint watch rejects requests from other sites.")
-        if self._key is not None and not hmac.compare_digest(
-            headers.get("x-api-key", "").encode(), self._key.encode()
-        ):
-            return _refused(401, "This requires the key that mint watch was started with.")
+            return 403, "mint watch rejects requests from other sites."
+        given = headers.get("x-api-key", "").encode()
+        if self._key is not None and not hmac.compare_digest(given, self._key.encode()):
+            return 401, "This requires the key that mint watch was started with."
         return None
-
-
-def _refused(status: int, detail: str) -> JSONResponse:
-    return JSONResponse({"detail": detail}, status)

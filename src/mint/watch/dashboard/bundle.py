@@ -25,6 +25,7 @@ from mint.watch.dashboard.server import (
     list_runs,
     metrics_since,
 )
+from mint.watch.directory.files import replace_file
 
 _MOST_PROMPTS = 100
 _IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*)(["'])(\.{1,2}/[^"']+)\2""")
@@ -36,10 +37,7 @@ class NoRuns(ValueError):
 
 
 def write_bundle(folders: Sequence[Path], target: Path, limit: int) -> str:
-    """Write the runs of some folders to an HTML file, and say what is in it.
-
-    ``limit`` bounds the bytes of rollouts before compression.
-    """
+    """Write runs, with at most ``limit`` bytes of rollouts, to an HTML file; describe it."""
     library, tables = Library(folders), Tables()
     places = library.runs()
     if not places:
@@ -50,30 +48,20 @@ def write_bundle(folders: Sequence[Path], target: Path, limit: int) -> str:
     answers["about"] = {"service": False, "demo": False, "bundle": True}
     kept = total = 0
     for place in places:
-        answers |= _overview(place, tables)
+        at = f"runs/{place.id}"
+        answers[at] = {**describe(place, tables), "path": place.path.name}
+        answers[f"{at}/metrics"] = metrics_since(place, tables, {})
+        answers[f"{at}/events"] = events_since(place, tables, {})
         found, steps, every = _rollouts(place, tables, limit // len(places))
         answers |= found
         kept, total = kept + steps, total + every
-    new = target.with_name(f".{target.name}.new")
-    new.write_text(page(answers), encoding="utf-8")
-    os.replace(new, target)
+    replace_file(target, page(answers).encode(), durable=False)
     megabytes = target.stat().st_size / 1024 / 1024
     return f"{megabytes:.1f} MB, rollouts of {kept} of {total} steps"
 
 
-def _overview(place: RunPlace, tables: Tables) -> dict[str, Any]:
-    at = f"runs/{place.id}"
-    return {
-        at: {**describe(place, tables), "path": place.path.name},
-        f"{at}/metrics": metrics_since(place, tables, {}),
-        f"{at}/events": events_since(place, tables, {}),
-    }
-
-
 def _rollouts(place: RunPlace, tables: Tables, limit: int) -> tuple[dict[str, Any], int, int]:
-    """Return the answers about rollouts, the number of steps that they cover, and the number of all
-    steps.
-    """
+    """Return the answers about rollouts, and how many steps they cover of how many."""
     rollouts, at = Rollouts(place), f"runs/{place.id}"
     logged = tables.of(place).metrics.rows
     steps = sorted({row["step"] for row in logged if isinstance(row.get("step"), int)} - {0})

@@ -1,6 +1,5 @@
 """Metrics as columns, complete or averaged to as many points as a screen shows."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,6 @@ from mint.watch.verdict.series import number
 
 _MOST_POINTS = 2_000
 _MOST_NAMES = 500
-_LEFT_OUT = frozenset({"step"})
 
 Rows = Sequence[dict[str, Any]]
 
@@ -24,10 +22,7 @@ def columns(rows: Rows, points: int = _MOST_POINTS) -> dict[str, Any]:
     {'steps': [1, 3], 'columns': {'a': [0.5, 2.5]}, 'bucket': 2}
     """
     names = metric_names(rows)
-    bucket = max(1, -(-len(rows) // max(1, points)))
-    if bucket == 1:
-        table = {name: [_short(number(row.get(name))) for row in rows] for name in names}
-        return {"steps": [read_step(row) for row in rows], "columns": table, "bucket": 1}
+    bucket = max(1, -(-len(rows) // points))
     parts = [rows[i : i + bucket] for i in range(0, len(rows), bucket)]
     table = {name: [_mean(part, name) for part in parts] for name in names}
     return {"steps": [read_step(part[-1]) for part in parts], "columns": table, "bucket": bucket}
@@ -38,18 +33,11 @@ def metric_names(rows: Rows) -> list[str]:
     found: dict[str, None] = {}
     for row in rows:
         for name, value in row.items():
-            if name not in found and name not in _LEFT_OUT and number(value) is not None:
+            if name not in found and name != "step" and number(value) is not None:
                 found[name] = None
         if len(found) >= _MOST_NAMES:
             break
     return list(found)[:_MOST_NAMES]
-
-
-def between(rows: Rows, first: int | None, last: int | None) -> Rows:
-    """Return the rows of a range of steps, both ends included; None means no bound."""
-    low = -math.inf if first is None else first
-    high = math.inf if last is None else last
-    return [row for row in rows if low <= read_step(row) <= high]
 
 
 def read_step(row: dict[str, Any]) -> int:
@@ -66,12 +54,9 @@ def spark(rows: Rows, name: str, points: int = 60) -> list[float]:
 
 
 def _mean(rows: Rows, name: str) -> float | None:
+    """Return the mean in six digits, more than a screen shows; large ones, as times, are exact."""
     values = [x for row in rows if (x := number(row.get(name))) is not None]
-    return _short(sum(values) / len(values)) if values else None
-
-
-def _short(value: float | None) -> float | None:
-    """Round to six digits, more than a screen shows; large values such as times stay exact."""
-    if value is None or abs(value) >= 1e6:
-        return value
-    return float(f"{value:.6g}")
+    if not values:
+        return None
+    mean = sum(values) / len(values)
+    return mean if abs(mean) >= 1e6 else float(f"{mean:.6g}")

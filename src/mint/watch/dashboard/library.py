@@ -63,13 +63,12 @@ class Library:
 
     def runs(self) -> list[RunPlace]:
         """Look for run directories now."""
-        found: dict[Path, RunPlace] = {}
         under = chain.from_iterable(_run_directories(root) for root in self.roots)
         named = (Path(os.path.realpath(path)) for path in self._more())
-        for path in islice(chain(under, filter(_is_run, named)), _MOST_RUNS):
-            found.setdefault(path, RunPlace(_identifier(path), path))
-        self._known = {place.id: place for place in found.values()}
-        return list(found.values())
+        paths = islice(chain(under, filter(_is_run, named)), _MOST_RUNS)
+        places = [RunPlace(_identifier(path), path) for path in paths]
+        self._known = {place.id: place for place in places}
+        return list(self._known.values())
 
     def get(self, run_id: str) -> RunPlace:
         """Find a run by its identifier."""

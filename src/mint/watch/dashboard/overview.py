@@ -1,8 +1,8 @@
 """Overviews of runs, and the tables behind their curves, kept up to date."""
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import yaml
 from mint.watch.dashboard.curves import columns, read_step, spark
 from mint.watch.dashboard.library import RunPlace
 from mint.watch.dashboard.query import Rollouts
-from mint.watch.dashboard.tail import Tail
+from mint.watch.dashboard.tail import Tail, open_regular
 from mint.watch.directory.files import CONFIG, EVENTS, METRICS, SUMMARY
 from mint.watch.directory.reader import RunReader, summarise
 from mint.watch.verdict.series import number
@@ -42,16 +42,14 @@ class RunTables:
         """Return all metrics as columns; computed again only when there are more."""
         rows = self.metrics.rows
         key = (self.metrics.generation, len(rows))
-        return self._unless_known("curves", key, lambda: columns(rows))
+        return self._cached("curves", key, lambda: columns(rows))
 
     def components(self, rollouts: Rollouts) -> list[str]:
-        """Return the names of the reward's components; queried again only when there is a newer
-        file.
-        """
+        """Return the names of the reward's components; queried only when there is a new file."""
         newest = [file.path for file in rollouts.files()[-1:]]
-        return self._unless_known("components", newest, rollouts.component_names)
+        return self._cached("components", newest, rollouts.component_names)
 
-    def judged(self) -> dict[str, Any]:
+    def summarise(self) -> dict[str, Any]:
         """Return a summary of a run that wrote none; computed again only when it has grown."""
         rows, events = self.metrics.rows, self.events.rows
 
@@ -59,9 +57,9 @@ class RunTables:
             measured = [{n: number(row[n]) for n in NEEDED if n in row} for row in rows]
             return summarise(measured, events, "unknown")
 
-        return self._unless_known("summary", (len(rows), len(events)), summary)
+        return self._cached("summary", (len(rows), len(events)), summary)
 
-    def _unless_known(self, name: str, key: object, compute: Callable[[], Found]) -> Found:
+    def _cached(self, name: str, key: object, compute: Callable[[], Found]) -> Found:
         """Return the last result for this key, or compute it."""
         if self._computed.get(name, (None,))[0] != key:
             self._computed[name] = key, compute()
@@ -78,10 +76,8 @@ class Tables:
 
     def of(self, place: RunPlace) -> RunTables:
         """Return a run's tables, up to date with its files."""
-        found = self._kept.pop(place.id, None)
-        if found is None:
-            found = RunTables(place.path)
-        self._kept[place.id] = found
+        found = self._kept.setdefault(place.id, RunTables(place.path))
+        self._kept.move_to_end(place.id)
         found.metrics.refresh()
         found.events.refresh()
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _MOST_ROWS_KEPT:
@@ -104,12 +100,9 @@ def _signature(folder: Path) -> object:
     """Return a value that changes when a run writes its small files."""
     found = []
     for name in (CONFIG, EVENTS, METRICS, SUMMARY):
-        try:
+        with suppress(OSError):
             status = (folder / name).lstat()
-        except OSError:
-            found.append((0, 0))
-        else:
-            found.append((status.st_mtime_ns, status.st_size))
+            found.append((name, status.st_mtime_ns, status.st_size))
     return found
 
 
@@ -117,17 +110,20 @@ def overview(place: RunPlace, tables: RunTables) -> dict[str, Any]:
     """Describe a run: its progress, its verdict, and its main curves in a few points."""
     rows = tables.metrics.rows
     config = read_config(place)[0]
-    summary = read_summary(place) or tables.judged()
+    summary: dict[str, Any] = {}
+    if read_text(place, SUMMARY) is not None:  # neither absent, nor a link, nor too large
+        summary = RunReader(place.path).summary()
+    if not summary.get("status"):
+        summary = tables.summarise()
     last = rows[-1] if rows else {}
-    status = _text(summary.get("status")) or "unknown"
     return {
         "id": place.id,
         "name": _text(summary.get("name"), _NAME) or place.path.name,
         "path": str(place.path),
         "task": _text(summary.get("task"), _NAME) or _text(config.get("task"), _NAME),
         "model": _text(config.get("base_model"), _NAME),
-        "status": status,
-        "step": int(number(summary.get("step")) or (read_step(last) if last else 0)),
+        "status": _text(summary.get("status")) or "unknown",
+        "step": int(number(summary.get("step")) or read_step(last)),
         "steps": int(number(summary.get("steps")) or number(config.get("steps")) or 0),
         "started": number(summary.get("started")),
         "updated": number(summary.get("updated")),
@@ -142,14 +138,6 @@ def _verdict(found: Any) -> dict[str, Any] | None:
         return None
     words = {name: _text(found.get(name)) for name in ("verdict", "evidence", "advice")}
     return {**words, "since": number(found.get("since"))}
-
-
-def read_summary(place: RunPlace) -> dict[str, Any]:
-    """Return ``summary.json``, empty when there is none that can be read."""
-    if read_text(place, SUMMARY) is None:  # absent, a link, or too large
-        return {}
-    summary: dict[str, Any] = RunReader(place.path).summary()
-    return summary if summary.get("status") else {}
 
 
 def read_config(place: RunPlace) -> tuple[dict[str, Any], str]:
@@ -173,10 +161,9 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         key = f"{prefix}{name}"
         if isinstance(value, Mapping):
             found |= flat(value, f"{key}.")
-        elif isinstance(value, str | int | float | bool | None):
-            found[key] = value
         else:
-            found[key] = str(value)[:_TEXT]
+            is_plain = isinstance(value, str | int | float | bool | None)
+            found[key] = value if is_plain else str(value)[:_TEXT]
     return found
 
 
@@ -193,14 +180,10 @@ def stop_strings(settings: Mapping[str, Any]) -> list[str]:
 
 def read_text(place: RunPlace, name: str) -> str | None:
     """Return a small text file of a run; None when it is absent, a link or too large."""
-    path = place.file(name)
-    if path is None:
+    file = open_regular(place.path / name)
+    if file is None:
         return None
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    with open(descriptor, "rb") as file:
+    with file:
         content = file.read(_MOST_BYTES + 1)
     return content.decode(errors="replace") if len(content) <= _MOST_BYTES else None
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from mint.watch.dashboard.filters import BadFilter, Filter
 from mint.watch.dashboard.library import RunPlace
 from mint.watch.directory.files import ROLLOUTS_1, RolloutFile
-from mint.watch.directory.schema import schema
+from mint.watch.directory.schema import SCHEMA
 
 MOST_ROLLOUTS = 4_096
 """Rollouts of one step that a view shows."""
@@ -27,7 +27,6 @@ MOST_HITS = 200
 MOST_EXPORTED = 100_000
 LONGEST_TEXT = 2 * 1024 * 1024
 """Characters of one text that are sent; longer texts are truncated and marked."""
-_EXCERPT = 280
 _MEMORY = "1GB"
 _PATIENCE_S = 20.0
 _TURN_S = 0.6
@@ -35,8 +34,7 @@ _FILES_A_TURN = 8
 _BRIEF = """
     step, "group", "index", identity, reward, components, advantage, penalty, length, truncated,
     stop, masked, replaced, version, error,
-    left(response, $excerpt) AS response, length(response) > $excerpt AS cut,
-    left(prompt, $excerpt) AS prompt
+    left(response, 280) AS response, length(response) > 280 AS cut, left(prompt, 280) AS prompt
 """
 _SQL_TYPES = {"int32": "INTEGER", "string": "VARCHAR", "double": "DOUBLE", "bool": "BOOLEAN"}
 
@@ -135,11 +133,8 @@ class Rollouts:
         return self._ask(lambda files: files[-64:], sql, [limit])
 
     def search(self, wanted: Filter, after: Place | None = None, limit: int = MOST_HITS) -> Hits:
-        """Search file after file until there are enough hits or the time is up.
-
-        ``next`` is where to continue, or None at the end, so that a response is quick however
-        large the run is.
-        """
+        """Search file after file until there are enough hits or the time is up, so that a response
+        is quick however large the run is. ``next`` is where to continue, or None at the end."""
         _check_regex(wanted.regex)
         condition, values = wanted.sql()
         sql = f"""
@@ -154,20 +149,20 @@ class Rollouts:
         at, several = 0, 1
         while at < len(files):
             here = files[at : at + several]
+            searched = all_files.index(here[0]) / len(all_files)
+            before = (here[0].first - 1, _HIGH, _HIGH)
+            if at > 0 and time.monotonic() > ends:
+                return Hits(rows, before, searched)
             try:
                 found = self._ask_files(here, sql, [*values, *place, limit - len(rows)])
             except FilesMerged:  # the next turn finds their rollouts in the merged file
-                before = (here[0].first - 1, _HIGH, _HIGH)
-                return Hits(rows, max(place, before), _share(all_files, here[0]))
+                return Hits(rows, max(place, before), searched)
             rows += [_brief(row) for row in found]
             if len(rows) >= limit:
                 last = rows[-1]
-                place = (last["step"], last["group"], last["index"])
-                return Hits(rows, place, _share(all_files, here[0]))
+                return Hits(rows, (last["step"], last["group"], last["index"]), searched)
             at += several
             several = min(2 * several, _FILES_A_TURN)
-            if at < len(files) and time.monotonic() > ends:
-                return Hits(rows, (files[at].first - 1, _HIGH, _HIGH), _share(all_files, files[at]))
         return Hits(rows, None, 1.0)
 
     def export(self, wanted: Filter, limit: int = MOST_EXPORTED) -> pa.Table:
@@ -181,11 +176,8 @@ class Rollouts:
         files = [f for f in self.files() if wanted.may_be_in(f.first, f.last)]
         if not files:
             return pa.table({})
-        with self._connected(files) as connection:
-            statement = sql.format(self._source(files))
-            relation = connection.sql(statement, params=[*values, limit])
-            found: pa.Table = relation.to_arrow_table()
-        return found
+        with self._query(files, sql, [*values, limit]) as found:
+            return found.to_arrow_table()
 
     def component_names(self) -> list[str]:
         """Return the names of the reward's components in the last file."""
@@ -208,15 +200,12 @@ class Rollouts:
     ) -> list[dict[str, Any]]:
         if not files:
             return []
-        with self._connected(files) as connection:
-            statement = sql.replace("$excerpt", str(_EXCERPT)).format(self._source(files))
-            cursor = connection.execute(statement, values)
-            names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        with self._query(files, sql, values) as found:
+            return [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
 
     def _source(self, files: Sequence[RolloutFile]) -> str:
         if files[0].path == self._old:
-            flat = [field for field in schema() if field.name != "segments"]
+            flat = [field for field in SCHEMA if field.name != "segments"]
             kinds = ", ".join(f"{_quoted(f.name)}: {_quoted(_sql_type(f.type))}" for f in flat)
             return (
                 "(SELECT * REPLACE (CASE WHEN truncated THEN 'length' ELSE 'stop' END AS stop), "
@@ -228,13 +217,15 @@ class Rollouts:
         return f"read_parquet([{names}], union_by_name=true)"
 
     @contextmanager
-    def _connected(self, files: Sequence[RolloutFile]) -> Iterator[Any]:
+    def _query(
+        self, files: Sequence[RolloutFile], sql: str, values: list[Any]
+    ) -> Iterator[duckdb.DuckDBPyRelation]:
         connection = duckdb.connect(":memory:")
         watch = threading.Timer(_PATIENCE_S, connection.interrupt)
         try:
             _confine(connection, [file.path for file in files])
             watch.start()
-            yield connection
+            yield connection.sql(sql.format(self._source(files)), params=values)
         except duckdb.InterruptException:
             raise QueryFailed(
                 f"The query took more than {_PATIENCE_S:.0f} s. Select fewer steps."
@@ -271,11 +262,6 @@ def _spread(steps: Sequence[int], every: int) -> list[int]:
     [1, 5, 6]
     """
     return sorted({*steps[:: max(1, every)], *steps[-1:]})
-
-
-def _share(files: Sequence[RolloutFile], reached: RolloutFile) -> float:
-    """Return the share of the files that come before one."""
-    return files.index(reached) / len(files)
 
 
 def _check_regex(pattern: str | None) -> None:

@@ -7,6 +7,7 @@ that grow with the run (metrics, events, searches) are incremental.
 import asyncio
 import io
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,13 +25,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from mint.watch.dashboard.access import Access
-from mint.watch.dashboard.curves import between, columns, read_step
+from mint.watch.dashboard.curves import columns, read_step
 from mint.watch.dashboard.filters import BadFilter, Filter
 from mint.watch.dashboard.library import Library, RunPlace, UnknownRun
 from mint.watch.dashboard.overview import Tables, flat, overview, read_config, stop_strings
 from mint.watch.dashboard.query import Place, QueryFailed, Rollouts
 from mint.watch.dashboard.tail import Tail
-from mint.watch.directory.files import plain
+from mint.watch.directory.files import lines, plain
 from mint.watch.verdict.series import number
 
 Status = Callable[[Request], Awaitable[dict[str, Any]]]
@@ -40,6 +41,7 @@ ASSETS = Path(__file__).parent / "assets"
 """The page: plain ES modules, styles, and three vendored libraries."""
 _AT_ONCE = 4
 _MOST_EVENTS = 5_000
+_STATUSES = {UnknownRun: 404, BadFilter: 400, QueryFailed: 422}
 
 
 @dataclass
@@ -121,25 +123,15 @@ def create_app(watch: Watch, key: str | None = None, hosts: Iterable[str] | None
             *(Route(f"/api/runs/{{run}}{path}", watch.of_run(q)) for path, q in questions.items()),
         ],
         middleware=[Middleware(Access, key=key, hosts=hosts)],
-        exception_handlers={
-            UnknownRun: _error(404),
-            BadFilter: _error(400),
-            QueryFailed: _error(422),
-            HTTPException: _http_error,
-        },
+        exception_handlers=dict.fromkeys((HTTPException, *_STATUSES), _error),
     )
 
 
-def _error(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def answer(_: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": str(error.args[0])}, status)
-
-    return answer
-
-
-async def _http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"detail": error.detail}, error.status_code)
+async def _error(_: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return JSONResponse({"detail": error.detail}, error.status_code)
+    status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
+    return JSONResponse({"detail": str(error)}, status)
 
 
 # ---- runs ----
@@ -175,10 +167,10 @@ def metrics_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> 
     known, position = _since(table, given)
     first, last = _integer(given, "from"), _integer(given, "to")
     if first is None and last is None and known == 0:
-        found = known_tables.curves()
-    else:
-        found = columns(between(table.rows[known:], first, last))
-    return {**found, **position}
+        return {**known_tables.curves(), **position}
+    low, high = (-math.inf if first is None else first), (math.inf if last is None else last)
+    rows = [row for row in table.rows[known:] if low <= read_step(row) <= high]
+    return {**columns(rows), **position}
 
 
 def events_since(place: RunPlace, tables: Tables, given: Mapping[str, str]) -> dict[str, Any]:
@@ -264,12 +256,6 @@ def _export(place: RunPlace, _: Tables, request: Request) -> Response:
     return Response(content, media_type="application/octet-stream", headers=headers)
 
 
-def _as_jsonl(table: pa.Table) -> bytes:
-    rows = table.to_pylist(maps_as_pydicts="lossy")
-    lines = [json.dumps(plain(row), ensure_ascii=False, default=str) for row in rows]
-    return "".join(f"{line}\n" for line in lines).encode(errors="replace")
-
-
 def _as_parquet(table: pa.Table) -> bytes:
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(table, buffer, compression="zstd")
@@ -277,8 +263,7 @@ def _as_parquet(table: pa.Table) -> bytes:
 
 
 def _as_csv(table: pa.Table) -> bytes:
-    """CSV has no nested values: components and the like are JSON in a cell. Texts that a
-    spreadsheet would run as a formula begin with an apostrophe."""
+    """Write CSV. Nested values become JSON, and texts that a spreadsheet would run get a quote."""
     rows = table.to_pylist(maps_as_pydicts="lossy")
     cells = {name: [_cell(row[name]) for row in rows] for name in table.column_names}
     buffer = io.BytesIO()
@@ -295,7 +280,7 @@ def _cell(value: Any) -> Any:
 
 
 _FORMS: dict[str, Callable[[pa.Table], bytes]] = {
-    "jsonl": _as_jsonl,
+    "jsonl": lambda table: lines(table.to_pylist(maps_as_pydicts="lossy")),
     "parquet": _as_parquet,
     "csv": _as_csv,
 }

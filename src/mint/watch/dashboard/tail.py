@@ -4,11 +4,23 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _CHUNK = 8 * 1024 * 1024
 _LONGEST_LINE = 4 * 1024 * 1024
 _MOST_ROWS = 100_000
+
+
+def open_regular(path: Path) -> IO[bytes] | None:
+    """Open a regular file; None for a link, a device, a folder, or an absent file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    return None
 
 
 class Tail:
@@ -29,16 +41,12 @@ class Tail:
 
     def refresh(self) -> list[dict[str, Any]]:
         """Read what was added since the last time and return all rows."""
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
+        file = open_regular(self.path)
+        if file is None:
             self._restart(None)
             return self.rows
-        with open(descriptor, "rb") as file:
+        with file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                self._restart(None)
-                return self.rows
             identity = (status.st_dev, status.st_ino)
             head = file.read(min(256, self._offset))
             if identity != self._identity or status.st_size < self._offset or head != self._head:
@@ -55,7 +63,7 @@ class Tail:
         self.rows, self._offset, self.bad, self._head = [], 0, 0, b""
         self._identity = identity
 
-    def _read(self, file: Any) -> None:
+    def _read(self, file: IO[bytes]) -> None:
         rest = b""
         while chunk := file.read(_CHUNK):
             complete, newline, rest = (rest + chunk).rpartition(b"\n")
@@ -71,13 +79,11 @@ class Tail:
     def _take(self, line: bytes) -> None:
         if not line.strip():
             return
+        is_small = len(line) <= _LONGEST_LINE and len(self.rows) < _MOST_ROWS
         try:
-            if len(line) > _LONGEST_LINE or len(self.rows) >= _MOST_ROWS:
-                raise ValueError("too large")
-            row = json.loads(line, parse_constant=lambda _: None)
+            row = json.loads(line, parse_constant=lambda _: None) if is_small else None
         except (ValueError, RecursionError):
-            self.bad += 1
-            return
+            row = None
         if isinstance(row, dict):
             self.rows.append(row)
         else:

@@ -90,10 +90,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read a table that a run may still be writing.
-
-    An unfinished last line is left out, and so is a line that is damaged.
-    """
+    """Read a table that a run may still be writing, without unfinished and damaged lines."""
     return [row for row in read_lines(file) if row is not None]
 
 

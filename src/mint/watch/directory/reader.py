@@ -124,22 +124,13 @@ class RunReader:
 
     def damaged(self) -> list[str]:
         """Return the names of damaged files."""
-        found = [
-            name
-            for name in (METRICS, EVENTS, ROLLOUTS_1)
-            if (file := self._inside(name)) and None in read_lines(file)
-        ]
-        found += [
-            name
-            for name in (SUMMARY, STATE)
-            if (file := self._inside(name)) and read_json(file) is None
-        ]
-        if (file := self._inside(CONFIG)) and not read_yaml(file):
-            found.append(CONFIG)
-        for file_ in self.rollout_files():
-            if self._opened(file_, lambda path: _parquet(path).metadata) is None:
-                found.append(f"{ROLLOUTS}/{file_.path.name}")
-        return found
+        tables = (METRICS, EVENTS, ROLLOUTS_1)
+        found = [name for name in tables if None in (self._read(name, read_lines) or [])]
+        objects = [name for name in (SUMMARY, STATE) if self._inside(name)]
+        found += [name for name in objects if self._read(name, read_json) is None]
+        found += [CONFIG] if self._inside(CONFIG) and not self.config() else []
+        parquet = [file.path for file in self.rollout_files() if self._table(file, []) is None]
+        return found + [f"{ROLLOUTS}/{path.name}" for path in parquet]
 
     # ---- rollouts ----
 
@@ -152,8 +143,7 @@ class RunReader:
         old = self._read(ROLLOUTS_1, read_rows) or []
         found = {int(row.get("step") or 0) for row in old}
         for file in self.rollout_files():
-            table = self._opened(file, lambda path: _parquet(path).read(["step"]))
-            if table is not None:
+            if (table := self._table(file, ["step"])) is not None:
                 found |= set(table.column("step").to_pylist())
         return sorted(found)
 
@@ -170,29 +160,34 @@ class RunReader:
         old = self._read(ROLLOUTS_1, read_rows) or []
         for row in current_rows(row for row in old if step in (None, row.get("step"))):
             yield row if columns is None else {name: row[name] for name in columns}
-        names = None if columns is None else [*columns]
         done = -1
         for _ in range(_TRIES):
             missing = False
             for file in self.rollout_files():
                 if file.last <= done or (step is not None and not file.first <= step <= file.last):
                     continue
-                table = self._opened(file, _reads(step, names))
+                table = self._table(file, columns, step)
                 if table is None and not file.path.exists():
                     missing = True  # merged meanwhile: look again
                     break
                 if table is not None:
-                    yield from read_table(table, names)
+                    yield from read_table(table, columns)
                 done = file.last
             if not missing:
                 return
 
-    def _opened(self, file: RolloutFile, read: Callable[[Path], Any]) -> Any | None:
-        """Read a Parquet file; None for one that is damaged or gone."""
+    def _table(
+        self, file: RolloutFile, columns: Sequence[str] | None = None, step: int | None = None
+    ) -> Any | None:
+        """Read columns and a step of a Parquet file; None for one that is damaged or gone."""
         import pyarrow as pa
+        import pyarrow.parquet as pq
 
+        only = None if step is None else [("step", "=", step)]
         try:
-            return read(file.path)
+            there = pq.read_schema(file.path).names
+            names = None if columns is None else [name for name in columns if name in there]
+            return pq.read_table(file.path, columns=names, filters=only, use_threads=False)
         except (pa.ArrowException, OSError, ValueError):
             return None  # damaged() names it
 
@@ -203,9 +198,7 @@ class RunReader:
         return read(file) if file else None
 
     def _inside(self, name: str) -> Path | None:
-        """Return a file of the directory; None if there is none, or if it is a link that leads
-        outside.
-        """
+        """Return a file of the directory; None if it is absent or a link that leads outside."""
         file = self.path / name
         return file if file.is_file() and self._is_inside(file) else None
 
@@ -214,10 +207,7 @@ class RunReader:
 
 
 def summarise(rows: Sequence[Row], events: Sequence[Row], unended: str) -> Row:
-    """Return status, times and verdict of a run that wrote no summary.
-
-    ``unended`` is the status of a run whose last event is not its end.
-    """
+    """Return status, times and verdict of a run; ``unended`` is its status if no event ends it."""
     status = _ENDS.get(str(events[-1].get("event")) if events else "", unended)
     times = [event["time"] for event in events if isinstance(event.get("time"), int | float)]
     judged_as = status if status in _ENDS.values() else "running"
@@ -229,25 +219,6 @@ def summarise(rows: Sequence[Row], events: Sequence[Row], unended: str) -> Row:
     }
 
 
-def _parquet(path: Path) -> Any:
-    import pyarrow.parquet as pq
-
-    return pq.ParquetFile(path)
-
-
-def _reads(step: int | None, columns: list[str] | None) -> Callable[[Path], Any]:
-    import pyarrow.parquet as pq
-
-    only = None if step is None else [("step", "=", step)]
-
-    def read(path: Path) -> Any:
-        there = pq.read_schema(path).names if columns is not None else []
-        names = None if columns is None else [name for name in columns if name in there]
-        return pq.read_table(path, columns=names, filters=only, use_threads=False)
-
-    return read
-
-
 def _is_gone(summary: Row) -> bool:
     """Return whether the process that wrote a summary ran on this machine and has ended."""
     process = summary.get("pid")
@@ -255,8 +226,6 @@ def _is_gone(summary: Row) -> bool:
         return False
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # another user's process
-        pass
+    except (OSError, OverflowError) as error:
+        return not isinstance(error, PermissionError)  # another user's process
     return False

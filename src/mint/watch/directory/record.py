@@ -1,9 +1,4 @@
-"""Record a run from any script, in three lines.
-
-record = mint.watch.record("runs/sorting", config={"steps": 100})
-record.step({"reward": 0.5}, rollouts=[{"prompt": "3 1 2", "response": "1 2 3", "reward": 1.0}])
-record.close()
-"""
+"""Record a run from any script."""
 
 from __future__ import annotations
 
@@ -27,6 +22,7 @@ class Record:
 
     def __init__(self, directory: RunDirectory, config: Mapping[str, Any]) -> None:
         self.directory = directory
+        self.path = directory.path
         rows = read_rows(directory.path / METRICS)
         self.last_step = max((int(row.get("step") or 0) for row in rows), default=0)
         directory.cut_tables()
@@ -34,22 +30,16 @@ class Record:
         directory.write_config(config)
         self._closed = False
 
-    @property
-    def path(self) -> Path:
-        """The run directory."""
-        return self.directory.path
-
     def step(
         self,
         metrics: Mapping[str, Any],
         rollouts: Iterable[Mapping[str, Any]] = (),
         step: int | None = None,
     ) -> None:
-        """Write a step's metrics and rollouts.
+        """Write a step's metrics and rollouts. Without ``step``, it is the one after the last.
 
-        Without ``step`` it is the one after the last. A rollout is a mapping with what is known of
-        it: prompt, response, reward, components, reasons, group, segments and more; docs/watch.md
-        lists the columns. The usual metrics of rollouts are computed unless ``metrics`` has them.
+        A rollout is a mapping with some of the columns that docs/watch.md lists, such as prompt,
+        response and reward. Metrics of rollouts are computed unless ``metrics`` has them.
         """
         number = self.last_step + 1 if step is None else int(step)
         if number < self.last_step:
@@ -57,10 +47,10 @@ class Record:
                 f"Step {number} comes after step {self.last_step}; steps must not decrease. Leave "
                 "out step to count automatically."
             )
-        rows = _placed(rollouts, number)
+        rows = _assign_places(rollouts, number)
         if rows:
             self.directory.rollouts(rows)
-        self.directory.metrics({"step": number, **measured(rows), **metrics})
+        self.directory.metrics({"step": number, **compute_metrics(rows), **metrics})
         if number // BLOCK > self.last_step // BLOCK:
             self.directory.merge(number - 1)
         self.last_step = number
@@ -126,7 +116,7 @@ def _free(path: Path) -> RunDirectory:
     return directory
 
 
-def _placed(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dict[str, Any]]:
+def _assign_places(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dict[str, Any]]:
     """Add step, group and index to rollouts. Rollouts with the same prompt form a group."""
     groups: dict[Any, int] = {}
     sizes: dict[int, int] = defaultdict(int)
@@ -143,10 +133,10 @@ def _placed(rollouts: Iterable[Mapping[str, Any]], step: int) -> list[dict[str, 
     return rows
 
 
-def measured(rows: Rows) -> dict[str, float]:
+def compute_metrics(rows: Rows) -> dict[str, float]:
     """Compute metrics from rollouts.
 
-    >>> found = measured([{"group": 0, "reward": 1.0}, {"group": 0, "reward": 0.0}])
+    >>> found = compute_metrics([{"group": 0, "reward": 1.0}, {"group": 0, "reward": 0.0}])
     >>> found["reward/mean"], found["groups/signal"]
     (0.5, 1.0)
     """

@@ -60,8 +60,6 @@ from mint.watch.verdict.verdict import VerdictHistory, judge
 
 __all__ = ["CONFIG", "EVENTS", "METRICS", "STATE", "RunDirectory", "RunDirectoryBusy", "read_rows"]
 
-_TABLES = (METRICS, EVENTS)
-
 
 class RunDirectoryBusy(RuntimeError):
     """Another process is writing to this run directory."""
@@ -82,10 +80,11 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = self._locked()
         self._files: dict[str, IO[bytes]] = {}
-        self._history: VerdictHistory | None = None
-        self._config: dict[str, Any] | None = None
+        self._config = read_yaml(self.path / CONFIG)
+        self._history = self._read_history()
         self._status = "running"
-        self._started: float | None = None
+        earlier = read_json(self.path / SUMMARY) or {}
+        self._started = float(earlier.get("started") or round(time.time(), 3))
         self._sinks = Sinks(lambda name, text: self.event("sink_failed", name=name, text=text))
         self._writer = ThreadPoolExecutor(1, "mint-recorder")
         self._pending: Future[None] | None = None
@@ -139,7 +138,7 @@ class RunDirectory:
 
     def config(self) -> dict[str, Any]:
         """Return the written settings; empty if there are none."""
-        return read_yaml(self.path / CONFIG)
+        return self._config
 
     def write_step(self, rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, Any]) -> None:
         """Write a step's rollouts and then its metrics, in the background."""
@@ -157,9 +156,8 @@ class RunDirectory:
         self._settle()
         stamped = {"step": row.get("step"), "time": round(time.time(), 3), **row}
         stamped = {name: value for name, value in stamped.items() if value is not None}
-        history = self._remembered()
-        self._append(METRICS, [stamped])
-        history.add(plain(stamped))
+        self._append(METRICS, stamped)
+        self._history.add(plain(stamped))
         self._write_summary()
         self._sinks.log(stamped)
 
@@ -170,13 +168,13 @@ class RunDirectory:
         from mint.watch.directory.schema import build_table
 
         self._settle()
+        rows = list(rows)
         steps: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-        given_rows = list(rows)
-        for row in given_rows:
+        for row in rows:
             steps[int(row.get("step") or 0)].append(row)
         (self.path / ROLLOUTS).mkdir(exist_ok=True)
-        for step, given in steps.items():
-            file, table = step_file(self.path, step), build_table(given)
+        for step, of_step in steps.items():
+            file, table = step_file(self.path, step), build_table(of_step)
             if block_file(self.path, step - step % BLOCK).exists():
                 raise ValueError(
                     f"Rollouts of step {step} or a later step are already written. Steps must not "
@@ -184,34 +182,29 @@ class RunDirectory:
                 )
             before = [pq.read_table(file, use_threads=False)] if file.exists() else []
             self._write_tables(file, [*before, table])
-        self._sinks.rollouts(given_rows)
+        self._sinks.rollouts(rows)
 
     def add_sinks(self, names: Iterable[str]) -> None:
-        """Also send what is written to other places; see :mod:`mint.watch.sinks`.
-
-        Traces of agents go to OpenTelemetry wherever the program has set it up.
-        """
+        """Also send what is written to sinks, and agents' traces to OpenTelemetry if set up."""
         self._settle()
         wanted = [*names, *(["opentelemetry"] if is_configured() else [])]
-        self._sinks.add(wanted, self.path, self._config or self.config())
+        self._sinks.add(wanted, self.path, self._config)
 
     def show_live(self) -> None:
         """Show the run in the terminal after every step."""
         from mint.watch.terminal import LiveView
 
         self._settle()
-        config = self._config or self.config()
-        task = str(config.get("task") or self.path.resolve().name)
+        task = str(self._config.get("task") or self.path.resolve().name)
         rows = read_rows(self.path / METRICS)
-        self._sinks.attach("terminal", LiveView(task, config.get("steps"), rows))
+        self._sinks.attach("terminal", LiveView(task, self._config.get("steps"), rows))
 
     def event(self, kind: str, **details: Any) -> None:
         """Add an event."""
         self._settle()
         event = {"time": round(time.time(), 3), "event": kind, **details}
-        history = self._remembered()
-        self._append(EVENTS, [event])
-        history.add_event(plain(event))
+        self._append(EVENTS, event)
+        self._history.add_event(plain(event))
 
     # ---- the state ----
 
@@ -222,10 +215,7 @@ class RunDirectory:
         return dict(json.loads(file.read_text())) if file.exists() else None
 
     def save_state(self, state: Mapping[str, Any]) -> None:
-        """Save the state with the length of every table and the last step that has rollouts.
-
-        The tables are on disk before the state that describes them.
-        """
+        """Save the state with the lengths of the tables, which are on disk before the state."""
         self._settle()
         sizes = {}
         for name in self._tables():
@@ -239,7 +229,6 @@ class RunDirectory:
 
     def rewind(self) -> None:
         """Truncate the tables to their lengths in the saved state, or to nothing without one."""
-        self._settle()
         state = self.state() or {}
         sizes = state.get("sizes", {})
         for name in self._tables():
@@ -247,7 +236,7 @@ class RunDirectory:
                 file = self._open(name)
                 file.truncate(min(sizes.get(name, 0), file.seek(0, os.SEEK_END)))
         self.cut_rollouts(int(state.get("rollouts", -1)))
-        self._history = None
+        self._history = self._read_history()
 
     def cut_tables(self) -> None:
         """Remove an unfinished last line of every table."""
@@ -258,6 +247,7 @@ class RunDirectory:
 
     def cut_rollouts(self, last: int) -> None:
         """Remove the rollouts of all steps after ``last``, and unfinished files."""
+        import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         folder = self.path / ROLLOUTS
@@ -266,16 +256,13 @@ class RunDirectory:
                 file.path.unlink()
             elif file.last > last and file.merged:
                 kept = pq.read_table(file.path, filters=[("step", "<=", last)], use_threads=False)
-                steps = sorted(set(kept.column("step").to_pylist()))
-                for step in steps:
-                    single = kept.filter([value == step for value in kept["step"].to_pylist()])
+                for step in sorted(set(kept["step"].to_pylist())):
+                    single = kept.filter(pc.field("step") == step)
                     self._write_tables(step_file(self.path, step), [single])
                 file.path.unlink()
-        for left in folder.glob(".*.new"):
-            left.unlink()
-        for path in folder.glob("*.parquet"):  # singles that a merged file replaced
-            if path not in {file.path for file in rollout_files(self.path)}:
-                path.unlink()
+        replaced = {*folder.glob("*.parquet")} - {file.path for file in rollout_files(self.path)}
+        for path in (*folder.glob(".*.new"), *replaced):
+            path.unlink()
 
     # ---- the summary ----
 
@@ -287,13 +274,7 @@ class RunDirectory:
 
     def _write_summary(self) -> None:
         """Write status, last metrics and verdict."""
-        if self._config is None:
-            self._config = self.config()
-        history, now = self._remembered(), round(time.time(), 3)
-        if self._started is None:
-            earlier = read_json(self.path / SUMMARY) or {}
-            self._started = float(earlier.get("started") or now)
-        verdict = judge(history.rows, history.events, self._status)
+        history = self._history
         summary = {
             "format": FORMAT,
             "task": self._config.get("task"),
@@ -302,30 +283,25 @@ class RunDirectory:
             "step": history.last.get("step", 0),
             "steps": self._config.get("steps"),
             "started": self._started,
-            "updated": now,
+            "updated": round(time.time(), 3),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "verdict": verdict.as_dict(),
+            "verdict": judge(history.rows, history.events, self._status).as_dict(),
             "last": history.last,
         }
         replace_file(self.path / SUMMARY, lines([summary]), durable=False)
 
-    def _remembered(self) -> VerdictHistory:
-        """Return the history for the verdict, read from the tables once."""
-        if self._history is None:
-            self._history = VerdictHistory.of(
-                read_rows(self.path / METRICS), read_rows(self.path / EVENTS)
-            )
-        return self._history
+    def _read_history(self) -> VerdictHistory:
+        return VerdictHistory.of(read_rows(self.path / METRICS), read_rows(self.path / EVENTS))
 
     # ---- files ----
 
     def _tables(self) -> tuple[str, ...]:
         old = (ROLLOUTS_1,) if (self.path / ROLLOUTS_1).exists() else ()
-        return (*_TABLES, *old)
+        return (METRICS, EVENTS, *old)
 
-    def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        file, content = self._open(name), lines(rows)
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        file, content = self._open(name), lines([row])
         end = file.seek(0, os.SEEK_END)
         try:
             left = memoryview(content)
@@ -347,15 +323,15 @@ class RunDirectory:
         """Write a Parquet file atomically, each table as a row group of its own."""
         import pyarrow.parquet as pq
 
-        from mint.watch.directory.schema import current, repeated_columns, schema
+        from mint.watch.directory.schema import REPEATED, SCHEMA, current
 
         new = file.with_name(f".{file.name}.new")
         with open(new, "wb") as opened:
             with pq.ParquetWriter(
                 opened,
-                schema(),
+                SCHEMA,
                 compression="zstd",
-                use_dictionary=repeated_columns(),
+                use_dictionary=REPEATED,
                 write_statistics=["step", "reward"],
             ) as writer:
                 for table in tables:

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -13,126 +12,6 @@ import pyarrow as pa
 from mint.watch.directory.files import plain
 
 Row = Mapping[str, Any]
-_PAIR = ("key", "value")
-
-
-@cache
-def segment_type() -> pa.DataType:
-    """Return the type of one segment: the tokens of one context."""
-    return pa.struct(
-        [
-            ("tokens", pa.list_(pa.int32())),
-            ("pieces", pa.list_(pa.string())),
-            ("mask", pa.list_(pa.bool_())),
-            ("versions", pa.list_(pa.int32())),
-            ("sampler", pa.list_(pa.float32())),
-            ("trainer", pa.list_(pa.float32())),
-            ("advantages", pa.list_(pa.float32())),
-            ("entropy", pa.list_(pa.float32())),
-        ]
-    )
-
-
-@cache
-def schema() -> pa.Schema:
-    """Return the columns of a rollout."""
-    return pa.schema(
-        [
-            ("step", pa.int32()),
-            ("group", pa.int32()),
-            ("index", pa.int32()),
-            ("identity", pa.string()),
-            ("prompt", pa.string()),
-            ("messages", pa.string()),
-            ("response", pa.string()),
-            ("reward", pa.float64()),
-            ("components", pa.map_(pa.string(), pa.float64())),
-            ("reasons", pa.map_(pa.string(), pa.string())),
-            ("penalty", pa.float64()),
-            ("advantage", pa.float64()),
-            ("length", pa.int32()),
-            ("truncated", pa.bool_()),
-            ("stop", pa.string()),
-            ("masked", pa.bool_()),
-            ("error", pa.string()),
-            ("traceback", pa.string()),
-            ("trace", pa.string()),
-            ("version", pa.int32()),
-            ("digests", pa.map_(pa.int32(), pa.string())),
-            ("replaced", pa.bool_()),
-            ("sampled_at", pa.float64()),
-            ("segments", pa.list_(segment_type())),
-        ],
-        metadata={"mint.format": "2"},
-    )
-
-
-@cache
-def repeated_columns() -> list[str]:
-    """Return the Parquet columns whose values repeat: text. A dictionary would make the numbers
-    of tokens larger and slower to write."""
-    texts = [field.name for field in schema() if pa.types.is_string(field.type)]
-    texts += [f"{name}.key_value.{part}" for name in ("components", "reasons") for part in _PAIR]
-    return [*texts, "digests.key_value.value", "segments.list.element.pieces.list.element"]
-
-
-def build_table(rows: Iterable[Row]) -> pa.Table:
-    """Build the table of some rollouts. What a row leaves out is null, zero or empty.
-
-    >>> table = build_table([{"step": 3, "response": "8", "reward": 1.0}])
-    >>> read_table(table)[0]["reward"], read_table(table)[0]["components"]
-    (1.0, {})
-    """
-    given = list(rows)
-    columns = []
-    for field in schema():
-        if field.name == "segments":
-            columns.append(_segments([row.get("segments") or [] for row in given]))
-        else:
-            read: Callable[[Any], Any] = _READ.get(field.name, _optional_text)
-            columns.append(pa.array([read(row.get(field.name)) for row in given], field.type))
-    return pa.Table.from_arrays(columns, schema=schema())
-
-
-def read_table(table: pa.Table, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Turn a table, or some columns of one, into rows of Python values.
-
-    A table of an earlier version may lack some of the ``columns`` (None: all).
-    """
-    rows: list[dict[str, Any]] = table.to_pylist()
-    wanted = columns if columns is not None else schema().names
-    absent = dict.fromkeys(name for name in wanted if name not in table.column_names)
-    for row in rows:
-        row.update(absent)
-        for name in ("components", "reasons", "digests"):
-            if name in row:
-                row[name] = dict(row[name] or [])
-        if "trace" in row:
-            row["trace"] = json.loads(row["trace"]) if row["trace"] else []
-        if row.get("messages"):
-            row["messages"] = json.loads(row["messages"])
-        if "segments" in row:
-            row["segments"] = row["segments"] or []
-    return rows
-
-
-def current(table: pa.Table) -> pa.Table:
-    """Return a table with all current columns; one of an earlier version may lack some."""
-    return table if table.schema.equals(schema()) else build_table(read_table(table))
-
-
-def current_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return rows of format 1 with all current columns.
-
-    >>> current_rows([{"step": 1, "response": "8", "reward": 1.0, "truncated": False}])[0]["stop"]
-    'stop'
-    """
-    stops = {True: "length", False: "stop"}
-    given = ({"stop": stops[bool(row.get("truncated"))], **row} for row in rows)
-    return read_table(build_table(given))
-
-
-# ---- values ----
 
 
 def clean(text: str) -> str:
@@ -141,11 +20,7 @@ def clean(text: str) -> str:
     >>> clean("a\\ud800")
     'a\\\\ud800'
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="backslashreplace").decode()
-    return text
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _text(value: Any) -> str:
@@ -175,17 +50,121 @@ def _texts(value: Any) -> list[tuple[str, str]]:
     return [(clean(str(name)), _text(x)) for name, x in dict(value or {}).items()]
 
 
-_READ: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("step", "group", "index", "length", "version"), lambda value: int(value or 0)),
-    **dict.fromkeys(("identity", "prompt", "response"), _text),
-    **dict.fromkeys(("reward", "advantage", "sampled_at"), _optional_number),
-    **dict.fromkeys(("truncated", "masked", "replaced"), bool),
-    **dict.fromkeys(("messages", "trace"), _json),
-    "penalty": lambda value: _optional_number(value) or 0.0,
-    "digests": lambda value: [(int(version), _text(x)) for version, x in (value or {}).items()],
-    "components": _numbers,
-    "reasons": _texts,
+def _digests(value: Any) -> list[tuple[int, str]]:
+    return [(int(version), _text(x)) for version, x in (value or {}).items()]
+
+
+SEGMENT = pa.struct(
+    [
+        ("tokens", pa.list_(pa.int32())),
+        ("pieces", pa.list_(pa.string())),
+        ("mask", pa.list_(pa.bool_())),
+        ("versions", pa.list_(pa.int32())),
+        ("sampler", pa.list_(pa.float32())),
+        ("trainer", pa.list_(pa.float32())),
+        ("advantages", pa.list_(pa.float32())),
+        ("entropy", pa.list_(pa.float32())),
+    ]
+)
+"""A segment: the tokens of one context."""
+
+_Column = tuple[pa.DataType, Callable[[Any], Any]]
+_INTEGER: _Column = (pa.int32(), lambda value: int(value or 0))
+_NUMBER: _Column = (pa.float64(), _optional_number)
+_FLAG: _Column = (pa.bool_(), bool)
+_TEXT: _Column = (pa.string(), _text)
+_OPTIONAL_TEXT: _Column = (pa.string(), _optional_text)
+_JSON: _Column = (pa.string(), _json)
+_COLUMNS: dict[str, _Column] = {
+    "step": _INTEGER,
+    "group": _INTEGER,
+    "index": _INTEGER,
+    "identity": _TEXT,
+    "prompt": _TEXT,
+    "messages": _JSON,
+    "response": _TEXT,
+    "reward": _NUMBER,
+    "components": (pa.map_(pa.string(), pa.float64()), _numbers),
+    "reasons": (pa.map_(pa.string(), pa.string()), _texts),
+    "penalty": (pa.float64(), lambda value: _optional_number(value) or 0.0),
+    "advantage": _NUMBER,
+    "length": _INTEGER,
+    "truncated": _FLAG,
+    "stop": _OPTIONAL_TEXT,
+    "masked": _FLAG,
+    "error": _OPTIONAL_TEXT,
+    "traceback": _OPTIONAL_TEXT,
+    "trace": _JSON,
+    "version": _INTEGER,
+    "digests": (pa.map_(pa.int32(), pa.string()), _digests),
+    "replaced": _FLAG,
+    "sampled_at": _NUMBER,
 }
+"""The type of each column, and how its values are read from a row."""
+
+SCHEMA = pa.schema(
+    [*((name, kind) for name, (kind, _) in _COLUMNS.items()), ("segments", pa.list_(SEGMENT))],
+    metadata={"mint.format": "2"},
+)
+REPEATED = [
+    *(field.name for field in SCHEMA if pa.types.is_string(field.type)),
+    *("components.key_value.key", "components.key_value.value"),
+    *("reasons.key_value.key", "reasons.key_value.value"),
+    *("digests.key_value.value", "segments.list.element.pieces.list.element"),
+]
+"""The Parquet columns whose values repeat: text. A dictionary would make the numbers of tokens
+larger and slower to write."""
+
+
+def build_table(rows: Iterable[Row]) -> pa.Table:
+    """Build the table of some rollouts. What a row leaves out is null, zero or empty.
+
+    >>> table = build_table([{"step": 3, "response": "8", "reward": 1.0}])
+    >>> read_table(table)[0]["reward"], read_table(table)[0]["components"]
+    (1.0, {})
+    """
+    given = list(rows)
+    columns = [
+        pa.array([read(row.get(name)) for row in given], kind)
+        for name, (kind, read) in _COLUMNS.items()
+    ]
+    segments = _segments([row.get("segments") or [] for row in given])
+    return pa.Table.from_arrays([*columns, segments], schema=SCHEMA)
+
+
+def read_table(table: pa.Table, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Turn a table of any version into rows of Python values with ``columns``, or with all."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    wanted = columns if columns is not None else SCHEMA.names
+    absent = dict.fromkeys(name for name in wanted if name not in table.column_names)
+    for row in rows:
+        row.update(absent)
+        for name in ("components", "reasons", "digests"):
+            if name in row:
+                row[name] = dict(row[name] or [])
+        if "trace" in row:
+            row["trace"] = json.loads(row["trace"]) if row["trace"] else []
+        if row.get("messages"):
+            row["messages"] = json.loads(row["messages"])
+        if "segments" in row:
+            row["segments"] = row["segments"] or []
+    return rows
+
+
+def current(table: pa.Table) -> pa.Table:
+    """Return a table with all current columns; one of an earlier version may lack some."""
+    return table if table.schema.equals(SCHEMA) else build_table(read_table(table))
+
+
+def current_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return rows of format 1 with all current columns.
+
+    >>> current_rows([{"step": 1, "response": "8", "reward": 1.0, "truncated": False}])[0]["stop"]
+    'stop'
+    """
+    stops = {True: "length", False: "stop"}
+    given = ({"stop": stops[bool(row.get("truncated"))], **row} for row in rows)
+    return read_table(build_table(given))
 
 
 # ---- tokens: built from flat arrays, which is ten times as fast as from nested Python values ----
@@ -196,19 +175,22 @@ def _segments(rows: Sequence[Sequence[Row]]) -> pa.Array:
     for segment in flat:
         _check_lengths(segment)
     masks = [segment.get("mask") for segment in flat]
-    mask = [None if each is None else np.asarray(each, dtype=bool) for each in masks]
+    sampled = [None if mask is None else np.asarray(mask, dtype=bool) for mask in masks]
     fields: list[pa.Array] = []
-    for field in segment_type():
+    for field in SEGMENT:
         lists = [segment.get(field.name) for segment in flat]
-        if pa.types.is_floating(field.type.value_type):
-            hidden = mask if field.name != "advantages" else [None] * len(flat)
-            fields.append(_lists(lists, _floats(lists, hidden), field.type))
-        elif pa.types.is_string(field.type.value_type):
-            fields.append(_lists(lists, _strings(lists), field.type))
+        kind = field.type.value_type
+        if pa.types.is_floating(kind):
+            shown = sampled if field.name != "advantages" else [None] * len(flat)
+            values = _floats(lists, shown)
+        elif pa.types.is_string(kind):
+            values = _strings(lists)
         else:
-            values = list(chain.from_iterable(each or () for each in lists))
-            fields.append(_lists(lists, pa.array(values, field.type.value_type), field.type))
-    structs = pa.StructArray.from_arrays(fields, fields=list(segment_type()))
+            values = pa.array(list(chain.from_iterable(each or () for each in lists)), kind)
+        missing = pa.array([each is None for each in lists], pa.bool_())
+        offsets = _offsets([0 if each is None else len(each) for each in lists])
+        fields.append(pa.ListArray.from_arrays(offsets, values, type=field.type, mask=missing))
+    structs = pa.StructArray.from_arrays(fields, fields=list(SEGMENT))
     return pa.ListArray.from_arrays(_offsets([len(row) for row in rows]), structs)
 
 
@@ -220,12 +202,6 @@ def _check_lengths(segment: Row) -> None:
             f"The lists of a segment have different lengths: {shown}. Each needs one value per "
             "token; use None where a token has none."
         )
-
-
-def _lists(lists: Sequence[Any], values: pa.Array, kind: pa.DataType) -> pa.Array:
-    missing = pa.array([each is None for each in lists], pa.bool_())
-    offsets = _offsets([0 if each is None else len(each) for each in lists])
-    return pa.ListArray.from_arrays(offsets, values, type=kind, mask=missing)
 
 
 def _offsets(lengths: Sequence[int]) -> pa.Array:
@@ -242,14 +218,11 @@ def _strings(lists: Sequence[Any]) -> pa.Array:
 
 def _floats(lists: Sequence[Any], masks: Sequence[Any]) -> pa.Array:
     """Concatenate the numbers of all segments; null if not sampled or not finite."""
-    parts, hidden = [], []
+    parts = [np.zeros(0, dtype=np.float32)]
     for each, mask in zip(lists, masks, strict=True):
-        if each is None:
-            continue
-        values = np.asarray(each, dtype=np.float32)  # None becomes NaN
-        parts.append(values)
-        known = np.isfinite(values)
-        hidden.append(~known if mask is None else ~(mask & known))
-    if not parts:
-        return pa.array([], pa.float32())
-    return pa.array(np.concatenate(parts), pa.float32(), mask=np.concatenate(hidden))
+        if each is not None:
+            values = np.array(each, dtype=np.float32)  # None becomes NaN
+            known = np.isfinite(values)
+            values[~(known if mask is None else known & mask)] = np.nan
+            parts.append(values)
+    return pa.array(np.concatenate(parts), from_pandas=True)  # NaN becomes null

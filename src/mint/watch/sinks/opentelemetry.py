@@ -1,8 +1,4 @@
-"""Agent traces as OpenTelemetry spans.
-
-The spans go to the tracer provider that the program has set up, as ``opentelemetry-instrument`` or
-``opentelemetry.trace.set_tracer_provider`` do.
-"""
+"""Agent traces as OpenTelemetry spans, for the tracer provider that the program has set up."""
 
 import json
 import time
@@ -58,19 +54,17 @@ class Spans(Sink):
         span.end(end_time=when)
 
     def _message(self, message: Mapping[str, Any], inside: Any, when: int) -> None:
-        role = str(message.get("role") or "message")
+        role, name = str(message.get("role") or "message"), message.get("name")
         operation = "execute_tool" if role == "tool" else "chat"
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "mint.role": role,
             "mint.content": str(message.get("content") or ""),
         }
-        if message.get("name"):
-            attributes["gen_ai.tool.name"] = str(message["name"])
+        if name:
+            attributes["gen_ai.tool.name"] = str(name)
         if message.get("tool_calls"):
             attributes["mint.tool_calls"] = json.dumps(message["tool_calls"], default=repr)
-        name = f"{operation} {message['name']}" if message.get("name") else f"{operation} {role}"
-        child = self._tracer.start_span(
-            name, context=inside, attributes=attributes, start_time=when
-        )
-        child.end(end_time=when)
+        self._tracer.start_span(
+            f"{operation} {name or role}", context=inside, attributes=attributes, start_time=when
+        ).end(end_time=when)

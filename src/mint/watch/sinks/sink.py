@@ -1,5 +1,7 @@
-"""The sinks of a run. One that fails is switched off."""
+"""The sinks of a run, each in a thread of its own. One that fails is switched off."""
 
+import queue
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -11,6 +13,7 @@ from mint.watch.verdict.series import Row, number
 SinkName = Literal["tensorboard", "wandb", "trackio", "mlflow", "opentelemetry"]
 SINKS: tuple[str, ...] = get_args(SinkName)
 _PACKAGES = {"opentelemetry": "opentelemetry-sdk"}
+_MOST_WAITING = 1_000
 
 
 class Sink:
@@ -42,11 +45,58 @@ def open_sink(name: str, path: Path, config: Row) -> Sink:
     try:
         return kinds[name](path, dict(config))
     except ImportError as error:
-        package = _PACKAGES.get(name, name)
         raise ImportError(
             f"The sink {name!r} needs a package that is not installed ({error.name or error}). "
-            f"Type: pip install {package}"
+            f"Type: pip install {_PACKAGES.get(name, name)}"
         ) from error
+
+
+class SinkThread(Sink):
+    """Opens a sink and calls it in a thread. An error there is raised at the next call."""
+
+    def __init__(self, open_sink: Callable[[], Sink], last_s: float = 60.0) -> None:
+        self._last_s = last_s
+        self._work: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(_MOST_WAITING)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(open_sink,), daemon=True)
+        self._thread.start()
+
+    def _run(self, open_sink: Callable[[], Sink]) -> None:
+        try:
+            sink = open_sink()
+            while (work := self._work.get()) is not None:
+                work(sink)
+            sink.close()
+        except Exception as error:
+            self._error = error
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._put(lambda sink: sink.log(step, metrics))
+
+    def rollouts(self, rows: Sequence[Row]) -> None:
+        self._put(lambda sink: sink.rollouts(rows))
+
+    def close(self) -> None:
+        """Wait until everything has been sent, for at most ``last_s`` seconds."""
+        self._put(None)
+        self._thread.join(self._last_s)
+        self._raise_error()
+        if self._thread.is_alive():
+            raise TimeoutError(
+                f"it did not end within {self._last_s:g} s, so its last steps may be missing. The "
+                "run directory has them."
+            )
+
+    def _put(self, work: Callable[[Sink], None] | None) -> None:
+        self._raise_error()
+        try:
+            self._work.put_nowait(work)
+        except queue.Full:
+            raise TimeoutError(f"it is {_MOST_WAITING} calls behind.") from None
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
 
 class Sinks:
@@ -58,8 +108,6 @@ class Sinks:
 
     def add(self, names: Iterable[str], path: Path, config: Row) -> None:
         """Switch sinks on, each in a thread of its own."""
-        from mint.watch.sinks.worker import SinkThread
-
         for name in names:
             if name not in self._open:
                 self.attach(name, SinkThread(partial(open_sink, name, path, config)))

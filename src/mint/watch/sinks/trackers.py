@@ -56,10 +56,7 @@ class WeightsAndBiases(Sink):
 
 
 class Trackio(WeightsAndBiases):
-    """One Trackio run for a run directory; ``trackio show`` opens the project.
-
-    Its runs have the interface of W&B's.
-    """
+    """One Trackio run for a run directory, with the interface of W&B's. See ``trackio show``."""
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         import trackio

@@ -2,7 +2,9 @@
 
 import math
 from functools import cache
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mint.watch.verdict.series import Series, deviation
 
@@ -28,8 +30,6 @@ def plateau_start(values: Series, fewest: int = 0) -> int | None:
     >>> plateau_start([(n, n / 100) for n in range(1, 101)]) is None
     True
     """
-    import numpy as np
-
     span = values[-1][0] - values[0][0]
     fewest = max(_FEWEST, fewest, span // 6)
     if span < 2 * _FEWEST or len(values) < 2 * _FEWEST:
@@ -60,29 +60,22 @@ def rises_after(values: Series, step: int) -> bool:
     >>> rises_after([(n, n / 100) for n in range(100)], step=50)
     True
     """
-    import numpy as np
-
     numbers = [value for _, value in values]
     after = np.array([value for at, value in values if at > step])
     return _rises(after, deviation(numbers), max(numbers) - min(numbers))
 
 
 @cache
-def _ramps(count: int) -> tuple[Any, Any]:
-    """Return all ramps over so many bins, centred and of length one, and where each ends."""
-    import numpy as np
-
+def _ramps(count: int) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    """Return all ramps over ``count`` bins, centred and of length one, and where each ends."""
     first, last = np.triu_indices(count, k=1)
     shapes = np.clip(np.arange(count)[None, :], first[:, None], last[:, None]).astype(float)
     shapes -= shapes.mean(axis=1, keepdims=True)
     return shapes / np.linalg.norm(shapes, axis=1, keepdims=True), last
 
 
-def _rises(numbers: Any, sigma: float, whole: float) -> bool:
-    """Return whether a line through the numbers rises by more than its error and a tenth of
-    ``whole``."""
-    import numpy as np
-
+def _rises(numbers: NDArray[np.float64], sigma: float, whole: float) -> bool:
+    """Return whether a fitted line rises by more than its error and a tenth of ``whole``."""
     places = np.arange(len(numbers)) - (len(numbers) - 1) / 2
     squares = float(places @ places) or 1.0
     length = max(1, len(numbers) - 1)

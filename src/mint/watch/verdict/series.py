@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -13,6 +13,7 @@ Series = list[tuple[int, float]]
 
 _LARGEST = 1e12
 _SIGMAS = 3.0
+WINDOW = 5
 _WIDEST, _HEAD = 200, 10
 _LEAST = 0.01
 """The share of a series' size under which a change never counts."""
@@ -39,15 +40,10 @@ def number(value: Any) -> float | None:
     >>> number(True), number("3"), number(2), number(1e400)
     (1.0, None, 2.0, None)
     """
-    if type(value) is float:  # the common case
-        return value if math.isfinite(value) else None
-    if not isinstance(value, int | float):
-        return None
     try:
-        found = float(value)
-    except OverflowError:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # an integer too large for a float
         return None
-    return found if math.isfinite(found) else None
 
 
 def first_named(rows: Sequence[Row], names: Sequence[str]) -> tuple[str, Series]:
@@ -58,33 +54,30 @@ def first_named(rows: Sequence[Row], names: Sequence[str]) -> tuple[str, Series]
     return names[0], []
 
 
-def finite_mean(values: Series) -> float:
-    """Return the mean of a series' values, 0 when there are none."""
-    return statistics.fmean(value for _, value in values) if values else 0.0
+def mean(values: Series) -> float:
+    """Return the mean of a series' values."""
+    return statistics.fmean(value for _, value in values)
 
 
 def median(values: Series) -> float:
-    """Return the median of a series' values, 0 when there are none."""
-    return statistics.median(value for _, value in values) if values else 0.0
+    """Return the median of a series' values."""
+    return statistics.median(value for _, value in values)
 
 
-def thinned(rows: Sequence[Row], keep: str, most: int = 1500) -> Sequence[Row]:
+def thin_out(rows: Sequence[Row], keep: str, most: int = 1500) -> Sequence[Row]:
     """Thin out the middle of a long run, keeping every row that has the metric ``keep``.
 
-    >>> len(thinned([{"step": n} for n in range(10_000)], "x"))
+    >>> len(thin_out([{"step": n} for n in range(10_000)], "x"))
     1469
     """
-    head, tail = 50, 200
     if len(rows) <= most:
         return rows
-    every = -(-(len(rows) - head - tail) // (most - head - tail))
+    head, tail = 50, 200
     end = len(rows) - tail
-    middle = [
-        row
-        for place, row in enumerate(rows[head:end])
-        if place % every == 0 or row.get(keep) is not None
-    ]
-    return [*rows[:head], *middle, *rows[end:]]
+    every = -(-(end - head) // (most - head - tail))
+    middle = enumerate(rows[head:end])
+    kept = [row for place, row in middle if place % every == 0 or row.get(keep) is not None]
+    return [*rows[:head], *kept, *rows[end:]]
 
 
 def constant_share(rows: Sequence[Row]) -> Series:
@@ -111,24 +104,28 @@ class Shift:
     best_step: int
     noise: float
 
+    @property
+    def rose(self) -> bool:
+        return self.last - self.first > self.noise
 
-def shift(values: Series, window: int) -> Shift:
+
+def shift(values: Series) -> Shift | None:
     """Compare the means of windows of a series with the noise between neighbouring steps.
 
-    >>> found = shift([(n, float(n % 2)) for n in range(20)], window=5)
-    >>> found.last - found.first < found.noise
-    True
+    None if the series is shorter than two windows.
+
+    >>> shift([(n, float(n % 2)) for n in range(20)]).rose
+    False
     """
     numbers = [value for _, value in values]
-    window = min(window, len(numbers))
-    wide = max(window, min(_WIDEST, len(numbers) // 10))  # wider in long runs
+    if len(numbers) < 2 * WINDOW:
+        return None
+    wide = max(WINDOW, min(_WIDEST, len(numbers) // 10))  # wider in long runs
     head = min(wide, _HEAD)  # the level of the start lasts only briefly
-    sums = [0.0]
-    for number in numbers:
-        sums.append(sums[-1] + number)
+    sums = list(accumulate(numbers, initial=0.0))
     means = [(sums[i + wide] - sums[i]) / wide for i in range(len(numbers) - wide + 1)]
     best = max(range(len(means)), key=lambda i: means[i])
-    best_step = values[min(len(values) - 1, best + wide // 2)][0]
+    best_step = values[best + wide // 2][0]
     first, last = statistics.fmean(numbers[:head]), statistics.fmean(numbers[-wide:])
     size = max(abs(number) for number in numbers)
     noise = max(_SIGMAS * deviation(numbers) * math.sqrt(1.0 / head + 1.0 / wide), _LEAST * size)

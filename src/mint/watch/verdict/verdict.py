@@ -15,18 +15,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mint.watch.verdict.holdout import HIGH, HOLDOUT, HOLDOUT_REWARD, LOW, weights_to_use
 from mint.watch.verdict.plateau import plateau_start, rises_after
 from mint.watch.verdict.series import (
+    WINDOW,
     Row,
     Series,
+    Shift,
     constant_share,
-    finite_mean,
     first_named,
+    mean,
     median,
     series,
     shift,
-    thinned,
+    thin_out,
 )
 
 LEARNING, FLAT, STALLED, DIVERGING = "learning", "flat", "stalled", "diverging"
@@ -35,10 +36,14 @@ VERDICTS = (LEARNING, FLAT, STALLED, DIVERGING, HACKING, FINISHED, EARLY)
 
 REWARD = ("reward/mean", "reward", "mean_reward", "avg_reward")
 SUCCESS = ("reward/success", "success", "accuracy", "exact_rate")
+HOLDOUT, HIGH, LOW = "holdout/pass@1", "holdout/pass@1_high", "holdout/pass@1_low"
+HOLDOUT_REWARD = "holdout/reward"
 LOSS = ("train/loss_per_token", "loss_per_token", "train/loss", "loss")
 _SIGNAL = ("groups", "groups/signal", "groups/all_right", "groups/all_wrong")
 _HEALTH = ("train/grad_norm", "kl/k3", "policy/entropy", "length/truncated", "train/refused")
 _FINITE = (*REWARD, *LOSS, "train/grad_norm", "kl/k3")
+_WORDS = dict.fromkeys(REWARD, "reward") | dict.fromkeys(SUCCESS, "success")
+_WORDS |= dict.fromkeys(LOSS, "loss")
 NEEDED = (
     *("step", HOLDOUT_REWARD, HOLDOUT, HIGH, LOW),
     *(*REWARD, *SUCCESS, *LOSS, *_SIGNAL, *_HEALTH),
@@ -47,7 +52,6 @@ NEEDED = (
 
 _MANY = 20
 """Steps before a run without movement counts as stalled."""
-_WINDOW = 5
 _CONSTANT = 0.8
 """Share of groups with equal rewards from which a run is stalled."""
 _SOLVED = 0.9
@@ -64,7 +68,7 @@ class Verdict:
     advice: str = ""
 
     def __str__(self) -> str:
-        return f"{self.verdict}: {self.evidence}" if self.evidence else self.verdict
+        return f"{self.verdict}: {self.evidence}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, for summary.json."""
@@ -112,7 +116,7 @@ def judge(rows: Sequence[Row], events: Sequence[Row] = (), status: str = "runnin
     """
     names = {*REWARD, *SUCCESS, *LOSS}
     count = sum(not names.isdisjoint(row) for row in rows)
-    rows = thinned(rows, HOLDOUT)
+    rows = thin_out(rows, HOLDOUT)
     trained = [row for row in rows if not names.isdisjoint(row)]
     found = (
         _not_finite(trained, events)
@@ -140,6 +144,40 @@ def _finished(found: Verdict, rows: Sequence[Row], count: int) -> Verdict:
     return Verdict(FINISHED, said.format(found.evidence), found.since, advice.strip())
 
 
+def weights_to_use(rows: Sequence[Row]) -> str:
+    """Name the best weights on the holdout: pass@1 decides, then reward, then the earlier step.
+
+    Empty when the run has no holdout.
+
+    >>> weights_to_use([{"step": 0, "holdout/pass@1": 0.1}, {"step": 5, "holdout/pass@1": 0.6}])
+    'Use the final weights: they are the best on the holdout, 60%.'
+    """
+    rates, rewards = dict(series(rows, HOLDOUT)), dict(series(rows, HOLDOUT_REWARD))
+    if not rates:
+        return ""
+    low, high = dict(series(rows, LOW)), dict(series(rows, HIGH))
+    known = low.keys() & high.keys()
+
+    def rank(step: int) -> tuple[float, float, int]:
+        return round(rates[step], 9), round(rewards.get(step, 0.0), 9), -step
+
+    def rate(step: int) -> str:
+        interval = f" (95% interval {low[step]:.0%} to {high[step]:.0%})" if step in known else ""
+        return f"{rates[step]:.0%}{interval}"
+
+    best, last = max(rates, key=rank), max((step for step, _ in series(rows, "step")), default=0)
+    if best == last:
+        return f"Use the final weights: they are the best on the holdout, {rate(best)}."
+    if last not in rates:
+        final = "the end was not evaluated"
+    elif rank(last)[0] == rank(best)[0]:
+        final = "the final weights reach the same rate"
+    else:
+        final = f"the final weights reach {rate(last)}"
+    what = f"the checkpoint of step {best}" if best > 0 else "the model before training"
+    return f"Use {what}: it is the best on the holdout, {rate(best)}; {final}."
+
+
 # ---- diverging ----
 
 
@@ -155,14 +193,14 @@ def _not_finite(trained: Sequence[Row], events: Sequence[Row]) -> Verdict | None
     advice = "Lower the learning rate, set grad_clip_norm=1.0, and resume from a checkpoint."
     stop = next((e for e in events if e.get("name") == "not_finite"), None)
     if stop is not None and (bad or stop.get("event") == "stopped"):
-        since = stop.get("step") if isinstance(stop.get("step"), int) else None
-        return Verdict(DIVERGING, str(stop.get("text") or "a number is not finite."), since, advice)
-    if not bad:
+        step, evidence = stop.get("step"), str(stop.get("text") or "a number is not finite.")
+    elif bad:
+        step, wrong = bad[-1]
+        what = "updates were refused" if wrong == ["train/refused"] else f"{wrong[0]} is not finite"
+        evidence = f"{what} since step {step}." if isinstance(step, int) else f"{what}."
+    else:
         return None
-    step, wrong = bad[-1]
-    since = step if isinstance(step, int) else None
-    what = "updates were refused" if wrong == ["train/refused"] else f"{wrong[0]} is not finite"
-    return Verdict(DIVERGING, f"{what} since step {step}.", since, advice)
+    return Verdict(DIVERGING, evidence, step if isinstance(step, int) else None, advice)
 
 
 def _collapsed(trained: Sequence[Row]) -> Verdict | None:
@@ -172,22 +210,20 @@ def _collapsed(trained: Sequence[Row]) -> Verdict | None:
         "Lower the learning rate, set grad_clip_norm=1.0 or kl_penalty_coef=0.05, and resume from "
         "the best checkpoint."
     )
-    if len(values) >= 2 * _WINDOW:
-        move = shift(values, _WINDOW)
-        gain = move.best - move.first
-        lost = move.best - move.last
+    if move := shift(values):
+        gain, lost = move.best - move.first, move.best - move.last
         worse_than_first = move.first - move.last > move.noise
         # The best of many windows is high by chance alone: a fall from it must be clearer.
         if lost > 1.5 * move.noise and (worse_than_first or lost > 0.5 * max(gain, 0.0)):
             evidence = (
-                f"{_said(name)} fell from {_shown(name, move.best)} at step {move.best_step} to "
+                f"{_WORDS[name]} fell from {_shown(name, move.best)} at step {move.best_step} to "
                 f"{_shown(name, move.last)}{_why(trained)}."
             )
             return Verdict(DIVERGING, evidence, move.best_step, advice)
     norms = series(trained, "train/grad_norm")
-    if len(norms) >= 2 * _WINDOW:
-        before, now = median(norms[:-_WINDOW][:_MANY]), median(norms[-_WINDOW:])
-        if before > 0 and now > _EXPLODED * before and not _rose(values):
+    if len(norms) >= 2 * WINDOW:
+        before, now = median(norms[:-WINDOW][:_MANY]), median(norms[-WINDOW:])
+        if before > 0 and now > _EXPLODED * before and not (move and move.rose):
             since = next((s for s, norm in norms if norm > _EXPLODED * before), None)
             evidence = f"the gradient norm grew from {before:.3g} to {now:.3g}."
             return Verdict(DIVERGING, evidence, since, advice)
@@ -199,8 +235,8 @@ def _why(trained: Sequence[Row]) -> str:
     found = []
     for name, said in (("kl/k3", "KL"), ("length/truncated", "share of cut-off answers")):
         values = series(trained, name)
-        if len(values) >= 2 * _WINDOW:
-            before, now = finite_mean(values[:_WINDOW]), finite_mean(values[-_WINDOW:])
+        if len(values) >= 2 * WINDOW:
+            before, now = mean(values[:WINDOW]), mean(values[-WINDOW:])
             if now > 2 * before and now - before > 0.05:
                 found.append(f"{said} rose from {before:.2f} to {now:.2f}")
     return f", while the {' and the '.join(found)}" if found else ""
@@ -211,10 +247,10 @@ def _why(trained: Sequence[Row]) -> str:
 
 def _hacking(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict | None:
     """Detect that the reward rises while success or the holdout falls."""
-    reward = first_named(trained, REWARD)[1]
-    if len(reward) < 2 * _WINDOW or not _rose(reward):
+    paid = shift(first_named(trained, REWARD)[1])
+    if paid is None or not paid.rose:
         return None
-    paid = shift(reward, _WINDOW)
+    rose = f"reward rose from {paid.first:.2f} to {paid.last:.2f}"
     advice = (
         "Read the rollouts with the highest rewards, fix the reward (for example with "
         "mint.rewards.gated), and return to the best checkpoint on the holdout."
@@ -223,23 +259,16 @@ def _hacking(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict | None:
     if len(held_out) >= 2:
         *earlier, now = held_out
         best = max(earlier, key=lambda row: float(row[HOLDOUT]))
-        if float(now[HIGH]) < float(best[HOLDOUT]):
-            evidence = (
-                f"reward rose from {paid.first:.2f} to {paid.last:.2f} while the holdout fell from "
-                f"{float(best[HOLDOUT]):.0%} at step {best['step']} to {float(now[HOLDOUT]):.0%}."
-            )
+        if now[HIGH] < best[HOLDOUT]:
+            fell = f"{best[HOLDOUT]:.0%} at step {best['step']} to {now[HOLDOUT]:.0%}"
+            evidence = f"{rose} while the holdout fell from {fell}."
             return Verdict(HACKING, evidence, int(best["step"]), advice)
-        if float(now[HOLDOUT]) > float(best[HOLDOUT]):
+        if now[HOLDOUT] > best[HOLDOUT]:
             return None
-    right = first_named(trained, SUCCESS)[1]
-    if len(right) >= 2 * _WINDOW:
-        wanted = shift(right, _WINDOW)
-        if wanted.first - wanted.last > max(wanted.noise, 0.05):
-            evidence = (
-                f"reward rose from {paid.first:.2f} to {paid.last:.2f} while success fell from "
-                f"{wanted.first:.0%} to {wanted.last:.0%}."
-            )
-            return Verdict(HACKING, evidence, wanted.best_step, advice)
+    right = shift(first_named(trained, SUCCESS)[1])
+    if right and right.first - right.last > max(right.noise, 0.05):
+        evidence = f"{rose} while success fell from {right.first:.0%} to {right.last:.0%}."
+        return Verdict(HACKING, evidence, right.best_step, advice)
     return None
 
 
@@ -251,7 +280,7 @@ def _constant(trained: Sequence[Row]) -> Verdict | None:
     shares = constant_share(trained)
     if len(shares) < 3:
         return None
-    recent = finite_mean(shares[-_WINDOW:])
+    recent = mean(shares[-WINDOW:])
     if recent < _CONSTANT:
         return None
     since = shares[-1][0]
@@ -259,27 +288,26 @@ def _constant(trained: Sequence[Row]) -> Verdict | None:
         if share < _CONSTANT - 0.15:
             break
         since = step
-    last = trained[-_WINDOW:]
+    last = trained[-WINDOW:]
     right = sum(value for _, value in series(last, "groups/all_right"))
     wrong = sum(value for _, value in series(last, "groups/all_wrong"))
     kind = ", all right" if right > wrong else ", all wrong" if wrong else ""
     advice = (
-        "Give partial credit, use easier prompts, or raise group_size and temperature, so that "
-        "some answers are better than others."
+        "There is little left to learn from these prompts: stop here, use harder ones, or set "
+        "curriculum=true."
+        if right > wrong
+        else "Give partial credit, use easier prompts, or raise group_size and temperature, so "
+        "that some answers are better than others."
     )
-    if right > wrong:
-        advice = (
-            "There is little left to learn from these prompts: stop here, use harder ones, or "
-            "set curriculum=true."
-        )
-    evidence = f"{recent:.0%} of groups constant{kind}."
-    return Verdict(STALLED, evidence, since, advice)
+    return Verdict(STALLED, f"{recent:.0%} of groups constant{kind}.", since, advice)
 
 
 def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
     """Return whether reward, success or the holdout rose by more than its noise."""
     goals = [first_named(trained, names) for names in (SUCCESS, REWARD)]
-    rising = [(name, values) for name, values in goals if _rose(values)]
+    rising = [
+        (name, values, move) for name, values in goals if (move := shift(values)) and move.rose
+    ]
     if rising:
         found = _learning(*rising[0])
         others = rising[1:] if found.verdict == FLAT else []
@@ -288,32 +316,30 @@ def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:
     held_out = [row for row in rows if _all_numbers(row, (HOLDOUT, LOW, HIGH, "step"))]
     if len(held_out) >= 2:
         first, now = held_out[0], held_out[-1]
-        if float(now[LOW]) > float(first[HOLDOUT]) and float(now[HOLDOUT]) > float(first[HIGH]):
+        if now[LOW] > first[HOLDOUT] and now[HOLDOUT] > first[HIGH]:
             evidence = f"the holdout rose from {first[HOLDOUT]:.0%} to {now[HOLDOUT]:.0%}."
             return Verdict(LEARNING, evidence, int(first["step"]), "Let it run.")
     name, values = _goal(trained)
-    if name in LOSS and _rose(values):
-        return _learning(name, values)
-    if len(values) < _MANY:
+    move = shift(values)
+    if name in LOSS and move and move.rose:
+        return _learning(name, values, move)
+    if move is None or len(values) < _MANY:
         count = len(trained)
         evidence = f"{count} step{'' if count == 1 else 's'} so far."
         return Verdict(EARLY, evidence, None, f"Wait for about {_MANY} steps.")
-    move = shift(values, _WINDOW)
-    sign = -1.0 if name in LOSS else 1.0
-    change = sign * (move.last - move.first)
+    change = (move.first - move.last) if name in LOSS else (move.last - move.first)
     evidence = (
-        f"{_said(name)} moved by {change:+.3f} in {_span(values)} steps, within its noise of "
+        f"{_WORDS[name]} moved by {change:+.3f} in {_span(values)} steps, within its noise of "
         f"{move.noise:.3f}."
     )
     advice = "Raise the learning rate or group_size, or give more partial credit."
     return Verdict(STALLED, evidence, values[0][0], advice)
 
 
-def _learning(name: str, values: Series) -> Verdict:
+def _learning(name: str, values: Series, move: Shift) -> Verdict:
     """Return the verdict on a rise that continues or has ended."""
-    move = shift(values, _WINDOW)
     levels = f"from {_shown(name, move.first)} to {_shown(name, move.last)}"
-    moved = f"{_said(name)} {'fell' if name in LOSS else 'rose'} {levels}"
+    moved = f"{_WORDS[name]} {'fell' if name in LOSS else 'rose'} {levels}"
     solved = name in SUCCESS and move.last >= _SOLVED
     done = "Nearly solved: stop here, or use harder prompts."
     if (end := plateau_start(values)) is not None:
@@ -347,20 +373,8 @@ def _span(values: Series) -> int:
     return max(len(values), values[-1][0] - values[0][0] + 1)
 
 
-def _rose(values: Series) -> bool:
-    if len(values) < 2 * _WINDOW:
-        return False
-    move = shift(values, _WINDOW)
-    return move.last - move.first > move.noise
-
-
 def _all_numbers(row: Row, names: Sequence[str]) -> bool:
     return all(series([row], name) for name in names)
-
-
-def _said(name: str) -> str:
-    kinds = ((REWARD, "reward"), (SUCCESS, "success"), (LOSS, "loss"))
-    return next((said for names, said in kinds if name in names), name)
 
 
 def _shown(name: str, value: float) -> str:
