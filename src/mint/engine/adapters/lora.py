@@ -101,19 +101,15 @@ class AdapterBank:
         slots = self.use(adapter for adapter in adapters if adapter is not None)
         if not slots:
             return NoLora()
-        if len(slots) == 1 and None not in adapters and 0 in slots.values():
+        is_shared = len(slots) == 1 and None not in adapters  # by all rows, however many there are
+        if is_shared and 0 in slots.values():
             return BankedLora(1, None)
         used = max(slots.values()) + 1
-        columns = torch.tensor([-1 if a is None else slots[a] for a in adapters], device=device)
-        mask = columns[:, None] == torch.arange(used, device=device)
+        owners = torch.tensor([-1 if a is None else slots[a] for a in adapters], device=device)
+        mask = (owners[:, None] == torch.arange(used, device=device)).float()
         if device.type == "cuda":
-            return BankedLora(used, mask.float())
-        members: tuple[tuple[int, Tensor | None], ...]
-        if len(slots) == 1 and None not in adapters:  # of all rows, however many there are
-            members = tuple((slot, None) for slot in slots.values())
-        else:
-            members = tuple((s, torch.nonzero(mask[:, s]).squeeze(1)) for s in slots.values())
-        return BankedLora(used, mask.float(), members)
+            return BankedLora(used, mask)
+        return BankedLora(used, mask, used - 1 if is_shared else owners)
 
     def forget(self, adapter: Adapter) -> None:
         """Let go of an adapter that no sampler uses any more."""

@@ -10,11 +10,17 @@ pair; how the rows are laid out is said by the routes of the pass:
 | `Complete` | [experts, N, in] | decoding on a GPU: every expert computes every token           |
 
 The host must know how many rows an expert has to run `Sorted`. The other two have shapes that do
-not depend on what the router chose, as a CUDA graph needs.
+not depend on what the router chose, as a CUDA graph needs. All routes have these methods:
+
+- ``spread`` returns for each row the values [N, size] of its token;
+- ``pick`` returns for each row the values [experts, size] of its expert;
+- ``multiply`` multiplies each row by its expert's weight, of [experts, out, in];
+- ``keep`` sets rows to zero that the router did not choose;
+- ``combine`` sums the rows of each token by its shares [N, K].
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,30 +32,6 @@ from mint.engine.model.precision import Precision, f32, multiply, multiply_gradi
 _PROJECTIONS = ("gate_up_proj", "down_proj")
 _GRAPH_ROWS = 512  # the most tokens that a decode step of fixed shape has
 _GATHER_COST = 3  # a gathered weight is read, written and read again
-
-
-class Routes(Protocol):
-    """The assignment of tokens to experts, and the layout of the rows of these pairs."""
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Return for each row the values [N, size] of its token."""
-        ...
-
-    def pick(self, values: Tensor) -> Tensor:
-        """Return for each row the values [experts, size] of its expert."""
-        ...
-
-    def multiply(self, rows: Tensor, weights: Tensor, precision: Precision) -> Tensor:
-        """Multiply each row by its expert's weight, of [experts, out, in]."""
-        ...
-
-    def keep(self, rows: Tensor) -> Tensor:
-        """Set rows to zero that the router did not choose."""
-        ...
-
-    def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """Sum the rows of each token by its shares [N, K]."""
-        ...
 
 
 class Sorted:
@@ -134,6 +116,9 @@ class Complete:
     def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
         table = shares.new_zeros(self._chosen.shape).scatter_(1, self._index, shares)
         return torch.bmm(table[:, None], rows.transpose(0, 1)).squeeze(1)
+
+
+Routes = Sorted | Gathered | Complete
 
 
 def choose_routes(index: Tensor, experts: int) -> Routes:

@@ -23,6 +23,7 @@ from mint.engine.model.precision import (
     fill_up,
     mm,
     multiply,
+    multiply_frozen,
     multiply_gradient,
 )
 from mint.engine.native.training import LANES
@@ -75,14 +76,15 @@ class FrozenLinear(Product):
         weights = [_weight(layer).to(precision.weights) for layer in layers]
         self.weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
         self.bias = _joint_bias(layers, self.sizes)
-        self.packed: native.Packed | PackedWeight | None = None  # for sampling on a CPU
+        self.packed: native.Packed | None = None  # for a CPU's kernels
+        self._reordered: PackedWeight | None = None  # for sampling on a CPU without them
         if self.weight.device.type == "cpu" and precision.has_kernels:
             self.packed = native.Packed(self.weight.to(bf16), self.sizes)
         elif PackedWeight.is_possible(self.weight):
-            self.packed = PackedWeight(self.weight)
+            self._reordered = PackedWeight(self.weight)
         # A plain bool: compiled layers cannot follow how it is found.
         widths = (*self.sizes, self.weight.shape[1])
-        self._has_training_kernels = isinstance(self.packed, native.Packed) and not any(
+        self._has_training_kernels = self.packed is not None and not any(
             width % LANES for width in widths
         )
         self.pairs = ()
@@ -118,16 +120,15 @@ class FrozenLinear(Product):
 
     def product(self, x: Tensor, lora: Lora) -> Tensor:
         """Multiply float32 rows [N, in] by the weight and the adapters, without a bias."""
-        packed = self.packed if isinstance(self.packed, native.Packed) else None
         if isinstance(lora, TrainedLora) and self.pairs:
             settings = (self.precision, lora.scale)
             if not torch.is_grad_enabled():
-                return lora_product(*settings, x, self.weight, packed, self.pairs)[0]
+                return lora_product(*settings, x, self.weight, self.packed, self.pairs)[0]
             return LoraProduct.apply(  # type: ignore[no-any-return, no-untyped-call]
-                *settings, self.sizes, x, self.weight, packed, *self.pairs
+                *settings, self.sizes, x, self.weight, self.packed, *self.pairs
             )
         if torch.is_grad_enabled():
-            return FrozenProduct.apply(x, self.weight, self.precision, packed)  # type: ignore[no-any-return, no-untyped-call]
+            return FrozenProduct.apply(x, self.weight, self.precision, self.packed)  # type: ignore[no-any-return, no-untyped-call]
         if not x.is_cuda:
             return self._sampled(x, lora)
         if not isinstance(lora, BankedLora) or self.bank is None:
@@ -139,9 +140,7 @@ class FrozenLinear(Product):
 
     def frozen(self, x: Tensor) -> Tensor:
         """Multiply float32 rows by the weight alone."""
-        if isinstance(self.packed, native.Packed):
-            return self.packed.multiply(x)
-        return multiply(x, self.weight, self.precision)
+        return multiply_frozen(x, self.weight, self.precision, self.packed)
 
     @property
     def joins_bank(self) -> bool:
@@ -153,7 +152,7 @@ class FrozenLinear(Product):
     def new_bank(self, slots: int, rank: int) -> None:
         if not self.weight.is_cuda:
             self.slots = [None] * slots
-            if isinstance(self.packed, native.Packed):
+            if self.packed is not None:
                 self.packed.clear_adapters()
             return
         height, (outputs, inputs) = len(self.sites) * rank, self.weight.shape
@@ -170,20 +169,36 @@ class FrozenLinear(Product):
     def write_slot(
         self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
     ) -> None:
-        if not self.weight.is_cuda:
-            if isinstance(self.packed, native.Packed):
-                self._pack_slot(self.packed, slot, pairs, scale)
-            else:
-                self.slots[slot] = self._joint_pair(pairs, scale)
+        if self.weight.is_cuda:
+            assert self.bank is not None
+            a, b = (tensor[slot].zero_() for tensor in self.bank)
+            self._join_sites(a, b, pairs, scale)
             return
-        assert self.bank is not None
-        a, b = (tensor[slot].zero_() for tensor in self.bank)
-        height, column = a.shape[0] // len(self.sites), 0
+        (outputs, inputs), sites = self.weight.shape, len(self.sites)
+        ranks = [len(pairs[site.name][0]) for site in self.sites if site.name in pairs]
+        rank = max(ranks, default=0)
+        a = torch.zeros(sites * rank, inputs)
+        b = torch.zeros(sites * rank if self.packed is None else rank, outputs)
+        self._join_sites(a, b, pairs, scale)
+        if self.packed is None:
+            self.slots[slot] = (a, b) if rank else None
+        else:
+            self.packed.set_adapter(slot, a, b)
+
+    def _join_sites(
+        self, a: Tensor, b: Tensor, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
+    ) -> None:
+        """Write an adapter's A of all sites one below the other, and its B side by side.
+
+        A ``b`` of the same height as ``a`` has the rows of its sites one below the other too.
+        """
+        height, column = len(a) // len(self.sites), 0
         for index, site in enumerate(self.sites):
             if pair := pairs.get(site.name):
-                first, last = index * height, index * height + pair[0].shape[0]
-                a[first:last] = pair[0]
-                b[first:last, column : column + site.outputs] = scale * pair[1].T
+                rank, first = len(pair[0]), index * height
+                a[first : first + rank] = pair[0].detach()
+                first = first if len(b) == len(a) else 0
+                b[first : first + rank, column : column + site.outputs] = scale * pair[1].detach().T
             column += site.outputs
 
     def _joint(self, x: Tensor, b: Tensor, lora: BankedLora) -> Tensor:
@@ -202,70 +217,23 @@ class FrozenLinear(Product):
         inner = y[:, outputs:].to(b.dtype)
         return y[:, :outputs] + mm(inner, b[: lora.slots].flatten(0, 1))
 
-    def _joint_pair(
-        self, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return an adapter's A [height, in] and B [height, out] of all sites together."""
-        present = [pairs[site.name][0] for site in self.sites if site.name in pairs]
-        if not present:
-            return None
-        a = torch.cat([part.detach() for part in present]).to(self.precision.lora)
-        b, row, column = a.new_zeros(len(a), self.weight.shape[0]), 0, 0
-        for site in self.sites:
-            if pair := pairs.get(site.name):
-                rank = pair[0].shape[0]
-                b[row : row + rank, column : column + site.outputs] = scale * pair[1].detach().T
-                row += rank
-            column += site.outputs
-        return a, b
-
-    def _pack_slot(
-        self, packed: native.Packed, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]],
-        scale: float,
-    ) -> None:  # fmt: skip
-        """Put an adapter's A and B of all sites into a slot of the kernels."""
-        present = [pairs.get(site.name) for site in self.sites]
-        rank = max((pair[0].shape[0] for pair in present if pair), default=0)
-        if not rank:
-            packed.clear_adapter(slot)
-            return
-        a = torch.zeros(len(self.sites) * rank, self.weight.shape[1])
-        b, column = torch.zeros(rank, self.weight.shape[0]), 0
-        for index, (site, pair) in enumerate(zip(self.sites, present, strict=True)):
-            if pair is not None:
-                height = pair[0].shape[0]
-                a[index * rank : index * rank + height] = pair[0].detach()
-                b[:height, column : column + site.outputs] = scale * pair[1].detach().T
-            column += site.outputs
-        packed.set_adapter(slot, a, b)
-
     def _sampled(self, x: Tensor, lora: Lora) -> Tensor:
         """Multiply on a CPU so that the bits of a row do not depend on the other rows."""
-        if isinstance(self.packed, native.Packed):
+        if self.packed is not None:
             return self.packed.multiply(x, by_slot(lora))
         rows = fill_up(x)
-        if self.packed is not None:
-            y = self.packed.multiply(rows)
+        if self._reordered is not None:
+            y = self._reordered.multiply(rows)
         else:
             y = multiply(rows, self.weight, self.precision)
-        if isinstance(lora, BankedLora) and self.slots:
-            if lora.mask is None:
-                self._add_slot(y, rows, 0)
-            for slot, members in lora.members:
-                if members is None:
-                    self._add_slot(y, rows, slot)
-                    continue
-                part = y[members]
-                filled = fill_up(part)
-                self._add_slot(filled, fill_up(x[members]), slot)
-                y[members] = filled[: len(part)]
+        for slot, members in lora.members if isinstance(lora, BankedLora) and self.slots else ():
+            if (pair := self.slots[slot]) is None:
+                continue
+            own, part = (rows, y) if members is None else (fill_up(x[members]), fill_up(y[members]))
+            part.addmm_(mm(own.to(self.precision.lora), pair[0].T), pair[1])
+            if members is not None:
+                y[members] = part[: len(members)]
         return y[: len(x)]
-
-    def _add_slot(self, y: Tensor, x: Tensor, slot: int) -> None:
-        """Add to y what the adapter in a slot makes of x."""
-        pair = self.slots[slot]
-        if pair is not None:
-            y.addmm_(mm(x.to(self.precision.lora), pair[0].T), pair[1])
 
 
 class LinearPart(nn.Module):
@@ -297,8 +265,7 @@ def lora_product(
     a, b = _joint_pairs(pairs, precision.lora)
     inner = (mm(low, a.T) * scale).to(precision.lora)  # [N, sites * rank]
     if not _is_joinable(precision.lora, weight.dtype, inner):
-        frozen = multiply(x, weight, precision) if packed is None else packed.multiply(x)
-        return frozen + mm(inner, b), low, inner
+        return multiply_frozen(x, weight, precision, packed) + mm(inner, b), low, inner
     both = torch.cat([low, inner], 1)
     y = mm(both, torch.cat([weight, b.T], 1).T)
     return y, both[:, : low.shape[1]], both[:, low.shape[1] :]

@@ -81,16 +81,8 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def _has_bfloat16_units() -> bool:
-    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    names = ("avx512_bf16", "amx_bf16", "bf16")
-    if capabilities:
-        return any(capabilities.get(name, False) for name in names)
-    try:
-        with open("/proc/cpuinfo") as file:
-            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        return False
-    return bool({"avx512_bf16", "amx_bf16", "bf16"}.intersection(flags.split()))
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def mm(left: Tensor, right: Tensor) -> Tensor:
@@ -134,6 +126,13 @@ def _upper_bits(x: Tensor) -> Tensor:
     return ((x.view(torch.int32) + 0x8000) & -0x10000).view(f32)
 
 
+def multiply_frozen(
+    x: Tensor, weight: Tensor, precision: Precision, packed: native.Packed | None
+) -> Tensor:
+    """Multiply in a training pass: by a CPU's kernels if the weight is packed for them."""
+    return multiply(x, weight, precision) if packed is None else packed.multiply(x)
+
+
 def multiply_gradient(grad: Tensor, weight: Tensor, precision: Precision) -> Tensor:
     """Multiply float32 rows [N, out] by a frozen weight [out, in], in the backward pass."""
     return mm(grad.to(precision.gradients), weight.to(precision.gradients))
@@ -147,7 +146,7 @@ class FrozenProduct(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, precision: Precision, packed: native.Packed | None
     ) -> Tensor:
         ctx.weight, ctx.precision = weight, precision
-        return multiply(x, weight, precision) if packed is None else packed.multiply(x)
+        return multiply_frozen(x, weight, precision, packed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:

@@ -125,6 +125,9 @@ class Packed:
         """Put an adapter into a slot: A [sites * rank, in], and B [rank, out] of all sites."""
         rank = b.shape[0]
         assert a.shape[0] == rank * len(self.sizes)
+        self.clear_adapter(slot)
+        if not rank:
+            return
         packed = _pack_floats(a, _cut([a.shape[0]], widest=1)), _pack_floats(b.T, self._panels)
         self._adapters[slot] = packed
         self.struct.a[slot], self.struct.b[slot] = (words.data_ptr() for words in packed)
