@@ -47,10 +47,8 @@ class Engine:
         pool = KVPool(model.kv_shapes, self.budget.blocks, model.precision.keys, model.device)
         self._runner = make_runner(model, pool)
         self._graphs = TrunkGraphs(model)
-        budget = self.budget
-        self.sampling = Sampler(
-            self._runner, budget.max_rows, budget.chunk_tokens, budget.busy_tokens
-        )
+        sizes = (self.budget.max_rows, self.budget.chunk_tokens, self.budget.busy_tokens)
+        self.sampling = Sampler(self._runner, *sizes)
 
     @property
     def info(self) -> ModelInfo:
@@ -222,16 +220,8 @@ def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
                 f"{vocabulary - 1} and a bias is a finite number. Use the model's own tokenizer."
             )
     for stop in request.stop or []:
-        if isinstance(stop, str) and not _is_encodable(stop):
+        if isinstance(stop, str) and any("\ud800" <= character <= "\udfff" for character in stop):
             raise UserError(f"The stop {stop!r} is not valid Unicode text. Remove it.")
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_scoring_params(request: SampleRequest, vocabulary: int) -> None:

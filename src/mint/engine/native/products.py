@@ -17,13 +17,8 @@ Panels = NDArray[np.int32]
 
 class _Matrix(Structure):
     _fields_ = [
-        ("words", c_void_p),
-        ("panels", c_void_p),
-        ("panel_count", c_int64),
-        ("inputs", c_int64),
-        ("depth", c_int64),
-        ("is_bf16", c_int64),
-        ("sites", c_int64),
+        *((name, c_void_p) for name in ("words", "panels")),
+        *((name, c_int64) for name in ("panel_count", "inputs", "depth", "is_bf16", "sites")),
         ("a", c_void_p * SLOTS),
         ("b", c_void_p * SLOTS),
         ("rank", c_int64 * SLOTS),

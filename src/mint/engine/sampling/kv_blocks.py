@@ -40,7 +40,7 @@ class BlockManager:
         """The number of free blocks whose tokens can still be reused."""
         return sum(block in self._keys for block in self._free)
 
-    def root(self, adapter: Adapter | None) -> int:
+    def _root(self, adapter: Adapter | None) -> int:
         """Return the number that comes before the first block of an adapter's sequences."""
         if adapter is None:
             return _BASE_MODEL
@@ -48,9 +48,9 @@ class BlockManager:
             self._adapters[adapter] = next(self._counter)
         return self._adapters[adapter]
 
-    def find(self, adapter: Adapter | None, tokens: IntArray) -> list[int]:
-        """Take the cached blocks of the longest known prefix of ``tokens``."""
-        before, found = self.root(adapter), []
+    def find(self, adapter: Adapter | None, tokens: IntArray) -> tuple[list[int], int]:
+        """Take the cached blocks of the longest known prefix; return also the last one's number."""
+        before, found = self._root(adapter), []
         for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
             block = self._known.get((before, tokens[start : start + BLOCK_SIZE].tobytes()))
             if block is None:
@@ -59,7 +59,7 @@ class BlockManager:
             before = self._numbers[block]
         for block in found:
             self.share(block)
-        return found
+        return found, before
 
     def share(self, block: int) -> None:
         """Count one more user of a block."""

@@ -17,7 +17,6 @@ from itertools import islice
 
 from mint.engine.adapters.lora import MAX_SLOTS, Adapter
 from mint.engine.attention.layout import Chunk
-from mint.engine.messages import IntArray
 from mint.engine.sampling.holdings import Holdings
 from mint.engine.sampling.kv_blocks import BlockManager
 from mint.engine.sampling.kv_pool import BLOCK_SIZE
@@ -135,11 +134,10 @@ class Scheduler:
         steps.append(PrefillStep(prefill, Chunk(tokens, prefill.done, prefill.blocks)))
         # Known from here on: a prompt that shares these blocks is computed in the same pass or a
         # later one, and within a pass keys are written before they are read.
-        full = end // BLOCK_SIZE
-        for index in range(prefill.known, full):
+        for index in range(prefill.known, end // BLOCK_SIZE):
             part = prefill.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
             prefill.number = self.blocks.learn(prefill.blocks[index], prefill.number, part)
-        prefill.known = max(prefill.known, full)
+            prefill.known += 1
         return len(tokens)
 
     def _admit(self, adapters: set[Adapter | None], held: Holdings) -> Prefill | None:
@@ -196,21 +194,17 @@ class Scheduler:
                 queue.popleft()
             elif shared is not None and not job.wants_scores:
                 queue.popleft()
-                self._join(shared, job)
+                shared.jobs.append(job)
+                job.prefill = shared
+                if shared.is_done and shared not in self._ready:
+                    self._ready.append(shared)
             else:
-                prompt = job.request.prompt
-                prefill = Prefill(prompt, adapter, tenant=tenant, jobs=[job])
+                prefill = Prefill(job.request.prompt, adapter, tenant=tenant, jobs=[job])
                 prefill.keeps_hidden = job.wants_scores
                 if not job.wants_scores:
                     self._prompts[key] = prefill
                 return prefill
         return None
-
-    def _join(self, prefill: Prefill, job: Job) -> None:
-        prefill.jobs.append(job)
-        job.prefill = prefill
-        if prefill.is_done and prefill not in self._ready:
-            self._ready.append(prefill)
 
     def _finds_room(self, prefill: Prefill, adapters: set[Adapter | None], held: Holdings) -> bool:
         """Allocate a prefill's blocks (and a row if it resumes), by preemption if needed."""
@@ -233,7 +227,9 @@ class Scheduler:
         """Allocate a prefill's blocks if one remains free for every running sequence."""
         if len(adapters | {prefill.adapter}) > MAX_SLOTS:
             return False
-        known = self.blocks.find(prefill.adapter, _reusable(prefill))
+        # Never all tokens: the hidden state of the last is needed, and of all for scores.
+        reusable = prefill.tokens[: 0 if prefill.keeps_hidden else -1]
+        known, number = self.blocks.find(prefill.adapter, reusable)
         needed = _blocks_for(prefill) - len(known)
         is_alone = not (self.running or self._prefilling or self._ready)
         reserve = 0 if is_alone else len(self.running) + 1
@@ -242,11 +238,7 @@ class Scheduler:
             return False
         prefill.blocks = known + [self._take() for _ in range(needed)]
         prefill.done = len(known) * BLOCK_SIZE
-        prefill.known, prefill.number = 0, self.blocks.root(prefill.adapter)
-        for index in range(len(known)):
-            part = prefill.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
-            prefill.number = self.blocks.learn(known[index], prefill.number, part)
-        prefill.known = len(known)
+        prefill.known, prefill.number = len(known), number
         return True
 
     def _take(self) -> int:
@@ -340,14 +332,11 @@ class Scheduler:
             used = len(self.running) + self._resuming_rows() + taken
             if used < self._max_rows and taken < self.blocks.free:  # each takes a block to begin
                 return True
-            if not (self._holdings().is_owed_row(rows) and self._preempt(tenant, ())):
+            if not (rows + 1 <= self._holdings().fair_rows and self._preempt(tenant, ())):
                 return False
 
     def _has_slot(
-        self,
-        prefill: Prefill,
-        may_start: set[Adapter | None],
-        starting: set[Adapter | None],
+        self, prefill: Prefill, may_start: set[Adapter | None], starting: set[Adapter | None]
     ) -> bool:
         """Return whether an adapter has a slot in the decoding batch, or can get one."""
         if prefill.adapter in may_start or prefill.adapter in self._slots():
@@ -550,10 +539,3 @@ def _next_job(prefill: Prefill) -> Job | None:
 
 def _blocks_for(prefill: Prefill) -> int:
     return -(-len(prefill.tokens) // BLOCK_SIZE)
-
-
-def _reusable(prefill: Prefill) -> IntArray:
-    """Return the tokens that may be cached: never the last, whose hidden state is needed."""
-    if prefill.keeps_hidden:
-        return prefill.tokens[:0]
-    return prefill.tokens[:-1]

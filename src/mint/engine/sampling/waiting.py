@@ -74,7 +74,7 @@ class WaitingJobs:
         """Remove a job's answers that wait to resume; the job itself is skipped in its turn."""
         waiting = self._tenants.get(job.tenant)
         if waiting is not None and waiting.resuming:
-            kept = [p for p in waiting.resuming if p.sequence is None or p.sequence.job is not job]
+            kept = (p for p in waiting.resuming if p.sequence and p.sequence.job is not job)
             waiting.resuming = deque(kept)
             if not (waiting.queues or waiting.resuming):
                 del self._tenants[job.tenant]
