@@ -71,7 +71,7 @@ class BankedLora:
         """The slots in use on a CPU, each with the numbers of its rows; None is all rows."""
         if isinstance(self.owners, int):
             return [(self.owners, None)]
-        slots = [slot for slot in self.owners.unique().tolist() if slot >= 0]
+        slots = sorted({*self.owners.tolist()} - {-1})
         return [(slot, torch.nonzero(self.owners == slot).squeeze(1)) for slot in slots]
 
 
