@@ -191,28 +191,27 @@ def _require_usable(adapter: Adapter, dtype: torch.dtype) -> None:
 
 
 def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
-    if not 1 <= request.num_samples <= MAX_SAMPLES:
-        raise UserError(
-            f"num_samples is {request.num_samples}, but it must be from 1 to {MAX_SAMPLES}."
-        )
-    if not (math.isfinite(request.temperature) and request.temperature >= 0):
-        raise UserError(
-            f"temperature is {request.temperature}, but it must be 0 (greedy) or a positive number."
-        )
-    if not 0 < request.top_p <= 1:
-        raise UserError(f"top_p is {request.top_p}, but it must be above 0 and at most 1 (off).")
-    if request.top_k < -1:
-        raise UserError(f"top_k is {request.top_k}, but it must be 1 or more, or -1 (off).")
-    if not 0 <= request.min_p <= 1:
-        raise UserError(f"min_p is {request.min_p}, but it must be from 0 (off) to 1.")
-    if not (math.isfinite(request.repetition_penalty) and request.repetition_penalty > 0):
-        raise UserError(
-            f"repetition_penalty is {request.repetition_penalty}, but it must be a positive "
-            "number; 1 is off."
-        )
-    for name in ("frequency_penalty", "presence_penalty"):
-        if not math.isfinite(getattr(request, name)):
-            raise UserError(f"{name} is {getattr(request, name)}, but it must be a finite number.")
+    r = request
+    for name, is_valid, rule in (
+        ("num_samples", 1 <= r.num_samples <= MAX_SAMPLES, f"be from 1 to {MAX_SAMPLES}"),
+        (
+            "temperature",
+            math.isfinite(r.temperature) and r.temperature >= 0,
+            "be 0 (greedy) or a positive number",
+        ),
+        ("top_p", 0 < r.top_p <= 1, "be above 0 and at most 1 (off)"),
+        ("top_k", r.top_k >= -1, "be 1 or more, or -1 (off)"),
+        ("min_p", 0 <= r.min_p <= 1, "be from 0 (off) to 1"),
+        (
+            "repetition_penalty",
+            math.isfinite(r.repetition_penalty) and r.repetition_penalty > 0,
+            "be a positive number; 1 is off",
+        ),
+        ("frequency_penalty", math.isfinite(r.frequency_penalty), "be a finite number"),
+        ("presence_penalty", math.isfinite(r.presence_penalty), "be a finite number"),
+    ):
+        if not is_valid:
+            raise UserError(f"{name} is {getattr(request, name)}, but it must {rule}.")
     for token, bias in request.logit_bias.items():
         if not 0 <= token < vocabulary or not math.isfinite(bias):
             raise UserError(

@@ -200,6 +200,13 @@ def dequantization(folder: str | Path) -> Mxfp4Config | None:
     return Mxfp4Config(dequantize=True) if stored.get("quant_method") == "mxfp4" else None
 
 
+def forget_quantization(model: PreTrainedModel) -> None:
+    """Describe the weights as the plain numbers that they are after loading."""
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.__dict__["hf_quantizer"] = None
+
+
 def find_head_name(model: PreTrainedModel) -> str:
     """Return the name of the output layer."""
     module = model.get_output_embeddings()  # type: ignore[no-untyped-call]

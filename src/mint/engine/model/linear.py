@@ -360,7 +360,7 @@ def _add_banked(
     return y.addmm_(inner.to(precision.lora), b)
 
 
-def find_groups(model: nn.Module, sites: list[Site]) -> list[list[Site]]:
+def _find_groups(sites: list[Site]) -> list[list[Site]]:
     """Group the sites that read the same input, in the order of the model."""
     by_name = {site.name: site for site in sites}
     groups, grouped = [], set[str]()
@@ -382,7 +382,7 @@ def replace_layers(
 ) -> dict[str, FrozenLinear]:
     """Put our layers in the place of the model's; return each product by its first site's name."""
     products = {}
-    for group in find_groups(model, sites):
+    for group in _find_groups(sites):
         layers = [model.get_submodule(site.name) for site in group]
         product = FrozenLinear(group, layers, precision)
         products[group[0].name] = product
@@ -400,9 +400,10 @@ def _weight(layer: nn.Module) -> Tensor:
 
 
 def _joint_bias(layers: list[nn.Module], sizes: list[int]) -> Tensor | None:
-    biases = [layer.bias for layer in layers]
-    if all(bias is None for bias in biases):
+    if all(layer.bias is None for layer in layers):
         return None
-    zeros = [_weight(layer).new_zeros(size) for layer, size in zip(layers, sizes, strict=True)]
-    pieces = [z if b is None else b.detach() for b, z in zip(biases, zeros, strict=True)]  # type: ignore[operator]
-    return torch.cat(pieces).float()
+    biases = [
+        _weight(layer).new_zeros(size) if layer.bias is None else layer.bias.detach()  # type: ignore[operator]
+        for layer, size in zip(layers, sizes, strict=True)
+    ]
+    return torch.cat(biases).float()

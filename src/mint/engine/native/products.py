@@ -120,7 +120,7 @@ class Packed:
         """Put an adapter into a slot: A [sites * rank, in], and B [rank, out] of all sites."""
         rank = b.shape[0]
         assert a.shape[0] == rank * len(self.sizes)
-        self.clear_adapter(slot)
+        self._clear_adapter(slot)
         if not rank:
             return
         packed = _pack_floats(a, _cut([a.shape[0]], widest=1)), _pack_floats(b.T, self._panels)
@@ -131,10 +131,9 @@ class Packed:
     def clear_adapters(self) -> None:
         """Empty all slots."""
         for slot in list(self._adapters):
-            self.clear_adapter(slot)
+            self._clear_adapter(slot)
 
-    def clear_adapter(self, slot: int) -> None:
-        """Empty a slot."""
+    def _clear_adapter(self, slot: int) -> None:
         self._adapters.pop(slot, None)
         self.struct.a[slot] = None
 

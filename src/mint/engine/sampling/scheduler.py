@@ -9,7 +9,6 @@ of the tenant that holds the most is preempted.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -297,14 +296,12 @@ class Scheduler:
         turns: dict[str, deque[Prefill]] = {}
         for prefill in self._ready:
             turns.setdefault(prefill.tenant, deque()).append(prefill)
-        order = [(rows[tenant], place, tenant) for place, tenant in enumerate(turns)]
-        heapq.heapify(order)
         chosen: dict[Prefill, list[Sequence]] = {prefill: [] for prefill in self._ready}
         taken, short = 0, self._max_rows
         starting: set[Adapter | None] = set()
         may_start = self._slot_turns.may_start(self._slots(), self._wanted_slots())
-        while order:
-            _, place, tenant = order[0]
+        while turns:
+            tenant = min(turns, key=rows.__getitem__)  # of equal ones, the first
             prefill = turns[tenant].popleft()
             job = _next_job(prefill)
             if job is not None:
@@ -317,10 +314,8 @@ class Scheduler:
                     rows[tenant] += not is_short
                     taken, short = taken + (not is_short), short - is_short
                     turns[tenant].append(prefill)
-            if turns[tenant]:
-                heapq.heapreplace(order, (rows[tenant], place, tenant))
-            else:
-                heapq.heappop(order)
+            if not turns[tenant]:
+                del turns[tenant]
         for prefill, sequences in chosen.items():
             if _next_job(prefill) is None and not sequences:
                 self._free(prefill)

@@ -36,16 +36,6 @@ class PromptScores:
     alternatives: TopkLogprobs | None = None
 
 
-def is_wanted(request: SampleRequest) -> bool:
-    """Return whether a request asks for anything about its prompt."""
-    return (
-        request.prompt_logprobs
-        or request.topk_prompt_logprobs > 0
-        or request.target_prompt_logprobs is not None
-        or request.prompt_alt_tokens_k > 0
-    )
-
-
 def score_prompt(
     request: SampleRequest, hidden: Tensor, head: Head, lora: Lora, seed: int
 ) -> PromptScores:

@@ -29,12 +29,8 @@ class WaitingJobs:
 
     def add(self, job: Job, at_front: bool = False) -> None:
         """Queue a job behind the others of its tenant and adapter, or before them."""
-        queues = self._of(job.tenant).queues
-        queue = queues.setdefault(job.adapter, deque())
-        if at_front:
-            queue.appendleft(job)
-        else:
-            queue.append(job)
+        queue = self._of(job.tenant).queues.setdefault(job.adapter, deque())
+        queue.insert(0 if at_front else len(queue), job)
 
     def add_resuming(self, prefill: Prefill) -> None:
         """Queue an answer that lost its blocks, ahead of its tenant's other work."""
