@@ -153,7 +153,6 @@ class Scheduler:
                 self._overtaken = self._overtaken + 1 if passed else 0
                 return prefill
             else:
-                self._forget_prompt(prefill)
                 blocks = _blocks_for(prefill)
                 if held.is_owed(tenant, blocks=blocks) or self._overtaken >= _MAX_OVERTAKEN:
                     return None
@@ -175,10 +174,10 @@ class Scheduler:
         if prefill.sequence is not None:
             self._waiting.resuming(prefill.tenant).popleft()
         elif (found := self._waiting.queue(prefill.tenant)) is not None:
-            for job in prefill.jobs:
-                job.prefill = prefill
-            found[1].popleft()
+            found[1].popleft().prefill = prefill
             self._waiting.next_queue(prefill.tenant)
+            if not prefill.keeps_hidden:
+                self._prompts[_prompt_key(prefill)] = prefill
         self._waiting.served(prefill.tenant)
 
     def _prefill_of(
@@ -200,8 +199,6 @@ class Scheduler:
             else:
                 prefill = Prefill(job.request.prompt, adapter, tenant=tenant, jobs=[job])
                 prefill.keeps_hidden = job.wants_scores
-                if not job.wants_scores:
-                    self._prompts[key] = prefill
                 return prefill
         return None
 
@@ -215,17 +212,15 @@ class Scheduler:
             while len(self.running) + self._resuming_rows() >= self._max_rows:
                 if not (held.is_owed(tenant, rows=1) and self._preempt(tenant, ())):
                     return False
-        while not self._fits(prefill, adapters):
-            if len(adapters | {prefill.adapter}) > MAX_SLOTS:
-                return False
+        if len(adapters | {prefill.adapter}) > MAX_SLOTS:
+            return False
+        while not self._fits(prefill):
             if not (held.is_owed(tenant, blocks=blocks) and self._preempt(tenant, self._ready)):
                 return False
         return True
 
-    def _fits(self, prefill: Prefill, adapters: set[Adapter | None]) -> bool:
+    def _fits(self, prefill: Prefill) -> bool:
         """Allocate a prefill's blocks if one remains free for every running sequence."""
-        if len(adapters | {prefill.adapter}) > MAX_SLOTS:
-            return False
         # Never all tokens: the hidden state of the last is needed, and of all for scores.
         reusable = prefill.tokens[: 0 if prefill.keeps_hidden else -1]
         known, number = self.blocks.find(prefill.adapter, reusable)
@@ -514,11 +509,7 @@ class Scheduler:
         prefill.hidden, prefill.last_hidden = [], None
         if prefill in self._ready:
             self._ready.remove(prefill)
-        self._forget_prompt(prefill)
-
-    def _forget_prompt(self, prefill: Prefill) -> None:
-        key = (prefill.tenant, prefill.adapter, prefill.tokens.tobytes())
-        if self._prompts.get(key) is prefill:
+        if self._prompts.get(key := _prompt_key(prefill)) is prefill:
             del self._prompts[key]
 
 
@@ -530,6 +521,10 @@ def _next_job(prefill: Prefill) -> Job | None:
             return job
         prefill.jobs.pop(0)
     return None
+
+
+def _prompt_key(prefill: Prefill) -> tuple[str, Adapter | None, bytes]:
+    return prefill.tenant, prefill.adapter, prefill.tokens.tobytes()
 
 
 def _blocks_for(prefill: Prefill) -> int:
