@@ -12,8 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 from mint.engine.messages import LoraSpec, UserError
 from mint.engine.model.context import BankedLora, Lora, NoLora, TrainedLora
-from mint.engine.model.experts import find_expert_sites
-from mint.engine.model.linear import Product, Site
+from mint.engine.model.experts import Product, find_expert_sites
+from mint.engine.model.linear import Site
 
 _ATTENTION_NAMES = {"attn", "attention", "self_attn", "self_attention"}
 _ROUTER_NAMES = {"router", "gate", "shared_expert_gate"}

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from mint.engine.model.context import BankedLora, TrainedLora, active
-from mint.engine.model.linear import Product, Site, product_gradients
+from mint.engine.model.linear import FrozenLinear, Site, product_gradients
 from mint.engine.model.precision import Precision, f32, multiply, multiply_gradient
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
@@ -130,8 +130,11 @@ def choose_routes(index: Tensor, experts: int) -> Routes:
     return Complete(index, experts)
 
 
-class ExpertsLinear(Product):
-    """The frozen linear layers of all experts of a layer, for one of its two projections."""
+class ExpertsLinear(nn.Module):
+    """The frozen linear layers of all experts of a layer, for one of its two projections.
+
+    Adapters use it as they do a :class:`FrozenLinear`.
+    """
 
     def __init__(
         self, site: Site, weight: Tensor, bias: Tensor | None, precision: Precision
@@ -141,7 +144,7 @@ class ExpertsLinear(Product):
         self.weight = weight.to(precision.weights).contiguous()  # [experts, out, in]
         self.bias = None if bias is None else bias.float()  # [experts, out]
         self.precision = precision
-        self.pairs = ()
+        self.pairs: tuple[Tensor, ...] = ()
         self.bank: tuple[Tensor, Tensor] | None = None  # [experts, slots * rank, in], [..., out]
         self._slots = 0
 
@@ -198,6 +201,9 @@ class ExpertsLinear(Product):
             own_a, own_b = split_experts(pair, len(self.weight), f32)
             a[:, : own_a.shape[1]] = own_a
             b[:, : own_a.shape[1]] = scale * own_b.mT
+
+
+Product = FrozenLinear | ExpertsLinear
 
 
 class FrozenExperts(nn.Module):

@@ -47,25 +47,7 @@ class Site:
         return rank * max(self.experts, 1)
 
 
-class Product(nn.Module):
-    """Frozen weights that adapters add to: what :mod:`.lora` needs to know of them."""
-
-    sites: list[Site]
-    weight: Tensor
-    pairs: tuple[Tensor, ...]  # of the adapter in training: A, B of each site
-
-    def new_bank(self, slots: int, rank: int) -> None:
-        """Make room for adapters; what was there is gone."""
-        raise NotImplementedError
-
-    def write_slot(
-        self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
-    ) -> None:
-        """Put the A and B that an adapter has for these sites into a slot of the bank."""
-        raise NotImplementedError
-
-
-class FrozenLinear(Product):
+class FrozenLinear(nn.Module):
     """One or several frozen linear layers of the same input, as one product."""
 
     def __init__(self, sites: list[Site], layers: list[nn.Module], precision: Precision) -> None:
@@ -87,7 +69,7 @@ class FrozenLinear(Product):
         self._has_training_kernels = self.packed is not None and not any(
             width % LANES for width in widths
         )
-        self.pairs = ()
+        self.pairs: tuple[Tensor, ...] = ()  # of the adapter in training: A, B of each site
         self.bank: tuple[Tensor, Tensor] | None = None  # of the adapters in sampling, on a GPU
         self.slots: list[tuple[Tensor, Tensor] | None] = []  # the same on a CPU: A, B of each slot
         self.extended = self.weight  # on a GPU, the weight with the bank's A below it
@@ -150,6 +132,7 @@ class FrozenLinear(Product):
     @torch.inference_mode(False)
     @torch.no_grad()
     def new_bank(self, slots: int, rank: int) -> None:
+        """Make room for adapters; what was there is gone."""
         if not self.weight.is_cuda:
             self.slots = [None] * slots
             if self.packed is not None:
@@ -169,6 +152,7 @@ class FrozenLinear(Product):
     def write_slot(
         self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
     ) -> None:
+        """Put the A and B that an adapter has for these sites into a slot of the bank."""
         if self.weight.is_cuda:
             assert self.bank is not None
             a, b = (tensor[slot].zero_() for tensor in self.bank)
