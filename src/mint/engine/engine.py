@@ -181,7 +181,7 @@ class Engine:
 
 
 def _require_usable(adapter: Adapter, dtype: torch.dtype) -> None:
-    """Refuse weights that would turn into NaN, which rows of other samplers could catch."""
+    """Refuse weights that would become NaN, which could reach rows of other samplers."""
     if not is_finite([tensor.to(dtype) for tensor in adapter.parameters()]):
         raise UserError(
             "The weights of this sampler contain NaN, infinity or numbers too large for "

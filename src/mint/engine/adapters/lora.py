@@ -71,7 +71,7 @@ class AdapterBank:
 
     def __init__(self, products: Mapping[str, Product]) -> None:
         self.generation = 0
-        self.writes = 0  # into slots: whoever remembers a slot must look again when this grows
+        self.writes = 0  # into slots: remembered slots are out of date when this grows
         self._products = products
         self._slots: list[Adapter | None] = []
         self._rank = 0
@@ -112,7 +112,7 @@ class AdapterBank:
         return BankedLora(used, mask, used - 1 if is_shared else owners)
 
     def forget(self, adapter: Adapter) -> None:
-        """Let go of an adapter that no sampler uses any more."""
+        """Free the slot of an adapter that no sampler uses any more."""
         self._slots = [None if held is adapter else held for held in self._slots]
 
     def _grow(self, slots: int, rank: int) -> None:

@@ -1,7 +1,7 @@
 """Attention from the pool on a CPU without C kernels: prefill and decoding alike.
 
 A matrix library chooses its kernels by the sizes of the matrices, and kernels add in different
-orders. So keys are taken in blocks of ``WIDTH``, counted from the begin of the sequence, the blocks
+orders. So keys are taken in blocks of ``WIDTH``, counted from the start of the sequence, the blocks
 are added one after the other, and rows are filled up to a multiple of ``precision.ROWS``. A row
 then gets the same bits in a prefill of any chunks, in decoding, and in any batch.
 """

@@ -36,7 +36,7 @@ class DecodeRows:
 
     positions: IntArray  # [B] of the new tokens
     blocks: list[list[int]]
-    shared: list[int]  # tokens at the begin of each that others may have in common: its prompt
+    shared: list[int]  # first tokens of each that others may have in common: its prompt
 
     def slots(self, block_size: int) -> IntArray:
         """Return where the keys and values of these tokens go in the pool."""

@@ -89,7 +89,7 @@ class Pass:
 
     attention: Attention
     lora: Lora
-    recompute: bool = False  # activations in the backward pass, in place of keeping them
+    recompute: bool = False  # activations in the backward pass instead of keeping them
 
 
 _active: Pass | None = None

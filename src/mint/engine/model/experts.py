@@ -175,7 +175,7 @@ class ExpertsLinear(nn.Module):
     def _banked(
         self, rows: Tensor, routes: Routes, bank: tuple[Tensor, Tensor], lora: BankedLora
     ) -> Tensor:
-        """Return what the adapters in the bank's first slots say, each of its own rows."""
+        """Return the products of the adapters in the bank's first slots, each for its own rows."""
         height = bank[0].shape[1] // self._slots * lora.slots
         a, b = (tensor[:, :height] for tensor in bank)
         inner = routes.multiply(rows, a, self.precision)
@@ -207,7 +207,7 @@ Product = FrozenLinear | ExpertsLinear
 
 
 class FrozenExperts(nn.Module):
-    """The experts of one layer, in the place of transformers' module."""
+    """The experts of one layer, which replace transformers' module."""
 
     def __init__(self, sites: list[Site], module: nn.Module, precision: Precision) -> None:
         super().__init__()
@@ -296,7 +296,7 @@ def find_expert_sites(name: str, module: nn.Module) -> list[Site]:
 def replace_experts(
     model: nn.Module, sites: list[Site], precision: Precision
 ) -> dict[str, ExpertsLinear]:
-    """Put our experts in the place of the model's; return each projection by its site's name."""
+    """Replace the model's experts by ours; return each projection by its site's name."""
     products: dict[str, ExpertsLinear] = {}
     for up, down in zip(sites[::2], sites[1::2], strict=True):
         name = up.name.rpartition(".")[0]

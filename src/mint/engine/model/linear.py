@@ -85,7 +85,7 @@ class FrozenLinear(nn.Module):
         return first
 
     def joint(self, x: Tensor) -> Tensor:
-        """Return what all layers of the product make of x, row by row."""
+        """Return the outputs of all layers of the product for x, row by row."""
         rows, lora = x.reshape(-1, x.shape[-1]), active().lora
         if self._has_training_kernels and isinstance(lora, TrainedLora) and self.pairs:
             y: Tensor = KernelLoraProduct.apply(  # type: ignore[no-untyped-call]
@@ -186,7 +186,7 @@ class FrozenLinear(nn.Module):
             column += site.outputs
 
     def _joint(self, x: Tensor, b: Tensor, lora: BankedLora) -> Tensor:
-        """Multiply by the weight and every slot's A at once, then add what B makes of the latter.
+        """Multiply by the weight and every slot's A at once, then add B times the latter.
 
         A decode step on a GPU is bound by the number of its kernels: this takes two.
         """
@@ -256,7 +256,7 @@ def lora_product(
 
 
 def _is_joinable(lora: torch.dtype, weight: torch.dtype, inner: Tensor) -> bool:
-    """Say whether ``W x + B z`` is computed as one product, of ``[W B]`` and x above z.
+    """Return whether ``W x + B z`` is computed as one product, of ``[W B]`` and x above z.
 
     On a GPU it saves a float32 result of full size, which is written and read again. Compiled
     layers write x and z side by side, so that only W and B are copied.
@@ -335,7 +335,7 @@ def _joint_pairs(pairs: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, T
 def _add_banked(
     y: Tensor, x: Tensor, bank: tuple[Tensor, Tensor], lora: BankedLora, precision: Precision
 ) -> Tensor:
-    """Add what the adapters in a bank's first slots say, each to its own rows."""
+    """Add the products of the adapters in a bank's first slots, each to its own rows."""
     a, b = (tensor[: lora.slots].flatten(0, 1) for tensor in bank)
     inner = mm(x.to(precision.lora), a.T)  # [rows, slots * sites * rank]
     if lora.mask is not None:
@@ -364,7 +364,7 @@ def _find_groups(sites: list[Site]) -> list[list[Site]]:
 def replace_layers(
     model: nn.Module, sites: list[Site], precision: Precision
 ) -> dict[str, FrozenLinear]:
-    """Put our layers in the place of the model's; return each product by its first site's name."""
+    """Replace the model's linear layers by ours; return each product by its first site's name."""
     products = {}
     for group in _find_groups(sites):
         layers = [model.get_submodule(site.name) for site in group]

@@ -53,7 +53,7 @@ def plan_memory(model: BaseModel, memory_gb: float | None) -> MemoryBudget:
 
 
 def describe(model: BaseModel, budget: MemoryBudget) -> EnginePlan:
-    """Return what was decided, for the service and for people."""
+    """Return the plan that `mint serve` prints."""
     is_gpu = model.device.type == "cuda"
     return EnginePlan(
         device=torch.cuda.get_device_name(model.device) if is_gpu else "cpu",

@@ -162,7 +162,7 @@ class PackedWeight:
 
     @staticmethod
     def is_possible(weight: Tensor) -> bool:
-        """Say whether this build of torch can pack the weight on this CPU."""
+        """Return whether this build of torch can pack the weight on this CPU."""
         return (
             weight.device.type == "cpu"
             and weight.dtype in (bf16, f32)
@@ -187,7 +187,7 @@ def fill_up(x: Tensor) -> Tensor:
 
 
 def is_finite(tensors: list[Tensor]) -> bool:
-    """Say whether no tensor holds NaN or infinity, with one transfer from the device."""
+    """Return whether no tensor holds NaN or infinity, with one transfer from the device."""
     if not tensors:
         return True
     return bool(torch.isfinite(torch.stack(torch._foreach_norm(tensors, float("inf")))).all())

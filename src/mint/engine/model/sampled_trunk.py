@@ -33,7 +33,7 @@ class SampledTrunk:
 
     @staticmethod
     def is_possible(trunk: nn.Module) -> bool:
-        """Say whether the kernels can compute a model."""
+        """Return whether the kernels can compute a model."""
         is_known = type(trunk).__name__ in [f"{name}Model" for name in _ARCHITECTURES]
         return is_known and all(map(_is_plain, trunk.layers))  # type: ignore[arg-type]
 
@@ -62,7 +62,7 @@ class SampledTrunk:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Say whether the kernels can compute a decoder layer."""
+    """Return whether the kernels can compute a decoder layer."""
     sites = [
         len(p.sizes) if isinstance(p, FrozenLinear) and p.packed is not None else 0
         for p in _products(layer)

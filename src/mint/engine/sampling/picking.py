@@ -89,12 +89,12 @@ class Picks:
 
 
 def is_filtered(request: SampleRequest) -> bool:
-    """Say whether a request may leave some tokens out of the choice."""
+    """Return whether a request excludes tokens from the choice."""
     return request.top_k > 0 or request.top_p < 1 or request.min_p > 0
 
 
 def is_penalized(request: SampleRequest) -> bool:
-    """Say whether a request changes the logits by what was said before, or by hand."""
+    """Return whether a request has penalties or a logit bias."""
     penalties = (request.frequency_penalty, request.presence_penalty)
     return any(penalties) or request.repetition_penalty != 1 or bool(request.logit_bias)
 

@@ -1,6 +1,6 @@
 """Score a prompt's own tokens: logprobs, top-k rows, chosen tokens, and other draws.
 
-All of it comes from the hidden states of one prefill. Row i of a result speaks of prompt token i
+All of it comes from the hidden states of one prefill. Row i of a result is about prompt token i
 (or i + 1 where it has one row less); the first token has nothing before it and is never scored.
 """
 

@@ -132,7 +132,7 @@ class LoraTrainer:
     def _all_or_nothing(self) -> Iterator[list[float]]:
         """Keep the gradients that arise inside only if it ends well and they are finite.
 
-        Whoever knows the norm of each adds it to the list; otherwise they are looked at again.
+        A caller that knows the norm of each adds it to the list; otherwise it is computed.
         """
         parameters = self.adapter.parameters()
         before = [parameter.grad for parameter in parameters]

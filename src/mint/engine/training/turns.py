@@ -29,7 +29,7 @@ class TrainingTurns:
         return bool(self._tenants)
 
     def has(self, run_id: str | None) -> bool:
-        """Say whether an operation of this run is in progress."""
+        """Return whether an operation of this run is in progress."""
         return any(o.run_id == run_id for line in self._tenants.values() for o in line)
 
     def add(self, tenant: str, operation: TrainingOperation) -> None:
