@@ -24,6 +24,7 @@ from .reference import store
 
 WIDTH = 64  # keys of a block
 _QUERIES = 256  # tokens of a prompt whose scores are in memory at a time
+_KEYS = 1 << 14  # that are gathered at a time
 _GROUP = 8  # answers that read their prompt together; each is also multiplied by the others' keys
 
 
@@ -56,10 +57,13 @@ class BlockedAttention:
     def __init__(self, slots: IntArray, groups: Iterable[_Group]) -> None:
         self._slots = torch.as_tensor(slots)
         self._begun = self._slots[self._slots % BLOCK_SIZE == 0] // BLOCK_SIZE
-        alike: dict[tuple[int, ...], list[_Group]] = {}
+        alike: dict[tuple[int, int], list[_Group]] = {}
         for group in groups:
-            alike.setdefault(group.distance.shape, []).append(group)
-        self._parts = [_Part(members) for members in alike.values()]
+            alike.setdefault((len(group.rows), group.distance.shape[1]), []).append(group)
+        self._parts = []
+        for (_, keys), members in alike.items():
+            most = max(_KEYS // keys, 1)
+            self._parts += [_Part(members[at : at + most]) for at in range(0, len(members), most)]
 
     @classmethod
     def of_chunks(cls, chunks: list[Chunk]) -> BlockedAttention:
