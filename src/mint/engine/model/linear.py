@@ -210,10 +210,13 @@ class FrozenLinear(nn.Module):
             y = self._reordered.multiply(rows)
         else:
             y = multiply(rows, self.weight, self.precision)
-        for slot, members in lora.members if isinstance(lora, BankedLora) and self.slots else ():
+        in_use = lora.members if isinstance(lora, BankedLora) and self.slots else []
+        for slot, members in in_use:
             if (pair := self.slots[slot]) is None:
                 continue
-            own, part = (rows, y) if members is None else (fill_up(x[members]), fill_up(y[members]))
+            own, part = rows, y
+            if members is not None:
+                own, part = fill_up(x[members]), fill_up(y[members])
             part.addmm_(mm(own.to(self.precision.lora), pair[0].T), pair[1])
             if members is not None:
                 y[members] = part[: len(members)]
