@@ -81,7 +81,8 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def _has_bfloat16_units() -> bool:
-    found = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch have none
+    # Older versions of torch do not name them.
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
