@@ -21,7 +21,7 @@ def tokens(*blocks: int) -> np.ndarray:
 
 def fill(manager: BlockManager, adapter: int, text: list[int]) -> list[int] | None:
     """Take and learn the blocks of a sequence, as the scheduler does; None when it has no room."""
-    found = manager.find(ADAPTERS[adapter], tokens(*text))
+    found, _ = manager.find(ADAPTERS[adapter], tokens(*text))
     blocks = list(found)
     for _ in range(len(text) - len(found)):
         block = manager.take()
@@ -29,7 +29,7 @@ def fill(manager: BlockManager, adapter: int, text: list[int]) -> list[int] | No
             manager.release(blocks)
             return None
         blocks.append(block)
-    number = manager.root(ADAPTERS[adapter])
+    number = manager._root(ADAPTERS[adapter])
     for block, token in zip(blocks, text, strict=True):
         number = manager.learn(block, number, tokens(token))
     return blocks
@@ -51,7 +51,7 @@ def test_whatever_happens_a_prefix_is_found_with_its_own_content(history, size: 
                 manager.release(held.pop(step)[2])
             continue
         adapter, text = step
-        known = manager.find(ADAPTERS[adapter], tokens(*text))
+        known, _ = manager.find(ADAPTERS[adapter], tokens(*text))
         for index, block in enumerate(known):
             assert content[block] == (adapter, tuple(text[: index + 1]))
         manager.release(known)
@@ -91,10 +91,10 @@ def test_the_least_recently_used_goes_first_and_the_end_of_a_sequence_before_its
         blocks = fill(manager, 0, text)
         assert blocks is not None
         manager.release(blocks)
-    again = manager.find(None, tokens(1, 1, 1))
+    again, _ = manager.find(None, tokens(1, 1, 1))
     manager.release(again)
     assert fill(manager, 0, [0, 0]) is not None
-    lengths = [len(manager.find(None, tokens(*[n] * 3))) for n in (1, 2)]
+    lengths = [len(manager.find(None, tokens(*[n] * 3))[0]) for n in (1, 2)]
     assert lengths == [3, 1]
 
 
@@ -102,10 +102,10 @@ def test_adapters_share_nothing_even_when_one_is_gone() -> None:
     manager = BlockManager(200)
     for _ in range(50):  # an object made after another is gone may have its address
         adapter = Adapter(LoraSpec(), {})
-        assert manager.find(adapter, tokens(1, 2)) == []
+        assert manager.find(adapter, tokens(1, 2))[0] == []
         block = manager.take()
         assert block is not None
-        manager.learn(block, manager.root(adapter), tokens(1))
+        manager.learn(block, manager._root(adapter), tokens(1))
         manager.release([block])
         del adapter
 
@@ -123,7 +123,7 @@ def test_after_forgetting_all_nothing_is_found() -> None:
     blocks = fill(manager, 0, [1, 2])
     assert blocks is not None
     manager.forget_all()
-    assert manager.find(None, tokens(1, 2)) == []
+    assert manager.find(None, tokens(1, 2))[0] == []
     manager.release(blocks)
     assert manager.free == 3
     assert manager.kept == 0

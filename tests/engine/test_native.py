@@ -156,8 +156,7 @@ def paged(lengths: list[int], shared: int) -> tuple[DecodeRows, int]:
         blocks.append([*common, *range(used + count - 1, used - 1, -1)])
         used += count
     positions = np.array(lengths, np.int64) - 1
-    return DecodeRows(list(range(len(lengths))), positions, blocks, [0] * len(lengths),
-                      [shared] * len(lengths)), used  # fmt: skip
+    return DecodeRows(positions, blocks, [shared] * len(lengths)), used
 
 
 @settings(deadline=None, max_examples=40)
@@ -191,7 +190,7 @@ def test_decoding_attends_as_the_float64_reference(
     pool.bind()
     y = PagedAttention.of_rows(rows).attend(module, q, k, v, *settings)
     for row in range(count):
-        alone = DecodeRows([0], rows.positions[[row]], [rows.blocks[row]], [0], [shared])
+        alone = DecodeRows(rows.positions[[row]], [rows.blocks[row]], [shared])
         own = (part[row : row + 1] for part in (q, k, v))
         assert torch.equal(PagedAttention.of_rows(alone).attend(module, *own, *settings)[0], y[row])
     wide.bind()
@@ -224,7 +223,7 @@ def test_prefill_has_the_bits_of_decoding_however_it_is_cut(
         parts = [run(PagedAttention.of_chunks([c]), c.start, c.end) for c in chunks]
         results.append(torch.cat(parts))
     assert torch.equal(*results)
-    rows = DecodeRows([0], np.array([length - 1]), [blocks], [0], [length // 2])
+    rows = DecodeRows(np.array([length - 1]), [blocks], [length // 2])
     decoded = run(PagedAttention.of_rows(rows), length - 1, length)
     assert torch.equal(decoded[0], results[0][-1])
 
@@ -254,7 +253,7 @@ def test_layers_are_those_of_transformers(
             chunk = Chunk(tokens, 0, [4, 2, 7])
             view = PagedAttention.of_chunks([chunk])
             first = model.hidden(tokens, chunk.positions, view, NoLora())
-            rows = DecodeRows([0, 1], np.array([40, 25]), [[4, 2, 7], [4, 2]], [0, 0], [32, 20])
+            rows = DecodeRows(np.array([40, 25]), [[4, 2, 7], [4, 2]], [32, 20])
             view = PagedAttention.of_rows(rows)
             more = model.hidden(np.array([60, 61]), rows.positions, view, NoLora())
         results.append(torch.cat([first, more]))

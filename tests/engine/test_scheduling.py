@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from mint.engine.attention.grouped import GroupedDecode
-from mint.engine.attention.layout import DecodeRows
+from mint.engine.attention.blocked import BlockedAttention
 from mint.engine.engine import Engine
 from mint.engine.messages import SampleRequest, SampleResult, UserError
 from mint.engine.model.base_model import BaseModel
@@ -90,14 +90,18 @@ def test_a_second_turn_agrees_with_the_trainer(family: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_grouped_decoding_equals_the_plain_reference(family: str, tmp_path: Path) -> None:
+def test_grouped_decoding_equals_the_plain_reference(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Groups of uneven size and length, with rows that come and go, against a gather per step."""
     folder = build_model(tmp_path / "m" / family, family)
     model = BaseModel.load(family, folder, device="cpu", precision="exact")
     results = []
-    for view in (GroupedDecode, PlainDecode):
+    for is_plain in (False, True):
         engine = trained_engine(model)
-        engine._runner._decode_attention = view(engine._runner.pool)  # type: ignore[assignment]
+        if is_plain:
+            plain_view = partial(ReferenceDecode, engine._runner.pool)
+            monkeypatch.setattr(BlockedAttention, "of_rows", plain_view)
         requests = [
             SampleRequest(LONG[:70], 5, 30, seed=1, stop=[]),
             SampleRequest(PROMPT, 1, 9, seed=2, stop=[]),
@@ -106,16 +110,6 @@ def test_grouped_decoding_equals_the_plain_reference(family: str, tmp_path: Path
         results.append(sample(engine, "trained", *requests))
     for grouped, plain in zip(*results, strict=True):
         assert_same(grouped, plain)
-
-
-class PlainDecode:
-    """The reference, with the interface of the grouped one."""
-
-    def __init__(self, pool: KVPool) -> None:
-        self._pool = pool
-
-    def update(self, rows: DecodeRows) -> None:
-        self.attend = ReferenceDecode(self._pool, rows).attend
 
 
 # ---- memory -------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Channel:
         self._sock.close()
 
     def receive(self) -> Any:
-        """Return the next message. Raises EOFError or ConnectionError when nobody is left."""
+        """Return the next message. Raises EOFError or ConnectionError when the peer is gone."""
         (count,) = _COUNT.unpack(self._read(_COUNT.size))
         body, *buffers = [self._read(size) for size in _sizes(count, self._read(8 * count))]
         return pickle.loads(body, buffers=buffers)
@@ -65,10 +65,10 @@ class AsyncChannel:
                 for piece in await self._outbox.get():
                     await loop.sock_sendall(self._sock, piece)
         except ConnectionError:
-            return  # whoever receives learns that the engine is gone
+            return  # the receiving side notices that the engine is gone
 
     async def receive(self) -> Any:
-        """Return the next message. Raises EOFError or ConnectionError when nobody is left."""
+        """Return the next message. Raises EOFError or ConnectionError when the peer is gone."""
         (count,) = _COUNT.unpack(await self._read(_COUNT.size))
         sizes = _sizes(count, await self._read(8 * count))
         body, *buffers = [await self._read(size) for size in sizes]
@@ -90,7 +90,7 @@ class AsyncChannel:
             self._sock.shutdown(socket.SHUT_WR)
 
     async def close(self) -> None:
-        """Close the socket. Nobody may be receiving."""
+        """Close the socket. No task may be receiving."""
         self._sender.cancel()
         await asyncio.gather(self._sender, return_exceptions=True)
         self._sock.close()

@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 from gguf import GGUFReader
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mint.engine.model.base_model import forget_quantization
 
 # How a family cuts text before byte pairs are merged. A GGUF file only names it, and the library
 # falls back to GPT-2's cut: for SmolLM2 that joins white space to the digits that follow it.
@@ -30,28 +32,17 @@ TOKENIZER_FIELDS = ("bos_token", "eos_token", "unk_token", "pad_token", "model_m
 
 def convert(gguf: Path, out: Path) -> None:
     """Write the model in ``gguf`` as a plain ``transformers`` folder ``out``."""
-    write_tokenizer(gguf, out)
-    write_model(gguf, out)
-
-
-def write_model(gguf: Path, out: Path) -> None:
-    """Decode the weights and save them as ordinary float32 tensors."""
+    _write_tokenizer(gguf, out)
     model = AutoModelForCausalLM.from_pretrained(
         str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32
     )
-    forget_origin(model)
+    forget_quantization(model)
+    if hasattr(model.config, "_model_name_or_path"):
+        del model.config._model_name_or_path  # a path of this machine
     model.save_pretrained(out)
 
 
-def forget_origin(model: PreTrainedModel) -> None:
-    """The config still says that the weights are GGUF blocks, and calls them by a work title."""
-    for field in ("quantization_config", "_model_name_or_path"):
-        if hasattr(model.config, field):
-            delattr(model.config, field)
-    model.__dict__["hf_quantizer"] = None
-
-
-def write_tokenizer(gguf: Path, out: Path) -> None:
+def _write_tokenizer(gguf: Path, out: Path) -> None:
     """Save a tokenizer that ``AutoTokenizer.from_pretrained(out)`` loads, in any version."""
     fields = GGUFReader(gguf).fields
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)

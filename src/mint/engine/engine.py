@@ -47,10 +47,8 @@ class Engine:
         pool = KVPool(model.kv_shapes, self.budget.blocks, model.precision.keys, model.device)
         self._runner = make_runner(model, pool)
         self._graphs = TrunkGraphs(model)
-        budget = self.budget
-        self.sampling = Sampler(
-            self._runner, budget.max_rows, budget.chunk_tokens, budget.busy_tokens
-        )
+        sizes = (self.budget.max_rows, self.budget.chunk_tokens, self.budget.busy_tokens)
+        self.sampling = Sampler(self._runner, *sizes)
 
     @property
     def info(self) -> ModelInfo:
@@ -183,7 +181,7 @@ class Engine:
 
 
 def _require_usable(adapter: Adapter, dtype: torch.dtype) -> None:
-    """Refuse weights that would turn into NaN, which rows of other samplers could catch."""
+    """Refuse weights that would become NaN, which could reach rows of other samplers."""
     if not is_finite([tensor.to(dtype) for tensor in adapter.parameters()]):
         raise UserError(
             "The weights of this sampler contain NaN, infinity or numbers too large for "
@@ -193,28 +191,27 @@ def _require_usable(adapter: Adapter, dtype: torch.dtype) -> None:
 
 
 def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
-    if not 1 <= request.num_samples <= MAX_SAMPLES:
-        raise UserError(
-            f"num_samples is {request.num_samples}, but it must be from 1 to {MAX_SAMPLES}."
-        )
-    if not (math.isfinite(request.temperature) and request.temperature >= 0):
-        raise UserError(
-            f"temperature is {request.temperature}, but it must be 0 (greedy) or a positive number."
-        )
-    if not 0 < request.top_p <= 1:
-        raise UserError(f"top_p is {request.top_p}, but it must be above 0 and at most 1 (off).")
-    if request.top_k < -1:
-        raise UserError(f"top_k is {request.top_k}, but it must be 1 or more, or -1 (off).")
-    if not 0 <= request.min_p <= 1:
-        raise UserError(f"min_p is {request.min_p}, but it must be from 0 (off) to 1.")
-    if not (math.isfinite(request.repetition_penalty) and request.repetition_penalty > 0):
-        raise UserError(
-            f"repetition_penalty is {request.repetition_penalty}, but it must be a positive "
-            "number; 1 is off."
-        )
-    for name in ("frequency_penalty", "presence_penalty"):
-        if not math.isfinite(getattr(request, name)):
-            raise UserError(f"{name} is {getattr(request, name)}, but it must be a finite number.")
+    r = request
+    for name, is_valid, rule in (
+        ("num_samples", 1 <= r.num_samples <= MAX_SAMPLES, f"be from 1 to {MAX_SAMPLES}"),
+        (
+            "temperature",
+            math.isfinite(r.temperature) and r.temperature >= 0,
+            "be 0 (greedy) or a positive number",
+        ),
+        ("top_p", 0 < r.top_p <= 1, "be above 0 and at most 1 (off)"),
+        ("top_k", r.top_k >= -1, "be 1 or more, or -1 (off)"),
+        ("min_p", 0 <= r.min_p <= 1, "be from 0 (off) to 1"),
+        (
+            "repetition_penalty",
+            math.isfinite(r.repetition_penalty) and r.repetition_penalty > 0,
+            "be a positive number; 1 is off",
+        ),
+        ("frequency_penalty", math.isfinite(r.frequency_penalty), "be a finite number"),
+        ("presence_penalty", math.isfinite(r.presence_penalty), "be a finite number"),
+    ):
+        if not is_valid:
+            raise UserError(f"{name} is {getattr(request, name)}, but it must {rule}.")
     for token, bias in request.logit_bias.items():
         if not 0 <= token < vocabulary or not math.isfinite(bias):
             raise UserError(
@@ -222,16 +219,8 @@ def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
                 f"{vocabulary - 1} and a bias is a finite number. Use the model's own tokenizer."
             )
     for stop in request.stop or []:
-        if isinstance(stop, str) and not _is_encodable(stop):
+        if isinstance(stop, str) and any("\ud800" <= character <= "\udfff" for character in stop):
             raise UserError(f"The stop {stop!r} is not valid Unicode text. Remove it.")
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_scoring_params(request: SampleRequest, vocabulary: int) -> None:

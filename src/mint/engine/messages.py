@@ -250,7 +250,7 @@ class Call:
 
 @dataclass(frozen=True)
 class EngineReply:
-    """The worker's answer: a value, or an error of the user's or of the engine's making.
+    """The worker's answer: a value, or an error, either the user's or the engine's.
 
     One that is not final carries the :class:`SampledToken` list of a step, and more will follow. An
     empty list says that a sample has started.

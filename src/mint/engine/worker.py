@@ -89,7 +89,7 @@ class Worker:
         except EOFError:
             pass
         finally:
-            os._exit(0)  # the service is gone: nobody is left to answer
+            os._exit(0)  # the service is gone
 
     def _take_in(self) -> None:
         """Queue what has arrived; wait for something only when there is nothing to do.
@@ -165,7 +165,7 @@ def _failure(call_id: int, error: Exception) -> EngineReply:
 
 
 def keep_freed_memory() -> None:
-    """Let malloc use freed memory again in place of returning it to the system.
+    """Let malloc reuse freed memory instead of returning it to the system.
 
     A training pass allocates and frees hundreds of MB of temporary tensors. Returned memory comes
     back page by page: on two cores, a pass with SmolLM2-135M spends 0.1 to 0.4 s on it.

@@ -12,8 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 from mint.engine.messages import LoraSpec, UserError
 from mint.engine.model.context import BankedLora, Lora, NoLora, TrainedLora
-from mint.engine.model.experts import find_expert_sites
-from mint.engine.model.linear import Product, Site
+from mint.engine.model.experts import Product, find_expert_sites
+from mint.engine.model.linear import Site
 
 _ATTENTION_NAMES = {"attn", "attention", "self_attn", "self_attention"}
 _ROUTER_NAMES = {"router", "gate", "shared_expert_gate"}
@@ -71,7 +71,7 @@ class AdapterBank:
 
     def __init__(self, products: Mapping[str, Product]) -> None:
         self.generation = 0
-        self.writes = 0  # into slots: whoever remembers a slot must look again when this grows
+        self.writes = 0  # into slots: remembered slots are out of date when this grows
         self._products = products
         self._slots: list[Adapter | None] = []
         self._rank = 0
@@ -101,22 +101,18 @@ class AdapterBank:
         slots = self.use(adapter for adapter in adapters if adapter is not None)
         if not slots:
             return NoLora()
-        if len(slots) == 1 and None not in adapters and 0 in slots.values():
+        is_shared = len(slots) == 1 and None not in adapters  # by all rows, however many there are
+        if is_shared and 0 in slots.values():
             return BankedLora(1, None)
         used = max(slots.values()) + 1
-        columns = torch.tensor([-1 if a is None else slots[a] for a in adapters], device=device)
-        mask = columns[:, None] == torch.arange(used, device=device)
+        owners = torch.tensor([-1 if a is None else slots[a] for a in adapters], device=device)
+        mask = (owners[:, None] == torch.arange(used, device=device)).float()
         if device.type == "cuda":
-            return BankedLora(used, mask.float())
-        members: tuple[tuple[int, Tensor | None], ...]
-        if len(slots) == 1 and None not in adapters:  # of all rows, however many there are
-            members = tuple((slot, None) for slot in slots.values())
-        else:
-            members = tuple((s, torch.nonzero(mask[:, s]).squeeze(1)) for s in slots.values())
-        return BankedLora(used, mask.float(), members)
+            return BankedLora(used, mask)
+        return BankedLora(used, mask, used - 1 if is_shared else owners)
 
     def forget(self, adapter: Adapter) -> None:
-        """Let go of an adapter that no sampler uses any more."""
+        """Free the slot of an adapter that no sampler uses any more."""
         self._slots = [None if held is adapter else held for held in self._slots]
 
     def _grow(self, slots: int, rank: int) -> None:

@@ -24,7 +24,12 @@ from transformers.pytorch_utils import Conv1D
 from mint.engine.adapters.lora import Adapter, find_sites
 from mint.engine.adapters.peft_files import read_adapter, write_tensors_as
 from mint.engine.messages import Datum, ForwardBackward, IntArray, UserError
-from mint.engine.model.base_model import BaseModel, dequantization, find_head_name
+from mint.engine.model.base_model import (
+    BaseModel,
+    dequantization,
+    find_head_name,
+    forget_quantization,
+)
 from mint.engine.model.experts import split_experts
 from mint.engine.model.linear import Site
 from mint.engine.training.trainer import LoraTrainer
@@ -75,7 +80,7 @@ def merge(base: Path, adapter: Path, out: Path, dtype: str | None = None) -> str
     target = DTYPES[dtype] if dtype else model.dtype
     _merge_all(model, adapter, target)
     model.to(target)  # type: ignore[arg-type]
-    _forget_quantization(model)
+    forget_quantization(model)
     model.save_pretrained(out)
     return _name_of(target)
 
@@ -110,7 +115,7 @@ def untie(base: Path, out: Path) -> bool:
     shared = model.get_input_embeddings().get_parameter("weight")
     was_tied = model.get_submodule(head).weight is shared
     _untie(model, head)
-    _forget_quantization(model)
+    forget_quantization(model)
     model.save_pretrained(out)
     return was_tied
 
@@ -183,13 +188,6 @@ def _merge_site(model: nn.Module, site: Site, adapter: Adapter, dtype: torch.dty
         change = change.T if isinstance(module, Conv1D) else change
         merged = (module.get_parameter(parameter).float() + change).to(dtype)
     setattr(module, parameter, nn.Parameter(merged, requires_grad=False))
-
-
-def _forget_quantization(model: PreTrainedModel) -> None:
-    """The weights are plain numbers now, whatever the files of the base model were."""
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.__dict__["hf_quantizer"] = None
 
 
 def _name_of(dtype: torch.dtype) -> str:

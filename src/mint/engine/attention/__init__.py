@@ -16,7 +16,7 @@ from mint.engine.model.precision import Precision
 from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.training.tree import PrefixTree
 
-from .blocked import BlockedPrefill
+from .blocked import BlockedAttention
 from .layout import Chunk, DecodeRows
 from .native import NativeTree
 from .paged import PagedAttention
@@ -67,9 +67,12 @@ def prefill_attention(pool: KVPool, chunks: list[Chunk], has_kernels: bool) -> A
         from .gpu import KernelPrefill
 
         return KernelPrefill.of(pool, chunks)
-    if has_kernels:
-        return PagedAttention.of_chunks(chunks)
-    return BlockedPrefill(pool, chunks)
+    return (PagedAttention if has_kernels else BlockedAttention).of_chunks(chunks)
+
+
+def decode_attention(rows: DecodeRows, has_kernels: bool) -> Attention:
+    """Return the attention of a decode step on a CPU."""
+    return (PagedAttention if has_kernels else BlockedAttention).of_rows(rows)
 
 
 __all__ = [
@@ -78,6 +81,7 @@ __all__ = [
     "DecodeRows",
     "NativeTree",
     "attend",
+    "decode_attention",
     "prefill_attention",
     "tree_attention",
 ]

@@ -1,102 +1,177 @@
-"""Sums of attention on a CPU whose bits do not depend on what else is computed beside them.
+"""Attention from the pool on a CPU without C kernels: prefill and decoding alike.
 
 A matrix library chooses its kernels by the sizes of the matrices, and kernels add in different
-orders. So keys are taken in blocks of ``WIDTH``, counted from the begin of the sequence, the blocks
+orders. So keys are taken in blocks of ``WIDTH``, counted from the start of the sequence, the blocks
 are added one after the other, and rows are filled up to a multiple of ``precision.ROWS``. A row
 then gets the same bits in a prefill of any chunks, in decoding, and in any batch.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mint.engine.messages import IntArray
 from mint.engine.model.precision import fill_up
-from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, find_pool
 
-from .layout import Chunk
+from .layout import Chunk, DecodeRows
 from .reference import store
 
 WIDTH = 64  # keys of a block
-_QUERIES = 256  # tokens whose scores are in memory at a time
+_QUERIES = 256  # tokens of a prompt whose scores are in memory at a time
+_KEYS = 1 << 14  # that are gathered at a time
+_GROUP = 8  # answers that read their prompt together; each is also multiplied by the others' keys
 
 
-def padded(length: int) -> int:
-    """Return a number of keys rounded up to whole blocks."""
-    return -(-length // WIDTH) * WIDTH
+@dataclass(frozen=True)
+class _Group:
+    """Tokens that read the same blocks of the pool."""
+
+    rows: list[int]  # of the pass
+    blocks: list[int]  # whole blocks of keys; block 0, which holds zeros, fills them up
+    distance: IntArray  # [rows, keys] in tokens; negative where a token does not see a key
+
+    @classmethod
+    def of_answers(cls, rows: DecodeRows, members: list[int], common: list[int]) -> _Group:
+        """Return the group of some rows of a decode step that have blocks in common."""
+        blocks, positions, start = list(common), rows.positions[members], len(common) * BLOCK_SIZE
+        ends = [_padded(position + 1) for position in positions.tolist()]
+        keys = start + sum(end - start for end in ends)
+        distance = np.full((len(members), keys), -1)
+        distance[:, :start] = positions[:, None] - np.arange(start)
+        for line, row, position, end in zip(distance, members, positions, ends, strict=True):
+            at = len(blocks) * BLOCK_SIZE
+            line[at : at + end - start] = position - np.arange(start, end)
+            blocks += _fill(rows.blocks[row], end)[len(common) :]
+        return cls(members, blocks, distance)
 
 
-def weigh(weights: Tensor, values: Tensor, before: Tensor | None = None) -> Tensor:
-    """Multiply weights [B, R, L] by values [B, L, D], block by block, onto what came before."""
-    start, output = 0, before
-    if output is None:
-        start, output = WIDTH, torch.bmm(weights[:, :, :WIDTH], values[:, :WIDTH])
-    for at in range(start, weights.shape[2], WIDTH):
-        output.baddbmm_(weights[:, :, at : at + WIDTH], values[:, at : at + WIDTH])
-    return output
+class BlockedAttention:
+    """One pass: keys and values go to the pool, and each token sees its own blocks."""
 
+    def __init__(self, slots: IntArray, groups: Iterable[_Group]) -> None:
+        self._slots = torch.as_tensor(slots)
+        self._begun = self._slots[self._slots % BLOCK_SIZE == 0] // BLOCK_SIZE
+        alike: dict[tuple[int, int], list[_Group]] = {}
+        for group in groups:
+            alike.setdefault((len(group.rows), group.distance.shape[1]), []).append(group)
+        self._parts = []
+        for (_, keys), members in alike.items():
+            most = max(_KEYS // keys, 1)
+            self._parts += [_Part(members[at : at + most]) for at in range(0, len(members), most)]
 
-class BlockedPrefill:
-    """Chunks of prompts: keys and values go to the pool, and each token sees its own blocks."""
+    @classmethod
+    def of_chunks(cls, chunks: list[Chunk]) -> BlockedAttention:
+        """Return the attention of chunks of prompts."""
+        groups, row = [], 0
+        for chunk in chunks:
+            for start in range(chunk.start, chunk.end, _QUERIES):
+                positions = np.arange(start, min(start + _QUERIES, chunk.end))
+                end = _padded(positions[-1] + 1)
+                distance = positions[:, None] - np.arange(end)
+                rows = list(range(row, row + len(positions)))
+                groups.append(_Group(rows, _fill(chunk.blocks, end), distance))
+                row += len(positions)
+        return cls(np.concatenate([chunk.slots(BLOCK_SIZE) for chunk in chunks]), groups)
 
-    def __init__(self, pool: KVPool, chunks: list[Chunk]) -> None:
-        self._chunks = chunks
-        self._tables = [_table(chunk) for chunk in chunks]
-        self._slots = torch.as_tensor(np.concatenate([c.slots(BLOCK_SIZE) for c in chunks]))
-        self._hidden: dict[tuple[int, int, int], Tensor] = {}
+    @classmethod
+    def of_rows(cls, rows: DecodeRows) -> BlockedAttention:
+        """Return the attention of one new token per sequence."""
+        sharing: dict[tuple[int, ...], list[int]] = {}
+        for row, blocks in enumerate(rows.blocks):
+            common = rows.shared[row] // WIDTH * WIDTH // BLOCK_SIZE
+            sharing.setdefault(tuple(blocks[:common]), []).append(row)
+        groups = []
+        for shared, members in sharing.items():
+            size = _GROUP if shared else 1
+            for at in range(0, len(members), size):
+                groups.append(_Group.of_answers(rows, members[at : at + size], list(shared)))
+        return cls(rows.slots(BLOCK_SIZE), groups)
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
         softcap: float, sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
         pool = find_pool(module)
+        pool[:, self._begun] = 0.0  # whatever was there must not be multiplied by 0
         store(pool, k, v, self._slots)
-        output, at = torch.empty_like(q), 0
-        heads, repeat = k.shape[1], q.shape[1] // k.shape[1]
-        for number, (chunk, table) in enumerate(zip(self._chunks, self._tables, strict=True)):
-            pairs = pool[:, table].transpose(1, 2).flatten(2, 3).to(q.dtype)  # [2, Hkv, L, D]
-            pairs[:, :, chunk.end :] = 0.0  # whatever was there must not be multiplied by 0
-            for start in range(chunk.start, chunk.end, _QUERIES):
-                stop = min(start + _QUERIES, chunk.end)
-                first = max(start - window + 1, 0) // WIDTH * WIDTH if window else 0
-                keys, values = pairs[:, :, first : padded(stop)]
-                rows = q[at : at + stop - start].view(stop - start, heads, repeat, -1)
-                flat = fill_up(rows.transpose(0, 1).flatten(1, 2))
-                scores = torch.bmm(flat, keys.transpose(1, 2)).mul_(scale)
-                if softcap:
-                    scores = softcap * torch.tanh(scores / softcap)
-                count = (stop - start) * repeat
-                grid = scores[:, :count].view(heads, stop - start, repeat, -1)
-                grid.masked_fill_(self._hide(number, start, stop, first, window), float("-inf"))
-                weights = softmax(scores, sinks, repeat)
-                result = weigh(weights, values)[:, :count]
-                output[at : at + stop - start] = (
-                    result.view(heads, stop - start, repeat, -1).transpose(0, 1).flatten(1, 2)
-                )
-                at += stop - start
+        output = torch.empty_like(q)
+        for part in self._parts:
+            output[part.rows] = part.attend(pool, q[part.rows], scale, window, softcap, sinks)
         return output
 
-    def _hide(self, number: int, start: int, stop: int, first: int, window: int) -> Tensor:
-        """Return which keys the tokens of a slice do not see, [rows, 1, keys]."""
-        key = (number, start, window)
-        if key not in self._hidden:
-            distance = torch.arange(start, stop)[:, None] - torch.arange(first, padded(stop))
-            hidden = distance < 0
-            self._hidden[key] = (hidden | (distance >= window) if window else hidden)[:, None]
-        return self._hidden[key]
+
+class _Part:
+    """Groups of the same size, which are computed together."""
+
+    def __init__(self, groups: list[_Group]) -> None:
+        self.rows = torch.tensor([row for group in groups for row in group.rows])
+        self._blocks = torch.tensor([group.blocks for group in groups])
+        self._distance = torch.as_tensor(np.stack([group.distance for group in groups]))
+        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(
+        self, pool: Tensor, q: Tensor, scale: float, window: int, softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        (_, total, heads, _, dim), (groups, queries, _) = pool.shape, self._distance.shape
+        blocks, hidden = self._visible(window)
+        sides, each = torch.arange(2)[:, None, None, None], torch.arange(heads)[:, None]
+        places = ((sides * total + blocks[:, None]) * heads + each).flatten()  # groups, heads
+        keys, values = (
+            pool.view(-1, BLOCK_SIZE * dim)
+            .index_select(0, places)
+            .to(q.dtype)
+            .view(2, groups * heads, -1, dim)
+        )
+        rows = q.view(groups, queries, heads, -1, dim).transpose(1, 2)
+        repeat, count = rows.shape[3], queries * rows.shape[3]
+        rows = fill_up(rows.reshape(groups * heads, count, dim))
+        scores = torch.bmm(rows, keys.transpose(1, 2)).mul_(scale)
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores[:, :count].view(groups, heads, queries, repeat, -1).masked_fill_(
+            hidden, float("-inf")
+        )
+        if sinks is not None:
+            column = sinks.float().view(heads, 1, repeat).expand(groups, -1, queries, -1)
+            column = fill_up(column.reshape(groups * heads, count, 1))
+            scores = torch.cat([scores, column], -1)
+        weights = torch.softmax(scores, -1)
+        output = torch.bmm(weights[:, :, :WIDTH], values[:, :WIDTH])
+        for at in range(WIDTH, values.shape[1], WIDTH):
+            output.baddbmm_(weights[:, :, at : at + WIDTH], values[:, at : at + WIDTH])
+        output = output[:, :count].view(groups, heads, queries, repeat, dim)
+        return output.transpose(1, 2).reshape(q.shape)
+
+    def _visible(self, window: int) -> tuple[Tensor, Tensor]:
+        """Return the pool's blocks that some token sees, and which of their keys each does not.
+
+        They are [groups, blocks] and [groups, 1, tokens, 1, keys].
+        """
+        if window not in self._seen:
+            hidden = self._distance < 0
+            if window:
+                hidden |= self._distance >= window
+            groups, tokens, _ = hidden.shape
+            hidden = hidden.view(groups, tokens, -1, WIDTH)
+            used = ~hidden.all(-1).flatten(0, 1).all(0)
+            blocks = self._blocks.view(groups, -1, WIDTH // BLOCK_SIZE)[:, used].flatten(1)
+            self._seen[window] = blocks, hidden[:, :, used].flatten(-2)[:, None, :, None]
+        return self._seen[window]
 
 
-def softmax(scores: Tensor, sinks: Tensor | None, repeat: int) -> Tensor:
-    """Normalize scores [Hkv, rows * repeat (filled up), L], with a learned score beside them."""
-    if sinks is None:
-        return torch.softmax(scores, -1)
-    heads, rows, length = scores.shape
-    columns = sinks.float().view(heads, 1, repeat).repeat(1, -(-rows // repeat), 1)
-    columns = columns.flatten(1)[:, :rows, None]
-    return torch.softmax(torch.cat([scores, columns], -1), -1)[..., :length]
+def _padded(length: int) -> int:
+    """Return a number of keys rounded up to whole blocks."""
+    return -(-length // WIDTH) * WIDTH
 
 
-def _table(chunk: Chunk) -> Tensor:
-    """Return a chunk's blocks up to its end, and block 0 for what fills the last block of keys."""
-    count = padded(chunk.end) // BLOCK_SIZE
-    blocks = chunk.blocks[: -(-chunk.end // BLOCK_SIZE)]
-    return torch.tensor(blocks + [0] * (count - len(blocks)))
+def _fill(blocks: list[int], end: int) -> list[int]:
+    """Return the blocks up to a token, with block 0 for those that are missing."""
+    blocks = blocks[: end // BLOCK_SIZE]
+    return blocks + [0] * (end // BLOCK_SIZE - len(blocks))

@@ -32,14 +32,14 @@ class Chunk:
 
 @dataclass(frozen=True)
 class DecodeRows:
-    """One new token for each of several sequences.
+    """One new token for each of several sequences."""
 
-    ``shared[i]`` tokens at the begin of row i are those of its group's prompt, and rows with equal
-    ``groups`` have them in common.
-    """
-
-    ids: list[int]  # of the sequences
     positions: IntArray  # [B] of the new tokens
     blocks: list[list[int]]
-    groups: list[int]
-    shared: list[int]
+    shared: list[int]  # first tokens of each that others may have in common: its prompt
+
+    def slots(self, block_size: int) -> IntArray:
+        """Return where the keys and values of these tokens go in the pool."""
+        pairs = zip(self.blocks, self.positions // block_size, strict=True)
+        blocks = np.array([blocks[number] for blocks, number in pairs], np.int64)
+        return blocks * block_size + self.positions % block_size

@@ -15,10 +15,10 @@ from mint.engine import attention
 from mint.engine.adapters.lora import AdapterBank, find_sites
 from mint.engine.messages import IntArray, ModelInfo, UserError
 from mint.engine.model.context import Attention, Lora, NoLora, running
-from mint.engine.model.experts import replace_experts
+from mint.engine.model.experts import Product, replace_experts
 from mint.engine.model.head import Head
 from mint.engine.model.layers import wrap_layers
-from mint.engine.model.linear import FrozenLinear, Product, Site, replace_layers
+from mint.engine.model.linear import FrozenLinear, Site, replace_layers
 from mint.engine.model.precision import Precision, choose, f32
 from mint.engine.model.training_kernels import fuse
 
@@ -83,7 +83,7 @@ class BaseModel:
             _keep_activations_in_float32(model, sites, embedding, head)
         trunk = getattr(model, model.base_model_prefix)
         linear = [s for s in sites if s.kind != "unembed" and not s.experts]
-        products = {
+        products: dict[str, Product] = {
             **replace_layers(model, linear, precision),
             **replace_experts(model, [s for s in sites if s.experts], precision),
         }
@@ -198,6 +198,13 @@ def dequantization(folder: str | Path) -> Mxfp4Config | None:
     """Return how to load 4-bit experts, such as gpt-oss has: as ordinary weights."""
     stored = getattr(AutoConfig.from_pretrained(folder), "quantization_config", None) or {}
     return Mxfp4Config(dequantize=True) if stored.get("quant_method") == "mxfp4" else None
+
+
+def forget_quantization(model: PreTrainedModel) -> None:
+    """Describe the weights as the plain numbers that they are after loading."""
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.__dict__["hf_quantizer"] = None
 
 
 def find_head_name(model: PreTrainedModel) -> str:

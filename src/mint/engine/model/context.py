@@ -54,25 +54,25 @@ class BankedLora:
     """Adapters in the slots of a bank, chosen row by row.
 
     ``mask`` [rows, slots] has a 1 where a row uses a slot; None means that all rows use slot 0.
-    ``members`` are the same on a CPU: the slots in use, each with the numbers of its rows, or None
-    for all rows.
+    ``owners`` are the same on a CPU: the slot of each row (-1 for none), or that of all rows.
     """
 
     slots: int
     mask: Tensor | None
-    members: tuple[tuple[int, Tensor | None], ...] = ()
+    owners: Tensor | int = 0
 
     @cached_property
     def by_slot(self) -> RowsBySlot:
         """The same for the kernels of a CPU."""
-        if self.mask is None:
-            return RowsBySlot(0)
-        slots = torch.full((len(self.mask),), -1)
-        for slot, members in self.members:
-            if members is None:
-                return RowsBySlot(slot)
-            slots[members] = slot
-        return RowsBySlot(slots)
+        return RowsBySlot(self.owners)
+
+    @cached_property
+    def members(self) -> list[tuple[int, Tensor | None]]:
+        """The slots in use on a CPU, each with the numbers of its rows; None is all rows."""
+        if isinstance(self.owners, int):
+            return [(self.owners, None)]
+        slots = sorted({*self.owners.tolist()} - {-1})
+        return [(slot, torch.nonzero(self.owners == slot).squeeze(1)) for slot in slots]
 
 
 Lora = NoLora | TrainedLora | BankedLora
@@ -89,7 +89,7 @@ class Pass:
 
     attention: Attention
     lora: Lora
-    recompute: bool = False  # activations in the backward pass, in place of keeping them
+    recompute: bool = False  # activations in the backward pass instead of keeping them
 
 
 _active: Pass | None = None

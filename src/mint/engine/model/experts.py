@@ -10,46 +10,28 @@ pair; how the rows are laid out is said by the routes of the pass:
 | `Complete` | [experts, N, in] | decoding on a GPU: every expert computes every token           |
 
 The host must know how many rows an expert has to run `Sorted`. The other two have shapes that do
-not depend on what the router chose, as a CUDA graph needs.
+not depend on what the router chose, as a CUDA graph needs. All routes have these methods:
+
+- ``spread`` returns for each row the values [N, size] of its token;
+- ``pick`` returns for each row the values [experts, size] of its expert;
+- ``multiply`` multiplies each row by its expert's weight, of [experts, out, in];
+- ``keep`` sets rows to zero that the router did not choose;
+- ``combine`` sums the rows of each token by its shares [N, K].
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mint.engine.model.context import BankedLora, TrainedLora, active
-from mint.engine.model.linear import Product, Site, product_gradients
+from mint.engine.model.linear import FrozenLinear, Site, product_gradients
 from mint.engine.model.precision import Precision, f32, multiply, multiply_gradient
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
 _GRAPH_ROWS = 512  # the most tokens that a decode step of fixed shape has
 _GATHER_COST = 3  # a gathered weight is read, written and read again
-
-
-class Routes(Protocol):
-    """The assignment of tokens to experts, and the layout of the rows of these pairs."""
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Return for each row the values [N, size] of its token."""
-        ...
-
-    def pick(self, values: Tensor) -> Tensor:
-        """Return for each row the values [experts, size] of its expert."""
-        ...
-
-    def multiply(self, rows: Tensor, weights: Tensor, precision: Precision) -> Tensor:
-        """Multiply each row by its expert's weight, of [experts, out, in]."""
-        ...
-
-    def keep(self, rows: Tensor) -> Tensor:
-        """Set rows to zero that the router did not choose."""
-        ...
-
-    def combine(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """Sum the rows of each token by its shares [N, K]."""
-        ...
 
 
 class Sorted:
@@ -136,6 +118,9 @@ class Complete:
         return torch.bmm(table[:, None], rows.transpose(0, 1)).squeeze(1)
 
 
+Routes = Sorted | Gathered | Complete
+
+
 def choose_routes(index: Tensor, experts: int) -> Routes:
     """Lay out the rows of a pass whose tokens use the experts in ``index`` [N, K]."""
     if not index.is_cuda or torch.is_grad_enabled() or len(index) > _GRAPH_ROWS:
@@ -145,8 +130,11 @@ def choose_routes(index: Tensor, experts: int) -> Routes:
     return Complete(index, experts)
 
 
-class ExpertsLinear(Product):
-    """The frozen linear layers of all experts of a layer, for one of its two projections."""
+class ExpertsLinear(nn.Module):
+    """The frozen linear layers of all experts of a layer, for one of its two projections.
+
+    Adapters use it as they do a :class:`FrozenLinear`.
+    """
 
     def __init__(
         self, site: Site, weight: Tensor, bias: Tensor | None, precision: Precision
@@ -156,7 +144,7 @@ class ExpertsLinear(Product):
         self.weight = weight.to(precision.weights).contiguous()  # [experts, out, in]
         self.bias = None if bias is None else bias.float()  # [experts, out]
         self.precision = precision
-        self.pairs = ()
+        self.pairs: tuple[Tensor, ...] = ()
         self.bank: tuple[Tensor, Tensor] | None = None  # [experts, slots * rank, in], [..., out]
         self._slots = 0
 
@@ -187,7 +175,7 @@ class ExpertsLinear(Product):
     def _banked(
         self, rows: Tensor, routes: Routes, bank: tuple[Tensor, Tensor], lora: BankedLora
     ) -> Tensor:
-        """Return what the adapters in the bank's first slots say, each of its own rows."""
+        """Return the products of the adapters in the bank's first slots, each for its own rows."""
         height = bank[0].shape[1] // self._slots * lora.slots
         a, b = (tensor[:, :height] for tensor in bank)
         inner = routes.multiply(rows, a, self.precision)
@@ -215,8 +203,11 @@ class ExpertsLinear(Product):
             b[:, : own_a.shape[1]] = scale * own_b.mT
 
 
+Product = FrozenLinear | ExpertsLinear
+
+
 class FrozenExperts(nn.Module):
-    """The experts of one layer, in the place of transformers' module."""
+    """The experts of one layer, which replace transformers' module."""
 
     def __init__(self, sites: list[Site], module: nn.Module, precision: Precision) -> None:
         super().__init__()
@@ -305,7 +296,7 @@ def find_expert_sites(name: str, module: nn.Module) -> list[Site]:
 def replace_experts(
     model: nn.Module, sites: list[Site], precision: Precision
 ) -> dict[str, ExpertsLinear]:
-    """Put our experts in the place of the model's; return each projection by its site's name."""
+    """Replace the model's experts by ours; return each projection by its site's name."""
     products: dict[str, ExpertsLinear] = {}
     for up, down in zip(sites[::2], sites[1::2], strict=True):
         name = up.name.rpartition(".")[0]

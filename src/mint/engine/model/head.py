@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mint.engine import native
 from mint.engine.model.context import Lora, TrainedLora
 from mint.engine.model.linear import FrozenLinear, product_gradients
 from mint.engine.model.precision import f32, mm, multiply_gradient
-from mint.engine.native.training import LANES, softmax_
+from mint.engine.native.training import LANES
 
 _CHUNK_BYTES = 256 * 2**20  # of logits
 _GPU_CHUNK_BYTES = 2**30
@@ -37,8 +37,8 @@ class Head:
 
     def logits(self, hidden: Tensor, lora: Lora) -> Tensor:
         """Return float32 logits [rows, vocabulary] of hidden states [rows, H]."""
-        has_kernels = isinstance(self.linear.packed, native.Packed)
-        if isinstance(lora, TrainedLora) and has_kernels and not torch.is_grad_enabled():
+        is_packed = self.linear.packed is not None
+        if isinstance(lora, TrainedLora) and is_packed and not torch.is_grad_enabled():
             return self.raw_logits(hidden, lora, None)[0]
         return self._finish(self.linear.product(hidden, lora))
 
@@ -76,25 +76,22 @@ class Head:
             output += mm(inner, linear.pairs[1].to(precision.lora).T)
         return self._finish(output), inner
 
-    def slope(self, logits: Tensor, sums: Tensor, total: Tensor, temperature: float) -> Tensor:
+    def slope(
+        self, logits: Tensor, sums: Tensor, total: Tensor, temperature: float,
+        wanted: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         """Return the gradient of the product's output, but for the targets' own part of it.
 
         ``logits`` are divided by the temperature already. ``total`` is the gradient of each row's
-        logprobs, summed. It comes in the format of gradients: it is the largest tensor of a
-        training pass.
+        logprobs, summed, and ``wanted`` that of its entropy, None for none. The result comes in the
+        format of gradients: it is the largest tensor of a training pass.
         """
         settings = (self.multiplier, self._cap(temperature), self.linear.precision.lora_gradients)
-        return _fused(_slope, logits)(logits, sums, total / temperature, *settings)  # type: ignore[no-any-return]
-
-    def slope_with_entropy(
-        self, logits: Tensor, sums: Tensor, total: Tensor, entropy: Tensor, wanted: Tensor,
-        temperature: float,
-    ) -> Tensor:  # fmt: skip
-        """Return the same where each row's entropy has the gradient ``wanted``."""
-        settings = (self.multiplier, self._cap(temperature), self.linear.precision.lora_gradients)
-        return _fused(_slope_with_entropy, logits)(  # type: ignore[no-any-return]
-            logits, sums, total / temperature, entropy, wanted / temperature, *settings
-        )
+        total = total / temperature
+        if wanted is None:
+            return _fused(_slope, logits)(logits, sums, total, *settings)  # type: ignore[no-any-return]
+        entropy = (self.entropy(logits, sums), wanted / temperature)
+        return _fused(_slope_with_entropy, logits)(logits, sums, total, *entropy, *settings)  # type: ignore[no-any-return]
 
     def add_to_slope(
         self, slope: Tensor, logits: Tensor, rows: Tensor, columns: Tensor, grad: Tensor,
@@ -129,10 +126,6 @@ class Head:
         """Whether a CPU's kernels turn logits into probabilities and those into gradients."""
         is_plain = self.softcap is None and self.vocabulary % LANES == 0
         return is_plain and self.linear.precision.has_kernels
-
-    def softmax_(self, logits: Tensor, temperature: float) -> Tensor:
-        """Turn logits into probabilities at a temperature; return the logsumexp of each row."""
-        return softmax_(logits, temperature)
 
     def pull_back(self, probs: Tensor, cells: tuple[Tensor, Tensor], temperature: float) -> Tensor:
         """Return the same as :meth:`pull`, by kernels; the ``cells`` of ``probs`` become 0."""
@@ -211,7 +204,7 @@ def _slope_with_entropy(
     return slope.to(dtype)
 
 
-_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+_compile = cache(torch.compile)
 
 
 def _fused(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
@@ -220,8 +213,4 @@ def _fused(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
     The number of rows becomes dynamic when it changes; that of columns stays known, so that loads
     can be wide.
     """
-    if not like.is_cuda:
-        return function
-    if function not in _compiled:
-        _compiled[function] = torch.compile(function)
-    return _compiled[function]
+    return _compile(function) if like.is_cuda else function

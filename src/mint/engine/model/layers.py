@@ -1,14 +1,14 @@
 """The decoder layers of a base model: compiled on a GPU, and recomputed in long backward passes."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mint.engine.model.context import Pass, active, running
+from mint.engine.model.context import active, running
 from mint.engine.model.sampled_trunk import SampledTrunk
 
 _RECOMPILES = 64  # variants of a layer: training, prefill, decoding; by window, slots and size
@@ -45,12 +45,8 @@ def _recomputable(forward: Callable[..., Any]) -> Callable[..., Any]:
             *args,
             use_reentrant=False,
             preserve_rng_state=False,
-            context_fn=lambda: (nullcontext(), _again(current)),
+            context_fn=lambda: (nullcontext(), running(current.attention, current.lora)),
             **kwargs,
         )
 
     return run
-
-
-def _again(current: Pass) -> AbstractContextManager[None]:
-    return running(current.attention, current.lora)

@@ -23,6 +23,7 @@ from mint.engine.model.precision import (
     fill_up,
     mm,
     multiply,
+    multiply_frozen,
     multiply_gradient,
 )
 from mint.engine.native.training import LANES
@@ -46,25 +47,7 @@ class Site:
         return rank * max(self.experts, 1)
 
 
-class Product(nn.Module):
-    """Frozen weights that adapters add to: what :mod:`.lora` needs to know of them."""
-
-    sites: list[Site]
-    weight: Tensor
-    pairs: tuple[Tensor, ...]  # of the adapter in training: A, B of each site
-
-    def new_bank(self, slots: int, rank: int) -> None:
-        """Make room for adapters; what was there is gone."""
-        raise NotImplementedError
-
-    def write_slot(
-        self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
-    ) -> None:
-        """Put the A and B that an adapter has for these sites into a slot of the bank."""
-        raise NotImplementedError
-
-
-class FrozenLinear(Product):
+class FrozenLinear(nn.Module):
     """One or several frozen linear layers of the same input, as one product."""
 
     def __init__(self, sites: list[Site], layers: list[nn.Module], precision: Precision) -> None:
@@ -75,17 +58,18 @@ class FrozenLinear(Product):
         weights = [_weight(layer).to(precision.weights) for layer in layers]
         self.weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
         self.bias = _joint_bias(layers, self.sizes)
-        self.packed: native.Packed | PackedWeight | None = None  # for sampling on a CPU
+        self.packed: native.Packed | None = None  # for a CPU's kernels
+        self._reordered: PackedWeight | None = None  # for sampling on a CPU without them
         if self.weight.device.type == "cpu" and precision.has_kernels:
             self.packed = native.Packed(self.weight.to(bf16), self.sizes)
         elif PackedWeight.is_possible(self.weight):
-            self.packed = PackedWeight(self.weight)
+            self._reordered = PackedWeight(self.weight)
         # A plain bool: compiled layers cannot follow how it is found.
         widths = (*self.sizes, self.weight.shape[1])
-        self._has_training_kernels = isinstance(self.packed, native.Packed) and not any(
+        self._has_training_kernels = self.packed is not None and not any(
             width % LANES for width in widths
         )
-        self.pairs = ()
+        self.pairs: tuple[Tensor, ...] = ()  # of the adapter in training: A, B of each site
         self.bank: tuple[Tensor, Tensor] | None = None  # of the adapters in sampling, on a GPU
         self.slots: list[tuple[Tensor, Tensor] | None] = []  # the same on a CPU: A, B of each slot
         self.extended = self.weight  # on a GPU, the weight with the bank's A below it
@@ -101,7 +85,7 @@ class FrozenLinear(Product):
         return first
 
     def joint(self, x: Tensor) -> Tensor:
-        """Return what all layers of the product make of x, row by row."""
+        """Return the outputs of all layers of the product for x, row by row."""
         rows, lora = x.reshape(-1, x.shape[-1]), active().lora
         if self._has_training_kernels and isinstance(lora, TrainedLora) and self.pairs:
             y: Tensor = KernelLoraProduct.apply(  # type: ignore[no-untyped-call]
@@ -118,16 +102,15 @@ class FrozenLinear(Product):
 
     def product(self, x: Tensor, lora: Lora) -> Tensor:
         """Multiply float32 rows [N, in] by the weight and the adapters, without a bias."""
-        packed = self.packed if isinstance(self.packed, native.Packed) else None
         if isinstance(lora, TrainedLora) and self.pairs:
             settings = (self.precision, lora.scale)
             if not torch.is_grad_enabled():
-                return lora_product(*settings, x, self.weight, packed, self.pairs)[0]
+                return lora_product(*settings, x, self.weight, self.packed, self.pairs)[0]
             return LoraProduct.apply(  # type: ignore[no-any-return, no-untyped-call]
-                *settings, self.sizes, x, self.weight, packed, *self.pairs
+                *settings, self.sizes, x, self.weight, self.packed, *self.pairs
             )
         if torch.is_grad_enabled():
-            return FrozenProduct.apply(x, self.weight, self.precision, packed)  # type: ignore[no-any-return, no-untyped-call]
+            return FrozenProduct.apply(x, self.weight, self.precision, self.packed)  # type: ignore[no-any-return, no-untyped-call]
         if not x.is_cuda:
             return self._sampled(x, lora)
         if not isinstance(lora, BankedLora) or self.bank is None:
@@ -139,9 +122,7 @@ class FrozenLinear(Product):
 
     def frozen(self, x: Tensor) -> Tensor:
         """Multiply float32 rows by the weight alone."""
-        if isinstance(self.packed, native.Packed):
-            return self.packed.multiply(x)
-        return multiply(x, self.weight, self.precision)
+        return multiply_frozen(x, self.weight, self.precision, self.packed)
 
     @property
     def joins_bank(self) -> bool:
@@ -151,9 +132,10 @@ class FrozenLinear(Product):
     @torch.inference_mode(False)
     @torch.no_grad()
     def new_bank(self, slots: int, rank: int) -> None:
+        """Make room for adapters; what was there is gone."""
         if not self.weight.is_cuda:
             self.slots = [None] * slots
-            if isinstance(self.packed, native.Packed):
+            if self.packed is not None:
                 self.packed.clear_adapters()
             return
         height, (outputs, inputs) = len(self.sites) * rank, self.weight.shape
@@ -170,24 +152,41 @@ class FrozenLinear(Product):
     def write_slot(
         self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
     ) -> None:
-        if not self.weight.is_cuda:
-            if isinstance(self.packed, native.Packed):
-                self._pack_slot(self.packed, slot, pairs, scale)
-            else:
-                self.slots[slot] = self._joint_pair(pairs, scale)
+        """Put the A and B that an adapter has for these sites into a slot of the bank."""
+        if self.weight.is_cuda:
+            assert self.bank is not None
+            a, b = (tensor[slot].zero_() for tensor in self.bank)
+            self._join_sites(a, b, pairs, scale)
             return
-        assert self.bank is not None
-        a, b = (tensor[slot].zero_() for tensor in self.bank)
-        height, column = a.shape[0] // len(self.sites), 0
+        (outputs, inputs), sites = self.weight.shape, len(self.sites)
+        ranks = [len(pairs[site.name][0]) for site in self.sites if site.name in pairs]
+        rank = max(ranks, default=0)
+        a = torch.zeros(sites * rank, inputs)
+        b = torch.zeros(sites * rank if self.packed is None else rank, outputs)
+        self._join_sites(a, b, pairs, scale)
+        if self.packed is None:
+            self.slots[slot] = (a, b) if rank else None
+        else:
+            self.packed.set_adapter(slot, a, b)
+
+    def _join_sites(
+        self, a: Tensor, b: Tensor, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
+    ) -> None:
+        """Write an adapter's A of all sites one below the other, and its B side by side.
+
+        A ``b`` of the same height as ``a`` has the rows of its sites one below the other too.
+        """
+        height, column = len(a) // len(self.sites), 0
         for index, site in enumerate(self.sites):
             if pair := pairs.get(site.name):
-                first, last = index * height, index * height + pair[0].shape[0]
-                a[first:last] = pair[0]
-                b[first:last, column : column + site.outputs] = scale * pair[1].T
+                rank, first = len(pair[0]), index * height
+                a[first : first + rank] = pair[0].detach()
+                first = first if len(b) == len(a) else 0
+                b[first : first + rank, column : column + site.outputs] = scale * pair[1].detach().T
             column += site.outputs
 
     def _joint(self, x: Tensor, b: Tensor, lora: BankedLora) -> Tensor:
-        """Multiply by the weight and every slot's A at once, then add what B makes of the latter.
+        """Multiply by the weight and every slot's A at once, then add B times the latter.
 
         A decode step on a GPU is bound by the number of its kernels: this takes two.
         """
@@ -202,70 +201,26 @@ class FrozenLinear(Product):
         inner = y[:, outputs:].to(b.dtype)
         return y[:, :outputs] + mm(inner, b[: lora.slots].flatten(0, 1))
 
-    def _joint_pair(
-        self, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return an adapter's A [height, in] and B [height, out] of all sites together."""
-        present = [pairs[site.name][0] for site in self.sites if site.name in pairs]
-        if not present:
-            return None
-        a = torch.cat([part.detach() for part in present]).to(self.precision.lora)
-        b, row, column = a.new_zeros(len(a), self.weight.shape[0]), 0, 0
-        for site in self.sites:
-            if pair := pairs.get(site.name):
-                rank = pair[0].shape[0]
-                b[row : row + rank, column : column + site.outputs] = scale * pair[1].detach().T
-                row += rank
-            column += site.outputs
-        return a, b
-
-    def _pack_slot(
-        self, packed: native.Packed, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]],
-        scale: float,
-    ) -> None:  # fmt: skip
-        """Put an adapter's A and B of all sites into a slot of the kernels."""
-        present = [pairs.get(site.name) for site in self.sites]
-        rank = max((pair[0].shape[0] for pair in present if pair), default=0)
-        if not rank:
-            packed.clear_adapter(slot)
-            return
-        a = torch.zeros(len(self.sites) * rank, self.weight.shape[1])
-        b, column = torch.zeros(rank, self.weight.shape[0]), 0
-        for index, (site, pair) in enumerate(zip(self.sites, present, strict=True)):
-            if pair is not None:
-                height = pair[0].shape[0]
-                a[index * rank : index * rank + height] = pair[0].detach()
-                b[:height, column : column + site.outputs] = scale * pair[1].detach().T
-            column += site.outputs
-        packed.set_adapter(slot, a, b)
-
     def _sampled(self, x: Tensor, lora: Lora) -> Tensor:
         """Multiply on a CPU so that the bits of a row do not depend on the other rows."""
-        if isinstance(self.packed, native.Packed):
+        if self.packed is not None:
             return self.packed.multiply(x, by_slot(lora))
         rows = fill_up(x)
-        if self.packed is not None:
-            y = self.packed.multiply(rows)
+        if self._reordered is not None:
+            y = self._reordered.multiply(rows)
         else:
             y = multiply(rows, self.weight, self.precision)
-        if isinstance(lora, BankedLora) and self.slots:
-            if lora.mask is None:
-                self._add_slot(y, rows, 0)
-            for slot, members in lora.members:
-                if members is None:
-                    self._add_slot(y, rows, slot)
-                    continue
-                part = y[members]
-                filled = fill_up(part)
-                self._add_slot(filled, fill_up(x[members]), slot)
-                y[members] = filled[: len(part)]
+        in_use = lora.members if isinstance(lora, BankedLora) and self.slots else []
+        for slot, members in in_use:
+            if (pair := self.slots[slot]) is None:
+                continue
+            own, part = rows, y
+            if members is not None:
+                own, part = fill_up(x[members]), fill_up(y[members])
+            part.addmm_(mm(own.to(self.precision.lora), pair[0].T), pair[1])
+            if members is not None:
+                y[members] = part[: len(members)]
         return y[: len(x)]
-
-    def _add_slot(self, y: Tensor, x: Tensor, slot: int) -> None:
-        """Add to y what the adapter in a slot makes of x."""
-        pair = self.slots[slot]
-        if pair is not None:
-            y.addmm_(mm(x.to(self.precision.lora), pair[0].T), pair[1])
 
 
 class LinearPart(nn.Module):
@@ -297,15 +252,14 @@ def lora_product(
     a, b = _joint_pairs(pairs, precision.lora)
     inner = (mm(low, a.T) * scale).to(precision.lora)  # [N, sites * rank]
     if not _is_joinable(precision.lora, weight.dtype, inner):
-        frozen = multiply(x, weight, precision) if packed is None else packed.multiply(x)
-        return frozen + mm(inner, b), low, inner
+        return multiply_frozen(x, weight, precision, packed) + mm(inner, b), low, inner
     both = torch.cat([low, inner], 1)
     y = mm(both, torch.cat([weight, b.T], 1).T)
     return y, both[:, : low.shape[1]], both[:, low.shape[1] :]
 
 
 def _is_joinable(lora: torch.dtype, weight: torch.dtype, inner: Tensor) -> bool:
-    """Say whether ``W x + B z`` is computed as one product, of ``[W B]`` and x above z.
+    """Return whether ``W x + B z`` is computed as one product, of ``[W B]`` and x above z.
 
     On a GPU it saves a float32 result of full size, which is written and read again. Compiled
     layers write x and z side by side, so that only W and B are copied.
@@ -384,7 +338,7 @@ def _joint_pairs(pairs: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, T
 def _add_banked(
     y: Tensor, x: Tensor, bank: tuple[Tensor, Tensor], lora: BankedLora, precision: Precision
 ) -> Tensor:
-    """Add what the adapters in a bank's first slots say, each to its own rows."""
+    """Add the products of the adapters in a bank's first slots, each to its own rows."""
     a, b = (tensor[: lora.slots].flatten(0, 1) for tensor in bank)
     inner = mm(x.to(precision.lora), a.T)  # [rows, slots * sites * rank]
     if lora.mask is not None:
@@ -393,7 +347,7 @@ def _add_banked(
     return y.addmm_(inner.to(precision.lora), b)
 
 
-def find_groups(model: nn.Module, sites: list[Site]) -> list[list[Site]]:
+def _find_groups(sites: list[Site]) -> list[list[Site]]:
     """Group the sites that read the same input, in the order of the model."""
     by_name = {site.name: site for site in sites}
     groups, grouped = [], set[str]()
@@ -413,9 +367,9 @@ def find_groups(model: nn.Module, sites: list[Site]) -> list[list[Site]]:
 def replace_layers(
     model: nn.Module, sites: list[Site], precision: Precision
 ) -> dict[str, FrozenLinear]:
-    """Put our layers in the place of the model's; return each product by its first site's name."""
+    """Replace the model's linear layers by ours; return each product by its first site's name."""
     products = {}
-    for group in find_groups(model, sites):
+    for group in _find_groups(sites):
         layers = [model.get_submodule(site.name) for site in group]
         product = FrozenLinear(group, layers, precision)
         products[group[0].name] = product
@@ -433,9 +387,10 @@ def _weight(layer: nn.Module) -> Tensor:
 
 
 def _joint_bias(layers: list[nn.Module], sizes: list[int]) -> Tensor | None:
-    biases = [layer.bias for layer in layers]
-    if all(bias is None for bias in biases):
+    if all(layer.bias is None for layer in layers):
         return None
-    zeros = [_weight(layer).new_zeros(size) for layer, size in zip(layers, sizes, strict=True)]
-    pieces = [z if b is None else b.detach() for b, z in zip(biases, zeros, strict=True)]  # type: ignore[operator]
-    return torch.cat(pieces).float()
+    biases = [
+        _weight(layer).new_zeros(size) if layer.bias is None else layer.bias.detach()  # type: ignore[operator]
+        for layer, size in zip(layers, sizes, strict=True)
+    ]
+    return torch.cat(biases).float()

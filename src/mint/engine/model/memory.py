@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -52,7 +53,7 @@ def plan_memory(model: BaseModel, memory_gb: float | None) -> MemoryBudget:
 
 
 def describe(model: BaseModel, budget: MemoryBudget) -> EnginePlan:
-    """Return what was decided, for the service and for people."""
+    """Return the plan that `mint serve` prints."""
     is_gpu = model.device.type == "cuda"
     return EnginePlan(
         device=torch.cuda.get_device_name(model.device) if is_gpu else "cpu",
@@ -89,8 +90,8 @@ def device_memory(device: torch.device) -> dict[str, float]:
 
 def _available_bytes() -> int:
     try:
-        with open("/proc/meminfo") as file:
-            line = next(line for line in file if line.startswith("MemAvailable"))
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable"))
         return int(line.split()[1]) * 1024
     except (OSError, StopIteration):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -99,9 +100,8 @@ def _available_bytes() -> int:
 def _resident_bytes() -> int:
     """Return the memory that this process takes now, 0 where the system does not tell."""
     try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
         return 0
 
 

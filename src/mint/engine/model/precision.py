@@ -81,16 +81,9 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def _has_bfloat16_units() -> bool:
-    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    names = ("avx512_bf16", "amx_bf16", "bf16")
-    if capabilities:
-        return any(capabilities.get(name, False) for name in names)
-    try:
-        with open("/proc/cpuinfo") as file:
-            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        return False
-    return bool({"avx512_bf16", "amx_bf16", "bf16"}.intersection(flags.split()))
+    # Older versions of torch do not name them.
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def mm(left: Tensor, right: Tensor) -> Tensor:
@@ -134,6 +127,13 @@ def _upper_bits(x: Tensor) -> Tensor:
     return ((x.view(torch.int32) + 0x8000) & -0x10000).view(f32)
 
 
+def multiply_frozen(
+    x: Tensor, weight: Tensor, precision: Precision, packed: native.Packed | None
+) -> Tensor:
+    """Multiply in a training pass: by a CPU's kernels if the weight is packed for them."""
+    return multiply(x, weight, precision) if packed is None else packed.multiply(x)
+
+
 def multiply_gradient(grad: Tensor, weight: Tensor, precision: Precision) -> Tensor:
     """Multiply float32 rows [N, out] by a frozen weight [out, in], in the backward pass."""
     return mm(grad.to(precision.gradients), weight.to(precision.gradients))
@@ -147,7 +147,7 @@ class FrozenProduct(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, precision: Precision, packed: native.Packed | None
     ) -> Tensor:
         ctx.weight, ctx.precision = weight, precision
-        return multiply(x, weight, precision) if packed is None else packed.multiply(x)
+        return multiply_frozen(x, weight, precision, packed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -163,7 +163,7 @@ class PackedWeight:
 
     @staticmethod
     def is_possible(weight: Tensor) -> bool:
-        """Say whether this build of torch can pack the weight on this CPU."""
+        """Return whether this build of torch can pack the weight on this CPU."""
         return (
             weight.device.type == "cpu"
             and weight.dtype in (bf16, f32)
@@ -188,7 +188,7 @@ def fill_up(x: Tensor) -> Tensor:
 
 
 def is_finite(tensors: list[Tensor]) -> bool:
-    """Say whether no tensor holds NaN or infinity, with one transfer from the device."""
+    """Return whether no tensor holds NaN or infinity, with one transfer from the device."""
     if not tensors:
         return True
     return bool(torch.isfinite(torch.stack(torch._foreach_norm(tensors, float("inf")))).all())

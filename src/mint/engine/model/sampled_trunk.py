@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from mint.engine import native
 from mint.engine.attention.paged import PagedAttention
 from mint.engine.model.context import active, by_slot
 from mint.engine.model.linear import FrozenLinear
@@ -34,7 +33,7 @@ class SampledTrunk:
 
     @staticmethod
     def is_possible(trunk: nn.Module) -> bool:
-        """Say whether the kernels can compute a model."""
+        """Return whether the kernels can compute a model."""
         is_known = type(trunk).__name__ in [f"{name}Model" for name in _ARCHITECTURES]
         return is_known and all(map(_is_plain, trunk.layers))  # type: ignore[arg-type]
 
@@ -63,18 +62,17 @@ class SampledTrunk:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Say whether the kernels can compute a decoder layer."""
-    sites = [len(p.sizes) if _has_kernels(p) else 0 for p in _products(layer)]
+    """Return whether the kernels can compute a decoder layer."""
+    sites = [
+        len(p.sizes) if isinstance(p, FrozenLinear) and p.packed is not None else 0
+        for p in _products(layer)
+    ]
     return sites == [3, 1, 2, 1] and type(layer.mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
 
 def _products(layer: Any) -> tuple[Any, ...]:
     attention, mlp = layer.self_attn, layer.mlp
     return attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj
-
-
-def _has_kernels(layer: nn.Module) -> bool:
-    return isinstance(layer, FrozenLinear) and isinstance(layer.packed, native.Packed)
 
 
 def _decoder_layer(layer: Any) -> DecoderLayer:

@@ -23,7 +23,7 @@ _NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}
 
 
 class Unavailable(Exception):
-    """Why there are no kernels on this machine, for people."""
+    """The reason why there are no kernels on this machine, as a message."""
 
 
 @cache

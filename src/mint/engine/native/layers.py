@@ -33,28 +33,17 @@ def gate(x: Tensor) -> Tensor:
 
 class _Layer(Structure):
     _fields_ = [
-        ("heads", c_int64),
-        ("key_heads", c_int64),
-        ("size", c_int64),
-        ("window", c_int64),
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("sinks", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        *((name, c_int64) for name in ("heads", "key_heads", "size", "window")),
+        *((name, c_float) for name in ("scale", "softcap")),
+        *((name, c_void_p) for name in ("sinks", "keys", "values")),
     ]
 
 
 class _Layout(Structure):
     _fields_ = [
-        ("rows", c_void_p),
-        ("starts", c_void_p),
-        ("common", c_void_p),
-        ("tables", c_void_p),
-        ("table_of", c_void_p),
-        ("positions", c_void_p),
-        ("groups", c_int64),
-        ("largest", c_int64),
+        *((name, c_void_p) for name in ("rows", "starts", "common")),
+        *((name, c_void_p) for name in ("tables", "table_of", "positions")),
+        *((name, c_int64) for name in ("groups", "largest")),
     ]
 
 

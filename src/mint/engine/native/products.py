@@ -17,13 +17,8 @@ Panels = NDArray[np.int32]
 
 class _Matrix(Structure):
     _fields_ = [
-        ("words", c_void_p),
-        ("panels", c_void_p),
-        ("panel_count", c_int64),
-        ("inputs", c_int64),
-        ("depth", c_int64),
-        ("is_bf16", c_int64),
-        ("sites", c_int64),
+        *((name, c_void_p) for name in ("words", "panels")),
+        *((name, c_int64) for name in ("panel_count", "inputs", "depth", "is_bf16", "sites")),
         ("a", c_void_p * SLOTS),
         ("b", c_void_p * SLOTS),
         ("rank", c_int64 * SLOTS),
@@ -125,6 +120,9 @@ class Packed:
         """Put an adapter into a slot: A [sites * rank, in], and B [rank, out] of all sites."""
         rank = b.shape[0]
         assert a.shape[0] == rank * len(self.sizes)
+        self._clear_adapter(slot)
+        if not rank:
+            return
         packed = _pack_floats(a, _cut([a.shape[0]], widest=1)), _pack_floats(b.T, self._panels)
         self._adapters[slot] = packed
         self.struct.a[slot], self.struct.b[slot] = (words.data_ptr() for words in packed)
@@ -133,10 +131,9 @@ class Packed:
     def clear_adapters(self) -> None:
         """Empty all slots."""
         for slot in list(self._adapters):
-            self.clear_adapter(slot)
+            self._clear_adapter(slot)
 
-    def clear_adapter(self, slot: int) -> None:
-        """Empty a slot."""
+    def _clear_adapter(self, slot: int) -> None:
         self._adapters.pop(slot, None)
         self.struct.a[slot] = None
 

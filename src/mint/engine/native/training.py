@@ -207,7 +207,7 @@ class TreeAttention(torch.autograd.Function):
 class TurnedAttention(torch.autograd.Function):
     """The same of rows of queries, keys and values [N, (H + 2 Hkv) D], turned by their position.
 
-    They are turned in place: whoever computed the rows must not need them.
+    They are turned in place: the rows must not be needed afterwards.
     """
 
     @staticmethod

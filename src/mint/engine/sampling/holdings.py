@@ -35,8 +35,7 @@ class Holdings:
     ) -> None:
         self._max_rows, self._max_blocks = max_rows, max_blocks
         self._tenants: dict[str, Holding] = {}
-        self.rows = 0
-        self.claimed = 0
+        self.claimed = 0  # rows, by answers that decode or are about to start
         for tenant in waiting:
             self.of(tenant)
         for sequence in running:
@@ -44,7 +43,6 @@ class Holdings:
             holding.rows += 1
             holding.blocks += len(sequence.blocks)
             holding.adapters.add(sequence.job.adapter)
-            self.rows += 1
             self.claimed += 1
         for prefill in prefills:
             self.add(prefill)
@@ -60,7 +58,6 @@ class Holdings:
         if prefill.sequence is not None:
             holding.rows += 1
             holding.adapters.add(prefill.adapter)
-            self.rows += 1
             self.claimed += 1
             return
         most = max(self._max_rows // 4, 1)  # one job alone does not keep all others out
@@ -73,17 +70,17 @@ class Holdings:
         self.claimed += starting
 
     @property
-    def share(self) -> float:
-        """A tenant's fair share, from 0 to 1."""
-        return 1 / max(len(self._tenants), 1)
-
-    @property
-    def _fair_rows(self) -> float:
-        return max(self._max_rows * self.share, 1)
+    def fair_rows(self) -> float:
+        """A tenant's fair share of the rows, at least one."""
+        return max(self._max_rows * self._share, 1)
 
     @property
     def _fair_slots(self) -> float:
-        return max(MAX_SLOTS * self.share, 1)
+        return max(MAX_SLOTS * self._share, 1)
+
+    @property
+    def _share(self) -> float:
+        return 1 / max(len(self._tenants), 1)
 
     def level(self, tenant: str) -> float:
         """Return the largest fraction of any resource that a tenant holds."""
@@ -102,19 +99,15 @@ class Holdings:
     def may_claim(self, tenant: str) -> bool:
         """Return whether one more answer of a tenant is within its share of rows."""
         holding = self.of(tenant)
-        return holding.rows + holding.starting + 1 <= self._fair_rows
+        return holding.rows + holding.starting + 1 <= self.fair_rows
 
     def is_owed(self, tenant: str, rows: int = 0, blocks: int = 0) -> bool:
         """Return whether a tenant stays within its share with this much more."""
         holding = self.of(tenant)
         return (
-            holding.rows + rows <= self._fair_rows
-            and holding.blocks + blocks <= self._max_blocks * self.share
+            holding.rows + rows <= self.fair_rows
+            and holding.blocks + blocks <= self._max_blocks * self._share
         )
-
-    def is_owed_row(self, rows: int) -> bool:
-        """Return whether one row more than ``rows`` is within a tenant's share."""
-        return rows + 1 <= self._fair_rows
 
     def is_owed_slot(self, tenant: str) -> bool:
         """Return whether one more adapter of a tenant is within its share."""
@@ -129,8 +122,8 @@ class Holdings:
         tenant = self.largest()
         holding = self.of(tenant)
         has_more = (
-            holding.rows > self._fair_rows
-            or holding.blocks > self._max_blocks * self.share
+            holding.rows > self.fair_rows
+            or holding.blocks > self._max_blocks * self._share
             or len(holding.adapters) > self._fair_slots
         )
         return tenant if has_more else None

@@ -25,8 +25,7 @@ class BlockManager:
         self._users = [0] * blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks))
         self._known: dict[_Key, int] = {}
-        self._keys: dict[int, _Key] = {}  # of each known block
-        self._numbers: dict[int, int] = {}  # of each known block; never reused
+        self._keys: dict[int, tuple[_Key, int]] = {}  # of each known block, and its number
         self._counter = itertools.count(_BASE_MODEL + 1)
         self._adapters: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()
 
@@ -40,7 +39,7 @@ class BlockManager:
         """The number of free blocks whose tokens can still be reused."""
         return sum(block in self._keys for block in self._free)
 
-    def root(self, adapter: Adapter | None) -> int:
+    def _root(self, adapter: Adapter | None) -> int:
         """Return the number that comes before the first block of an adapter's sequences."""
         if adapter is None:
             return _BASE_MODEL
@@ -48,18 +47,18 @@ class BlockManager:
             self._adapters[adapter] = next(self._counter)
         return self._adapters[adapter]
 
-    def find(self, adapter: Adapter | None, tokens: IntArray) -> list[int]:
-        """Take the cached blocks of the longest known prefix of ``tokens``."""
-        before, found = self.root(adapter), []
+    def find(self, adapter: Adapter | None, tokens: IntArray) -> tuple[list[int], int]:
+        """Take the cached blocks of the longest known prefix; return also the last one's number."""
+        before, found = self._root(adapter), []
         for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
             block = self._known.get((before, tokens[start : start + BLOCK_SIZE].tobytes()))
             if block is None:
                 break
             found.append(block)
-            before = self._numbers[block]
+            before = self._keys[block][1]
         for block in found:
             self.share(block)
-        return found
+        return found, before
 
     def share(self, block: int) -> None:
         """Count one more user of a block."""
@@ -90,12 +89,11 @@ class BlockManager:
         key = (before, tokens.tobytes())
         known = self._known.get(key)
         if known is not None:
-            return self._numbers[known]
+            return self._keys[known][1]
         self._forget(block)
         self._known[key] = block
-        self._keys[block] = key
-        self._numbers[block] = next(self._counter)
-        return self._numbers[block]
+        self._keys[block] = key, (number := next(self._counter))  # a number is never reused
+        return number
 
     def forget_all(self) -> None:
         """Forget the contents of all blocks: after a failure they are unknown."""
@@ -103,7 +101,6 @@ class BlockManager:
             self._forget(block)
 
     def _forget(self, block: int) -> None:
-        key = self._keys.pop(block, None)
-        if key is not None:
+        if block in self._keys:
+            key, _ = self._keys.pop(block)
             del self._known[key]
-            del self._numbers[block]

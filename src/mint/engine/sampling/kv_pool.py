@@ -44,10 +44,6 @@ class KVPool:
         """Return the bytes that the keys and values of one token take, over all layers."""
         return sum(2 * heads * size * dtype.itemsize for heads, size in shapes.values())
 
-    def modules(self) -> list[nn.Module]:
-        """Return the attention modules, in the order of the layers."""
-        return list(self._layers)
-
     def layers(self) -> list[Tensor]:
         """Return the tensors, in the order of the layers."""
         return list(self._layers.values())

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mint.engine.messages import IntArray, SampleRequest
+from mint.engine.messages import SampleRequest
 from mint.engine.native import layers
 
 _CANDIDATES = 1024  # tokens among which a nucleus usually lies
@@ -89,12 +89,12 @@ class Picks:
 
 
 def is_filtered(request: SampleRequest) -> bool:
-    """Say whether a request may leave some tokens out of the choice."""
+    """Return whether a request excludes tokens from the choice."""
     return request.top_k > 0 or request.top_p < 1 or request.min_p > 0
 
 
 def is_penalized(request: SampleRequest) -> bool:
-    """Say whether a request changes the logits by what was said before, or by hand."""
+    """Return whether a request has penalties or a logit bias."""
     penalties = (request.frequency_penalty, request.presence_penalty)
     return any(penalties) or request.repetition_penalty != 1 or bool(request.logit_bias)
 
@@ -153,12 +153,11 @@ def pick_by_kernels(
 
     Whether a row is picked by the kernel depends on its own request alone, so its bits do too.
     """
-    is_plain = [not is_filtered(r) and not r.topk_sample_logprobs for r in requests]
     temperatures = torch.tensor([r.temperature for r in requests], dtype=torch.float32)
     signs = torch.tensor([signed(seed) for seed in seeds])
     numbers = uniforms(signs, torch.tensor(samples), steps)
     tokens, logprobs = layers.pick(logits, temperatures, numbers)
-    others = [row for row, plain in enumerate(is_plain) if not plain]
+    others = [n for n, r in enumerate(requests) if is_filtered(r) or r.topk_sample_logprobs]
     if not others:
         return Picked(tokens, logprobs)
     picks = Picks.of(
@@ -241,7 +240,8 @@ def penalize(logits: Tensor, row: int, request: SampleRequest, answer: list[int]
     """Change one row of logits by its request's penalties and biases."""
     device = logits.device
     if request.repetition_penalty != 1:
-        seen = torch.as_tensor(_distinct(request.prompt, answer), device=device)
+        distinct = np.unique(np.concatenate([request.prompt, np.array(answer, np.int64)]))
+        seen = torch.as_tensor(distinct, device=device)
         values = logits[row, seen]
         factor = request.repetition_penalty
         logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
@@ -253,7 +253,3 @@ def penalize(logits: Tensor, row: int, request: SampleRequest, answer: list[int]
         )
     for token, bias in request.logit_bias.items():
         logits[row, token] += bias
-
-
-def _distinct(prompt: IntArray, answer: list[int]) -> IntArray:
-    return np.unique(np.concatenate([prompt, np.array(answer, np.int64)]))

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter
-from mint.engine.attention import DecodeRows, prefill_attention
-from mint.engine.attention.grouped import GroupedDecode
-from mint.engine.attention.paged import PagedAttention
+from mint.engine.attention import DecodeRows, decode_attention, prefill_attention
 from mint.engine.model.base_model import BaseModel
-from mint.engine.model.context import Attention, Lora
+from mint.engine.model.context import Lora
 from mint.engine.model.head import Head
 from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.sampling.picking import (
@@ -58,7 +56,6 @@ class Runner:
         self.head: Head = model.head
         self._model = model
         self._bank = model.bank
-        self._decode_attention = GroupedDecode(pool)
 
     @property
     def is_idle(self) -> bool:
@@ -108,19 +105,10 @@ class Runner:
         sequences = list(sequences)
         positions = np.array([s.length - 1 for s in sequences], np.int64)
         tokens = np.array([s.tokens[-1] for s in sequences], np.int64)
-        rows = DecodeRows(
-            [s.uid for s in sequences],
-            positions,
-            [s.blocks for s in sequences],
-            [id(s.job.prefill) for s in sequences],
-            [len(s.job.request.prompt) for s in sequences],
-        )
+        prompts = [len(s.job.request.prompt) for s in sequences]
+        rows = DecodeRows(positions, [s.blocks for s in sequences], prompts)
         lora = self.lora([s.job.adapter for s in sequences])
-        view: Attention = self._decode_attention
-        if self._model.precision.has_kernels:
-            view = PagedAttention.of_rows(rows)
-        else:
-            self._decode_attention.update(rows)
+        view = decode_attention(rows, self._model.precision.has_kernels)
         hidden = self._model.hidden(tokens, positions, view, lora)
         return self._pick(sequences, self.head.logits(hidden, lora))
 

@@ -104,7 +104,11 @@ class Sampler:
             if len(steps) > 1:
                 self.scheduler.separate(steps)
             else:
-                self._fail_prefill(steps[0], error)
+                prefill = steps[0].prefill
+                jobs = [prefill.sequence.job] if prefill.sequence is not None else [*prefill.jobs]
+                self.scheduler.drop(prefill)
+                for job in jobs:
+                    self._fail(job, error)
             return
         at = 0
         for step in steps:
@@ -118,13 +122,6 @@ class Sampler:
             if step.completes and prefill.keeps_hidden:
                 self._score(prefill.jobs[0], torch.cat(prefill.hidden))
                 prefill.hidden = []
-
-    def _fail_prefill(self, step: PrefillStep, error: Exception) -> None:
-        prefill = step.prefill
-        jobs = [prefill.sequence.job] if prefill.sequence is not None else list(prefill.jobs)
-        self.scheduler.drop(prefill)
-        for job in jobs:
-            self._fail(job, error)
 
     def _score(self, job: Job, hidden: torch.Tensor) -> None:
         if job.scores is not None or job.is_over:

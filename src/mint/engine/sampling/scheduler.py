@@ -9,7 +9,6 @@ of the tenant that holds the most is preempted.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from itertools import islice
 
 from mint.engine.adapters.lora import MAX_SLOTS, Adapter
 from mint.engine.attention.layout import Chunk
-from mint.engine.messages import IntArray
 from mint.engine.sampling.holdings import Holdings
 from mint.engine.sampling.kv_blocks import BlockManager
 from mint.engine.sampling.kv_pool import BLOCK_SIZE
@@ -135,11 +133,10 @@ class Scheduler:
         steps.append(PrefillStep(prefill, Chunk(tokens, prefill.done, prefill.blocks)))
         # Known from here on: a prompt that shares these blocks is computed in the same pass or a
         # later one, and within a pass keys are written before they are read.
-        full = end // BLOCK_SIZE
-        for index in range(prefill.known, full):
+        for index in range(prefill.known, end // BLOCK_SIZE):
             part = prefill.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
             prefill.number = self.blocks.learn(prefill.blocks[index], prefill.number, part)
-        prefill.known = max(prefill.known, full)
+            prefill.known += 1
         return len(tokens)
 
     def _admit(self, adapters: set[Adapter | None], held: Holdings) -> Prefill | None:
@@ -156,7 +153,6 @@ class Scheduler:
                 self._overtaken = self._overtaken + 1 if passed else 0
                 return prefill
             else:
-                self._forget_prompt(prefill)
                 blocks = _blocks_for(prefill)
                 if held.is_owed(tenant, blocks=blocks) or self._overtaken >= _MAX_OVERTAKEN:
                     return None
@@ -178,10 +174,10 @@ class Scheduler:
         if prefill.sequence is not None:
             self._waiting.resuming(prefill.tenant).popleft()
         elif (found := self._waiting.queue(prefill.tenant)) is not None:
-            for job in prefill.jobs:
-                job.prefill = prefill
-            found[1].popleft()
+            found[1].popleft().prefill = prefill
             self._waiting.next_queue(prefill.tenant)
+            if not prefill.keeps_hidden:
+                self._prompts[_prompt_key(prefill)] = prefill
         self._waiting.served(prefill.tenant)
 
     def _prefill_of(
@@ -196,21 +192,15 @@ class Scheduler:
                 queue.popleft()
             elif shared is not None and not job.wants_scores:
                 queue.popleft()
-                self._join(shared, job)
+                shared.jobs.append(job)
+                job.prefill = shared
+                if shared.is_done and shared not in self._ready:
+                    self._ready.append(shared)
             else:
-                prompt = job.request.prompt
-                prefill = Prefill(prompt, adapter, tenant=tenant, jobs=[job])
+                prefill = Prefill(job.request.prompt, adapter, tenant=tenant, jobs=[job])
                 prefill.keeps_hidden = job.wants_scores
-                if not job.wants_scores:
-                    self._prompts[key] = prefill
                 return prefill
         return None
-
-    def _join(self, prefill: Prefill, job: Job) -> None:
-        prefill.jobs.append(job)
-        job.prefill = prefill
-        if prefill.is_done and prefill not in self._ready:
-            self._ready.append(prefill)
 
     def _finds_room(self, prefill: Prefill, adapters: set[Adapter | None], held: Holdings) -> bool:
         """Allocate a prefill's blocks (and a row if it resumes), by preemption if needed."""
@@ -222,18 +212,18 @@ class Scheduler:
             while len(self.running) + self._resuming_rows() >= self._max_rows:
                 if not (held.is_owed(tenant, rows=1) and self._preempt(tenant, ())):
                     return False
-        while not self._fits(prefill, adapters):
-            if len(adapters | {prefill.adapter}) > MAX_SLOTS:
-                return False
+        if len(adapters | {prefill.adapter}) > MAX_SLOTS:
+            return False
+        while not self._fits(prefill):
             if not (held.is_owed(tenant, blocks=blocks) and self._preempt(tenant, self._ready)):
                 return False
         return True
 
-    def _fits(self, prefill: Prefill, adapters: set[Adapter | None]) -> bool:
+    def _fits(self, prefill: Prefill) -> bool:
         """Allocate a prefill's blocks if one remains free for every running sequence."""
-        if len(adapters | {prefill.adapter}) > MAX_SLOTS:
-            return False
-        known = self.blocks.find(prefill.adapter, _reusable(prefill))
+        # Never all tokens: the hidden state of the last is needed, and of all for scores.
+        reusable = prefill.tokens[: 0 if prefill.keeps_hidden else -1]
+        known, number = self.blocks.find(prefill.adapter, reusable)
         needed = _blocks_for(prefill) - len(known)
         is_alone = not (self.running or self._prefilling or self._ready)
         reserve = 0 if is_alone else len(self.running) + 1
@@ -242,11 +232,7 @@ class Scheduler:
             return False
         prefill.blocks = known + [self._take() for _ in range(needed)]
         prefill.done = len(known) * BLOCK_SIZE
-        prefill.known, prefill.number = 0, self.blocks.root(prefill.adapter)
-        for index in range(len(known)):
-            part = prefill.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
-            prefill.number = self.blocks.learn(known[index], prefill.number, part)
-        prefill.known = len(known)
+        prefill.known, prefill.number = len(known), number
         return True
 
     def _take(self) -> int:
@@ -305,14 +291,12 @@ class Scheduler:
         turns: dict[str, deque[Prefill]] = {}
         for prefill in self._ready:
             turns.setdefault(prefill.tenant, deque()).append(prefill)
-        order = [(rows[tenant], place, tenant) for place, tenant in enumerate(turns)]
-        heapq.heapify(order)
         chosen: dict[Prefill, list[Sequence]] = {prefill: [] for prefill in self._ready}
         taken, short = 0, self._max_rows
         starting: set[Adapter | None] = set()
         may_start = self._slot_turns.may_start(self._slots(), self._wanted_slots())
-        while order:
-            _, place, tenant = order[0]
+        while turns:
+            tenant = min(turns, key=rows.__getitem__)  # of equal ones, the first
             prefill = turns[tenant].popleft()
             job = _next_job(prefill)
             if job is not None:
@@ -325,10 +309,8 @@ class Scheduler:
                     rows[tenant] += not is_short
                     taken, short = taken + (not is_short), short - is_short
                     turns[tenant].append(prefill)
-            if turns[tenant]:
-                heapq.heapreplace(order, (rows[tenant], place, tenant))
-            else:
-                heapq.heappop(order)
+            if not turns[tenant]:
+                del turns[tenant]
         for prefill, sequences in chosen.items():
             if _next_job(prefill) is None and not sequences:
                 self._free(prefill)
@@ -340,14 +322,11 @@ class Scheduler:
             used = len(self.running) + self._resuming_rows() + taken
             if used < self._max_rows and taken < self.blocks.free:  # each takes a block to begin
                 return True
-            if not (self._holdings().is_owed_row(rows) and self._preempt(tenant, ())):
+            if not (rows + 1 <= self._holdings().fair_rows and self._preempt(tenant, ())):
                 return False
 
     def _has_slot(
-        self,
-        prefill: Prefill,
-        may_start: set[Adapter | None],
-        starting: set[Adapter | None],
+        self, prefill: Prefill, may_start: set[Adapter | None], starting: set[Adapter | None]
     ) -> bool:
         """Return whether an adapter has a slot in the decoding batch, or can get one."""
         if prefill.adapter in may_start or prefill.adapter in self._slots():
@@ -530,11 +509,7 @@ class Scheduler:
         prefill.hidden, prefill.last_hidden = [], None
         if prefill in self._ready:
             self._ready.remove(prefill)
-        self._forget_prompt(prefill)
-
-    def _forget_prompt(self, prefill: Prefill) -> None:
-        key = (prefill.tenant, prefill.adapter, prefill.tokens.tobytes())
-        if self._prompts.get(key) is prefill:
+        if self._prompts.get(key := _prompt_key(prefill)) is prefill:
             del self._prompts[key]
 
 
@@ -548,12 +523,9 @@ def _next_job(prefill: Prefill) -> Job | None:
     return None
 
 
+def _prompt_key(prefill: Prefill) -> tuple[str, Adapter | None, bytes]:
+    return prefill.tenant, prefill.adapter, prefill.tokens.tobytes()
+
+
 def _blocks_for(prefill: Prefill) -> int:
     return -(-len(prefill.tokens) // BLOCK_SIZE)
-
-
-def _reusable(prefill: Prefill) -> IntArray:
-    """Return the tokens that may be cached: never the last, whose hidden state is needed."""
-    if prefill.keeps_hidden:
-        return prefill.tokens[:0]
-    return prefill.tokens[:-1]

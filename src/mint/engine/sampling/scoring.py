@@ -1,6 +1,6 @@
 """Score a prompt's own tokens: logprobs, top-k rows, chosen tokens, and other draws.
 
-All of it comes from the hidden states of one prefill. Row i of a result speaks of prompt token i
+All of it comes from the hidden states of one prefill. Row i of a result is about prompt token i
 (or i + 1 where it has one row less); the first token has nothing before it and is never scored.
 """
 
@@ -34,16 +34,6 @@ class PromptScores:
     topk: TopkLogprobs | None = None
     targets: FloatArray | None = None
     alternatives: TopkLogprobs | None = None
-
-
-def is_wanted(request: SampleRequest) -> bool:
-    """Return whether a request asks for anything about its prompt."""
-    return (
-        request.prompt_logprobs
-        or request.topk_prompt_logprobs > 0
-        or request.target_prompt_logprobs is not None
-        or request.prompt_alt_tokens_k > 0
-    )
 
 
 def score_prompt(

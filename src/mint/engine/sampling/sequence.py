@@ -24,7 +24,7 @@ from mint.engine.messages import (
 )
 from mint.engine.sampling.kv_pool import BLOCK_SIZE
 from mint.engine.sampling.picking import is_filtered, is_penalized
-from mint.engine.sampling.scoring import BROKEN_WEIGHTS, PromptScores, is_wanted
+from mint.engine.sampling.scoring import BROKEN_WEIGHTS, PromptScores
 from mint.engine.sampling.stopping import StopRule
 
 
@@ -159,7 +159,14 @@ class Job:
 
     @property
     def wants_scores(self) -> bool:
-        return is_wanted(self.request)
+        """Whether the request asks for anything about its prompt."""
+        request = self.request
+        return (
+            request.prompt_logprobs
+            or request.topk_prompt_logprobs > 0
+            or request.target_prompt_logprobs is not None
+            or request.prompt_alt_tokens_k > 0
+        )
 
     @property
     def is_done(self) -> bool:

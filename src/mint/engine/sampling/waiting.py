@@ -29,12 +29,8 @@ class WaitingJobs:
 
     def add(self, job: Job, at_front: bool = False) -> None:
         """Queue a job behind the others of its tenant and adapter, or before them."""
-        queues = self._of(job.tenant).queues
-        queue = queues.setdefault(job.adapter, deque())
-        if at_front:
-            queue.appendleft(job)
-        else:
-            queue.append(job)
+        queue = self._of(job.tenant).queues.setdefault(job.adapter, deque())
+        queue.insert(0 if at_front else len(queue), job)
 
     def add_resuming(self, prefill: Prefill) -> None:
         """Queue an answer that lost its blocks, ahead of its tenant's other work."""
@@ -74,7 +70,7 @@ class WaitingJobs:
         """Remove a job's answers that wait to resume; the job itself is skipped in its turn."""
         waiting = self._tenants.get(job.tenant)
         if waiting is not None and waiting.resuming:
-            kept = [p for p in waiting.resuming if p.sequence is None or p.sequence.job is not job]
+            kept = (p for p in waiting.resuming if p.sequence and p.sequence.job is not job)
             waiting.resuming = deque(kept)
             if not (waiting.queues or waiting.resuming):
                 del self._tenants[job.tenant]

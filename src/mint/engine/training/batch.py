@@ -94,8 +94,12 @@ def _kept_tokens(members: list[Datum], order: NDArray[Any]) -> NDArray[Any] | No
     return np.asarray(found[order])
 
 
-def check_request(request: ForwardBackward, info: ModelInfo) -> tuple[list[Datum], Loss, Terms]:
-    """The datums with just the inputs that loss and terms read. Raises UserError on a mistake."""
+def check_request(
+    request: ForwardBackward, info: ModelInfo
+) -> tuple[list[Datum], Loss, dict[str, float], Terms]:
+    """Return the datums with just the inputs that loss and terms read, the loss, its settings and
+    the terms. Raises UserError on a mistake.
+    """
     loss = LOSSES.get(request.loss_fn)
     if loss is None:
         raise UserError(
@@ -104,13 +108,13 @@ def check_request(request: ForwardBackward, info: ModelInfo) -> tuple[list[Datum
         )
     if not request.data:
         raise UserError("The batch is empty: data has no datum. Pass at least one datum.")
-    settings = loss_settings(request.config, loss, request.loss_fn)
+    settings = _loss_settings(request.config, loss, request.loss_fn)
     terms = read_terms(request.config)
     data = [
         _check_datum(d, i, request.loss_fn, loss, terms, info) for i, d in enumerate(request.data)
     ]
     _fill_optional(data, settings, loss)
-    return data, loss, terms
+    return data, loss, settings, terms
 
 
 def _fill_optional(data: list[Datum], settings: dict[str, float], loss: Loss) -> None:
@@ -123,7 +127,7 @@ def _fill_optional(data: list[Datum], settings: dict[str, float], loss: Loss) ->
             inputs[key] = np.full(inputs["target_tokens"].shape, settings[key], np.float32)
 
 
-def loss_settings(config: Mapping[str, float | str], loss: Loss, name: str) -> dict[str, float]:
+def _loss_settings(config: Mapping[str, float | str], loss: Loss, name: str) -> dict[str, float]:
     """The loss's settings with the request's values over the defaults."""
     for key, value in config.items():
         if key not in loss.settings and key not in NAMES:

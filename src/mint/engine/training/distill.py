@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter
 from mint.engine.attention import tree_attention
-from mint.engine.messages import DistillDatum, FloatArray, IntArray, UserError
+from mint.engine.messages import DistillDatum, IntArray, UserError
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import Lora, NoLora
 from mint.engine.training.tree import PrefixTree, pack
@@ -34,60 +34,48 @@ def reverse_kl(
         owners = np.repeat(tree.members, [len(datum.targets) for datum in members])
         weights = model.tensor(np.concatenate([datum.weights for datum in members]))
         with torch.no_grad():
-            theirs, their_lora = _reference_hidden(model, reference, members, budget)
-        mine, my_lora = _hidden(model, student, tree, members, recompute=len(tree.tokens) > budget)
+            theirs = _reference_hidden(model, reference, members, budget)
+        mine = _hidden(model, student, tree, members, recompute=len(tree.tokens) > budget)
         leaf = mine.detach().requires_grad_()
-        values = _backward(model, student, leaf, my_lora, theirs, reference, their_lora,
-                           weights, temperature)  # fmt: skip
-        np.add.at(losses, owners, values)
+        values = []  # chunk by chunk: a bounded number of rows of logits exist at a time
+        for start in range(0, len(leaf), model.head.chunk_rows()):
+            part = slice(start, start + model.head.chunk_rows())
+            with torch.no_grad():
+                log_r = _logprobs(model, reference, theirs[part], temperature)
+            log_p = _logprobs(model, student, leaf[part], temperature)
+            loss = weights[part] * (log_p.exp() * (log_p - log_r)).sum(-1)
+            loss.sum().backward()  # type: ignore[no-untyped-call]
+            values.append(loss.detach().cpu().numpy())
+        np.add.at(losses, owners, np.concatenate(values))
         if leaf.grad is not None:
             mine.backward(leaf.grad)  # type: ignore[no-untyped-call]
     return [float(loss) for loss in losses]
 
 
-def _backward(
-    model: BaseModel,
-    student: Adapter,
-    mine: Tensor,
-    my_lora: Lora,
-    theirs: Tensor,
-    reference: Adapter | None,
-    their_lora: Lora,
-    weights: Tensor,
-    temperature: float,
-) -> FloatArray:
-    """Return the loss of each row, whose gradient goes to ``mine`` and the student's head.
+def _activate(model: BaseModel, adapter: Adapter | None) -> Lora:
+    return NoLora() if adapter is None else adapter.train_on(model.products)
 
-    It goes chunk by chunk, so that a bounded number of rows of logits exist at a time.
-    """
-    head, values = model.head, []
-    for start in range(0, len(mine), head.chunk_rows()):
-        part = slice(start, start + head.chunk_rows())
-        with torch.no_grad():
-            if reference is not None:
-                reference.train_on(model.products)
-            log_r = torch.log_softmax(head.logits(theirs[part], their_lora) / temperature, -1)
-        student.train_on(model.products)
-        log_p = torch.log_softmax(head.logits(mine[part], my_lora) / temperature, -1)
-        loss = weights[part] * (log_p.exp() * (log_p - log_r)).sum(-1)
-        loss.sum().backward()  # type: ignore[no-untyped-call]
-        values.append(loss.detach().cpu().numpy())
-    return np.concatenate(values)
+
+def _logprobs(
+    model: BaseModel, adapter: Adapter | None, hidden: Tensor, temperature: float
+) -> Tensor:
+    """Return the logprobs of the whole vocabulary [rows, V]."""
+    logits = model.head.logits(hidden, _activate(model, adapter))
+    return torch.log_softmax(logits / temperature, -1)
 
 
 def _reference_hidden(
     model: BaseModel, reference: Adapter | None, data: list[DistillDatum], budget: int
-) -> tuple[Tensor, Lora]:
+) -> Tensor:
     """Return the reference's hidden states before the targets of these datums, in their order."""
     parts: list[Tensor] = [torch.empty(0)] * len(data)
-    lora: Lora = NoLora()
     for tree in pack([datum.reference for datum in data], budget):
         members = [data[member] for member in tree.members]
-        hidden, lora = _hidden(model, reference, tree, members)
+        hidden = _hidden(model, reference, tree, members)
         pieces = torch.split(hidden, [len(datum.targets) for datum in members])
         for member, piece in zip(tree.members, pieces, strict=True):
             parts[member] = piece
-    return torch.cat(parts), lora
+    return torch.cat(parts)
 
 
 def _hidden(
@@ -96,13 +84,13 @@ def _hidden(
     tree: PrefixTree,
     data: list[DistillDatum],
     recompute: bool = False,
-) -> tuple[Tensor, Lora]:
+) -> Tensor:
     """Return the hidden states that predict the targets of a tree's members, member by member."""
-    lora = NoLora() if adapter is None else adapter.train_on(model.products)
+    lora = _activate(model, adapter)
     view = tree_attention(tree, model.device, model.precision)
     hidden = model.hidden(tree.tokens, tree.positions, view, lora, recompute)
     rows = [path[-len(d.targets) :] for path, d in zip(tree.paths, data, strict=True)]
-    return hidden[model.tensor(np.concatenate(rows))], lora
+    return hidden[model.tensor(np.concatenate(rows))]
 
 
 def _check(data: list[DistillDatum], temperature: float, vocabulary: int, context: int) -> None:

@@ -28,6 +28,7 @@ from mint.engine.messages import IntArray
 from mint.engine.model.context import Lora, NoLora, TrainedLora
 from mint.engine.model.head import Head
 from mint.engine.model.precision import to_device
+from mint.engine.native.training import softmax_
 
 
 @dataclass(frozen=True)
@@ -182,13 +183,8 @@ class _TargetLogprobs(torch.autograd.Function):
             if ctx.known is None:
                 logits = _heated(logits, temperature)
             total, bonus = (_row_sums(g[entries], rows, len(piece)) for g in over_all)
-            if has_entropy:
-                entropy = head.entropy(logits, sums[chunk])
-                slope = head.slope_with_entropy(
-                    logits, sums[chunk], total, entropy, bonus, temperature
-                )
-            else:
-                slope = head.slope(logits, sums[chunk], total, temperature)
+            wanted_here = bonus if has_entropy else None
+            slope = head.slope(logits, sums[chunk], total, temperature, wanted_here)
             cells = (rows, targets.tokens[entries], grad[entries])
             head.add_to_slope(slope, logits, *cells, temperature)
             if kept is not None:
@@ -233,7 +229,7 @@ class _KernelLogprobs(torch.autograd.Function):
             logits = head.logits(hidden[targets.nodes[chunk]], NoLora())
             cells = (targets.rows[entries] - chunk.start, targets.tokens[entries])
             own = logits[cells] / temperature
-            logprobs[entries] = own - head.softmax_(logits, temperature)[cells[0]]
+            logprobs[entries] = own - softmax_(logits, temperature)[cells[0]]
             if looks_ahead and chunk.start < targets.trained:
                 pulls[chunk] = head.pull_back(logits, cells, temperature)
         ctx.head, ctx.targets, ctx.slope = head, targets, head.multiplier / temperature

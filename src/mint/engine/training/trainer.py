@@ -30,7 +30,7 @@ from mint.engine.messages import (
 )
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.precision import is_finite
-from mint.engine.training.batch import PackedBatch, check_request, loss_settings, make_batch
+from mint.engine.training.batch import PackedBatch, check_request, make_batch
 from mint.engine.training.distill import reverse_kl
 from mint.engine.training.graphs import TrunkGraphs
 from mint.engine.training.logprobs import Scoring, score_targets
@@ -111,8 +111,14 @@ class LoraTrainer:
         """Do the same in steps of one pass each, so that the caller can do other work between."""
         with self._all_or_nothing() as norms:
             results = []
-            for number in range(len(operations)):
-                results.append((yield from self._run_part(number, operations, norms)))
+            for number, operation in enumerate(operations, start=1):
+                try:
+                    results.append((yield from self._run(operation, norms)))
+                except UserError as error:
+                    if len(operations) == 1:
+                        raise
+                    where = f"part {number} of {len(operations)} of the batch"
+                    raise UserError(f"In {where}, {error}") from error  # datums count from 0 in it
             return results
 
     def reverse_kl(
@@ -126,7 +132,7 @@ class LoraTrainer:
     def _all_or_nothing(self) -> Iterator[list[float]]:
         """Keep the gradients that arise inside only if it ends well and they are finite.
 
-        Whoever knows the norm of each adds it to the list; otherwise they are looked at again.
+        A caller that knows the norm of each adds it to the list; otherwise it is computed.
         """
         parameters = self.adapter.parameters()
         before = [parameter.grad for parameter in parameters]
@@ -148,21 +154,8 @@ class LoraTrainer:
                 parameter.grad = grad
             raise
 
-    def _run_part(
-        self, number: int, operations: list[ForwardBackward], norms: list[float]
-    ) -> Steps[ForwardBackwardResult]:
-        """Run one operation; a mistake says which one it was in (datums count from 0 in each)."""
-        try:
-            return (yield from self._run(operations[number], norms))
-        except UserError as error:
-            if len(operations) == 1:
-                raise
-            where = f"part {number + 1} of {len(operations)} of the batch"
-            raise UserError(f"In {where}, {error}") from error
-
     def _run(self, request: ForwardBackward, norms: list[float]) -> Steps[ForwardBackwardResult]:
-        data, loss, terms = check_request(request, self._model.info)
-        settings = loss_settings(request.config, loss, request.loss_fn)
+        data, loss, settings, terms = check_request(request, self._model.info)
         arrays: dict[str, list[FloatArray]] = {}
         metrics: dict[str, float] = {}
         budget = self.budget
@@ -254,15 +247,17 @@ class LoraTrainer:
         """
         _check_adam(params)
         parameters = self.adapter.parameters()
-        state, weights = self._optimizer_state(parameters), _copies(parameters)
+        weights = [parameter.detach().clone() for parameter in parameters]
         gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
+        state = {
+            parameter: {key: value.clone() for key, value in known.items()}
+            for parameter, known in self._optimizer.state.items()
+        }
         try:
             norm = self._step(params)
         except BaseException:
-            with torch.no_grad():
-                for parameter, weight in zip(parameters, weights, strict=True):
-                    parameter.copy_(weight)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
+            for parameter, weight, gradient in zip(parameters, weights, gradients, strict=True):
+                parameter.data.copy_(weight)
                 parameter.grad = gradient
             self._optimizer = _new_optimizer(self.adapter)
             self._optimizer.state.update(state)
@@ -295,15 +290,6 @@ class LoraTrainer:
                 f"a lower learning rate or with grad_clip_norm. {NOT_FINITE}"
             )
         return norm
-
-    def _optimizer_state(self, parameters: list[Tensor]) -> dict[Tensor, dict[str, Tensor]]:
-        """Copy what the optimizer knows of each parameter."""
-        states = self._optimizer.state
-        return {
-            parameter: {key: value.clone() for key, value in states[parameter].items()}
-            for parameter in parameters
-            if parameter in states
-        }
 
     def save(self, folder: Path) -> None:
         """Write adapter and optimizer state into an existing folder."""
@@ -369,10 +355,6 @@ def _smaller(budget: int, members: list[int], tokens: int, error: Exception) -> 
 def _norm(gradients: Sequence[Tensor | None]) -> Tensor:
     """Return the norm of all gradients together."""
     return torch.nn.utils.get_total_norm([grad for grad in gradients if grad is not None])
-
-
-def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in tensors]
 
 
 def _new_optimizer(adapter: Adapter) -> torch.optim.AdamW:

@@ -8,6 +8,7 @@ nodes j..ends[j]-1 and "j is an ancestor of i" is the comparison ``j <= i < ends
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class PrefixTree:
     """A forest of token sequences, packed flat.
 
     ``members`` are the indices of its sequences in the caller's list; ``paths[m][t]`` is the node
-    that token t of member m became; ``branches`` are the node ranges of each branch key, in order.
+    that token t of member m became.
     """
 
     tokens: IntArray
@@ -27,7 +28,6 @@ class PrefixTree:
     ends: IntArray
     members: list[int]
     paths: list[IntArray]
-    branches: list[tuple[int, slice]]
 
     @property
     def roots(self) -> IntArray:
@@ -36,30 +36,28 @@ class PrefixTree:
         return np.maximum.accumulate(np.where(self.positions == 0, nodes, 0))
 
 
-def pack(
-    sequences: Sequence[IntArray], budget: int, keys: Sequence[int] | None = None
-) -> list[PrefixTree]:
+def pack(sequences: Sequence[IntArray], budget: int) -> list[PrefixTree]:
     """Pack sequences into forests of at most ``budget`` nodes (a longer sequence stands alone).
-
-    Sequences share nodes only when their ``keys`` are equal (they run on the same adapter).
 
     >>> first, second = np.array([7, 8, 9]), np.array([7, 8, 5])
     >>> [tree] = pack([first, second], budget=100)
     >>> tree.tokens.tolist(), tree.ends.tolist()
     ([7, 8, 5, 9], [4, 4, 3, 4])
     """
-    keys = keys or [0] * len(sequences)
-    order = sorted(range(len(sequences)), key=lambda i: (keys[i], _sort_key(sequences[i])))
     trees: list[PrefixTree] = []
-    builder = _Builder()
-    for i in order:
-        shared = builder.shared(sequences[i], keys[i])
-        if builder.members and builder.size + len(sequences[i]) - shared > budget:
-            trees.append(builder.finish())
-            builder, shared = _Builder(), 0
-        builder.add(i, sequences[i], keys[i], shared)
-    if builder.members:
-        trees.append(builder.finish())
+    members: list[int] = []
+    shared: list[int] = []  # tokens of each member that the one before it begins with too
+    size = 0
+    for i in sorted(range(len(sequences)), key=lambda i: _sort_key(sequences[i])):
+        common = _common(sequences[members[-1]], sequences[i]) if members else 0
+        if members and size + len(sequences[i]) - common > budget:
+            trees.append(_lay_out(sequences, members, shared))
+            members, shared, size, common = [], [], 0, 0
+        members.append(i)
+        shared.append(common)
+        size += len(sequences[i]) - common
+    if members:
+        trees.append(_lay_out(sequences, members, shared))
     return trees
 
 
@@ -81,58 +79,31 @@ def _sort_key(tokens: IntArray) -> bytes:
     return tokens.astype(">i8").tobytes()
 
 
-class _Builder:
-    """Adds sequences in sorted order; the last path is all that a new one can share."""
+def _common(one: IntArray, other: IntArray) -> int:
+    """Return how many tokens two sequences begin with alike."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length
 
-    def __init__(self) -> None:
-        self.members: list[int] = []
-        self.paths: list[IntArray] = []
-        self.size = 0
-        self._tokens: list[IntArray] = []
-        self._starts: list[tuple[int, int, int]] = []  # node, depth, and key of each new piece
-        self._last: tuple[int, IntArray] | None = None
 
-    def add(self, member: int, tokens: IntArray, key: int, shared: int) -> None:
-        fresh = np.arange(self.size, self.size + len(tokens) - shared, dtype=np.int64)
-        path = np.concatenate([self.paths[-1][:shared], fresh]) if shared else fresh
-        self._starts.append((self.size, shared, key))
-        self._tokens.append(tokens[shared:])
-        self.size += len(fresh)
-        self.members.append(member)
-        self.paths.append(path)
-        self._last = (key, tokens)
-
-    def shared(self, tokens: IntArray, key: int) -> int:
-        """Return how many tokens a sequence begins with that are there already."""
-        if self._last is None or self._last[0] != key:
-            return 0
-        length = min(len(self._last[1]), len(tokens))
-        differs = self._last[1][:length] != tokens[:length]
-        return int(differs.argmax()) if differs.any() else length
-
-    def finish(self) -> PrefixTree:
-        positions = np.empty(self.size, dtype=np.int64)
-        ends = np.full(self.size, self.size, dtype=np.int64)
-        for index, path in enumerate(self.paths):
-            start, depth, _ = self._starts[index]
-            positions[path[depth:]] = np.arange(depth, len(path))
-            if index:
-                ends[self.paths[index - 1][depth:]] = start
-        return PrefixTree(
-            tokens=np.concatenate(self._tokens) if self._tokens else np.empty(0, np.int64),
-            positions=positions,
-            ends=ends,
-            members=self.members,
-            paths=self.paths,
-            branches=self._branches(),
-        )
-
-    def _branches(self) -> list[tuple[int, slice]]:
-        branches: list[tuple[int, slice]] = []
-        for start, _, key in self._starts:
-            if not branches or branches[-1][0] != key:
-                branches.append((key, slice(start, self.size)))
-                if len(branches) > 1:
-                    previous_key, previous = branches[-2]
-                    branches[-2] = (previous_key, slice(previous.start, start))
-        return branches
+def _lay_out(sequences: Sequence[IntArray], members: list[int], shared: list[int]) -> PrefixTree:
+    """Return the forest of sorted members; each adds what it does not share with the one before."""
+    added = [sequences[m][depth:] for m, depth in zip(members, shared, strict=True)]
+    starts = np.cumsum([0, *map(len, added)])
+    ends = np.full(starts[-1], starts[-1])
+    paths: list[IntArray] = []
+    for depth, (start, stop) in zip(shared, pairwise(starts), strict=True):
+        path = np.arange(start, stop)
+        if paths:
+            ends[paths[-1][depth:]] = start
+            path = np.concatenate([paths[-1][:depth], path])
+        paths.append(path)
+    return PrefixTree(
+        tokens=np.concatenate(added),
+        positions=np.concatenate(
+            [np.arange(depth, depth + len(part)) for part, depth in zip(added, shared, strict=True)]
+        ),
+        ends=ends,
+        members=members,
+        paths=paths,
+    )

@@ -24,19 +24,17 @@ class TrainingTurns:
 
     def __init__(self) -> None:
         self._tenants: OrderedDict[str, deque[TrainingOperation]] = OrderedDict()
-        self._runs: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
     def has(self, run_id: str | None) -> bool:
-        """Say whether an operation of this run is in progress."""
-        return run_id in self._runs
+        """Return whether an operation of this run is in progress."""
+        return any(o.run_id == run_id for line in self._tenants.values() for o in line)
 
     def add(self, tenant: str, operation: TrainingOperation) -> None:
         """Begin an operation, after those of the same tenant."""
         self._tenants.setdefault(tenant, deque()).append(operation)
-        self._runs.add(operation.run_id)
 
     def next(self) -> TrainingOperation:
         """Return the operation whose turn it is, and give the turn to the next."""
@@ -53,4 +51,3 @@ class TrainingTurns:
                 operations.remove(operation)
                 if not operations:
                     del self._tenants[tenant]
-        self._runs.discard(operation.run_id)
