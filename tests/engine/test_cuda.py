@@ -304,6 +304,18 @@ def test_scoring_with_another_sampler_leaves_running_rows_their_own_weights(tmp_
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
+def test_a_prompt_is_scored_with_the_trained_output_layer_in_any_slot(tmp_path: Path) -> None:
+    engine = trained_engine(load("llama", tmp_path))
+    text = ids("The quick brown fox jumps over the lazy dog. " * 4)
+    asked = SampleRequest(text, max_tokens=1, prompt_logprobs=True)
+    [first] = sample(engine, "trained", asked)
+    for number in range(3):  # the same weights in the next slots
+        engine.create_sampler(f"other-{number}", run_id="run")
+        sample(engine, f"other-{number}", SampleRequest(text[:9], max_tokens=2))
+    [again] = sample(engine, "other-2", asked)
+    np.testing.assert_allclose(first.prompt_logprobs[1:], again.prompt_logprobs[1:], atol=1e-3)
+
+
 def test_long_sequences_train_with_recomputed_layers(tmp_path: Path) -> None:
     model = load("llama", tmp_path, "exact")
     rng = np.random.default_rng(0)

@@ -477,3 +477,16 @@ def test_every_row_gets_what_its_own_adapter_adds(
     )
     lora_expand(y, b, mask)
     torch.testing.assert_close(y[:, :columns].double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_mask_of_one_row_is_that_of_all_rows() -> None:
+    """A prompt is scored with one adapter, in whatever slot, and the mask is not copied."""
+    rows, slots, rank, columns = 40, 3, 16, 70
+    y = random(rows, columns + slots * rank)
+    b = random(slots, rank, columns, dtype=torch.float16)
+    alone, copied = torch.tensor([[0.0, 0.0, 1.0]], device=DEVICE), y.clone()
+    lora_expand(y, b, alone.expand(rows, -1))
+    lora_expand(copied, b, alone.repeat(rows, 1))
+    torch.testing.assert_close(y, copied, atol=0, rtol=0)
+    inner = y[:, columns + 2 * rank :].half().double()
+    assert (inner @ b[2].double()).abs().max() > 0.1

@@ -53,7 +53,8 @@ class TrainedLora:
 class BankedLora:
     """Adapters in the slots of a bank, chosen row by row.
 
-    ``mask`` [rows, slots] has a 1 where a row uses a slot; None means that all rows use slot 0.
+    ``mask`` [rows, slots] has a 1 where a row uses a slot; one of a single row is that of all rows,
+    and None means that all rows use slot 0.
     ``owners`` are the same on a CPU: the slot of each row (-1 for none), or that of all rows.
     """
 

@@ -196,7 +196,7 @@ class FrozenLinear(nn.Module):
         if lora.mask is not None:
             from mint.engine.adapters.kernels import lora_expand
 
-            lora_expand(y, b[: lora.slots], lora.mask)
+            lora_expand(y, b[: lora.slots], lora.mask.expand(len(y), -1))
             return y[:, :outputs]
         inner = y[:, outputs:].to(b.dtype)
         return y[:, :outputs] + mm(inner, b[: lora.slots].flatten(0, 1))
