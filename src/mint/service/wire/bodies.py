@@ -1,5 +1,6 @@
 """Request bodies before they are decoded: decompression, and which operation they are."""
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,11 +83,9 @@ def _json_address(body: bytes) -> Address | None:
 
 def _protobuf_address(body: bytes) -> Address | None:
     found: dict[int, int | bytes] = {}
-    try:
+    with contextlib.suppress(IndexError, ValueError):
         for number, value in _protobuf_fields(body):
             found[number] = value
-    except (IndexError, ValueError):
-        pass
     run_id, seq_id = found.get(1), found.get(2, 0)
     if not isinstance(run_id, bytes) or not isinstance(seq_id, int):
         return None
