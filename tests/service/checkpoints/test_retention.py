@@ -55,7 +55,7 @@ def test_a_rule_lets_go_what_is_old_and_not_among_the_last(tmp_path: Path) -> No
         assert names(local, Rule(30 * DAY, 1, ("*-0", "only"))) == ["step-1", "step-2"]
         row = local.service.checkpoints.find(CheckpointPath(run.id, "weights", "step-1"), "ada")
         assert row is not None
-        local.service.checkpoints.share(row, is_public=True)
+        local.service.store.change_checkpoint(row, public=True)
         assert names(local, Rule(30 * DAY, 1, ())) == ["step-0", "step-2"]
 
     with_service(tmp_path, work)

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mint.service.access.auth import LOCAL_USER
 from mint.service.api.gauges import Gauges
 from mint.service.api.routes.caller import is_same_machine
-from mint.service.checkpoints.storage import SAMPLER, CheckpointPath, unexpired
+from mint.service.checkpoints.storage import SAMPLER, unexpired
 from mint.service.engines.plans import describe_plan
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError
@@ -112,7 +112,7 @@ def _run(row: RunRow) -> dict[str, Any]:
 
 def _checkpoint(row: CheckpointRow) -> dict[str, Any]:
     return {
-        "path": CheckpointPath(row.run_id, row.kind, row.name).uri,
+        "path": row.uri,
         "kind": "sampling" if row.kind == SAMPLER else "training",
         "base_model": row.base_model,
         "bytes": row.size_bytes,

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from sqlalchemy import func, select
 
 from mint.service.admin.settings import Settings
-from mint.service.checkpoints.storage import tinker_path, unexpired
+from mint.service.checkpoints.storage import unexpired
 from mint.service.store.database import (
     CheckpointRow,
     Condition,
@@ -98,5 +98,5 @@ def find_old(
         for row, rank in found
         if not any(fnmatchcase(row.name, pattern) for pattern in rule.keep)
         and not (rank == 1 and row.run_id in runs)
-        and tinker_path(row).uri not in paths
+        and row.uri not in paths
     ]

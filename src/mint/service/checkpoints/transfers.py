@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from mint.service.access.scopes import Caller
 from mint.service.checkpoints.archives import unpack
-from mint.service.checkpoints.links import link_version
 from mint.service.checkpoints.peft import OPTIMIZER, AdapterFiles, mix
 from mint.service.checkpoints.storage import (
     DESCRIPTION,
@@ -29,7 +28,6 @@ from mint.service.checkpoints.storage import (
     NewCheckpoint,
     check_name,
     run_folder_name,
-    tinker_path,
 )
 from mint.service.errors import UserError, readable_os_error
 from mint.service.files import free_bytes, link_files
@@ -57,15 +55,15 @@ class Transfers:
     ) -> CheckpointRow:
         """Copy a checkpoint to the caller. The same identifier gives the same copy."""
         user = caller.user
-        path, source = await asyncio.to_thread(self._checkpoints.require, request.source_path, user)
+        source = await asyncio.to_thread(self._checkpoints.require, request.source_path, user)
         session_id = request.session_id or _session_id(user, identifier)
         run_id = f"{session_id}:train:{request.model_seq_id or 0}"
         run_folder_name(run_id)
         if request.session_id is not None:
             await self._parts.sessions.require(session_id, user)
         new = NewCheckpoint(
-            CheckpointPath(run_id, path.kind, path.name),
-            negative_number(f"{path.uri} {link_version(source)}"),
+            CheckpointPath(run_id, source.kind, source.name),
+            negative_number(f"{source.uri} {source.version}"),
             ttl_seconds=request.ttl_seconds,
             user_metadata={k: str(v) for k, v in source.user_metadata.items()},
         )
@@ -78,7 +76,7 @@ class Transfers:
         return await asyncio.to_thread(write)
 
     def _link(self, source: CheckpointRow, draft: Path) -> None:
-        files = self._checkpoints.verified_folder(tinker_path(source)).iterdir()
+        files = self._checkpoints.verified_folder(source).iterdir()
         link_files((file for file in files if file.name != DESCRIPTION), draft)
 
     def _add_holder(self, run: RunRow, project_id: str | None = None) -> None:
@@ -156,15 +154,14 @@ class Transfers:
         """Start to interpolate checkpoints; return the request id. A repeated request runs once."""
         user = caller.user
         sources = [
-            (await asyncio.to_thread(self._checkpoints.require, path, user))[1]
+            await asyncio.to_thread(self._checkpoints.require, path, user)
             for path in request.source_paths
         ]
         bases = sorted({source.base_model for source in sources})
         if len(bases) > 1:
             raise UserError(f"source_paths have different base models: {', '.join(bases)}.")
-        versions = [link_version(source) for source in sources]
-        identity = json.dumps([user, versions, request.model_dump()])
-        number = negative_number(identity)
+        versions = [source.version for source in sources]
+        number = negative_number(json.dumps([user, versions, request.model_dump()]))
         request_id = f"{INTERPOLATION}{-number:x}"
         path = await self._output(user, request, sources[0], number)
         if self._parts.futures.find(request_id, user) is None:
@@ -201,7 +198,7 @@ class Transfers:
         self._add_holder(run)
 
         def fill(draft: Path) -> None:
-            folders = [self._checkpoints.verified_folder(tinker_path(row)) for row in sources]
+            folders = [self._checkpoints.verified_folder(row) for row in sources]
             adapters = [AdapterFiles.read(folder) for folder in folders]
             run.lora = asdict(mix(adapters, request.coefficients, draft, run.base_model))
 

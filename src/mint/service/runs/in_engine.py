@@ -20,7 +20,6 @@ from mint.service.checkpoints.storage import (
     NewCheckpoint,
     check_name,
     read_lora,
-    tinker_path,
 )
 from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
@@ -256,7 +255,7 @@ class RunInEngine:
         self, engine: EngineProcess, seq_id: int, request: requests.SaveWeights
     ) -> Done:
         row = await self._write(engine, "save_state", self._new(TRAINING, seq_id, request))
-        return Done.json("save_weights", path=tinker_path(row).uri)
+        return Done.json("save_weights", path=row.uri)
 
     async def _export(
         self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsExternal
@@ -264,7 +263,7 @@ class RunInEngine:
         path = CheckpointPath(self._row.id, EXTERNAL, check_name(request.path))
         new = NewCheckpoint(path, seq_id, ttl_seconds=request.ttl_seconds)
         row = await self._write(engine, "save_adapter", new)
-        return Done.json("save_weights_external", path=path.uri, size_bytes=row.size_bytes)
+        return Done.json("save_weights_external", path=row.uri, size_bytes=row.size_bytes)
 
     async def _save_for_sampler(
         self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsForSampler
@@ -275,7 +274,7 @@ class RunInEngine:
             await self._samplers.freeze(self._row, sampler_id, engine, seq_id)
             return Done.json(kind, sampling_session_id=sampler_id)
         row = await self._write(engine, "save_adapter", self._new(SAMPLER, seq_id, request))
-        return Done.json(kind, path=tinker_path(row).uri)
+        return Done.json(kind, path=row.uri)
 
     def _new(self, kind: str, seq_id: int, request: requests.SaveWeights) -> NewCheckpoint:
         name = f"operation-{seq_id}" if request.path is None else check_name(request.path)

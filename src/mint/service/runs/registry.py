@@ -14,7 +14,7 @@ from mint.engine.messages import LoraSpec
 from mint.service.access.scopes import Caller
 from mint.service.background import in_background
 from mint.service.checkpoints.peft import OPTIMIZER
-from mint.service.checkpoints.storage import run_folder_name
+from mint.service.checkpoints.storage import require_optimizer, run_folder_name
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError, UserError, not_found
 from mint.service.futures import Response
@@ -55,11 +55,11 @@ class Runs:
         """Start to create a run that continues from a checkpoint; return the request id."""
         user = caller.user
         await self._parts.sessions.require(request.session_id, user)
-        path, found = await asyncio.to_thread(self._parts.checkpoints.require, request.path, user)
+        found = await asyncio.to_thread(self._parts.checkpoints.require, request.path, user)
         if request.optimizer:
-            path.require_optimizer()
+            require_optimizer(found)
         row = RunRow(base_model=request.base_model or found.base_model, lora=found.lora)
-        folder = await asyncio.to_thread(self._parts.checkpoints.verified_folder, path)
+        folder = await asyncio.to_thread(self._parts.checkpoints.verified_folder, found)
         files = [
             file
             for file in folder.iterdir()

@@ -7,7 +7,6 @@ import uuid
 from mint.engine.messages import SampleRequest, SampleResult
 from mint.service.access.scopes import Caller
 from mint.service.background import in_background
-from mint.service.checkpoints.links import link_version
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import EngineDied, UserError, not_found
 from mint.service.futures import Response, WaitReason
@@ -59,13 +58,12 @@ class Samplers:
     ) -> SamplerRow:
         """Return what to sample from. Raises UserError when it is not there for this user."""
         if model_path is not None:
-            path, found = await asyncio.to_thread(
-                self._parts.checkpoints.require, model_path, caller.user
-            )
+            require = self._parts.checkpoints.require
+            found = await asyncio.to_thread(require, model_path, caller.user)
             return SamplerRow(
                 base_model=found.base_model,
-                model_path=path.uri,
-                version=link_version(found),
+                model_path=found.uri,
+                version=found.version,
                 user=found.user,
                 key=caller.key,
             )

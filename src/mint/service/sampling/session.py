@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from mint.engine.messages import SampledToken, SampleRequest, SampleResult
 from mint.service.background import in_background
-from mint.service.checkpoints.links import link_version
 from mint.service.checkpoints.storage import CheckpointPath
 from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
@@ -21,7 +20,7 @@ from mint.service.errors import EngineDied, UserError
 from mint.service.parts import Parts
 from mint.service.sampling.evicted import EvictedSamplers
 from mint.service.sampling.progress import Sample
-from mint.service.store.database import SamplerRow
+from mint.service.store.database import CheckpointRow, SamplerRow
 
 log = logging.getLogger(__name__)
 RestoreRun = Callable[[str, str], Awaitable[None]]
@@ -161,12 +160,12 @@ class SamplingSession:
         elif row.model_path is None:
             await self._read(engine, None)
         else:
-            path = await self._checkpoint()
-            if path is None:
+            checkpoint = await self._checkpoint()
+            if checkpoint is None:
                 raise self._no_longer_kept()
             checkpoints = self._parts.checkpoints
-            folder = await asyncio.to_thread(checkpoints.verified_folder, path)
-            saved = await asyncio.to_thread(checkpoints.weights_digest, path)
+            folder = await asyncio.to_thread(checkpoints.verified_folder, checkpoint)
+            saved = await asyncio.to_thread(checkpoints.weights_digest, checkpoint)
             await self._read(engine, str(folder), saved)
 
     async def freeze(self, engine: EngineProcess) -> None:
@@ -217,17 +216,14 @@ class SamplingSession:
             row.digest = found
             await asyncio.to_thread(self._parts.store.note_digest, row.id, found)
 
-    async def _checkpoint(self) -> CheckpointPath | None:
+    async def _checkpoint(self) -> CheckpointRow | None:
         """Return the checkpoint that the sampler was created from, unless it changed since."""
         if self.row.model_path is None:
             return None
-        try:
-            path, found = await asyncio.to_thread(
-                self._parts.checkpoints.require, self.row.model_path, self.row.user
-            )
-        except UserError:
-            return None
-        return path if self.row.version in (None, link_version(found)) else None
+        path = CheckpointPath.parse(self.row.model_path)
+        found = await asyncio.to_thread(self._parts.checkpoints.find, path, self.row.user)
+        is_same = found is not None and self.row.version in (None, found.version)
+        return found if is_same else None
 
     # ---- leaving the engine ---------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from mint.service.api.openai.inference import Piece, find_model, pieces, prepare
 from mint.service.api.openai.requests import ChatCompletion, Completion
 from mint.service.api.routes.caller import ReadCaller, SampleCaller, TheService
 from mint.service.api.routes.json_route import JsonRoute
-from mint.service.checkpoints.storage import SAMPLER, CheckpointPath
+from mint.service.checkpoints.storage import SAMPLER
 from mint.service.errors import ApiError
 from mint.service.store.database import CheckpointRow
 
@@ -67,9 +67,7 @@ async def list_models(service: TheService, caller: ReadCaller) -> dict[str, Any]
         service.store.page, CheckpointRow, caller.user, _MOST_CHECKPOINTS, 0, of_samplers
     )
     listed = [_model(name, "mint") for name in service.engines.names()]
-    for row in rows:
-        path = CheckpointPath(row.run_id, row.kind, row.name)
-        listed.append(_model(path.uri, row.user, int(row.created_at.timestamp())))
+    listed += [_model(row.uri, row.user, int(row.created_at.timestamp())) for row in rows]
     return {"object": "list", "data": listed}
 
 

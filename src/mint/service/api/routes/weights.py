@@ -17,7 +17,6 @@ from mint.service.checkpoints.storage import (
     SAMPLER,
     TRAINING,
     CheckpointPath,
-    tinker_path,
     unexpired,
 )
 from mint.service.errors import ApiError, UserError, not_found
@@ -35,12 +34,11 @@ ONE = "/training_runs/{run_id}/checkpoints/{checkpoint_id:path}"
 
 def describe_checkpoint(row: CheckpointRow) -> dict[str, Any]:
     """Return a checkpoint as clients see it."""
-    path = tinker_path(row)
     return {
-        "checkpoint_id": path.checkpoint_id,
+        "checkpoint_id": f"{row.kind}/{row.name}",
         "checkpoint_type": _TYPE_OF_KIND[row.kind],
         "time": row.created_at.isoformat(),
-        "tinker_path": path.uri,
+        "tinker_path": row.uri,
         "size_bytes": row.size_bytes,
         "public": row.public,
         "user_metadata": row.user_metadata or None,
@@ -135,27 +133,27 @@ def _page(
 @router.post(f"{ONE}/publish")
 def publish(service: TheService, row: Owned) -> dict[str, Any]:
     """Let every user of this service read a checkpoint."""
-    service.checkpoints.share(row, True)
-    return {"tinker_path": tinker_path(row).uri, "public": True}
+    service.store.change_checkpoint(row, public=True)
+    return {"tinker_path": row.uri, "public": True}
 
 
 @router.delete(f"{ONE}/publish")
 def unpublish(service: TheService, row: Owned) -> dict[str, Any]:
-    service.checkpoints.share(row, False)
-    return {"tinker_path": tinker_path(row).uri, "public": False}
+    service.store.change_checkpoint(row, public=False)
+    return {"tinker_path": row.uri, "public": False}
 
 
 @router.put(f"{ONE}/ttl")
 def set_ttl(service: TheService, row: Owned, body: requests.SetTtl) -> dict[str, Any]:
     """Let a checkpoint expire after some seconds; null keeps it."""
     service.checkpoints.set_ttl(row, body.ttl_seconds)
-    return {"tinker_path": tinker_path(row).uri, "ttl_seconds": body.ttl_seconds}
+    return {"tinker_path": row.uri, "ttl_seconds": body.ttl_seconds}
 
 
 @router.delete(ONE)
 def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
     service.checkpoints.delete(row)
-    return {"deleted": tinker_path(row).uri}
+    return {"deleted": row.uri}
 
 
 @router.post("/mint/checkpoints/prune")
@@ -185,4 +183,4 @@ async def copy_weights(
             "publish the checkpoint.",
         )
     row = await service.transfers.copy(caller, body, request.headers.get("x-idempotency-key"))
-    return {"tinker_path": tinker_path(row).uri}
+    return {"tinker_path": row.uri}
