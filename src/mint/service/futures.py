@@ -78,13 +78,13 @@ class Future:
     file: Path | None = None
     forget_at: float = field(default=float("inf"))
     number: int = 0
-    _done: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait(self, seconds: float) -> Response | None:
         """Return the answer, or None if it is not ready after ``seconds``. Raises ResultExpired."""
-        if not self._done.is_set():  # wait_for with a timeout of 0 would miss it
+        if not self.done.is_set():  # wait_for with a timeout of 0 would miss it
             try:
-                await asyncio.wait_for(self._done.wait(), seconds)
+                await asyncio.wait_for(self.done.wait(), seconds)
             except TimeoutError:
                 return None
         if self.file is None:
@@ -99,15 +99,6 @@ class Future:
             return replace(self.answer, body=file.read_bytes())
         except FileNotFoundError:
             raise ResultExpired from None
-
-    def finish(self, answer: Response, kept_s: float) -> None:
-        if self.answer is None:
-            self.answer, self.size = answer, len(answer.body)
-            self.forget_at = time.monotonic() + kept_s
-            self._done.set()
-
-    def release_waiters(self) -> None:
-        self._done.set()
 
 
 class ResultExpired(Exception):
@@ -182,7 +173,9 @@ class Futures:
         if future is None or future.answer is not None:
             return
         future.number = next(self._numbers)
-        future.finish(answer, self._kept_s)
+        future.answer, future.size = answer, len(answer.body)
+        future.forget_at = time.monotonic() + self._kept_s
+        future.done.set()
         self._in_memory.add(future.user, request_id, future.size)
         self._count.add(future.user, 1)
         if (event := self._next_finished.pop(find_owner(request_id), None)) is not None:
@@ -248,20 +241,14 @@ class Futures:
         """Return a sampler's results finished after ``number``, in order; wait for the first."""
         try:
             async with asyncio.timeout(seconds):
-                while not (found := self._finished(owner, number, is_wanted)):
-                    if self._is_closed:
-                        break
+                while True:
+                    mine = self._of_owner.get(owner, {}).values()
+                    found = [each for each in mine if each.number > number and is_wanted(each)]
+                    if found or self._is_closed:
+                        return sorted(found, key=lambda future: future.number)
                     await self._next_finished.setdefault(owner, asyncio.Event()).wait()
-                return found
         except TimeoutError:
             return []
-
-    def _finished(
-        self, owner: str, number: int, is_wanted: Callable[[Future], bool]
-    ) -> list[Future]:
-        mine = self._of_owner.get(owner, {}).values()
-        found = [future for future in mine if future.number > number and is_wanted(future)]
-        return sorted(found, key=lambda future: future.number)
 
     def forget(self, request_id: str, user: str) -> None:
         """Drop a finished result that its client has confirmed."""
@@ -286,7 +273,7 @@ class Futures:
         """Release every waiting poll: the service is stopping."""
         self._is_closed = True
         for future in self._futures.values():
-            future.release_waiters()
+            future.done.set()
         for event in list(self._next_finished.values()):
             event.set()
         if self._moving is not None:

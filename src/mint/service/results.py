@@ -5,13 +5,11 @@ Beyond it, results of the user that has the most are moved or dropped: first tho
 retrieved, then the oldest.
 """
 
-import logging
 import shutil
 import uuid
 from collections import Counter, OrderedDict
 from pathlib import Path
 
-log = logging.getLogger(__name__)
 MAX_RESULTS = 100_000
 """The number of results that are kept, however small they are."""
 

@@ -46,11 +46,8 @@ class Service(Parts):
 
     def start(self) -> None:
         """Start housekeeping."""
-        limits = (
-            self.settings.session_idle_s,
-            self.settings.model_idle_s,
-            self.settings.stuck_after_s,
-        )
+        known = self.settings
+        limits = (known.session_idle_s, known.model_idle_s, known.stuck_after_s)
         round_s = max(min(HOUSEKEEPING_S, *(limit / 2 for limit in limits)), 0.05)
         self._tasks = [
             asyncio.create_task(asyncio.to_thread(delete_leftovers, self.settings.home)),

@@ -36,21 +36,17 @@ class Configuration:
 
     def __str__(self) -> str:
         """Return YAML that ``--config`` reads, with the source of each key."""
+        from sqlalchemy import make_url
+
         values = self.settings.model_dump(mode="json", exclude=_NOT_IN_FILES)
         if values["database_url"] is not None:
-            values["database_url"] = _without_password(values["database_url"])
+            values["database_url"] = str(make_url(values["database_url"]))  # without its password
         lines = []
         for key, value in values.items():
             text = yaml.safe_dump(value, default_flow_style=True, width=10**9)
             line = f"{key}: {text.removesuffix(_YAML_END).strip()}"
             lines.append(f"{line:<44} # {self.sources.get(key, 'default')}")
         return "\n".join(lines)
-
-
-def _without_password(url: str) -> str:
-    from sqlalchemy.engine import make_url
-
-    return str(make_url(url))
 
 
 def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:

@@ -30,9 +30,7 @@ def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if (
-                self.conn.their_state is h11.SEND_BODY
-            ):  # it was answered before all of its body arrived
+            if self.conn.their_state is h11.SEND_BODY:  # answered before all of its body arrived
                 self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -95,7 +93,11 @@ class BodyLimit:
                 async with asyncio.timeout_at(started + self._limit_s + received / _SLOWEST_BODY):
                     message = await receive()
             except TimeoutError:
-                raise self._too_slow() from None
+                raise ApiError(
+                    408,
+                    f"The body of the request did not arrive: after {self._limit_s:.0f} s it must "
+                    f"arrive at {_SLOWEST_BODY // 1000} kB/s or faster. Send it again.",
+                ) from None
             is_complete = not message.get("more_body", False)
             size = len(message.get("body", b""))
             received += size
@@ -110,10 +112,3 @@ class BodyLimit:
             await self._app(scope, counted, send)
         finally:
             self._held -= received if in_memory else 0
-
-    def _too_slow(self) -> ApiError:
-        return ApiError(
-            408,
-            f"The body of the request did not arrive: after {self._limit_s:.0f} s it must arrive "
-            f"at {_SLOWEST_BODY // 1000} kB/s or faster. Send it again.",
-        )

@@ -210,13 +210,13 @@ class CheckpointStore:
     def _put(self, row: CheckpointRow, draft: Path) -> None:
         """Publish the files and the row; if either fails, both stay as they were."""
         final = self.folder(row)
-        _swap_in(draft, final)
+        _rename(draft, final)
         try:
             for folder in list(final.parents)[:4]:  # up to the home folder, as some may be new
                 sync(folder)
             self._store.put_checkpoint(row)
         except Exception:
-            _swap_out(final, draft)
+            _rename(final, draft)
             raise
 
     def check_quota(self, run: RunRow, path: CheckpointPath, size: int = 0) -> None:
@@ -281,29 +281,17 @@ def _description(folder: Path) -> Description:
         return Description(path="")
 
 
-def _swap_in(draft: Path, final: Path) -> None:
-    """Rename a draft to its final name; an existing folder of that name becomes the draft."""
-    if not final.exists():
-        draft.rename(final)
-    else:
-        _exchange(draft, final)
-
-
-def _swap_out(final: Path, draft: Path) -> None:
-    """Undo :func:`_swap_in`."""
-    if draft.exists():
-        _exchange(draft, final)
-    else:
-        final.rename(draft)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two folders, atomically where the file system can."""
+def _rename(one: Path, other: Path) -> None:
+    """Rename a folder; if there is one of the new name, exchange the two, atomically where the
+    file system can."""
+    if not other.exists():
+        one.rename(other)
+        return
     at_cwd, exchange = -100, 2
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     if swap and swap(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0:
         return
-    aside = other.with_name(f"{one.name}-old")
+    aside = other.with_name(f".draft-{uuid.uuid4().hex}")
     other.rename(aside)
     one.rename(other)
     aside.rename(one)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy.exc import OperationalError
 
-from mint.engine.messages import ForwardBackwardResult
+from mint.engine.messages import AdamSettings, ForwardBackwardResult
 from mint.service.checkpoints.peft import OPTIMIZER
 from mint.service.checkpoints.storage import (
     EXTERNAL,
@@ -246,7 +246,8 @@ class RunInEngine:
     async def _optim_step(
         self, engine: EngineProcess, seq_id: int, request: requests.OptimStep
     ) -> Done:
-        metrics = await engine.call("optim_step", run_id=self._row.id, params=request.to_engine())
+        params = AdamSettings(**request.adam_params.model_dump())
+        metrics = await engine.call("optim_step", run_id=self._row.id, params=params)
         return Done.json("optim_step", metrics=metrics)
 
     # ---- operations: weights --------------------------------------------------------------------

@@ -6,8 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from mint.service.api.routes.caller import OneField, SampleCaller, TheService
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import JsonRoute, OneField, SampleCaller, TheService
 from mint.service.futures import Future, ResultExpired
 from mint.service.service import gone
 from mint.service.wire import requests

@@ -13,8 +13,7 @@ from mint.service.api.failures import describe_failure
 from mint.service.api.openai.answers import ChatForm, CompletionForm, Form
 from mint.service.api.openai.inference import Piece, find_model, pieces, prepare
 from mint.service.api.openai.requests import ChatCompletion, Completion
-from mint.service.api.routes.caller import ReadCaller, SampleCaller, TheService
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import JsonRoute, ReadCaller, SampleCaller, TheService
 from mint.service.checkpoints.storage import SAMPLER
 from mint.service.errors import ApiError
 from mint.service.store.database import CheckpointRow

@@ -6,8 +6,7 @@ from fastapi import APIRouter
 from sqlalchemy import select
 
 from mint.service.access.ownership import find_readable_run, readable_checkpoints
-from mint.service.api.routes.caller import ReadCaller, TheService, TrainCaller
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import JsonRoute, ReadCaller, TheService, TrainCaller
 from mint.service.api.routes.weights import EVERYTHING, Limit, Offset, describe_checkpoint
 from mint.service.checkpoints.storage import SAMPLER, TRAINING, unexpired
 from mint.service.errors import not_found

@@ -7,13 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from mint.service.api.routes.caller import (
+    JsonRoute,
     OneField,
     ReadCaller,
     TheService,
     TrainCaller,
     is_same_machine,
 )
-from mint.service.api.routes.json_route import JsonRoute
 from mint.service.errors import ApiError
 from mint.service.futures import Response
 from mint.service.wire import codec, requests

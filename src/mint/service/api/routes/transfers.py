@@ -9,8 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse, StreamingResponse
 
-from mint.service.api.routes.caller import ReadCaller, TheService, TrainCaller
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import JsonRoute, ReadCaller, TheService, TrainCaller
 from mint.service.api.routes.weights import ONE, Readable, describe_checkpoint
 from mint.service.api.uploads import receive_archive
 from mint.service.checkpoints.archives import pack

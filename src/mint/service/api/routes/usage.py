@@ -7,8 +7,7 @@ from fastapi import APIRouter, Query, Request
 
 from mint.service.access.scopes import Scope
 from mint.service.access.usage import Group
-from mint.service.api.routes.caller import ReadCaller, TheService
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import JsonRoute, ReadCaller, TheService
 from mint.service.store.database import now
 
 router = APIRouter(route_class=JsonRoute)

@@ -9,8 +9,7 @@ from mint.service.access.ownership import (
     may_change,
     readable_checkpoints,
 )
-from mint.service.api.routes.caller import OneField, ReadCaller, TheService, TrainCaller
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import JsonRoute, OneField, ReadCaller, TheService, TrainCaller
 from mint.service.checkpoints.retention import Rule
 from mint.service.checkpoints.storage import (
     EXTERNAL,
