@@ -23,6 +23,7 @@ PREFIX = "MINT_"
 VARIABLES = variables(Settings, PREFIX)
 _NOT_IN_FILES = Settings.model_fields.keys() - VARIABLES
 _YAML_END = "...\n"  # the library appends it to a bare number or word
+_FOLDERS = {"home", "cache", "tls_certificate", "tls_key"}
 _OF_CLIENTS = ("MINT_BASE_URL", "MINT_API_KEY")
 _OTHER_FLAGS = {"models": "--model", "aliases": "--model", "parent_pid": "--parent"}
 
@@ -95,18 +96,14 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def _beside(path: Path, in_file: dict[str, Any]) -> dict[str, Any]:
     """Resolve the relative folders in a file against the folder of the file."""
-    resolved = dict(in_file)
-    for key in ("home", "cache", "tls_certificate", "tls_key"):
-        if isinstance(resolved.get(key), str):
-            resolved[key] = path.parent / Path(resolved[key]).expanduser()
-    if isinstance(aliases := resolved.get("aliases"), dict):
-        resolved["aliases"] = {
-            str(name): path.parent / Path(folder).expanduser()
-            if isinstance(folder, str)
-            else folder
-            for name, folder in aliases.items()
-        }
-    return resolved
+
+    def resolve(value: Any) -> Any:
+        return path.parent / Path(value).expanduser() if isinstance(value, str) else value
+
+    resolved = {key: resolve(in_file[key]) for key in _FOLDERS & in_file.keys()}
+    if isinstance(aliases := in_file.get("aliases"), dict):
+        resolved["aliases"] = {str(name): resolve(folder) for name, folder in aliases.items()}
+    return in_file | resolved
 
 
 def _sources_of(flags: Mapping[str, Any], in_file: Mapping[str, Any], path: Path) -> dict[str, str]:

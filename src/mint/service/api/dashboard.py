@@ -12,7 +12,6 @@ from mint.service.access.auth import LOCAL_USER
 from mint.service.api.gauges import Gauges
 from mint.service.api.routes.caller import is_same_machine
 from mint.service.checkpoints.storage import SAMPLER, unexpired
-from mint.service.engines.plans import describe_plan
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError
 from mint.service.service import Service
@@ -91,13 +90,8 @@ class Dashboard:
 
 
 def _model(engine: EngineProcess, memory: dict[str, float]) -> dict[str, Any]:
-    plan = engine.info.plan
-    return {
-        "name": engine.name,
-        "calls": engine.depth,
-        "memory": memory,
-        "plan": describe_plan(engine.name, plan) if plan is not None else None,
-    }
+    calls, plan = engine.depth, engine.plan
+    return {"name": engine.name, "calls": calls, "memory": memory, "plan": plan}
 
 
 def _run(row: RunRow) -> dict[str, Any]:

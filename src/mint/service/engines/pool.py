@@ -18,8 +18,7 @@ from pathlib import Path
 from mint.catalog import Catalog, ModelNotFound
 from mint.engine.messages import EngineOptions
 from mint.service.admin.settings import Settings
-from mint.service.engines.plans import GB, describe_plan
-from mint.service.engines.process import EngineProcess
+from mint.service.engines.process import GB, EngineProcess
 from mint.service.errors import ApiError, EngineDied, UserError
 
 log = logging.getLogger(__name__)
@@ -74,9 +73,7 @@ class Engines:
     """Locates base models, and starts, shares, watches and stops their workers."""
 
     def __init__(
-        self,
-        settings: Settings,
-        before_unload: Callable[[EngineProcess], Awaitable[None]],
+        self, settings: Settings, before_unload: Callable[[EngineProcess], Awaitable[None]]
     ) -> None:
         self._settings = settings
         self._before_unload = before_unload
@@ -193,8 +190,8 @@ class Engines:
             engine = await EngineProcess.start(base_model, folder, log_file, limit_s, options)
         finally:
             await self._tell_waiters()  # from now on its memory is measured, not estimated
-        if base_model not in self._not_yet_loaded and engine.info.plan is not None:
-            log.info("%s", describe_plan(base_model, engine.info.plan))
+        if base_model not in self._not_yet_loaded and engine.plan is not None:
+            log.info("%s", engine.plan)
         self._not_yet_loaded.discard(base_model)
         return engine
 

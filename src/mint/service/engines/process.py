@@ -21,6 +21,7 @@ from mint.service.admin.metrics import measured
 from mint.service.errors import EngineDied, UserError
 
 log = logging.getLogger(__name__)
+GB = 1024**3
 _END_LIMIT_S = 5.0
 
 
@@ -47,6 +48,17 @@ class EngineProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def plan(self) -> str | None:
+        """What the engine decided when it loaded its model, in one line."""
+        if (plan := self.info.plan) is None:
+            return None
+        return (
+            f"{self.name} on {plan.device}: precision {plan.precision} ({plan.reason}), "
+            f"{plan.kv_tokens:,} KV tokens ({plan.kv_bytes / GB:.1f} GB), "
+            f"{plan.train_tokens:,} training tokens a pass"
+        )
 
     @classmethod
     async def start(

@@ -96,10 +96,7 @@ async def submit(service: TheService, caller: TrainCaller, request: Request) -> 
         )
         return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
     if address is None or address.run_id is None:
-        raise ApiError(
-            400,
-            error or "The request needs model_id (a string) and seq_id (a number).",
-        )
+        raise ApiError(400, error or "The request needs model_id (a string) and seq_id (a number).")
     if address.seq_id is not None and not 1 <= address.seq_id < 2**53:
         raise ApiError(
             400, f"seq_id is {address.seq_id}; the operations of a run are numbered from 1."

@@ -16,10 +16,7 @@ Since = Annotated[int, Query(ge=1, le=10**9)]
 
 @router.get("/mint/usage")
 async def usage(
-    service: TheService,
-    caller: ReadCaller,
-    by: Group = "key",
-    since_s: Since | None = None,
+    service: TheService, caller: ReadCaller, by: Group = "key", since_s: Since | None = None
 ) -> dict[str, Any]:
     """Return the tokens of the last ``since_s`` seconds and the current checkpoints: those of the
     caller's key, or of all keys for a key with the scope ``admin``."""

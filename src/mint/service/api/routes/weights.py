@@ -4,20 +4,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from mint.service.access.ownership import (
-    find_readable_run,
-    may_change,
-    readable_checkpoints,
-)
+from mint.service.access.ownership import find_readable_run, readable_checkpoints
 from mint.service.api.routes.caller import JsonRoute, OneField, ReadCaller, TheService, TrainCaller
 from mint.service.checkpoints.retention import Rule
-from mint.service.checkpoints.storage import (
-    EXTERNAL,
-    SAMPLER,
-    TRAINING,
-    CheckpointPath,
-    unexpired,
-)
+from mint.service.checkpoints.storage import EXTERNAL, SAMPLER, TRAINING, CheckpointPath, unexpired
 from mint.service.errors import ApiError, UserError, not_found
 from mint.service.service import Service
 from mint.service.store.database import CheckpointRow, Condition
@@ -68,7 +58,7 @@ def _find(
     service: Service, path: CheckpointPath, user: str, to_change: bool = False
 ) -> CheckpointRow:
     row = service.checkpoints.find(path, user)
-    if row is None or (to_change and not may_change(row, user)):
+    if row is None or (to_change and row.user != user):
         raise not_found("checkpoint", path.uri, "`mint checkpoints list` shows yours.")
     return row
 
@@ -170,10 +160,7 @@ def prune(service: TheService, caller: TrainCaller, body: requests.Prune) -> dic
 
 @router.post("/copy_weights")
 async def copy_weights(
-    service: TheService,
-    caller: TrainCaller,
-    body: requests.CopyWeights,
-    request: Request,
+    service: TheService, caller: TrainCaller, body: requests.CopyWeights, request: Request
 ) -> dict[str, str]:
     if request.headers.get("x-tinker-weights-access-token") is not None:
         raise ApiError(
