@@ -71,28 +71,15 @@ def find_old(
         )
         .order_by(CheckpointRow.id)
     )
-    is_alive = (
-        SessionRow.finish.is_(None),
-        SessionRow.last_seen > now() - timedelta(seconds=idle_s),
+    alive = select(SessionRow.id).where(
+        SessionRow.finish.is_(None), SessionRow.last_seen > now() - timedelta(seconds=idle_s)
     )
+    runs_elsewhere = select(RunRow.id).where(RunRow.session_id.in_(alive))
+    paths_elsewhere = select(SamplerRow.model_path).where(SamplerRow.session_id.in_(alive))
     with store.transaction() as session:
         found = session.execute(old).all()
-        runs = {
-            *runs_here,
-            *session.scalars(
-                select(RunRow.id)
-                .join(SessionRow, SessionRow.id == RunRow.session_id)
-                .where(*is_alive)
-            ),
-        }
-        paths = {
-            *paths_here,
-            *session.scalars(
-                select(SamplerRow.model_path)
-                .join(SessionRow, SessionRow.id == SamplerRow.session_id)
-                .where(SamplerRow.model_path.is_not(None), *is_alive)
-            ),
-        }
+        runs = {*runs_here, *session.scalars(runs_elsewhere)}
+        paths = {*paths_here, *session.scalars(paths_elsewhere)}
     return [
         row
         for row, rank in found

@@ -1,6 +1,7 @@
 """A run in its engine: restores the run there when needed, and executes its operations."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -342,15 +343,10 @@ class RunInEngine:
         size = 0
         for number in reversed(numbers[-_KEPT_ANSWERS:]):
             future = self._parts.futures.find(f"{self._row.id}:{number}", self._row.user)
-            if future is None or future.answer is None:
-                continue
-            size += future.size
-            if size > _KEPT_BYTES:
-                break
-            try:
-                answer = future.read()
-            except ResultExpired:
-                continue
-            assert answer is not None, "it is finished"
-            kept[number] = answer
+            with contextlib.suppress(ResultExpired):
+                if future is not None and (answer := future.read()) is not None:
+                    size += len(answer.body)
+                    if size > _KEPT_BYTES:
+                        break
+                    kept[number] = answer
         return dict(reversed(kept.items()))  # the oldest first

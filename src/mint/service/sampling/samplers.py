@@ -75,7 +75,7 @@ class Samplers:
     def _open(self, row: SamplerRow, caller: str = "") -> SamplingSession:
         """Return the sampler of a row, which is in memory from now on."""
         new = SamplingSession(
-            row, self._parts, self.evicted, self._restore_run, self._make_room, caller
+            row, self._parts, self.evicted, self._restore_run, self._make_room, caller or row.user
         )
         return self._samplers.setdefault(row.id, new)
 
@@ -147,7 +147,7 @@ class Samplers:
         groups: dict[str, list[SamplingSession]] = {}
         for sampler in held:
             if run_id in (None, sampler.row.run_id) and await sampler.is_only_in_memory():
-                groups.setdefault(sampler.group, []).append(sampler)
+                groups.setdefault(sampler.row.group, []).append(sampler)
         for samplers in groups.values():
             for sampler in samplers[-self._settings.samplers_kept_per_run :]:
                 await self.evicted.save(sampler.row, engine)
@@ -156,7 +156,7 @@ class Samplers:
         """Evict the least recently used samplers of a sampler's group and key beyond the limits."""
         loaded = [s for s in self._samplers.values() if s.engine]
         loaded.sort(key=lambda sampler: sampler.used_at)
-        of_group = [s for s in loaded if s.group == newest.group]
+        of_group = [s for s in loaded if s.row.group == newest.row.group]
         beyond = of_group[: -self._settings.samplers_per_run]
         if (limit := self._parts.quota_of(newest.row.key).samplers) is not None:
             beyond += [s for s in loaded if s.row.key == newest.row.key][:-limit]

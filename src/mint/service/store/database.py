@@ -119,6 +119,11 @@ class SamplerRow(Owned, Table):
     digest: Mapped[str | None] = mapped_column(String(64))
     clients: Mapped[int] = mapped_column(default=0)
 
+    @property
+    def group(self) -> str:
+        """Samplers of one group share a limit on how many are kept."""
+        return self.run_id or self.session_id
+
 
 class CheckpointRow(Owned, Table):
     __tablename__ = "checkpoints"

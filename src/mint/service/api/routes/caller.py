@@ -66,9 +66,8 @@ TrainCaller = Annotated[Caller, Depends(_needs(Scope.TRAIN))]
 
 def find_scope(dependant: Dependant) -> Scope | None:
     """Return the largest scope that a route and its dependencies need; None if no key is needed."""
-    inner = [scope for d in dependant.dependencies if (scope := find_scope(d)) is not None]
-    own = _SCOPES.get(dependant.call)
-    return max([*inner, *([own] if own is not None else [])], default=None)
+    found = [_SCOPES.get(dependant.call), *map(find_scope, dependant.dependencies)]
+    return max(filter(None, found), default=None)
 
 
 def is_same_machine(request: Request) -> bool:
