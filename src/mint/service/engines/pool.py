@@ -142,11 +142,14 @@ class Engines:
 
     def running(self, base_model: str) -> EngineProcess | None:
         """Return the engine of a base model, if it is running."""
-        located = self._folders.get(base_model)
-        if located is None or not _succeeded(located):
-            return None
-        slot = self._slots.get(located.result())
+        folder = self._located(base_model)
+        slot = self._slots.get(folder) if folder is not None else None
         return slot.engine if slot is not None else None
+
+    def _located(self, base_model: str) -> Path | None:
+        """Return the folder of a base model, if it was looked up before."""
+        task = self._folders.get(base_model)
+        return task.result() if task is not None and _succeeded(task) else None
 
     def loaded(self) -> list[EngineProcess]:
         """Return every running engine."""
@@ -156,8 +159,8 @@ class Engines:
         """Return what a request for this model waits for; None if its engine is running."""
         if self.running(base_model) is not None:
             return None
-        located = self._folders.get(base_model)
-        if located is not None and _succeeded(located) and located.result() not in self._slots:
+        folder = self._located(base_model)
+        if folder is not None and folder not in self._slots:
             others = ", ".join(slot.name for slot in self._slots.values())
             return f"the base model {base_model} waits for memory that others use ({others})"
         return f"the base model {base_model} is loading"
@@ -203,8 +206,7 @@ class Engines:
         if self._settings.memory_gb is None:
             return None
         left = int(self._settings.memory_gb * GB) - self._used_bytes()
-        located = [self._folders.get(name) for name in self._not_yet_loaded]
-        awaited = {task.result() for task in located if task is not None and _succeeded(task)}
+        awaited = {*filter(None, map(self._located, self._not_yet_loaded))}
         others = awaited - self._slots.keys() - {folder}
         return share(left, needed, [_weights_bytes(other) + _PROCESS_BYTES for other in others])
 

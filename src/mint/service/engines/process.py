@@ -28,18 +28,20 @@ _END_LIMIT_S = 5.0
 class EngineProcess:
     """A worker with a loaded base model. Use :meth:`start`, then :meth:`call`."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log_file: Path) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], sock: socket.socket, log_file: Path
+    ) -> None:
         self.name = name
         self.log_file = log_file
         self.info: ModelInfo
         self._process = process
-        self._ids = itertools.count(1)
+        self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._listening: dict[int, Callable[[Any], None]] = {}
         self._last_answer = time.monotonic()
         self._is_ending = False
-        self._channel: AsyncChannel
-        self._read_task: asyncio.Task[None]
+        self._channel = AsyncChannel(sock)
+        self._read_task = asyncio.create_task(self._read())
 
     @property
     def is_alive(self) -> bool:
@@ -80,10 +82,8 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C reaches only the service, which stops its workers
             )
-        engine = cls(name, process, log_file)
-        engine._channel = AsyncChannel(ours)
-        loaded = engine._waiting[0] = asyncio.get_running_loop().create_future()
-        engine._read_task = asyncio.create_task(engine._read())
+        engine = cls(name, process, ours, log_file)
+        loaded = engine._waiting[next(engine._ids)] = asyncio.get_running_loop().create_future()
         try:
             engine.info = await asyncio.wait_for(loaded, limit_s)
         except TimeoutError:

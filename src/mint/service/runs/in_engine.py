@@ -152,33 +152,27 @@ class RunInEngine:
     # ---- restoring ------------------------------------------------------------------------------
 
     async def _restore(self, engine: EngineProcess) -> None:
+        """Load the run's snapshot into an engine, and replay its journal."""
         self._is_restoring = True
         try:
-            await self._load_snapshot(engine)
+            run_id, lora = self._row.id, read_lora(self._row.lora)
+            await engine.call("create_run", run_id=run_id, lora=lora, tenant=self._row.user)
+            if (folder := self._journal.snapshot_folder) is not None:
+                await asyncio.to_thread(self._journal.check_snapshot)
+                optimizer = (folder / OPTIMIZER).exists()
+                source = str(folder)
+                await engine.call("load_state", run_id=run_id, folder=source, optimizer=optimizer)
             self.gradients.clear()
             for outcome in list(self._journal.outcomes):
                 if outcome.error is None and self._must_replay(engine, outcome):
-                    await self._replay(engine, outcome)
+                    done = await self._perform(engine, outcome.kind, outcome.seq_ids)
+                    if outcome.result is None:  # the answer is too large for the journal
+                        for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
+                            self._parts.futures.finish(f"{run_id}:{seq_id}", answer)
                 self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         finally:
             self._is_restoring = False
         self._engine = engine
-
-    async def _load_snapshot(self, engine: EngineProcess) -> None:
-        run_id, lora = self._row.id, read_lora(self._row.lora)
-        await engine.call("create_run", run_id=run_id, lora=lora, tenant=self._row.user)
-        if (folder := self._journal.snapshot_folder) is not None:
-            await asyncio.to_thread(self._journal.check_snapshot)
-            has_optimizer = (folder / OPTIMIZER).exists()
-            await engine.call(
-                "load_state", run_id=run_id, folder=str(folder), optimizer=has_optimizer
-            )
-
-    async def _replay(self, engine: EngineProcess, outcome: Outcome) -> None:
-        done = await self._perform(engine, outcome.kind, outcome.seq_ids)
-        if outcome.result is None:  # the answer is too large for the journal
-            for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
-                self._parts.futures.finish(f"{self._row.id}:{seq_id}", answer)
 
     def _must_replay(self, engine: EngineProcess, outcome: Outcome) -> bool:
         """Return whether an operation changed the run, or its answer is needed and not recorded."""

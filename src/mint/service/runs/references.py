@@ -94,14 +94,11 @@ class References:
             return None
         mark = self._journal.folder / f"reference-of-{seq_id}"
         if not mark.exists():
+            row = self._require(path)
+            folder = self._journal.folder / f"reference-{row.version}"
+            if not folder.exists():
+                self._link(self._checkpoints.verified_folder(row).glob("adapter_*"), folder)
             draft = mark.with_name(f"reference-draft-{uuid.uuid4().hex}")
-            os.symlink(self._keep(path).name, draft)
+            os.symlink(folder.name, draft)
             os.replace(draft, mark)
         return mark.resolve()
-
-    def _keep(self, path: str) -> Path:
-        row = self._require(path)
-        folder = self._journal.folder / f"reference-{row.version}"
-        if not folder.exists():
-            self._link(self._checkpoints.verified_folder(row).glob("adapter_*"), folder)
-        return folder

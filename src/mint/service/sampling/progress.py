@@ -38,12 +38,6 @@ class SamplesInProgress:
         self.came[line] += 1
         return Sample(self, line, key, tokens, self.came[line] - 1)
 
-    def waiting_for(self, base_model: str) -> int:
-        """Return how many samples of all users wait for a model."""
-        return sum(
-            count - self.started[line] for line, count in self.came.items() if line[0] == base_model
-        )
-
 
 @dataclass
 class Sample:
@@ -79,9 +73,10 @@ class Sample:
         """
         if not self.is_waiting:
             return None
-        base_model, _ = self.line
-        before = max(self.number - self.samples.started[self.line], 0)
+        came, started, (base_model, _) = self.samples.came, self.samples.started, self.line
+        before = max(self.number - started[self.line], 0)
+        everyone = sum(came[line] - started[line] for line in came if line[0] == base_model)
         return (
-            f"queued behind {before} samples of this key; "
-            f"{self.samples.waiting_for(base_model)} samples of all keys wait for {base_model}"
+            f"queued behind {before} samples of this key; {everyone} samples of all keys wait for "
+            f"{base_model}"
         )

@@ -75,9 +75,11 @@ class SamplingSession:
             result = await self._sample(request, report, may_retry=on_tokens is None)
         finally:
             self.users -= 1
+        path = self.row.model_path
+        trained_by = self.row.run_id if path is None else CheckpointPath.parse(path).run_id
         sampled = sum(len(sequence.tokens) for sequence in result.sequences)
         used = {"prompt_tokens": len(request.prompt), "tokens_sampled": sampled}
-        self.parts.usage.add(self.row.key, self._trained_by, **used)
+        self.parts.usage.add(self.row.key, trained_by, **used)
         return result
 
     async def _sample(
@@ -114,12 +116,6 @@ class SamplingSession:
             await self.drop()
             raise self._unproven("its engine answered with other weights")
         return result
-
-    @property
-    def _trained_by(self) -> str | None:
-        """The run whose weights these are; None for a base model."""
-        path = self.row.model_path
-        return self.row.run_id if path is None else CheckpointPath.parse(path).run_id
 
     @property
     def is_loading(self) -> bool:
