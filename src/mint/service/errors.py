@@ -32,10 +32,7 @@ EXPLAINED = (UserError, EngineDied, OSError, OperationalError, DataError)
 
 
 def explain(error: Exception, doing: str, where: str | None = None) -> tuple[str, Category]:
-    """Return what clients are told about a failure, and whose it is; log it if it is a bug.
-
-    ``where`` says where to read more about a bug.
-    """
+    """Return what clients are told about a failure, and whose it is; log it if it is a bug."""
     match error:
         case UserError():
             return str(error), "user"

@@ -62,10 +62,7 @@ def _sha256(path: Path) -> str:
 
 
 def verify(folder: Path, wanted: Mapping[str, str], what: str) -> None:
-    """Raise FilesDamaged unless the folder has the files with these checksums.
-
-    Folders that older versions wrote have no checksums and are not checked.
-    """
+    """Raise FilesDamaged unless the folder has these checksums; older versions wrote none."""
     for name, checksum in wanted.items():
         is_there = (folder / name).is_file()
         if not is_there or _sha256(folder / name) != checksum:
@@ -88,10 +85,7 @@ def link_files(files: Iterable[Path], folder: Path) -> None:
 
 
 def shorten_logs(folder: Path, limit: int = 64 * 1024**2, kept: int = 1024**2) -> None:
-    """Cut logs of more than ``limit`` bytes to their last ``kept`` bytes.
-
-    The processes that write them append, so they continue at the new end.
-    """
+    """Cut logs of more than ``limit`` bytes to their last ``kept``; their writers append."""
     for log in folder.glob("*.log"):
         with contextlib.suppress(OSError), open(log, "r+b") as file:
             size = file.seek(0, os.SEEK_END)

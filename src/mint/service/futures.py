@@ -1,7 +1,4 @@
-"""Futures: results that clients poll for, and may retrieve again for a while.
-
-:mod:`.results` bounds the memory and disk that they take.
-"""
+"""Futures: results that clients poll for, and may retrieve again for a while."""
 
 from __future__ import annotations
 
@@ -39,10 +36,7 @@ Reason = Callable[[], WaitReason | None]
 
 @dataclass(frozen=True)
 class Response:
-    """The body of a finished future, as it is sent to the client.
-
-    A sample has the ``digest`` of the weights it was drawn from; the base model has none.
-    """
+    """The body of a finished future. ``digest`` is of the adapter that a sample was drawn from."""
 
     body: bytes
     content_type: str = "application/json"
@@ -65,10 +59,7 @@ class Response:
 
 @dataclass
 class Future:
-    """A pending or finished result and its owner. ``reason`` returns what it waits for.
-
-    The body of the answer may have been moved to a ``file``.
-    """
+    """A result and its owner. ``reason`` returns what it waits for; ``file`` may have its body."""
 
     request_id: str
     user: str
@@ -182,8 +173,6 @@ class Futures:
             event.set()
         self._keep_within_bounds()
 
-    # ---- bounds ---------------------------------------------------------------------------------
-
     def _keep_within_bounds(self) -> None:
         while (user := self._count.greediest()) is not None:
             self._expire(user)
@@ -192,8 +181,7 @@ class Futures:
             self._moving = asyncio.create_task(self._move_to_disk())
 
     async def _move_to_disk(self) -> None:
-        """Move bodies to disk until those in memory are within their bound, and drop results beyond
-        the bound on disk."""
+        """Move bodies to disk until memory is within its bound; drop those beyond the disk's."""
         while (user := self._in_memory.bytes.greediest()) is not None:
             request_id = self._in_memory.first(user)
             assert request_id is not None, "a user beyond the bound has results"
@@ -232,8 +220,6 @@ class Futures:
         self._count.add(future.user, -1)
         if future.file is not None:
             future.file.unlink(missing_ok=True)
-
-    # ---- retrieving -----------------------------------------------------------------------------
 
     async def finished_since(
         self, owner: str, number: int, is_wanted: Callable[[Future], bool], seconds: float

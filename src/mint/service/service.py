@@ -81,13 +81,8 @@ class Service(Parts):
         await self.usage.save()
         self.store.close()
 
-    # ---- futures --------------------------------------------------------------------------------
-
     async def future(self, request_id: str, user: str) -> Future:
-        """Return the future of a request, also after a restart of the service.
-
-        Raises ApiError 410 if its result is no longer kept, and 404 if the request is unknown.
-        """
+        """Return the future of a request, also after a restart. Raises ApiError 404 or 410."""
         if (future := self.futures.find(request_id, user)) is not None:
             if future.answer is None and (match := _RUN_REQUEST.fullmatch(request_id)):
                 self.runs.resume_if_due(match["id"])
@@ -108,8 +103,6 @@ class Service(Parts):
         elif request_id.startswith(INTERPOLATION):
             raise gone(request_id)
         raise not_found("request", request_id, "Send the request that creates it.")
-
-    # ---- housekeeping ---------------------------------------------------------------------------
 
     def old_checkpoints(self, rule: Rule, *conditions: Condition) -> list[CheckpointRow]:
         """Return the checkpoints that a retention rule deletes; those in use are kept."""

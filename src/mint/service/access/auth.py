@@ -32,10 +32,7 @@ def create_key(
     expires_at: datetime | None = None,
     quota: Mapping[str, int | None] | None = None,
 ) -> str:
-    """Create a key and return it. Only its hash is stored, so it cannot be shown again.
-
-    ``tml-`` keys work with every client; MinT's own client also accepts ``sk-`` keys.
-    """
+    """Create a key and return it; only its hash is stored. MinT's client takes ``sk-`` keys."""
     key = f"{prefix}{secrets.token_urlsafe(24)}"
     row = ApiKey(
         hash=_hash_of(key),
@@ -78,10 +75,7 @@ class Auth:
         )
 
     async def caller(self, presented: str | None) -> Caller:
-        """Return the caller who presents a key or token, and record its use.
-
-        Raises ApiError 401 if it is not accepted, with what to do.
-        """
+        """Return the caller of a key or token, and record its use. Raises ApiError 401."""
         key_hash = self._hash_of(presented)
         if self._only_key is not None:
             if hmac.compare_digest(key_hash, self._only_key):
@@ -133,8 +127,6 @@ class Auth:
     def quota_of(self, key: str) -> Quota:
         """Return the limits of a key, by its name."""
         return self._quotas.get(key) or Quota.of(self._settings, {})
-
-    # ---- tokens -------------------------------------------------------------------------------
 
     async def token_for(self, presented: str | None) -> str:
         """Return a signed token that replaces the presented key for an hour."""

@@ -51,10 +51,7 @@ class Configuration:
 
 
 def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
-    """Return the configuration of a service. A flag that is None was not given.
-
-    Raises ConfigError, which names the wrong key and the closest right one.
-    """
+    """Return the configuration of a service; a flag of None was not given. Raises ConfigError."""
     given = {key: value for key, value in flags.items() if value is not None}
     path = file or Path(given.get("home") or default_home()) / CONFIG_FILE
     if file is not None and not file.is_file():

@@ -21,11 +21,7 @@ _MOST_ROWS = 200
 
 
 class Dashboard:
-    """The dashboard's application, created by the first request for it.
-
-    Importing what reads Parquet takes half a second, which a service without visitors should not
-    pay for.
-    """
+    """The dashboard's application, created by the first request: its imports take half a second."""
 
     def __init__(self, service: Service, gauges: Gauges) -> None:
         self._service = service
@@ -55,8 +51,7 @@ class Dashboard:
         return [Path(each) for each in named if isinstance(each, str) and os.path.isabs(each)]
 
     async def _may_read_runs(self, request: Request) -> bool:
-        """Return whether to show run directories: only to the user who started the service, whose
-        files they are, and only on this machine."""
+        """Return whether to show run directories: only to the local user, on this machine."""
         try:
             user = await self._user(request)
         except ApiError:

@@ -27,8 +27,7 @@ _OF_MEMORY = {
 
 
 class Gauges(Collector):
-    """Renders all metrics. For an engine that is busy and does not answer in time, the last numbers
-    are shown."""
+    """Renders all metrics; of an engine that does not answer in time, its last numbers."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -29,9 +29,6 @@ _EXTENSIONS = (
 )
 
 
-# ---- packing -------------------------------------------------------------------------------------
-
-
 def pack(folder: Path) -> Iterator[bytes]:
     """Return a checkpoint as ``.tar.gz`` in pieces; all files are opened before the first piece.
 
@@ -54,9 +51,6 @@ def pack(folder: Path) -> Iterator[bytes]:
         yield gzip.compress(tarfile.TarInfo(COMPLETE).tobuf(tarfile.GNU_FORMAT))
         yield gzip.compress(b"\0" * (2 * tarfile.BLOCKSIZE))
         yield gzip.flush()
-
-
-# ---- unpacking -----------------------------------------------------------------------------------
 
 
 def unpack(archive: Path, folder: Path, limit: int) -> None:

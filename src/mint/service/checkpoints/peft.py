@@ -1,7 +1,4 @@
-"""Adapters in PEFT folders, as files: validates uploads, and interpolates adapters.
-
-None of it needs the base model.
-"""
+"""Adapters in PEFT folders: validates uploads and interpolates adapters without the base model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checkpoints on disk: named, durable copies that appear complete or not at all.
-
-:mod:`mint.service.access.ownership` decides who may read and change one.
-"""
+"""Checkpoints on disk: named, durable copies that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -172,10 +169,7 @@ class CheckpointStore:
     def publish(
         self, new: NewCheckpoint, draft: Path, run: RunRow, digest: str | None = None
     ) -> CheckpointRow:
-        """Turn the draft into the checkpoint, atomically.
-
-        ``digest`` is the digest of the adapter in the engine's memory.
-        """
+        """Turn the draft into the checkpoint, atomically. ``digest`` is that of its adapter."""
         row = CheckpointRow(
             run_id=run.id,
             kind=new.path.kind,
@@ -282,8 +276,7 @@ def _description(folder: Path) -> Description:
 
 
 def _rename(one: Path, other: Path) -> None:
-    """Rename a folder; if there is one of the new name, exchange the two, atomically where the
-    file system can."""
+    """Rename a folder, or exchange it with the one of that name, atomically where possible."""
     if not other.exists():
         one.rename(other)
         return

@@ -109,10 +109,7 @@ class Transfers:
         return Path(tempfile.mkdtemp(dir=folder))
 
     def upload_check(self, caller: Caller) -> Callable[[int], None]:
-        """Return a check that raises UserError if an upload exceeds the caller's quota or the disk.
-
-        ``disk_reserve_bytes`` are left free for training.
-        """
+        """Return a check that raises UserError beyond the caller's quota or the disk's reserve."""
         quota = self._parts.quota_of(caller.key)
         held = self._parts.store.storage_of_key(caller.key)
 

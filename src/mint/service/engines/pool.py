@@ -199,10 +199,7 @@ class Engines:
         return engine
 
     def _grant(self, folder: Path, needed: int) -> int | None:
-        """Return the bytes that an engine may use, or None without a budget.
-
-        It is what the other engines leave, less the share of models that are yet to be preloaded.
-        """
+        """Return the bytes that an engine may use of what the others leave; None means no limit."""
         if self._settings.memory_gb is None:
             return None
         left = int(self._settings.memory_gb * GB) - self._used_bytes()

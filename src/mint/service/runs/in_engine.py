@@ -312,8 +312,7 @@ class RunInEngine:
             await self.snapshot(first)
 
     async def snapshot(self, first: int) -> None:
-        """Save the state before operation ``first``, unless gradients are accumulated; a failure is
-        logged, and the journal continues."""
+        """Save the state before operation ``first``, unless gradients are accumulated."""
         if self._engine is None or not self.gradients.is_clear or not self._journal.outcomes:
             return
         folder: Path | None = None

@@ -124,8 +124,7 @@ class SamplingSession:
     # ---- loading --------------------------------------------------------------------------------
 
     async def load(self, engine: EngineProcess) -> None:
-        """Load the weights into an engine, unless it has them. Raises UserError if they are gone
-        and WeightsUnproven if they are others."""
+        """Load the weights into an engine, unless it has them. Raises UserError."""
         if self.engine is engine:
             return
         async with self._loading:

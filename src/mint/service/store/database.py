@@ -187,10 +187,7 @@ class Store:
         self._used: defaultdict[Any, dict[str, datetime]] = defaultdict(dict)
 
     def migrate(self, version: str = "head") -> None:
-        """Upgrade the tables to the newest version; several services may start at once.
-
-        Raises UserError if the database cannot be reached or written.
-        """
+        """Upgrade the tables; several services may start at once. Raises UserError."""
         try:
             migrations.migrate(self._engine, self._home / "migrations.lock", version)
         except OperationalError as error:

@@ -1,8 +1,4 @@
-"""Chat templates: render a conversation in the format that the model was trained on.
-
-Templates are Jinja, come with the model, and run in a sandbox with the few functions that their
-authors rely on.
-"""
+"""Chat templates: Jinja that comes with the model, run in a sandbox with what its authors use."""
 
 import json
 from datetime import datetime

@@ -1,7 +1,4 @@
-"""Request models: unknown fields are ignored, and nulls count as absent.
-
-A known field that is not supported is refused with an error.
-"""
+"""Request models: unknown fields are ignored, nulls are absent, unsupported fields are refused."""
 
 from __future__ import annotations
 

@@ -138,9 +138,6 @@ def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
     )
 
 
-# ---- sampling ------------------------------------------------------------------------------------
-
-
 async def pieces(service: Service, job: PreparedRequest) -> AsyncIterator[Piece]:
     """Yield the text of every choice as it is sampled."""
     news: _News = asyncio.Queue()

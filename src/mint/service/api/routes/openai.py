@@ -55,9 +55,6 @@ def _error(error: Exception, request: Request) -> tuple[int, dict[str, Any]]:
     return status, {"error": body}
 
 
-# ---- models --------------------------------------------------------------------------------------
-
-
 @router.get("/models")
 async def list_models(service: TheService, caller: ReadCaller) -> dict[str, Any]:
     """List the base models of this service and the caller's sampler checkpoints."""
@@ -78,9 +75,6 @@ async def get_model(service: TheService, caller: ReadCaller, name: str) -> dict[
 
 def _model(name: str, owner: str, created: int = 0) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": created, "owned_by": owner}
-
-
-# ---- completions ---------------------------------------------------------------------------------
 
 
 @router.post("/completions")

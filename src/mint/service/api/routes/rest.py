@@ -18,9 +18,6 @@ router = APIRouter(route_class=JsonRoute)
 Scope = Literal["owned", "accessible"]
 
 
-# ---- runs ----------------------------------------------------------------------------------------
-
-
 @router.get("/training_runs")
 def list_runs(
     service: TheService,
@@ -77,9 +74,6 @@ def _newest(service: TheService, run: RunRow, kind: str, reader: str) -> dict[st
     newest = [*readable_checkpoints(run, reader), CheckpointRow.kind == kind, unexpired()]
     rows, _ = service.store.page(CheckpointRow, run.user, 1, 0, *newest)
     return describe_checkpoint(rows[0]) if rows else None
-
-
-# ---- sessions ------------------------------------------------------------------------------------
 
 
 @router.get("/sessions")

@@ -21,9 +21,6 @@ from mint.service.wire import requests
 router = APIRouter(route_class=JsonRoute)
 
 
-# ---- out -----------------------------------------------------------------------------------------
-
-
 @router.get(f"{ONE}/archive", status_code=302)
 def archive(service: TheService, caller: ReadCaller, request: Request, row: Readable) -> Response:
     """Redirect to a signed link to the checkpoint as a ``.tar.gz``."""
@@ -67,9 +64,6 @@ def download(service: TheService, token: str, name: str) -> Response:
     except OSError as error:
         raise ApiError(404, f"{path.uri} has no file {link.file}.") from error
     return FileResponse(folder / link.file, stat_result=found, filename=link.file)
-
-
-# ---- in ------------------------------------------------------------------------------------------
 
 
 @router.post("/checkpoints/upload")
