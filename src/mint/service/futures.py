@@ -6,7 +6,9 @@ import asyncio
 import itertools
 import json
 import logging
+import shutil
 import time
+import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from mint.service.errors import Category, explain
 from mint.service.wire.codec import PROTOBUF
 
 from .background import in_background
-from .results import MAX_RESULTS, Queue, Share, Spool
+from .results import MAX_RESULTS, Queue, Share, write_body
 from .turns import Turns
 
 log = logging.getLogger(__name__)
@@ -108,7 +110,7 @@ class Futures:
         self._next_finished: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._in_memory, self._on_disk = Queue(memory_bytes), Queue(disk_bytes)
         self._count = Share(MAX_RESULTS)
-        self._spool = Spool(folder)
+        self._folder = folder / uuid.uuid4().hex  # deleted with this process
         self._moving: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -190,7 +192,7 @@ class Futures:
             self._in_memory.remove(user, request_id)
             self._on_disk.add(user, request_id, future.size)
             try:
-                file = await asyncio.to_thread(self._spool.write, future.answer.body)
+                file = await asyncio.to_thread(write_body, self._folder, future.answer.body)
             except OSError as error:
                 log.warning("the result of %s was dropped: %s", request_id, error)
                 self._delete(future)
@@ -264,7 +266,7 @@ class Futures:
             event.set()
         if self._moving is not None:
             self._moving.cancel()
-        self._spool.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def find_owner(request_id: str) -> str:

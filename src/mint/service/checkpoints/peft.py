@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint.engine.messages import LoraSpec
-from mint.service.checkpoints.tensors import Tensors, write_tensors
+from mint.service.checkpoints.tensors import Tensors
 from mint.service.errors import UserError
 
 TENSORS, CONFIG, OPTIMIZER = (
@@ -99,6 +99,8 @@ def mix(
     The ranks are concatenated, so the sum is exact: A = [A1; A2], B = [f1 B1, f2 B2], where f is
     the coefficient times the ratio of the two scales alpha/rank.
     """
+    from safetensors.numpy import save
+
     rank = sum(adapter.rank for adapter in adapters)
     if rank > MAX_RANK:
         raise UserError(
@@ -114,7 +116,8 @@ def mix(
     layers = sorted({layer for adapter in adapters for layer in adapter.layers})
     for layer in layers:
         tensors |= zip(_names(layer), _stacked(adapters, factors, layer), strict=True)
-    write_tensors(folder / TENSORS, tensors)
+    # the library's own writer loses the errno of an OSError
+    (folder / TENSORS).write_bytes(save(tensors, metadata={"format": "pt"}))
     config = json.loads((adapters[0].folder / CONFIG).read_text())
     config |= {
         "r": rank,

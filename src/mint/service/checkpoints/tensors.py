@@ -73,10 +73,3 @@ class Tensors:
         if entry.dtype == "BF16":
             return (values.astype(np.uint32) << 16).view(np.float32)
         return values.astype(np.float32)
-
-
-def write_tensors(file: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
-    """Write a safetensors file. Raises OSError with its errno, which the library's writer loses."""
-    from safetensors.numpy import save
-
-    file.write_bytes(save(tensors, metadata={"format": "pt"}))

@@ -67,29 +67,28 @@ class Transfers:
             ttl_seconds=request.ttl_seconds,
             user_metadata={k: str(v) for k, v in source.user_metadata.items()},
         )
-        holder = _holder(caller, run_id, source.base_model, source.lora)
+        run = _holder(caller, run_id, source.base_model, source.lora)
 
-        def write() -> CheckpointRow:
-            self._add_holder(holder, request.destination_project_id)
-            return self._write(new, holder, lambda draft: self._link(source, draft))
+        def fill(draft: Path) -> None:
+            files = self._checkpoints.verified_folder(source).iterdir()
+            link_files((file for file in files if file.name != DESCRIPTION), draft)
 
-        return await asyncio.to_thread(write)
+        return await asyncio.to_thread(self._write, new, run, fill, request.destination_project_id)
 
-    def _link(self, source: CheckpointRow, draft: Path) -> None:
-        files = self._checkpoints.verified_folder(source).iterdir()
-        link_files((file for file in files if file.name != DESCRIPTION), draft)
-
-    def _add_holder(self, run: RunRow, project_id: str | None = None) -> None:
+    def _write(
+        self,
+        new: NewCheckpoint,
+        run: RunRow,
+        fill: Callable[[Path], None],
+        project_id: str | None = None,
+    ) -> CheckpointRow:
+        """Create a checkpoint, and the run that holds it unless it exists. Raises UserError."""
         session = SessionRow(id=run.session_id, user=run.user, project_id=project_id)
         self._parts.store.add_once(session, run.session_id)
         existing = self._parts.store.add_once(run, run.id)
         if existing.user != run.user:
             raise UserError(f"The run {run.id} belongs to another user. Use your own session.")
         run.key = existing.key
-
-    def _write(
-        self, new: NewCheckpoint, run: RunRow, fill: Callable[[Path], None]
-    ) -> CheckpointRow:
         self._checkpoints.check_quota(run, new.path)
         draft = self._checkpoints.begin(new)
         try:
@@ -138,12 +137,9 @@ class Transfers:
         kind = TRAINING if (folder / OPTIMIZER).exists() else SAMPLER
         path = CheckpointPath(holder.id, kind, check_name(name))
         new = NewCheckpoint(path, seq_id=0, user_metadata=origin.user_metadata if origin else {})
-
-        def write() -> CheckpointRow:
-            self._add_holder(holder)
-            return self._write(new, holder, lambda draft: link_files(folder.iterdir(), draft))
-
-        return await asyncio.to_thread(write)
+        return await asyncio.to_thread(
+            self._write, new, holder, lambda draft: link_files(folder.iterdir(), draft)
+        )
 
     # ---- interpolating --------------------------------------------------------------------------
 
@@ -192,7 +188,6 @@ class Transfers:
         number: int,
     ) -> Response:
         run = _holder(caller, path.run_id, sources[0].base_model, sources[0].lora)
-        self._add_holder(run)
 
         def fill(draft: Path) -> None:
             folders = [self._checkpoints.verified_folder(row) for row in sources]

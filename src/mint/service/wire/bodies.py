@@ -58,11 +58,9 @@ def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:
 
 
 def read_address(body: bytes, is_protobuf: bool) -> Address | None:
-    """Return the run and number of an operation, also if the rest of the body is damaged."""
-    return _protobuf_address(body) if is_protobuf else _json_address(body)
-
-
-def _json_address(body: bytes) -> Address | None:
+    """Return the run and number of an operation, also if the rest of a message is damaged."""
+    if is_protobuf:
+        return _protobuf_address(body)
     try:
         payload = from_json(body)
     except ValueError:

@@ -47,11 +47,7 @@ async def retrieve_future(
         service.futures.retrieved(future)
         headers = {WEIGHTS_HEADER: answer.digest} if answer.digest else None
         return Response(answer.body, media_type=answer.content_type, headers=headers)
-    pending: dict[str, Any] = {
-        "type": "try_again",
-        "request_id": future.request_id,
-        "queue_state": "active",
-    }
+    pending = {"type": "try_again", "request_id": future.request_id, "queue_state": "active"}
     if (why := future.reason()) is not None:
         pending |= {"queue_state": why.state, "queue_state_reason": why.reason}
     return JSONResponse(pending, 408)
