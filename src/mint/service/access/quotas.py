@@ -55,8 +55,7 @@ class Quota:
             held_size, size, limit = map(readable_bytes, (held_bytes, more_bytes, self.bytes))
             raise UserError(
                 f"The checkpoints of the key {key!r} have {held_size}, this one has {size}, and "
-                f"the quota is {limit}."
-                f"{_DELETE}{_raise(key, 'bytes')}"
+                f"the quota is {limit}.{_DELETE}{_raise(key, 'bytes')}"
             )
 
     def refuse_samplers(self, key: str, in_use: int) -> None:

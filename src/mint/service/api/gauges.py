@@ -37,18 +37,14 @@ class Gauges(Collector):
 
     async def render(self) -> bytes:
         """Return the text of ``/metrics``."""
-        await self._ask_engines()
+        await self.memory()
         self._disk_free = await asyncio.to_thread(free_bytes, self._service.settings.home)
         now = CollectorRegistry()
         now.register(self)
         return generate_latest(metrics.REGISTRY) + generate_latest(now)
 
     async def memory(self) -> dict[EngineProcess, dict[str, float]]:
-        """Return the memory of each loaded engine that has answered."""
-        await self._ask_engines()
-        return dict(self._memory)
-
-    async def _ask_engines(self) -> None:
+        """Ask all engines; return the memory of each that has answered."""
         engines = self._service.engines.loaded()
         self._memory = {e: m for e, m in self._memory.items() if e in engines}
         self._asking = {e: t for e, t in self._asking.items() if e in engines and not t.done()}
@@ -57,6 +53,7 @@ class Gauges(Collector):
                 self._asking[engine] = asyncio.create_task(self._ask(engine))
         if self._asking:
             await asyncio.wait(self._asking.values(), timeout=_ANSWER_WITHIN_S)
+        return dict(self._memory)
 
     async def _ask(self, engine: EngineProcess) -> None:
         try:

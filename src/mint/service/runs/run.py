@@ -78,7 +78,7 @@ class TrainingRun:
 
     def was_taken(self, seq_id: int) -> bool:
         """Return whether this number has run or is waiting to."""
-        return self._stream.knows(seq_id) is not False
+        return self._stream.knows(seq_id)
 
     def _reopen(self) -> None:
         """Open the futures of the run's creation and of the operations in the journal."""
@@ -113,8 +113,7 @@ class TrainingRun:
         """
         self._refuse_if_released()
         number = negative_number(key or uuid.uuid4().hex) if seq_id is None else seq_id
-        known = self._stream.knows(number)
-        if known is False:
+        if not self._stream.knows(number):
             if self._journal_space.is_awaited:
                 raise self._journal_full()  # operations that wait for it are held in memory
             if len(self._stream) > MAX_WAITING and number != self._stream.next:

@@ -46,18 +46,15 @@ class Stream:
         """The missing number that others are waiting for, if there is one."""
         return self.next if self._waiting and self.next not in self._waiting else None
 
-    def knows(self, seq_id: int) -> Operation | bool:
-        """Return the waiting operation of this number; True if it was taken; False if it is new."""
+    def knows(self, seq_id: int) -> bool:
+        """Return whether the operation of this number is waiting or was taken."""
         if seq_id >= 0:
-            return self._waiting.get(seq_id, seq_id < self.next)
-        for _, operation in self._unnumbered:
-            if operation.seq_id == seq_id:
-                return operation
-        return seq_id in self._taken
+            return seq_id < self.next or seq_id in self._waiting
+        return seq_id in self._taken or any(op.seq_id == seq_id for _, op in self._unnumbered)
 
     def accept(self, operation: Operation) -> bool:
         """Add a new operation. A repeated number changes nothing: the first one stays."""
-        if self.knows(operation.seq_id) is not False:
+        if self.knows(operation.seq_id):
             return False
         if operation.seq_id < 0:
             absent = next(n for n in itertools.count(self.next) if n not in self._waiting)
