@@ -48,10 +48,6 @@ class EngineProcess:
         return not self._read_task.done()
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
     def plan(self) -> str | None:
         """What the engine decided when it loaded its model, in one line."""
         if (plan := self.info.plan) is None:

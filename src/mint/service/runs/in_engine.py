@@ -313,7 +313,8 @@ class RunInEngine:
 
     async def snapshot(self, first: int) -> None:
         """Save the state before operation ``first``, unless gradients are accumulated."""
-        if self._engine is None or not self.gradients.is_clear or not self._journal.outcomes:
+        are_accumulated = self.gradients.kept or self.gradients.voided
+        if self._engine is None or are_accumulated or not self._journal.outcomes:
             return
         folder: Path | None = None
         try:

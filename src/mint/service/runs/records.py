@@ -22,10 +22,9 @@ _HEADER_START = re.compile(rb'\{"(?:op|done|snapshot|answer)"')
 
 @dataclass(frozen=True)
 class JournalRecord:
-    """The position of a complete record, and its header."""
+    """The header of a complete record, and the position of its body."""
 
     header: dict[str, Any]
-    start: int
     body_start: int
     end: int
 
@@ -76,7 +75,7 @@ def _read(file: int, at: int, mark: int, size: int) -> JournalRecord | None:
         return None
     if not isinstance(header, dict):
         return None
-    return JournalRecord(header, at, start + header_length, end)
+    return JournalRecord(header, start + header_length, end)
 
 
 def records_after(file: int, at: int, size: int) -> Iterator[JournalRecord]:

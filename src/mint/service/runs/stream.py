@@ -110,10 +110,6 @@ class Gradients:
     kept: int = 0
     voided: list[str] = field(default_factory=list)
 
-    @property
-    def is_clear(self) -> bool:
-        return not self.kept and not self.voided
-
     def why_not_step(self) -> str | None:
         """Return why a step now would use nothing but old momentum, if it would."""
         if self.kept or not self.voided:

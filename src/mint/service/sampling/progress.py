@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from mint.service.errors import ApiError
 from mint.service.results import Share
 
 Line = tuple[str, str]
@@ -21,14 +20,6 @@ class SamplesInProgress:
     """By key: the most tokens that its samples may take."""
     came: Counter[Line] = field(default_factory=Counter)
     started: Counter[Line] = field(default_factory=Counter)
-
-    def refuse_if_full(self, user: str) -> None:
-        """Raise ApiError 429 if a user has as many samples in progress as allowed."""
-        if not self.count.has_room(user):
-            mine, total = self.count.of(user), self.count.total
-            raise ApiError(
-                429, f"Too many samples are in progress ({mine} of yours, {total} in all); retry."
-            )
 
     def begin(self, base_model: str, user: str, key: str, tokens: int) -> Sample:
         """Count one more sample of a user and key."""

@@ -8,7 +8,7 @@ from mint.engine.messages import SampleRequest, SampleResult
 from mint.service.access.scopes import Caller
 from mint.service.background import in_background
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import EngineDied, UserError, not_found
+from mint.service.errors import ApiError, EngineDied, UserError, not_found
 from mint.service.futures import Response, WaitReason
 from mint.service.parts import Parts
 from mint.service.results import Share
@@ -236,7 +236,12 @@ class Samplers:
 
     def _admit(self, sampler: SamplingSession, request: SampleRequest) -> Sample:
         """Count a request as in progress. Raises ApiError 429 while there is no room for it."""
-        self._in_progress.refuse_if_full(sampler.tenant)
+        count, tenant = self._in_progress.count, sampler.tenant
+        if not count.has_room(tenant):
+            mine, total = count.of(tenant), count.total
+            raise ApiError(
+                429, f"Too many samples are in progress ({mine} of yours, {total} in all); retry."
+            )
         base_model, key = sampler.row.base_model, sampler.row.key
         quota = self._parts.quota_of(key)
         if quota.samplers is not None:
@@ -249,7 +254,7 @@ class Samplers:
             most = max(context - len(request.prompt), 0)
         tokens = len(request.prompt) + request.num_samples * most
         quota.refuse_tokens(key, self._in_progress.tokens[key], tokens)
-        return self._in_progress.begin(base_model, sampler.tenant, key, tokens)
+        return self._in_progress.begin(base_model, tenant, key, tokens)
 
 
 async def _answer(

@@ -67,9 +67,6 @@ Readable = Annotated[CheckpointRow, Depends(_readable)]
 Owned = Annotated[CheckpointRow, Depends(_owned)]
 
 
-# ---- reading -------------------------------------------------------------------------------------
-
-
 @router.post("/weights_info")
 def weights_info(service: TheService, caller: ReadCaller, tinker_path: OneField) -> dict[str, Any]:
     row = _find(service, CheckpointPath.parse(tinker_path), caller.user)
@@ -77,9 +74,7 @@ def weights_info(service: TheService, caller: ReadCaller, tinker_path: OneField)
         "base_model": row.base_model,
         "is_lora": True,
         "lora_rank": row.lora["rank"],
-        "train_unembed": row.lora["train_unembed"],
-        "train_mlp": row.lora["train_mlp"],
-        "train_attn": row.lora["train_attn"],
+        **{name: row.lora[name] for name in ("train_unembed", "train_mlp", "train_attn")},
         "optimizer_config": {"type": "adamw"},
     }
 
@@ -116,9 +111,7 @@ def _page(
     }
 
 
-# ---- changing: routes with a suffix come first, as a checkpoint's id contains a slash -----------
-
-
+# Routes with a suffix come first, as a checkpoint's id contains a slash.
 @router.post(f"{ONE}/publish")
 def publish(service: TheService, row: Owned) -> dict[str, Any]:
     """Let every user of this service read a checkpoint."""
