@@ -14,7 +14,7 @@ from mint.service.api.openai.answers import ChatForm, CompletionForm, Form
 from mint.service.api.openai.inference import Piece, find_model, pieces, prepare
 from mint.service.api.openai.requests import ChatCompletion, Completion
 from mint.service.api.routes.caller import JsonRoute, ReadCaller, SampleCaller, TheService
-from mint.service.checkpoints.storage import SAMPLER
+from mint.service.checkpoints.storage import SAMPLER, unexpired
 from mint.service.errors import ApiError
 from mint.service.store.database import CheckpointRow
 
@@ -58,9 +58,9 @@ def _error(error: Exception, request: Request) -> tuple[int, dict[str, Any]]:
 @router.get("/models")
 async def list_models(service: TheService, caller: ReadCaller) -> dict[str, Any]:
     """List the base models of this service and the caller's sampler checkpoints."""
-    of_samplers = CheckpointRow.kind == SAMPLER
+    samplers = (CheckpointRow.kind == SAMPLER, unexpired())
     rows, _ = await asyncio.to_thread(
-        service.store.page, CheckpointRow, caller.user, _MOST_CHECKPOINTS, 0, of_samplers
+        service.store.page, CheckpointRow, caller.user, _MOST_CHECKPOINTS, 0, *samplers
     )
     listed = [_model(name, "mint") for name in service.engines.names()]
     listed += [_model(row.uri, row.user, int(row.created_at.timestamp())) for row in rows]
