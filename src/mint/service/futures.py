@@ -108,21 +108,11 @@ class Futures:
         self._of_owner: dict[str, dict[str, Future]] = {}
         self._numbers = itertools.count(time.time_ns() // 1000)
         self._next_finished: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
-        self._in_memory, self._on_disk = Queue(memory_bytes), Queue(disk_bytes)
+        self.in_memory, self.on_disk = Queue(memory_bytes), Queue(disk_bytes)
         self._count = Share(MAX_RESULTS)
         self._folder = folder / uuid.uuid4().hex  # deleted with this process
         self._moving: asyncio.Task[None] | None = None
         self._is_closed = False
-
-    @property
-    def bytes_in_memory(self) -> int:
-        """The size of the results in memory."""
-        return self._in_memory.bytes.total
-
-    @property
-    def bytes_on_disk(self) -> int:
-        """The size of the results that were moved to disk."""
-        return self._on_disk.bytes.total
 
     def open(self, request_id: str, user: str, reason: Reason = lambda: None) -> Future:
         """Return the future of this id; create it if it is new."""
@@ -169,7 +159,7 @@ class Futures:
         future.answer, future.size = answer, len(answer.body)
         future.forget_at = time.monotonic() + self._kept_s
         future.done.set()
-        self._in_memory.add(future.user, request_id, future.size)
+        self.in_memory.add(future.user, request_id, future.size)
         self._count.add(future.user, 1)
         if (event := self._next_finished.pop(find_owner(request_id), None)) is not None:
             event.set()
@@ -179,18 +169,18 @@ class Futures:
         while (user := self._count.greediest()) is not None:
             self._expire(user)
         is_moving = self._moving is not None and not self._moving.done()
-        if self._in_memory.bytes.greediest() is not None and not is_moving:
+        if self.in_memory.bytes.greediest() is not None and not is_moving:
             self._moving = asyncio.create_task(self._move_to_disk())
 
     async def _move_to_disk(self) -> None:
         """Move bodies to disk until memory is within its bound; drop those beyond the disk's."""
-        while (user := self._in_memory.bytes.greediest()) is not None:
-            request_id = self._in_memory.first(user)
+        while (user := self.in_memory.bytes.greediest()) is not None:
+            request_id = self.in_memory.first(user)
             assert request_id is not None, "a user beyond the bound has results"
             future = self._futures[request_id]
             assert future.answer is not None, "it is finished"
-            self._in_memory.remove(user, request_id)
-            self._on_disk.add(user, request_id, future.size)
+            self.in_memory.remove(user, request_id)
+            self.on_disk.add(user, request_id, future.size)
             try:
                 file = await asyncio.to_thread(write_body, self._folder, future.answer.body)
             except OSError as error:
@@ -201,11 +191,11 @@ class Futures:
                 future.file, future.answer = file, replace(future.answer, body=b"")
             else:
                 file.unlink(missing_ok=True)
-            while (user := self._on_disk.bytes.greediest()) is not None:
+            while (user := self.on_disk.bytes.greediest()) is not None:
                 self._expire(user)
 
     def _expire(self, user: str) -> None:
-        request_id = self._on_disk.first(user) or self._in_memory.first(user)
+        request_id = self.on_disk.first(user) or self.in_memory.first(user)
         assert request_id is not None, "a user beyond the bound has results"
         log.warning("the result of %s is no longer kept: there were too many", request_id)
         self._delete(self._futures[request_id])
@@ -217,8 +207,8 @@ class Futures:
         del self._futures[future.request_id], self._of_owner[owner][future.request_id]
         if not self._of_owner[owner]:
             del self._of_owner[owner]
-        self._in_memory.remove(future.user, future.request_id)
-        self._on_disk.remove(future.user, future.request_id)
+        self.in_memory.remove(future.user, future.request_id)
+        self.on_disk.remove(future.user, future.request_id)
         self._count.add(future.user, -1)
         if future.file is not None:
             future.file.unlink(missing_ok=True)
@@ -248,7 +238,7 @@ class Futures:
         """Keep a retrieved answer for a while longer, as its HTTP response may have been lost."""
         soon = time.monotonic() + self._kept_s / 10
         future.forget_at = min(future.forget_at, soon)
-        for queue in (self._in_memory, self._on_disk):
+        for queue in (self.in_memory, self.on_disk):
             queue.hurry(future.user, future.request_id)
 
     def forget_old(self) -> None:

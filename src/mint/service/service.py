@@ -115,11 +115,11 @@ class Service(Parts):
         Each must have been due for ``expired_kept_s`` of service time, so that a wrong clock
         deletes nothing. Until then an expired one is hidden; correcting the clock restores it.
         """
-        rule = Rule.of(self.settings)
-        due = {
-            "expired": self.store.expired_checkpoints(),
-            "old": self.old_checkpoints(rule) if rule is not None else [],
-        }
+        known = self.settings
+        due = {"expired": self.store.expired_checkpoints()}
+        if (age := known.retention_older_than_s) is not None:
+            rule = Rule(age, known.retention_keep_last, known.retention_keep)
+            due["old"] = self.old_checkpoints(rule)
         for kind, rows in due.items():
             listed = {str(row.id): row for row in rows}
             marks = {name: f"{row.created_at} {row.expires_at}" for name, row in listed.items()}

@@ -1,8 +1,4 @@
-"""Counters for Prometheus; ``/metrics`` shows them.
-
-``rate(mint_tokens_sampled_total[1m])`` is the sampling speed in tokens per second. Gauges are in
-:mod:`mint.service.api.gauges`.
-"""
+"""Counters for Prometheus. Gauges are in :mod:`mint.service.api.gauges`."""
 
 import asyncio
 import time

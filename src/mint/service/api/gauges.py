@@ -66,7 +66,7 @@ class Gauges(Collector):
         service, loaded = self._service, self._service.engines.loaded()
         waiting = {"operations": service.runs.waiting, "samples": service.samplers.in_progress}
         futures = service.futures
-        kept = {"memory": futures.bytes_in_memory, "disk": futures.bytes_on_disk}
+        kept = {"memory": futures.in_memory.bytes.total, "disk": futures.on_disk.bytes.total}
         calls = {engine.name: engine.depth for engine in loaded}
         yield GaugeMetricFamily("mint_ready", "1 once the service is ready.", service.is_ready)
         yield GaugeMetricFamily("mint_models_loaded", "Base models in memory.", len(loaded))

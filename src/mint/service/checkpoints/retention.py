@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 
 from sqlalchemy import func, select
 
-from mint.service.admin.settings import Settings
 from mint.service.checkpoints.storage import unexpired
 from mint.service.store.database import (
     CheckpointRow,
@@ -29,15 +28,6 @@ class Rule:
     older_than_s: float
     keep_last: int
     keep: tuple[str, ...]
-
-    @classmethod
-    def of(cls, settings: Settings) -> Rule | None:
-        """Return the configured rule, if there is one."""
-        if settings.retention_older_than_s is None:
-            return None
-        return cls(
-            settings.retention_older_than_s, settings.retention_keep_last, settings.retention_keep
-        )
 
 
 def find_old(

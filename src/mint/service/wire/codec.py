@@ -41,10 +41,7 @@ _NUMPY_OF_WIRE: dict[int, np.dtype[Any]] = {
     wire.DTYPE_INT32: np.dtype("<i4"),
     wire.DTYPE_BFLOAT16: np.dtype("<u2"),
 }
-_NUMPY_OF_JSON: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "int64": np.dtype(np.int64),
-}
+_NUMPY_OF_JSON = {name: np.dtype(name) for name in ("float32", "int64")}
 
 
 # ---- forward_backward requests ---------------------------------------------------------------

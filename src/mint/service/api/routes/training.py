@@ -69,9 +69,9 @@ async def unload_model(
     row = await asyncio.to_thread(service.runs.row, model_id, caller.user)
     await service.runs.unload(row.id)
     request_id = f"{row.id}:unload"
-    future = service.futures.open(request_id, caller.user)
+    service.futures.open(request_id, caller.user)
     answer = Response.json({"model_id": row.id, "type": "unload_model"})
-    service.futures.finish(future.request_id, answer)
+    service.futures.finish(request_id, answer)
     return {"request_id": request_id, "model_id": row.id}
 
 
