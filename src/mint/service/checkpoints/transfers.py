@@ -48,8 +48,6 @@ class Transfers:
         self._parts = parts
         self._checkpoints = parts.checkpoints
 
-    # ---- copying --------------------------------------------------------------------------------
-
     async def copy(
         self, caller: Caller, request: CopyWeights, identifier: str | None
     ) -> CheckpointRow:
@@ -99,8 +97,6 @@ class Transfers:
         finally:
             self._checkpoints.discard(draft)
 
-    # ---- uploading ------------------------------------------------------------------------------
-
     def inbox(self) -> Path:
         """Create a folder for an upload; the caller deletes it."""
         folder = self._parts.settings.home / "uploads"
@@ -140,8 +136,6 @@ class Transfers:
         return await asyncio.to_thread(
             self._write, new, holder, lambda draft: link_files(folder.iterdir(), draft)
         )
-
-    # ---- interpolating --------------------------------------------------------------------------
 
     async def interpolate(self, caller: Caller, request: Interpolate) -> str:
         """Start to interpolate checkpoints; return the request id. A repeated request runs once."""

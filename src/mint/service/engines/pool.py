@@ -116,8 +116,6 @@ class Engines:
         finally:
             self._looking_up -= 1
 
-    # ---- using ----------------------------------------------------------------------------------
-
     @asynccontextmanager
     async def using(self, base_model: str) -> AsyncIterator[EngineProcess]:
         """Provide the engine of a base model, started if needed; it stays loaded while in use."""
@@ -207,8 +205,6 @@ class Engines:
         others = awaited - self._slots.keys() - {folder}
         return share(left, needed, [_weights_bytes(other) + _PROCESS_BYTES for other in others])
 
-    # ---- unloading ------------------------------------------------------------------------------
-
     async def _make_room(self, base_model: str, needed: int) -> None:
         """Unload idle engines until a model fits; wait for engines in use, up to a limit."""
         if self._settings.memory_gb is None:
@@ -266,8 +262,6 @@ class Engines:
     async def _tell_waiters(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-    # ---- watching -------------------------------------------------------------------------------
 
     async def end_stuck(self) -> None:
         """Kill every engine that has not answered any call for ``stuck_after_s``."""

@@ -66,7 +66,6 @@ class RunInEngine:
         self._row = row
         self._journal = journal
         self._parts = parts
-        self._engines = parts.engines
         self._samplers = samplers
         self._references = References(row, journal, parts.checkpoints)
         self._engine: EngineProcess | None = None
@@ -85,7 +84,7 @@ class RunInEngine:
         """Return what the run waits for, as a message."""
         if self._is_restoring:
             return "the run is being restored from its journal"
-        return self._engines.why_waiting(self._row.base_model)
+        return self._parts.engines.why_waiting(self._row.base_model)
 
     def is_in(self, engine: EngineProcess) -> bool:
         return self._engine is engine
@@ -119,8 +118,8 @@ class RunInEngine:
         while True:
             has_begun = False
             try:
-                alone = self._engines.alone(base_model, is_suspect=deaths > 0)
-                async with alone, self._engines.using(base_model) as engine:
+                alone = self._parts.engines.alone(base_model, is_suspect=deaths > 0)
+                async with alone, self._parts.engines.using(base_model) as engine:
                     if self._engine is not engine:
                         await self._restore(engine)
                     has_begun = True

@@ -39,8 +39,6 @@ class Samplers:
         self._sampling: dict[str, asyncio.Task[None]] = {}
         self._in_progress = SamplesInProgress(Share(parts.settings.max_outstanding_samples))
 
-    # ---- creating and finding -------------------------------------------------------------------
-
     async def create(self, caller: Caller, request: CreateSamplingSession) -> str:
         """Create a sampler of a base model or checkpoint; the same request gives the same one."""
         user = caller.user
@@ -131,8 +129,6 @@ class Samplers:
         await self.find(sampler_id, user)
         return await asyncio.to_thread(self._parts.store.add_client, sampler_id)
 
-    # ---- keeping and dropping -------------------------------------------------------------------
-
     def has(self, sampler_id: str, engine: EngineProcess) -> bool:
         """Return whether the weights of this sampler are in this engine or on disk."""
         sampler = self._samplers.get(sampler_id)
@@ -185,8 +181,6 @@ class Samplers:
             if s.row.model_path is not None
             and (s.row.session_id != _NAMED or (s.engine is not None and s.engine.is_alive))
         }
-
-    # ---- sampling -------------------------------------------------------------------------------
 
     @property
     def in_progress(self) -> int:

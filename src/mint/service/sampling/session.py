@@ -53,8 +53,6 @@ class SamplingSession:
     used_at: float = field(default_factory=time.monotonic)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    # ---- sampling -------------------------------------------------------------------------------
-
     async def sample(
         self, request: SampleRequest, sample: Sample, on_tokens: OnTokens | None = None
     ) -> SampleResult:
@@ -120,8 +118,6 @@ class SamplingSession:
     @property
     def is_loading(self) -> bool:
         return self.engine is None and self._loading.locked()
-
-    # ---- loading --------------------------------------------------------------------------------
 
     async def load(self, engine: EngineProcess) -> None:
         """Load the weights into an engine, unless it has them. Raises UserError."""
@@ -210,8 +206,6 @@ class SamplingSession:
         is_same = found is not None and self.row.version in (None, found.version)
         return found if is_same else None
 
-    # ---- leaving the engine ---------------------------------------------------------------------
-
     async def is_only_in_memory(self) -> bool:
         """Return whether the weights would be lost with the engine."""
         if self.row.run_id is not None:
@@ -234,8 +228,6 @@ class SamplingSession:
         engine, self.engine = self.engine, None
         if engine is not None and engine.is_alive:
             await engine.call("drop_sampler", sampler_id=self.row.id)
-
-    # ---- errors ---------------------------------------------------------------------------------
 
     def _no_longer_kept(self) -> UserError:
         settings = self.parts.settings
