@@ -46,8 +46,8 @@ class Service(Parts):
 
     def start(self) -> None:
         """Start housekeeping."""
-        known = self.settings
-        limits = (known.session_idle_s, known.model_idle_s, known.stuck_after_s)
+        settings = self.settings
+        limits = (settings.session_idle_s, settings.model_idle_s, settings.stuck_after_s)
         round_s = max(min(HOUSEKEEPING_S, *(limit / 2 for limit in limits)), 0.05)
         self._tasks = [
             asyncio.create_task(asyncio.to_thread(delete_leftovers, self.settings.home)),
@@ -115,10 +115,10 @@ class Service(Parts):
         Each must have been due for ``expired_kept_s`` of service time, so that a wrong clock
         deletes nothing. Until then an expired one is hidden; correcting the clock restores it.
         """
-        known = self.settings
+        settings = self.settings
         due = {"expired": self.store.expired_checkpoints()}
-        if (age := known.retention_older_than_s) is not None:
-            rule = Rule(age, known.retention_keep_last, known.retention_keep)
+        if (age := settings.retention_older_than_s) is not None:
+            rule = Rule(age, settings.retention_keep_last, settings.retention_keep)
             due["old"] = self.old_checkpoints(rule)
         for kind, rows in due.items():
             listed = {str(row.id): row for row in rows}

@@ -37,10 +37,10 @@ class Configuration:
 
     def __str__(self) -> str:
         """Return YAML that ``--config`` reads, with the source of each key."""
-        from sqlalchemy import make_url
-
         values = self.settings.model_dump(mode="json", exclude=_NOT_IN_FILES)
         if values["database_url"] is not None:
+            from sqlalchemy import make_url
+
             values["database_url"] = str(make_url(values["database_url"]))  # without its password
         lines = []
         for key, value in values.items():

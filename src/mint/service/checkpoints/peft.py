@@ -134,14 +134,14 @@ def _stacked(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return A [rank, in] and B [out, rank] of a layer; adapters without it contribute zeros."""
     name_a, name_b = _names(layer)
-    entries = [adapter.tensors.entries for adapter in adapters if layer in adapter.layers]
-    sizes = {(each[name_a].shape[1], each[name_b].shape[0]) for each in entries}
+    all_entries = [adapter.tensors.entries for adapter in adapters]
+    sizes = {(e[name_a].shape[1], e[name_b].shape[0]) for e in all_entries if name_a in e}
     if len(sizes) != 1:
         raise UserError(f"The adapters are incompatible: {layer} has different sizes.")
     [(inputs, outputs)] = sizes
     a, b = [], []
     for adapter, factor in zip(adapters, factors, strict=True):
-        if layer in adapter.layers:
+        if name_a in adapter.tensors.entries:
             a.append(adapter.tensors[name_a])
             b.append(adapter.tensors[name_b] * np.float32(factor))
         else:
@@ -194,10 +194,11 @@ def _layers(tensors: Tensors, rank: int) -> list[str]:
         found.add(match["layer"])
     if not found:
         raise UserError(f"{TENSORS} contains no tensors.")
-    for layer in found:
+    layers = sorted(found)
+    for layer in layers:
         if not tensors.entries.keys() >= {*_names(layer)}:
             raise UserError(f"{TENSORS}: {layer} has only one of lora_A and lora_B.")
-    return sorted(found)
+    return layers
 
 
 def _kind(layer: str) -> str:
