@@ -221,10 +221,10 @@ def test_a_link_ends_when_the_checkpoint_is_private_again(tmp_path: Path, is_pub
         path = CheckpointPath.parse(PATH)
         row = local.service.checkpoints.find(path, "ada")
         assert row is not None
-        local.service.checkpoints.share(row, is_public=True)
+        local.service.store.change_checkpoint(row, public=True)
         archive = await local.http.get(f"{CHECKPOINT}/archive", headers=headers)
         assert archive.status_code == 302
-        local.service.checkpoints.share(row, is_public=is_public)
+        local.service.store.change_checkpoint(row, public=is_public)
         return (await local.http.get(archive.headers["location"])).status_code
 
     assert with_service(tmp_path, work) == (200 if is_public else 404)

@@ -67,8 +67,8 @@ def test_unretrieved_results_move_to_disk_and_come_back_whole(
 ) -> None:
     async def work(local: Local) -> None:
         asked = await ask(local, "ada", 30)
-        assert 0 < local.service.futures.bytes_in_memory <= 4 * SIZE
-        assert local.service.futures.bytes_on_disk >= 26 * SIZE
+        assert 0 < local.service.futures.in_memory.bytes.total <= 4 * SIZE
+        assert local.service.futures.on_disk.bytes.total >= 26 * SIZE
         assert len(files(tmp_path)) >= 26
         assert await statuses(local, asked) == [200] * 30
         for request_id, _ in asked:
@@ -86,7 +86,7 @@ def test_beyond_the_bound_on_disk_the_oldest_of_who_has_the_most_are_gone(
         one = await ask(local, "bob", 1)
         many = await ask(local, "ada", 30)
         futures = local.service.futures
-        assert futures.bytes_in_memory + futures.bytes_on_disk <= 15 * (SIZE + 2000)
+        assert futures.in_memory.bytes.total + futures.on_disk.bytes.total <= 15 * (SIZE + 2000)
         found = await statuses(local, many)
         assert found == [410] * found.count(410) + [200] * found.count(200)
         assert found.count(200) >= 5

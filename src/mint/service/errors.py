@@ -13,15 +13,11 @@ from mint.engine.messages import UserError as UserError
 
 log = logging.getLogger(__name__)
 Category = Literal["user", "server"]
-_DISK_FULL = "53100"
-"""PostgreSQL's code."""
+_DISK_FULL = {"SQLITE_FULL", "53100"}  # of SQLite and of PostgreSQL
 
 
 class ApiError(HTTPException):
     """An HTTP answer other than 200: a status and a message for the person who reads it."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(status, detail)
 
     def __str__(self) -> str:
         return self.detail
@@ -36,10 +32,7 @@ EXPLAINED = (UserError, EngineDied, OSError, OperationalError, DataError)
 
 
 def explain(error: Exception, doing: str, where: str | None = None) -> tuple[str, Category]:
-    """Return what clients are told about a failure, and whose it is; log it if it is a bug.
-
-    ``where`` says where to read more about a bug.
-    """
+    """Return what clients are told about a failure, and whose it is; log it if it is a bug."""
     match error:
         case UserError():
             return str(error), "user"
@@ -77,10 +70,8 @@ def is_disk_full(error: OSError | OperationalError) -> bool:
     """Return whether a write failed because the disk or a disk quota is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    sqlite, postgres = (
-        getattr(error.orig, name, None) for name in ("sqlite_errorname", "sqlstate")
-    )
-    return sqlite == "SQLITE_FULL" or postgres == _DISK_FULL
+    codes = (getattr(error.orig, name, None) for name in ("sqlite_errorname", "sqlstate"))
+    return not _DISK_FULL.isdisjoint(codes)
 
 
 def readable_os_error(error: OSError, doing: str) -> str:

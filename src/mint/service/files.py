@@ -62,41 +62,30 @@ def _sha256(path: Path) -> str:
 
 
 def verify(folder: Path, wanted: Mapping[str, str], what: str) -> None:
-    """Raise FilesDamaged unless the folder has the files with these checksums.
-
-    Folders that older versions wrote have no checksums and are not checked.
-    """
+    """Raise FilesDamaged unless the folder has these checksums; older versions wrote none."""
     for name, checksum in wanted.items():
-        try:
-            found = _sha256(folder / name)
-        except FileNotFoundError:
-            found = "missing"
-        if found != checksum:
+        is_there = (folder / name).is_file()
+        if not is_there or _sha256(folder / name) != checksum:
             raise FilesDamaged(
-                f"{what} is damaged: {name} is {'missing' if found == 'missing' else 'changed'} "
-                "since it was saved. Nothing was loaded, and the files were not touched. Use "
-                "another checkpoint, or restore this one from a backup, and check the disk."
+                f"{what} is damaged: {name} is {'changed' if is_there else 'missing'} since it was "
+                "saved. Nothing was loaded, and the files were not touched. Use another "
+                "checkpoint, or restore this one from a backup, and check the disk."
             )
 
 
 def link_files(files: Iterable[Path], folder: Path) -> None:
     """Hard-link files into another folder, or copy them where the file system has no links."""
     for file in files:
-        target = folder / file.name
-        with contextlib.suppress(FileExistsError):
-            try:
-                os.link(file, target)
-            except OSError as error:
-                if isinstance(error, FileExistsError | FileNotFoundError):
-                    raise
-                shutil.copyfile(file, target)
+        try:
+            os.link(file, folder / file.name)
+        except FileExistsError:
+            pass
+        except OSError:
+            shutil.copyfile(file, folder / file.name)
 
 
 def shorten_logs(folder: Path, limit: int = 64 * 1024**2, kept: int = 1024**2) -> None:
-    """Cut logs of more than ``limit`` bytes to their last ``kept`` bytes.
-
-    The processes that write them append, so they continue at the new end.
-    """
+    """Cut logs of more than ``limit`` bytes to their last ``kept``; their writers append."""
     for log in folder.glob("*.log"):
         with contextlib.suppress(OSError), open(log, "r+b") as file:
             size = file.seek(0, os.SEEK_END)

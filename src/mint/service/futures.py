@@ -1,7 +1,4 @@
-"""Futures: results that clients poll for, and may retrieve again for a while.
-
-:mod:`.results` bounds the memory and disk that they take.
-"""
+"""Futures: results that clients poll for, and may retrieve again for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +6,9 @@ import asyncio
 import itertools
 import json
 import logging
+import shutil
 import time
+import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from mint.service.errors import Category, explain
 from mint.service.wire.codec import PROTOBUF
 
 from .background import in_background
-from .results import MAX_RESULTS, Queue, Share, Spool
+from .results import MAX_RESULTS, Queue, Share, write_body
 from .turns import Turns
 
 log = logging.getLogger(__name__)
@@ -39,10 +38,7 @@ Reason = Callable[[], WaitReason | None]
 
 @dataclass(frozen=True)
 class Response:
-    """The body of a finished future, as it is sent to the client.
-
-    A sample has the ``digest`` of the weights it was drawn from; the base model has none.
-    """
+    """The body of a finished future. ``digest`` is of the adapter that a sample was drawn from."""
 
     body: bytes
     content_type: str = "application/json"
@@ -65,10 +61,7 @@ class Response:
 
 @dataclass
 class Future:
-    """A pending or finished result and its owner. ``reason`` returns what it waits for.
-
-    The body of the answer may have been moved to a ``file``.
-    """
+    """A result and its owner. ``reason`` returns what it waits for; ``file`` may have its body."""
 
     request_id: str
     user: str
@@ -78,13 +71,13 @@ class Future:
     file: Path | None = None
     forget_at: float = field(default=float("inf"))
     number: int = 0
-    _done: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait(self, seconds: float) -> Response | None:
         """Return the answer, or None if it is not ready after ``seconds``. Raises ResultExpired."""
-        if not self._done.is_set():  # wait_for with a timeout of 0 would miss it
+        if not self.done.is_set():  # wait_for with a timeout of 0 would miss it
             try:
-                await asyncio.wait_for(self._done.wait(), seconds)
+                await asyncio.wait_for(self.done.wait(), seconds)
             except TimeoutError:
                 return None
         if self.file is None:
@@ -99,15 +92,6 @@ class Future:
             return replace(self.answer, body=file.read_bytes())
         except FileNotFoundError:
             raise ResultExpired from None
-
-    def finish(self, answer: Response, kept_s: float) -> None:
-        if self.answer is None:
-            self.answer, self.size = answer, len(answer.body)
-            self.forget_at = time.monotonic() + kept_s
-            self._done.set()
-
-    def release_waiters(self) -> None:
-        self._done.set()
 
 
 class ResultExpired(Exception):
@@ -124,21 +108,11 @@ class Futures:
         self._of_owner: dict[str, dict[str, Future]] = {}
         self._numbers = itertools.count(time.time_ns() // 1000)
         self._next_finished: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
-        self._in_memory, self._on_disk = Queue(memory_bytes), Queue(disk_bytes)
+        self.in_memory, self.on_disk = Queue(memory_bytes), Queue(disk_bytes)
         self._count = Share(MAX_RESULTS)
-        self._spool = Spool(folder)
+        self._folder = folder / uuid.uuid4().hex  # deleted with this process
         self._moving: asyncio.Task[None] | None = None
         self._is_closed = False
-
-    @property
-    def bytes_in_memory(self) -> int:
-        """The size of the results in memory."""
-        return self._in_memory.bytes.total
-
-    @property
-    def bytes_on_disk(self) -> int:
-        """The size of the results that were moved to disk."""
-        return self._on_disk.bytes.total
 
     def open(self, request_id: str, user: str, reason: Reason = lambda: None) -> Future:
         """Return the future of this id; create it if it is new."""
@@ -182,34 +156,33 @@ class Futures:
         if future is None or future.answer is not None:
             return
         future.number = next(self._numbers)
-        future.finish(answer, self._kept_s)
-        self._in_memory.add(future.user, request_id, future.size)
+        future.answer, future.size = answer, len(answer.body)
+        future.forget_at = time.monotonic() + self._kept_s
+        future.done.set()
+        self.in_memory.add(future.user, request_id, future.size)
         self._count.add(future.user, 1)
         if (event := self._next_finished.pop(find_owner(request_id), None)) is not None:
             event.set()
         self._keep_within_bounds()
 
-    # ---- bounds ---------------------------------------------------------------------------------
-
     def _keep_within_bounds(self) -> None:
         while (user := self._count.greediest()) is not None:
             self._expire(user)
         is_moving = self._moving is not None and not self._moving.done()
-        if self._in_memory.bytes.greediest() is not None and not is_moving:
+        if self.in_memory.bytes.greediest() is not None and not is_moving:
             self._moving = asyncio.create_task(self._move_to_disk())
 
     async def _move_to_disk(self) -> None:
-        """Move bodies to disk until those in memory are within their bound, and drop results beyond
-        the bound on disk."""
-        while (user := self._in_memory.bytes.greediest()) is not None:
-            request_id = self._in_memory.first(user)
+        """Move bodies to disk until memory is within its bound; drop those beyond the disk's."""
+        while (user := self.in_memory.bytes.greediest()) is not None:
+            request_id = self.in_memory.first(user)
             assert request_id is not None, "a user beyond the bound has results"
             future = self._futures[request_id]
             assert future.answer is not None, "it is finished"
-            self._in_memory.remove(user, request_id)
-            self._on_disk.add(user, request_id, future.size)
+            self.in_memory.remove(user, request_id)
+            self.on_disk.add(user, request_id, future.size)
             try:
-                file = await asyncio.to_thread(self._spool.write, future.answer.body)
+                file = await asyncio.to_thread(write_body, self._folder, future.answer.body)
             except OSError as error:
                 log.warning("the result of %s was dropped: %s", request_id, error)
                 self._delete(future)
@@ -218,11 +191,11 @@ class Futures:
                 future.file, future.answer = file, replace(future.answer, body=b"")
             else:
                 file.unlink(missing_ok=True)
-            while (user := self._on_disk.bytes.greediest()) is not None:
+            while (user := self.on_disk.bytes.greediest()) is not None:
                 self._expire(user)
 
     def _expire(self, user: str) -> None:
-        request_id = self._on_disk.first(user) or self._in_memory.first(user)
+        request_id = self.on_disk.first(user) or self.in_memory.first(user)
         assert request_id is not None, "a user beyond the bound has results"
         log.warning("the result of %s is no longer kept: there were too many", request_id)
         self._delete(self._futures[request_id])
@@ -234,13 +207,11 @@ class Futures:
         del self._futures[future.request_id], self._of_owner[owner][future.request_id]
         if not self._of_owner[owner]:
             del self._of_owner[owner]
-        self._in_memory.remove(future.user, future.request_id)
-        self._on_disk.remove(future.user, future.request_id)
+        self.in_memory.remove(future.user, future.request_id)
+        self.on_disk.remove(future.user, future.request_id)
         self._count.add(future.user, -1)
         if future.file is not None:
             future.file.unlink(missing_ok=True)
-
-    # ---- retrieving -----------------------------------------------------------------------------
 
     async def finished_since(
         self, owner: str, number: int, is_wanted: Callable[[Future], bool], seconds: float
@@ -248,20 +219,14 @@ class Futures:
         """Return a sampler's results finished after ``number``, in order; wait for the first."""
         try:
             async with asyncio.timeout(seconds):
-                while not (found := self._finished(owner, number, is_wanted)):
-                    if self._is_closed:
-                        break
+                while True:
+                    mine = self._of_owner.get(owner, {}).values()
+                    found = [each for each in mine if each.number > number and is_wanted(each)]
+                    if found or self._is_closed:
+                        return sorted(found, key=lambda future: future.number)
                     await self._next_finished.setdefault(owner, asyncio.Event()).wait()
-                return found
         except TimeoutError:
             return []
-
-    def _finished(
-        self, owner: str, number: int, is_wanted: Callable[[Future], bool]
-    ) -> list[Future]:
-        mine = self._of_owner.get(owner, {}).values()
-        found = [future for future in mine if future.number > number and is_wanted(future)]
-        return sorted(found, key=lambda future: future.number)
 
     def forget(self, request_id: str, user: str) -> None:
         """Drop a finished result that its client has confirmed."""
@@ -273,7 +238,7 @@ class Futures:
         """Keep a retrieved answer for a while longer, as its HTTP response may have been lost."""
         soon = time.monotonic() + self._kept_s / 10
         future.forget_at = min(future.forget_at, soon)
-        for queue in (self._in_memory, self._on_disk):
+        for queue in (self.in_memory, self.on_disk):
             queue.hurry(future.user, future.request_id)
 
     def forget_old(self) -> None:
@@ -286,12 +251,12 @@ class Futures:
         """Release every waiting poll: the service is stopping."""
         self._is_closed = True
         for future in self._futures.values():
-            future.release_waiters()
+            future.done.set()
         for event in list(self._next_finished.values()):
             event.set()
         if self._moving is not None:
             self._moving.cancel()
-        self._spool.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def find_owner(request_id: str) -> str:

@@ -5,13 +5,10 @@ Beyond it, results of the user that has the most are moved or dropped: first tho
 retrieved, then the oldest.
 """
 
-import logging
-import shutil
 import uuid
 from collections import Counter, OrderedDict
 from pathlib import Path
 
-log = logging.getLogger(__name__)
 MAX_RESULTS = 100_000
 """The number of results that are kept, however small they are."""
 
@@ -97,23 +94,13 @@ class Queue:
         return next(iter(self._of.get(user, ())), None)
 
 
-class Spool:
-    """Bodies of results on disk, in a folder that is deleted with this process."""
-
-    def __init__(self, root: Path) -> None:
-        self._folder = root / uuid.uuid4().hex
-
-    def write(self, body: bytes) -> Path:
-        """Write a body; return its file. Raises OSError."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._folder / uuid.uuid4().hex
-        try:
-            file.write_bytes(body)
-        except OSError:
-            file.unlink(missing_ok=True)
-            raise
-        return file
-
-    def close(self) -> None:
-        """Remove all files."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+def write_body(folder: Path, body: bytes) -> Path:
+    """Write the body of a result to a new file in a folder. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / uuid.uuid4().hex
+    try:
+        file.write_bytes(body)
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+    return file

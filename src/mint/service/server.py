@@ -16,7 +16,6 @@ from mint.service.admin import logs
 from mint.service.admin.settings import Settings
 from mint.service.api.app import create_app
 from mint.service.api.limits import timed_protocol
-from mint.service.engines.plans import describe_plan
 
 from .errors import EngineDied, UserError
 from .service import Service
@@ -107,11 +106,10 @@ class _Server(uvicorn.Server):
             self.should_exit = True
             return
         url = self._service.settings.url(*self._sock.getsockname()[:2])
-        lines = [f"mint is ready at {url}"]
-        for engine in self._service.engines.loaded():
-            if engine.info.plan is not None:
-                lines.append(f"mint: {describe_plan(engine.name, engine.info.plan)}")
-        print("\n".join(lines), flush=True)  # in one write: many programs read only the first line
+        loaded = self._service.engines.loaded()
+        plans = [f"mint: {engine.plan}" for engine in loaded if engine.plan is not None]
+        # in one write: many programs read only the first line
+        print("\n".join([f"mint is ready at {url}", *plans]), flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.futures.close()
@@ -142,7 +140,6 @@ def _bind(settings: Settings) -> socket.socket:
 
 
 def _raise_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

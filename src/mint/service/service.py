@@ -46,11 +46,8 @@ class Service(Parts):
 
     def start(self) -> None:
         """Start housekeeping."""
-        limits = (
-            self.settings.session_idle_s,
-            self.settings.model_idle_s,
-            self.settings.stuck_after_s,
-        )
+        settings = self.settings
+        limits = (settings.session_idle_s, settings.model_idle_s, settings.stuck_after_s)
         round_s = max(min(HOUSEKEEPING_S, *(limit / 2 for limit in limits)), 0.05)
         self._tasks = [
             asyncio.create_task(asyncio.to_thread(delete_leftovers, self.settings.home)),
@@ -84,13 +81,8 @@ class Service(Parts):
         await self.usage.save()
         self.store.close()
 
-    # ---- futures --------------------------------------------------------------------------------
-
     async def future(self, request_id: str, user: str) -> Future:
-        """Return the future of a request, also after a restart of the service.
-
-        Raises ApiError 410 if its result is no longer kept, and 404 if the request is unknown.
-        """
+        """Return the future of a request, also after a restart. Raises ApiError 404 or 410."""
         if (future := self.futures.find(request_id, user)) is not None:
             if future.answer is None and (match := _RUN_REQUEST.fullmatch(request_id)):
                 self.runs.resume_if_due(match["id"])
@@ -112,8 +104,6 @@ class Service(Parts):
             raise gone(request_id)
         raise not_found("request", request_id, "Send the request that creates it.")
 
-    # ---- housekeeping ---------------------------------------------------------------------------
-
     def old_checkpoints(self, rule: Rule, *conditions: Condition) -> list[CheckpointRow]:
         """Return the checkpoints that a retention rule deletes; those in use are kept."""
         in_use = self.runs.open_runs(), self.samplers.open_paths()
@@ -125,11 +115,11 @@ class Service(Parts):
         Each must have been due for ``expired_kept_s`` of service time, so that a wrong clock
         deletes nothing. Until then an expired one is hidden; correcting the clock restores it.
         """
-        rule = Rule.of(self.settings)
-        due = {
-            "expired": self.store.expired_checkpoints(),
-            "old": self.old_checkpoints(rule) if rule is not None else [],
-        }
+        settings = self.settings
+        due = {"expired": self.store.expired_checkpoints()}
+        if (age := settings.retention_older_than_s) is not None:
+            rule = Rule(age, settings.retention_keep_last, settings.retention_keep)
+            due["old"] = self.old_checkpoints(rule)
         for kind, rows in due.items():
             listed = {str(row.id): row for row in rows}
             marks = {name: f"{row.created_at} {row.expires_at}" for name, row in listed.items()}

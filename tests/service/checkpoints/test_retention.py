@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mint.service.access.auth import create_key
+from mint.service.access.auth import LOCAL_USER, create_key
 from mint.service.checkpoints.retention import Rule
 from mint.service.checkpoints.storage import CheckpointPath, NewCheckpoint
 from mint.service.idleness import Idleness
@@ -27,9 +27,9 @@ def add_run(local: Local, session: str, user: str = "ada", silent_days: int = 30
     return store.add_once(run, run.id)
 
 
-def add(local: Local, run: RunRow, name: str, days_old: float) -> str:
+def add(local: Local, run: RunRow, name: str, days_old: float, kind: str = "weights") -> str:
     """Save a checkpoint; later calls are later saves, however old they look."""
-    path = CheckpointPath(run.id, "weights", name)
+    path = CheckpointPath(run.id, kind, name)
     new = NewCheckpoint(path, 1, False, None, {})
     checkpoints, store = local.service.checkpoints, local.service.store
     draft = checkpoints.begin(new)
@@ -55,7 +55,7 @@ def test_a_rule_lets_go_what_is_old_and_not_among_the_last(tmp_path: Path) -> No
         assert names(local, Rule(30 * DAY, 1, ("*-0", "only"))) == ["step-1", "step-2"]
         row = local.service.checkpoints.find(CheckpointPath(run.id, "weights", "step-1"), "ada")
         assert row is not None
-        local.service.checkpoints.share(row, is_public=True)
+        local.service.store.change_checkpoint(row, public=True)
         assert names(local, Rule(30 * DAY, 1, ())) == ["step-0", "step-2"]
 
     with_service(tmp_path, work)
@@ -161,3 +161,17 @@ def test_without_a_rule_housekeeping_keeps_everything(tmp_path: Path) -> None:
         return folder.exists()
 
     assert with_service(tmp_path, work)
+
+
+def test_an_expired_checkpoint_is_not_among_the_models(tmp_path: Path) -> None:
+    async def work(local: Local) -> None:
+        run = add_run(local, "a-1", user=LOCAL_USER)
+        kept, expired = (add(local, run, name, 1, "sampler_weights") for name in ("a", "b"))
+        row = local.service.checkpoints.require(expired, LOCAL_USER)
+        local.service.store.change_checkpoint(row, expires_at=now() - timedelta(seconds=1))
+        listed = (await local.http.get("/v1/models")).json()["data"]
+        names = {model["id"] for model in listed}
+        assert kept in names
+        assert expired not in names
+
+    with_service(tmp_path, work)

@@ -13,9 +13,8 @@ import pytest
 
 from mint.engine.messages import EnginePlan
 from mint.service.admin.settings import Settings
-from mint.service.engines.plans import GB
 from mint.service.engines.pool import Engines, Slot
-from mint.service.engines.process import EngineProcess
+from mint.service.engines.process import GB, EngineProcess
 from tests.service.runs.test_recovery import logprobs, logprobs_of, train
 from tests.service.samples import batch, json_datum
 from tests.service_fixture import MODEL, LiveService, RawClient

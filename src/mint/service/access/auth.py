@@ -32,10 +32,7 @@ def create_key(
     expires_at: datetime | None = None,
     quota: Mapping[str, int | None] | None = None,
 ) -> str:
-    """Create a key and return it. Only its hash is stored, so it cannot be shown again.
-
-    ``tml-`` keys work with every client; MinT's own client also accepts ``sk-`` keys.
-    """
+    """Create a key and return it; only its hash is stored. MinT's client takes ``sk-`` keys."""
     key = f"{prefix}{secrets.token_urlsafe(24)}"
     row = ApiKey(
         hash=_hash_of(key),
@@ -61,9 +58,8 @@ class Auth:
         self._store = store
         self.secret = _secret_of(settings.home / "secret")
         self._only_key = _hash_of(settings.api_key) if settings.api_key else None
-        self._keys: dict[
-            str, ApiKey
-        ] = {}  # once there is one, even a revoked one, keys are required
+        # once there is a key, even a revoked one, keys are required
+        self._keys: dict[str, ApiKey] = {}
         self._quotas: dict[str, Quota] = {}
         self._loaded_at = float("-inf")
 
@@ -79,10 +75,7 @@ class Auth:
         )
 
     async def caller(self, presented: str | None) -> Caller:
-        """Return the caller who presents a key or token, and record its use.
-
-        Raises ApiError 401 if it is not accepted, with what to do.
-        """
+        """Return the caller of a key or token, and record its use. Raises ApiError 401."""
         key_hash = self._hash_of(presented)
         if self._only_key is not None:
             if hmac.compare_digest(key_hash, self._only_key):
@@ -111,9 +104,17 @@ class Auth:
         return self._keys.get(self._hash_of(presented))
 
     def _hash_of(self, presented: str | None) -> str:
+        """Return the hash of a key, or of the key that a token replaces."""
         key = presented or ""
-        is_token = key.startswith("eyJ") and key.count(".") == 2
-        return self._hash_in(key) if is_token else _hash_of(key)
+        if not (key.startswith("eyJ") and key.count(".") == 2):
+            return _hash_of(key)
+        try:
+            claims = jwt.decode(key, self.secret, ["HS256"], {"require": ["exp", "key"]})
+        except jwt.ExpiredSignatureError:
+            raise ApiError(401, "The token has expired. Create the client again.") from None
+        except jwt.InvalidTokenError:
+            raise _refused() from None
+        return str(claims["key"])
 
     async def _all_keys(self) -> dict[str, ApiKey]:
         if time.monotonic() - self._loaded_at > _RELOAD_KEYS_S:
@@ -127,30 +128,17 @@ class Auth:
         """Return the limits of a key, by its name."""
         return self._quotas.get(key) or Quota.of(self._settings, {})
 
-    # ---- tokens -------------------------------------------------------------------------------
-
     async def token_for(self, presented: str | None) -> str:
         """Return a signed token that replaces the presented key for an hour."""
-        user = await self.user_of(presented)
-        key_hash = self._hash_of(presented)
         issued = int(time.time())
         claims = {
-            "sub": user,
+            "sub": await self.user_of(presented),
             "org_id": "mint",
-            "key": key_hash,
+            "key": self._hash_of(presented),
             "iat": issued,
             "exp": issued + TOKEN_LIFE_S,
         }
         return jwt.encode(claims, self.secret, "HS256")
-
-    def _hash_in(self, token: str) -> str:
-        try:
-            claims = jwt.decode(token, self.secret, ["HS256"], {"require": ["exp", "key"]})
-        except jwt.ExpiredSignatureError:
-            raise ApiError(401, "The token has expired. Create the client again.") from None
-        except jwt.InvalidTokenError:
-            raise _refused() from None
-        return str(claims["key"])
 
 
 def _refused(why: str = "The API key is not accepted by this service.") -> ApiError:

@@ -14,11 +14,6 @@ def may_read(checkpoint: CheckpointRow, user: str) -> bool:
     return checkpoint.user == user or checkpoint.public
 
 
-def may_change(checkpoint: CheckpointRow, user: str) -> bool:
-    """Return whether a user may share, keep or delete a checkpoint."""
-    return checkpoint.user == user
-
-
 def readable_checkpoints(run: RunRow, user: str) -> list[Condition]:
     """Return the conditions that select those checkpoints of a run that a user may read."""
     of_run = CheckpointRow.run_id == run.id

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Annotated
 
-from pydantic import ByteSize, PositiveInt, TypeAdapter, ValidationError
+from pydantic import ByteSize, Field, PositiveInt, TypeAdapter, ValidationError
 
 from mint.service.admin.settings import Settings
 from mint.service.errors import ApiError, UserError
 
 UNLIMITED, DEFAULT = "unlimited", "default"
-_COUNT, _BYTES = TypeAdapter(PositiveInt), TypeAdapter(ByteSize)
+_COUNT, _BYTES = TypeAdapter(PositiveInt), TypeAdapter(Annotated[ByteSize, Field(gt=0)])
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,7 @@ class Quota:
             held_size, size, limit = map(readable_bytes, (held_bytes, more_bytes, self.bytes))
             raise UserError(
                 f"The checkpoints of the key {key!r} have {held_size}, this one has {size}, and "
-                f"the quota is {limit}."
-                f"{_DELETE}{_raise(key, 'bytes')}"
+                f"the quota is {limit}.{_DELETE}{_raise(key, 'bytes')}"
             )
 
     def refuse_samplers(self, key: str, in_use: int) -> None:
@@ -101,12 +102,8 @@ def parse_limit(name: str, text: str) -> int | None:
     """
     if text == UNLIMITED:
         return None
-    try:
-        value = int((_BYTES if name == "bytes" else _COUNT).validate_python(text))
-        if value > 0:
-            return value
-    except ValidationError:
-        pass
+    with contextlib.suppress(ValidationError):
+        return int((_BYTES if name == "bytes" else _COUNT).validate_python(text))
     example = "10GB or 500MiB" if name == "bytes" else "a positive integer"
     raise ValueError(
         f"{text!r} is not a valid quota of {name}. Write {example}, {UNLIMITED}, or {DEFAULT} for "

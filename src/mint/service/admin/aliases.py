@@ -59,9 +59,7 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def _end_of(node: yaml.Node) -> int:
-    """Return where the text of a value ends. (A block's end mark is after the comments that follow
-    it.)
-    """
+    """Return where a value ends; the end mark of a block is after the comments that follow it."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
         return _end_of(node.value[-1][1])
     return int(node.end_mark.index)

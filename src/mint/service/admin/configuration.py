@@ -23,6 +23,7 @@ PREFIX = "MINT_"
 VARIABLES = variables(Settings, PREFIX)
 _NOT_IN_FILES = Settings.model_fields.keys() - VARIABLES
 _YAML_END = "...\n"  # the library appends it to a bare number or word
+_FOLDERS = {"home", "cache", "tls_certificate", "tls_key"}
 _OF_CLIENTS = ("MINT_BASE_URL", "MINT_API_KEY")
 _OTHER_FLAGS = {"models": "--model", "aliases": "--model", "parent_pid": "--parent"}
 
@@ -38,7 +39,9 @@ class Configuration:
         """Return YAML that ``--config`` reads, with the source of each key."""
         values = self.settings.model_dump(mode="json", exclude=_NOT_IN_FILES)
         if values["database_url"] is not None:
-            values["database_url"] = _without_password(values["database_url"])
+            from sqlalchemy import make_url
+
+            values["database_url"] = str(make_url(values["database_url"]))  # without its password
         lines = []
         for key, value in values.items():
             text = yaml.safe_dump(value, default_flow_style=True, width=10**9)
@@ -47,17 +50,8 @@ class Configuration:
         return "\n".join(lines)
 
 
-def _without_password(url: str) -> str:
-    from sqlalchemy.engine import make_url
-
-    return str(make_url(url))
-
-
 def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
-    """Return the configuration of a service. A flag that is None was not given.
-
-    Raises ConfigError, which names the wrong key and the closest right one.
-    """
+    """Return the configuration of a service; a flag of None was not given. Raises ConfigError."""
     given = {key: value for key, value in flags.items() if value is not None}
     path = file or Path(given.get("home") or default_home()) / CONFIG_FILE
     if file is not None and not file.is_file():
@@ -99,18 +93,14 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def _beside(path: Path, in_file: dict[str, Any]) -> dict[str, Any]:
     """Resolve the relative folders in a file against the folder of the file."""
-    resolved = dict(in_file)
-    for key in ("home", "cache", "tls_certificate", "tls_key"):
-        if isinstance(resolved.get(key), str):
-            resolved[key] = path.parent / Path(resolved[key]).expanduser()
-    if isinstance(aliases := resolved.get("aliases"), dict):
-        resolved["aliases"] = {
-            str(name): path.parent / Path(folder).expanduser()
-            if isinstance(folder, str)
-            else folder
-            for name, folder in aliases.items()
-        }
-    return resolved
+
+    def resolve(value: Any) -> Any:
+        return path.parent / Path(value).expanduser() if isinstance(value, str) else value
+
+    resolved = {key: resolve(in_file[key]) for key in _FOLDERS & in_file.keys()}
+    if isinstance(aliases := in_file.get("aliases"), dict):
+        resolved["aliases"] = {str(name): resolve(folder) for name, folder in aliases.items()}
+    return in_file | resolved
 
 
 def _sources_of(flags: Mapping[str, Any], in_file: Mapping[str, Any], path: Path) -> dict[str, str]:

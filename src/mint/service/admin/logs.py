@@ -20,6 +20,7 @@ from mint.service.admin.metrics import HTTP_REQUESTS
 from mint.service.admin.settings import Settings
 
 REQUEST_ID = "x-request-id"
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _ACCEPTABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TOKEN = re.compile(r"(/mint/downloads/)[^/]+")
 _LONGEST_PATH = 500
@@ -31,7 +32,7 @@ _requests_log = logging.getLogger("mint.service.requests")
 def configure(settings: Settings) -> None:
     """Log to standard error, in the configured format."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
+    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines(_TEXT))
     handler.addFilter(_name_uvicorn)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     for library in ("alembic", "httpx", "httpcore"):
@@ -66,9 +67,6 @@ class JsonLines(logging.Formatter):
 class TextLines(logging.Formatter):
     """The same as text."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
-
     def formatMessage(self, record: logging.LogRecord) -> str:
         text = super().formatMessage(record)
         identifier = _current_request.get()
@@ -85,7 +83,9 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        identifier = scope.setdefault("state", {})["request_id"] = _id_of(scope)
+        sent = Headers(scope=scope).get(REQUEST_ID, "")
+        identifier = sent if _ACCEPTABLE_ID.fullmatch(sent) else uuid.uuid4().hex[:16]
+        scope.setdefault("state", {})["request_id"] = identifier
         token = _current_request.set(identifier)
         start, status = time.monotonic(), 500
 
@@ -103,12 +103,6 @@ class RequestLog:
             _current_request.reset(token)
 
 
-def _id_of(scope: Scope) -> str:
-    """Return the client's own id for the request if it is acceptable, or a new one."""
-    sent = Headers(scope=scope).get(REQUEST_ID, "")
-    return sent if _ACCEPTABLE_ID.fullmatch(sent) else uuid.uuid4().hex[:16]
-
-
 def _path_of(scope: Scope) -> str:
     """Return the path as it was sent, shortened, without the token of a signed link."""
     path: str = scope.get("raw_path", b"").decode("ascii", "replace")
@@ -117,19 +111,11 @@ def _path_of(scope: Scope) -> str:
 
 def _note(scope: Scope, status: int, seconds: float) -> None:
     route = getattr(scope.get("route"), "path", "unknown")
-    method = scope["method"] if scope["method"] in _METHODS else "other"
-    HTTP_REQUESTS.labels(method, route, str(status)).inc()
-    path = _path_of(scope)
+    known_method = scope["method"] if scope["method"] in _METHODS else "other"
+    HTTP_REQUESTS.labels(known_method, route, str(status)).inc()
+    method, path, ms = scope["method"], _path_of(scope), round(seconds * 1000, 1)
     user = scope.get("state", {}).get("user")
-    fields = {"method": scope["method"], "path": path, "status": status, "user": user}
-    fields["ms"] = round(seconds * 1000, 1)
+    fields = {"method": method, "path": path, "status": status, "user": user, "ms": ms}
     level = logging.DEBUG if path.startswith("/watch/") else logging.INFO  # it polls every second
-    _requests_log.log(
-        level,
-        "%s %s %d %.0f ms",
-        scope["method"],
-        path,
-        status,
-        fields["ms"],
-        extra={"request": fields},
-    )
+    text = f"{method} {path} {status} {ms:.0f} ms"
+    _requests_log.log(level, text, extra={"request": fields})

@@ -1,8 +1,4 @@
-"""Counters for Prometheus; ``/metrics`` shows them.
-
-``rate(mint_tokens_sampled_total[1m])`` is the sampling speed in tokens per second. Gauges are in
-:mod:`mint.service.api.gauges`.
-"""
+"""Counters for Prometheus. Gauges are in :mod:`mint.service.api.gauges`."""
 
 import asyncio
 import time
@@ -57,13 +53,9 @@ async def measured(
         ERRORS.labels(operation, "user" if isinstance(error, UserError) else kind).inc()
         raise
     OPERATION_SECONDS.labels(operation).observe(time.monotonic() - start)
-    _count_tokens(arguments, value)
-    return value
-
-
-def _count_tokens(arguments: Mapping[str, Any], value: Any) -> None:
     if isinstance(value, SampleResult):
         TOKENS_SAMPLED.inc(sum(len(sequence.tokens) for sequence in value.sequences))
-    for operation in arguments.get("operations", ()):
-        if not operation.forward_only:
-            TOKENS_TRAINED.inc(operation.tokens)
+    for batch in arguments.get("operations", ()):
+        if not batch.forward_only:
+            TOKENS_TRAINED.inc(batch.tokens)
+    return value

@@ -69,7 +69,6 @@ def create_app(service: Service) -> FastAPI:
 async def _failed(request: Request, error: Exception) -> JSONResponse:
     status, text = describe_failure(error, request)
     identifier = getattr(request.state, "request_id", "unknown")
-    headers = (
-        {REQUEST_ID: identifier} if status == 500 else None
-    )  # the log adds it to other answers
+    # the log adds the id to other answers
+    headers = {REQUEST_ID: identifier} if status == 500 else None
     return JSONResponse({"detail": text}, status, headers)

@@ -11,8 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mint.service.access.auth import LOCAL_USER
 from mint.service.api.gauges import Gauges
 from mint.service.api.routes.caller import is_same_machine
-from mint.service.checkpoints.storage import SAMPLER, CheckpointPath, unexpired
-from mint.service.engines.plans import describe_plan
+from mint.service.checkpoints.storage import SAMPLER, unexpired
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError
 from mint.service.service import Service
@@ -22,11 +21,7 @@ _MOST_ROWS = 200
 
 
 class Dashboard:
-    """The dashboard's application, created by the first request for it.
-
-    Importing what reads Parquet takes half a second, which a service without visitors should not
-    pay for.
-    """
+    """The dashboard's application, created by the first request: its imports take half a second."""
 
     def __init__(self, service: Service, gauges: Gauges) -> None:
         self._service = service
@@ -56,8 +51,7 @@ class Dashboard:
         return [Path(each) for each in named if isinstance(each, str) and os.path.isabs(each)]
 
     async def _may_read_runs(self, request: Request) -> bool:
-        """Return whether to show run directories: only to the user who started the service, whose
-        files they are, and only on this machine."""
+        """Return whether to show run directories: only to the local user, on this machine."""
         try:
             user = await self._user(request)
         except ApiError:
@@ -91,13 +85,8 @@ class Dashboard:
 
 
 def _model(engine: EngineProcess, memory: dict[str, float]) -> dict[str, Any]:
-    plan = engine.info.plan
-    return {
-        "name": engine.name,
-        "calls": engine.depth,
-        "memory": memory,
-        "plan": describe_plan(engine.name, plan) if plan is not None else None,
-    }
+    calls, plan = engine.depth, engine.plan
+    return {"name": engine.name, "calls": calls, "memory": memory, "plan": plan}
 
 
 def _run(row: RunRow) -> dict[str, Any]:
@@ -112,7 +101,7 @@ def _run(row: RunRow) -> dict[str, Any]:
 
 def _checkpoint(row: CheckpointRow) -> dict[str, Any]:
     return {
-        "path": CheckpointPath(row.run_id, row.kind, row.name).uri,
+        "path": row.uri,
         "kind": "sampling" if row.kind == SAMPLER else "training",
         "base_model": row.base_model,
         "bytes": row.size_bytes,

@@ -27,8 +27,7 @@ _OF_MEMORY = {
 
 
 class Gauges(Collector):
-    """Renders all metrics. For an engine that is busy and does not answer in time, the last numbers
-    are shown."""
+    """Renders all metrics; of an engine that does not answer in time, its last numbers."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -38,18 +37,14 @@ class Gauges(Collector):
 
     async def render(self) -> bytes:
         """Return the text of ``/metrics``."""
-        await self._ask_engines()
+        await self.memory()
         self._disk_free = await asyncio.to_thread(free_bytes, self._service.settings.home)
         now = CollectorRegistry()
         now.register(self)
         return generate_latest(metrics.REGISTRY) + generate_latest(now)
 
     async def memory(self) -> dict[EngineProcess, dict[str, float]]:
-        """Return the memory of each loaded engine that has answered."""
-        await self._ask_engines()
-        return dict(self._memory)
-
-    async def _ask_engines(self) -> None:
+        """Ask all engines; return the memory of each that has answered."""
         engines = self._service.engines.loaded()
         self._memory = {e: m for e, m in self._memory.items() if e in engines}
         self._asking = {e: t for e, t in self._asking.items() if e in engines and not t.done()}
@@ -58,6 +53,7 @@ class Gauges(Collector):
                 self._asking[engine] = asyncio.create_task(self._ask(engine))
         if self._asking:
             await asyncio.wait(self._asking.values(), timeout=_ANSWER_WITHIN_S)
+        return dict(self._memory)
 
     async def _ask(self, engine: EngineProcess) -> None:
         try:
@@ -70,7 +66,7 @@ class Gauges(Collector):
         service, loaded = self._service, self._service.engines.loaded()
         waiting = {"operations": service.runs.waiting, "samples": service.samplers.in_progress}
         futures = service.futures
-        kept = {"memory": futures.bytes_in_memory, "disk": futures.bytes_on_disk}
+        kept = {"memory": futures.in_memory.bytes.total, "disk": futures.on_disk.bytes.total}
         calls = {engine.name: engine.depth for engine in loaded}
         yield GaugeMetricFamily("mint_ready", "1 once the service is ready.", service.is_ready)
         yield GaugeMetricFamily("mint_models_loaded", "Base models in memory.", len(loaded))

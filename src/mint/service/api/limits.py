@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import h11
@@ -30,9 +31,7 @@ def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if (
-                self.conn.their_state is h11.SEND_BODY
-            ):  # it was answered before all of its body arrived
+            if self.conn.their_state is h11.SEND_BODY:  # answered before all of its body arrived
                 self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -55,6 +54,7 @@ def timed_protocol(limit_s: float) -> type[asyncio.Protocol]:
     return TimedProtocol
 
 
+@dataclass
 class BodyLimit:
     """Refuses bodies that are too large or arrive too slowly, while they arrive.
 
@@ -63,28 +63,19 @@ class BodyLimit:
     ``on_disk`` are not in memory.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        limit: int,
-        limits: Mapping[str, int],
-        limit_s: float,
-        memory: int,
-        on_disk: Collection[str],
-    ) -> None:
-        self._app = app
-        self._limit = limit
-        self._limits = limits
-        self._limit_s = limit_s
-        self._memory = memory
-        self._on_disk = on_disk
-        self._held = 0
+    app: ASGIApp
+    limit: int
+    limits: Mapping[str, int]
+    limit_s: float
+    memory: int
+    on_disk: Collection[str]
+    held: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         received, is_complete = 0, False
         path = scope.get("path", "")
-        in_memory = path not in self._on_disk
-        limit = self._limits.get(path, self._limit)
+        in_memory = path not in self.on_disk
+        limit = self.limits.get(path, self.limit)
         started = asyncio.get_running_loop().time()
 
         async def counted() -> Message:
@@ -92,28 +83,25 @@ class BodyLimit:
             if is_complete:  # the next message is that the client disconnected
                 return await receive()
             try:
-                async with asyncio.timeout_at(started + self._limit_s + received / _SLOWEST_BODY):
+                async with asyncio.timeout_at(started + self.limit_s + received / _SLOWEST_BODY):
                     message = await receive()
             except TimeoutError:
-                raise self._too_slow() from None
+                raise ApiError(
+                    408,
+                    f"The body of the request did not arrive: after {self.limit_s:.0f} s it must "
+                    f"arrive at {_SLOWEST_BODY // 1000} kB/s or faster. Send it again.",
+                ) from None
             is_complete = not message.get("more_body", False)
             size = len(message.get("body", b""))
             received += size
-            self._held += size if in_memory else 0
+            self.held += size if in_memory else 0
             if received > limit:
                 raise ApiError(413, f"The request has more than {limit} bytes. Send less.")
-            if in_memory and self._held > max(self._memory, received):
+            if in_memory and self.held > max(self.memory, received):
                 raise ApiError(429, "Too many large requests arrive at once; retry.")
             return message
 
         try:
-            await self._app(scope, counted, send)
+            await self.app(scope, counted, send)
         finally:
-            self._held -= received if in_memory else 0
-
-    def _too_slow(self) -> ApiError:
-        return ApiError(
-            408,
-            f"The body of the request did not arrive: after {self._limit_s:.0f} s it must arrive "
-            f"at {_SLOWEST_BODY // 1000} kB/s or faster. Send it again.",
-        )
+            self.held -= received if in_memory else 0

@@ -15,16 +15,12 @@ _CHECK_EVERY = 16 * 1024 * 1024
 class _ParserToFolder(MultiPartParser):
     """Starlette's parser, which would write files to the machine's temporary folder."""
 
-    def __init__(self, folder: Path, headers: Headers, stream: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(
-            headers, stream, max_files=2, max_fields=16, max_part_size=_MAX_FIELD_BYTES
-        )
-        self._folder = folder
+    folder: Path
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
         if (upload := self._current_part.file) is not None:
-            upload.file = open(self._folder / f"file-{self._current_files}", "w+b")  # noqa: SIM115
+            upload.file = open(self.folder / f"file-{self._current_files}", "w+b")  # noqa: SIM115
             self._files_to_close_on_error.append(upload.file)  # type: ignore[arg-type]
 
 
@@ -41,8 +37,11 @@ async def receive_archive(
             "Send the archive as multipart/form-data, in a field named 'file': "
             "curl -F file=@checkpoint.tar.gz …/api/v1/checkpoints/upload"
         )
+    limits = {"max_files": 2, "max_fields": 16, "max_part_size": _MAX_FIELD_BYTES}
+    parser = _ParserToFolder(headers, _checked(body, check), **limits)
+    parser.folder = folder
     try:
-        form = await _ParserToFolder(folder, headers, _checked(body, check)).parse()
+        form = await parser.parse()
     except MultiPartException as error:
         raise UserError(
             f"The form cannot be parsed: {error.message} It may have a field named 'file' with the "

@@ -35,8 +35,8 @@ class Visitors:
         if self._is_loopback and not (name in self._allowed or is_loopback(name)):
             return (
                 "This service serves this machine only; the request was addressed to "
-                f"{host[:100]!r}. Use "
-                "http://127.0.0.1 or localhost, or name the host in allowed_hosts."
+                f"{host[:100]!r}. Use http://127.0.0.1 or localhost, or name the host in "
+                "allowed_hosts."
             )
         origin = headers.get("origin")
         is_foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()

@@ -29,9 +29,6 @@ _EXTENSIONS = (
 )
 
 
-# ---- packing -------------------------------------------------------------------------------------
-
-
 def pack(folder: Path) -> Iterator[bytes]:
     """Return a checkpoint as ``.tar.gz`` in pieces; all files are opened before the first piece.
 
@@ -56,9 +53,6 @@ def pack(folder: Path) -> Iterator[bytes]:
         yield gzip.flush()
 
 
-# ---- unpacking -----------------------------------------------------------------------------------
-
-
 def unpack(archive: Path, folder: Path, limit: int) -> None:
     """Unpack the files of a checkpoint into an empty folder, and nothing anywhere else.
 
@@ -67,8 +61,9 @@ def unpack(archive: Path, folder: Path, limit: int) -> None:
     ``limit`` bytes.
     """
     try:
+        largest = _SPARE_BYTES + _MAX_RATIO * archive.stat().st_size  # as weights hardly compress
         with tarfile.open(archive, "r|*", tarinfo=_SmallHeader) as packed:
-            _unpack(packed, folder, min(limit, _most_unpacked(archive)))
+            _unpack(packed, folder, min(limit, largest))
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -82,11 +77,6 @@ class _SmallHeader(tarfile.TarInfo):
         if self.type in _EXTENSIONS and self.size > _MAX_HEADER_BYTES:
             raise tarfile.ReadError(f"a header has {self.size} bytes")
         return super()._proc_member(tarfile_)  # type: ignore[misc]
-
-
-def _most_unpacked(archive: Path) -> int:
-    """Return the most bytes that an archive may unpack to, as weights hardly compress."""
-    return _SPARE_BYTES + _MAX_RATIO * archive.stat().st_size
 
 
 def _unpack(packed: tarfile.TarFile, folder: Path, limit: int) -> None:

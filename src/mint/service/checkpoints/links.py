@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 import jwt
 
-from mint.service.checkpoints.storage import tinker_path
 from mint.service.errors import ApiError
 from mint.service.store.database import CheckpointRow
 
@@ -28,11 +27,6 @@ class Link:
         return datetime.fromtimestamp(self.expires, UTC)
 
 
-def link_version(row: CheckpointRow) -> str:
-    """Return a checkpoint's version, so that a link never serves weights that replaced it."""
-    return f"{row.id}-{row.created_at.timestamp():.6f}"
-
-
 class Links:
     """Creates and checks links with the secret of this service."""
 
@@ -43,7 +37,7 @@ class Links:
     def make(self, row: CheckpointRow, user: str, file: str | None = None) -> Link:
         """Create a link; it works only while ``user`` may read the checkpoint."""
         expires = int(time.time() + self._kept_s)
-        return Link(tinker_path(row).uri, link_version(row), file, expires, user)
+        return Link(row.uri, row.version, file, expires, user)
 
     def token(self, link: Link) -> str:
         """Return the link as a string for a URL."""

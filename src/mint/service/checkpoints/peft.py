@@ -1,7 +1,4 @@
-"""Adapters in PEFT folders, as files: validates uploads, and interpolates adapters.
-
-None of it needs the base model.
-"""
+"""Adapters in PEFT folders: validates uploads and interpolates adapters without the base model."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mint.engine.messages import LoraSpec
-from mint.service.checkpoints.tensors import Tensors, write_tensors
+from mint.service.checkpoints.tensors import Tensors
 from mint.service.errors import UserError
 
 TENSORS, CONFIG, OPTIMIZER = (
@@ -41,7 +38,7 @@ class AdapterFiles:
     base_model: str
     rank: int
     alpha: float
-    layers: dict[str, tuple[str, str]]
+    layers: list[str]
     tensors: Tensors
 
     @classmethod
@@ -67,13 +64,6 @@ class AdapterFiles:
             train_unembed="unembed" in kinds,
         )
 
-    def pair(self, layer: str) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """A [rank, in] and B [out, rank] of a layer, if the adapter has it."""
-        if layer not in self.layers:
-            return None
-        a, b = self.layers[layer]
-        return self.tensors[a], self.tensors[b]
-
     def require_finite(self) -> None:
         """Raise UserError if the adapter contains NaN or infinity."""
         for name in self.tensors.entries:
@@ -82,7 +72,7 @@ class AdapterFiles:
     def check_optimizer(self) -> None:
         """Check that the optimizer's state belongs to the adapter's tensors. Raises UserError."""
         state = Tensors.open(self.folder / OPTIMIZER)
-        names = [name for layer in sorted(self.layers) for name in self.layers[layer]]
+        names = [name for layer in self.layers for name in _names(layer)]
         fields: dict[int, set[str]] = {}
         for key, entry in state.entries.items():
             match = _STATE_KEY.fullmatch(key)
@@ -109,6 +99,8 @@ def mix(
     The ranks are concatenated, so the sum is exact: A = [A1; A2], B = [f1 B1, f2 B2], where f is
     the coefficient times the ratio of the two scales alpha/rank.
     """
+    from safetensors.numpy import save
+
     rank = sum(adapter.rank for adapter in adapters)
     if rank > MAX_RANK:
         raise UserError(
@@ -121,18 +113,17 @@ def mix(
         for adapter, coefficient in zip(adapters, coefficients, strict=True)
     ]
     tensors: dict[str, NDArray[np.float32]] = {}
-    for layer in sorted({name for adapter in adapters for name in adapter.layers}):
-        a, b = _stacked(adapters, factors, layer)
-        tensors[f"base_model.model.{layer}.lora_A.weight"] = a
-        tensors[f"base_model.model.{layer}.lora_B.weight"] = b
-    write_tensors(folder / TENSORS, tensors)
+    layers = sorted({layer for adapter in adapters for layer in adapter.layers})
+    for layer in layers:
+        tensors |= zip(_names(layer), _stacked(adapters, factors, layer), strict=True)
+    # the library's own writer loses the errno of an OSError
+    (folder / TENSORS).write_bytes(save(tensors, metadata={"format": "pt"}))
     config = json.loads((adapters[0].folder / CONFIG).read_text())
-    modules = sorted({layer.rpartition(".")[2] for adapter in adapters for layer in adapter.layers})
     config |= {
         "r": rank,
         "lora_alpha": spec.alpha,
         "base_model_name_or_path": base_model,
-        "target_modules": modules,
+        "target_modules": sorted({layer.rpartition(".")[2] for layer in layers}),
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2))
     return AdapterFiles.read(folder).lora
@@ -141,19 +132,22 @@ def mix(
 def _stacked(
     adapters: Sequence[AdapterFiles], factors: Sequence[float], layer: str
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    pairs = [adapter.pair(layer) for adapter in adapters]
-    shapes = {(pair[0].shape[1], pair[1].shape[0]) for pair in pairs if pair is not None}
-    if len(shapes) != 1:
+    """Return A [rank, in] and B [out, rank] of a layer; adapters without it contribute zeros."""
+    name_a, name_b = _names(layer)
+    all_entries = [adapter.tensors.entries for adapter in adapters]
+    sizes = {(e[name_a].shape[1], e[name_b].shape[0]) for e in all_entries if name_a in e}
+    if len(sizes) != 1:
         raise UserError(f"The adapters are incompatible: {layer} has different sizes.")
-    [(inputs, outputs)] = shapes
-    blocks = []
-    for adapter, factor, pair in zip(adapters, factors, pairs, strict=True):
-        if pair is None:
-            empty = np.zeros((adapter.rank, inputs), np.float32)
-            blocks.append((empty, np.zeros((outputs, adapter.rank), np.float32)))
+    [(inputs, outputs)] = sizes
+    a, b = [], []
+    for adapter, factor in zip(adapters, factors, strict=True):
+        if name_a in adapter.tensors.entries:
+            a.append(adapter.tensors[name_a])
+            b.append(adapter.tensors[name_b] * np.float32(factor))
         else:
-            blocks.append((pair[0], pair[1] * np.float32(factor)))
-    return np.concatenate([a for a, _ in blocks]), np.concatenate([b for _, b in blocks], axis=1)
+            a.append(np.zeros((adapter.rank, inputs), np.float32))
+            b.append(np.zeros((outputs, adapter.rank), np.float32))
+    return np.concatenate(a), np.concatenate(b, axis=1)
 
 
 def _read_config(file: Path) -> dict[str, Any]:
@@ -180,8 +174,13 @@ def _read_config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _layers(tensors: Tensors, rank: int) -> dict[str, tuple[str, str]]:
-    found: dict[str, dict[str, str]] = {}
+def _names(layer: str) -> tuple[str, str]:
+    """Return the names of a layer's two tensors."""
+    return f"base_model.model.{layer}.lora_A.weight", f"base_model.model.{layer}.lora_B.weight"
+
+
+def _layers(tensors: Tensors, rank: int) -> list[str]:
+    found = set()
     for key, entry in tensors.entries.items():
         match = _KEY.fullmatch(key)
         if match is None:
@@ -192,13 +191,14 @@ def _layers(tensors: Tensors, rank: int) -> dict[str, tuple[str, str]]:
                 f"{TENSORS}: {key[:200]} has shape {list(entry.shape)}, which does not fit "
                 f"r={rank} in {CONFIG}."
             )
-        found.setdefault(match["layer"], {})[match["part"]] = key
+        found.add(match["layer"])
     if not found:
         raise UserError(f"{TENSORS} contains no tensors.")
-    for layer, parts in found.items():
-        if len(parts) != 2:
+    layers = sorted(found)
+    for layer in layers:
+        if not tensors.entries.keys() >= {*_names(layer)}:
             raise UserError(f"{TENSORS}: {layer} has only one of lora_A and lora_B.")
-    return {layer: (parts["A"], parts["B"]) for layer, parts in found.items()}
+    return layers
 
 
 def _kind(layer: str) -> str:

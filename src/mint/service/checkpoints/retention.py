@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 
 from sqlalchemy import func, select
 
-from mint.service.admin.settings import Settings
-from mint.service.checkpoints.storage import tinker_path, unexpired
+from mint.service.checkpoints.storage import unexpired
 from mint.service.store.database import (
     CheckpointRow,
     Condition,
@@ -29,15 +28,6 @@ class Rule:
     older_than_s: float
     keep_last: int
     keep: tuple[str, ...]
-
-    @classmethod
-    def of(cls, settings: Settings) -> Rule | None:
-        """Return the configured rule, if there is one."""
-        if settings.retention_older_than_s is None:
-            return None
-        return cls(
-            settings.retention_older_than_s, settings.retention_keep_last, settings.retention_keep
-        )
 
 
 def find_old(
@@ -71,32 +61,19 @@ def find_old(
         )
         .order_by(CheckpointRow.id)
     )
-    is_alive = (
-        SessionRow.finish.is_(None),
-        SessionRow.last_seen > now() - timedelta(seconds=idle_s),
+    alive = select(SessionRow.id).where(
+        SessionRow.finish.is_(None), SessionRow.last_seen > now() - timedelta(seconds=idle_s)
     )
+    runs_elsewhere = select(RunRow.id).where(RunRow.session_id.in_(alive))
+    paths_elsewhere = select(SamplerRow.model_path).where(SamplerRow.session_id.in_(alive))
     with store.transaction() as session:
         found = session.execute(old).all()
-        runs = {
-            *runs_here,
-            *session.scalars(
-                select(RunRow.id)
-                .join(SessionRow, SessionRow.id == RunRow.session_id)
-                .where(*is_alive)
-            ),
-        }
-        paths = {
-            *paths_here,
-            *session.scalars(
-                select(SamplerRow.model_path)
-                .join(SessionRow, SessionRow.id == SamplerRow.session_id)
-                .where(SamplerRow.model_path.is_not(None), *is_alive)
-            ),
-        }
+        runs = {*runs_here, *session.scalars(runs_elsewhere)}
+        paths = {*paths_here, *session.scalars(paths_elsewhere)}
     return [
         row
         for row, rank in found
         if not any(fnmatchcase(row.name, pattern) for pattern in rule.keep)
         and not (rank == 1 and row.run_id in runs)
-        and tinker_path(row).uri not in paths
+        and row.uri not in paths
     ]

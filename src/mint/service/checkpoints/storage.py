@@ -1,7 +1,4 @@
-"""Checkpoints on disk: named, durable copies that appear complete or not at all.
-
-:mod:`mint.service.access.ownership` decides who may read and change one.
-"""
+"""Checkpoints on disk: named, durable copies that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -84,15 +81,6 @@ class CheckpointPath:
     def checkpoint_id(self) -> str:
         return f"{self.kind}/{self.name}"
 
-    def require_optimizer(self) -> None:
-        """Raise UserError unless the checkpoint contains the optimizer's state."""
-        if self.kind != TRAINING:
-            raise UserError(
-                f"{self.uri} contains weights for sampling, without optimizer state. Load a "
-                f"tinker://…/{TRAINING}/… checkpoint, which save_state() makes, or only the "
-                "weights of this one (optimizer=False)."
-            )
-
 
 @dataclass(frozen=True)
 class NewCheckpoint:
@@ -132,8 +120,8 @@ class CheckpointStore:
         self._quota_of = quota_of
         self._publishing = threading.Lock()
 
-    def folder(self, path: CheckpointPath) -> Path:
-        return self._root / run_folder_name(path.run_id) / path.kind / path.name
+    def folder(self, at: CheckpointPath | CheckpointRow) -> Path:
+        return self._root / run_folder_name(at.run_id) / at.kind / at.name
 
     def find(self, path: CheckpointPath, user: str) -> CheckpointRow | None:
         """Return the checkpoint, if ``user`` may read it and it has not expired."""
@@ -142,10 +130,7 @@ class CheckpointStore:
             return None
         return row if row.expires_at is None or row.expires_at > now() else None
 
-    def folder_of(self, row: CheckpointRow) -> Path:
-        return self.folder(tinker_path(row))
-
-    def require(self, text: str, user: str) -> tuple[CheckpointPath, CheckpointRow]:
+    def require(self, text: str, user: str) -> CheckpointRow:
         """Parse a path and find its checkpoint. Raises UserError if there is none for this user."""
         path = CheckpointPath.parse(text)
         row = self.find(path, user)
@@ -154,12 +139,12 @@ class CheckpointStore:
                 f"There is no checkpoint {path.uri} for this API key. `mint checkpoints list` "
                 "shows yours, as list_user_checkpoints() does in Python; expired ones are deleted."
             )
-        return path, row
+        return row
 
-    def verified_folder(self, path: CheckpointPath) -> Path:
+    def verified_folder(self, at: CheckpointPath | CheckpointRow) -> Path:
         """Return a checkpoint's folder. Raises FilesDamaged if its files have changed."""
-        folder = self.folder(path)
-        verify(folder, _description(folder).sha256, f"The checkpoint {path.uri}")
+        folder = self.folder(at)
+        verify(folder, _description(folder).sha256, f"The checkpoint {at.uri}")
         return folder
 
     # ---- saving: begin, let the engine write into the draft, then publish or discard -------------
@@ -177,17 +162,14 @@ class CheckpointStore:
         draft.mkdir(parents=True)
         return draft
 
-    def weights_digest(self, path: CheckpointPath) -> str | None:
+    def weights_digest(self, row: CheckpointRow) -> str | None:
         """Return the digest of the adapter that was saved; an uploaded one has none."""
-        return _description(self.folder(path)).adapter_digest
+        return _description(self.folder(row)).adapter_digest
 
     def publish(
         self, new: NewCheckpoint, draft: Path, run: RunRow, digest: str | None = None
     ) -> CheckpointRow:
-        """Turn the draft into the checkpoint, atomically.
-
-        ``digest`` is the digest of the adapter in the engine's memory.
-        """
+        """Turn the draft into the checkpoint, atomically. ``digest`` is that of its adapter."""
         row = CheckpointRow(
             run_id=run.id,
             kind=new.path.kind,
@@ -221,14 +203,14 @@ class CheckpointStore:
 
     def _put(self, row: CheckpointRow, draft: Path) -> None:
         """Publish the files and the row; if either fails, both stay as they were."""
-        final = self.folder_of(row)
-        _swap_in(draft, final)
+        final = self.folder(row)
+        _rename(draft, final)
         try:
             for folder in list(final.parents)[:4]:  # up to the home folder, as some may be new
                 sync(folder)
             self._store.put_checkpoint(row)
         except Exception:
-            _swap_out(final, draft)
+            _rename(final, draft)
             raise
 
     def check_quota(self, run: RunRow, path: CheckpointPath, size: int = 0) -> None:
@@ -243,17 +225,13 @@ class CheckpointStore:
     def discard(self, draft: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
-    def share(self, row: CheckpointRow, is_public: bool) -> None:
-        """Make a checkpoint public, or private again."""
-        self._store.change_checkpoint(row, public=is_public)
-
     def set_ttl(self, row: CheckpointRow, ttl_seconds: int | None) -> None:
         """Let a checkpoint expire after some seconds; None keeps it."""
         self._store.change_checkpoint(row, expires_at=_expiry(ttl_seconds))
 
     def delete(self, row: CheckpointRow) -> None:
         """Delete a checkpoint, so that a crash never leaves a part of it visible."""
-        folder = self.folder_of(row)
+        folder = self.folder(row)
         self._store.delete_checkpoint(row)
         gone = folder.with_name(f".draft-{uuid.uuid4().hex}")
         if folder.exists():
@@ -261,8 +239,14 @@ class CheckpointStore:
             shutil.rmtree(gone, ignore_errors=True)
 
 
-def tinker_path(row: CheckpointRow) -> CheckpointPath:
-    return CheckpointPath(row.run_id, row.kind, row.name)
+def require_optimizer(row: CheckpointRow) -> None:
+    """Raise UserError unless a checkpoint contains the optimizer's state."""
+    if row.kind != TRAINING:
+        raise UserError(
+            f"{row.uri} contains weights for sampling, without optimizer state. Load a "
+            f"tinker://…/{TRAINING}/… checkpoint, which save_state() makes, or only the "
+            "weights of this one (optimizer=False)."
+        )
 
 
 def unexpired() -> Condition:
@@ -291,29 +275,16 @@ def _description(folder: Path) -> Description:
         return Description(path="")
 
 
-def _swap_in(draft: Path, final: Path) -> None:
-    """Rename a draft to its final name; an existing folder of that name becomes the draft."""
-    if not final.exists():
-        draft.rename(final)
-    else:
-        _exchange(draft, final)
-
-
-def _swap_out(final: Path, draft: Path) -> None:
-    """Undo :func:`_swap_in`."""
-    if draft.exists():
-        _exchange(draft, final)
-    else:
-        final.rename(draft)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two folders, atomically where the file system can."""
+def _rename(one: Path, other: Path) -> None:
+    """Rename a folder, or exchange it with the one of that name, atomically where possible."""
+    if not other.exists():
+        one.rename(other)
+        return
     at_cwd, exchange = -100, 2
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     if swap and swap(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0:
         return
-    aside = other.with_name(f"{one.name}-old")
+    aside = other.with_name(f".draft-{uuid.uuid4().hex}")
     other.rename(aside)
     one.rename(other)
     aside.rename(one)

@@ -6,9 +6,8 @@ torch the library does not read bfloat16.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,6 @@ class TensorEntry:
     shape: tuple[int, ...]
     start: int
 
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
-
 
 @dataclass(frozen=True)
 class Tensors:
@@ -47,46 +42,34 @@ class Tensors:
     @classmethod
     def open(cls, file: Path) -> Tensors:
         """Read the header. Raises UserError if it does not describe the file."""
-        from safetensors import SafetensorError
+        from safetensors import SafetensorError, safe_open
 
         try:
-            return cls(file, dict(_entries(file)))
+            with safe_open(file, "numpy"):
+                pass  # it checks that the header describes the file
         except SafetensorError as error:
             raise UserError(f"{file.name} is not a valid safetensors file.") from error
+        with open(file, "rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length))
+        header.pop("__metadata__", None)
+        entries = {}
+        for name, found in header.items():
+            if (dtype := found["dtype"]) not in _DTYPES:
+                raise UserError(
+                    f"{file.name}: {name[:200]} is of type {dtype}; an adapter has only "
+                    f"{', '.join(_DTYPES)}."
+                )
+            start = 8 + length + found["data_offsets"][0]
+            entries[name] = TensorEntry(dtype, tuple(found["shape"]), start)
+        return cls(file, entries)
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         entry = self.entries[name]
-        if entry.size == 0:
+        if 0 in entry.shape:
             return np.zeros(entry.shape, np.float32)
         dtype = _DTYPES[entry.dtype]
         values: NDArray[Any] = np.memmap(self.file, dtype, "r", entry.start, entry.shape)
         if entry.dtype == "BF16":
             return (values.astype(np.uint32) << 16).view(np.float32)
         return values.astype(np.float32)
-
-
-def _entries(file: Path) -> Iterator[tuple[str, TensorEntry]]:
-    from safetensors import safe_open
-
-    found = []
-    with safe_open(file, "numpy") as opened:
-        for name in opened.offset_keys():
-            tensor = opened.get_slice(name)
-            if (dtype := tensor.get_dtype()) not in _DTYPES:
-                raise UserError(
-                    f"{file.name}: {name[:200]} is of type {dtype}; an adapter has only "
-                    f"{', '.join(_DTYPES)}."
-                )
-            found.append((name, TensorEntry(dtype, tuple(tensor.get_shape()), start=0)))
-    # the tensors follow one another without a gap, up to the end of the file
-    start = file.stat().st_size - sum(entry.size for _, entry in found)
-    for name, entry in found:
-        yield name, replace(entry, start=start)
-        start += entry.size
-
-
-def write_tensors(file: Path, tensors: dict[str, NDArray[np.float32]]) -> None:
-    """Write a safetensors file. Raises OSError with its errno, which the library's writer loses."""
-    from safetensors.numpy import save
-
-    file.write_bytes(save(tensors, metadata={"format": "pt"}))

@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from mint.service.access.scopes import Caller
 from mint.service.checkpoints.archives import unpack
-from mint.service.checkpoints.links import link_version
 from mint.service.checkpoints.peft import OPTIMIZER, AdapterFiles, mix
 from mint.service.checkpoints.storage import (
     DESCRIPTION,
@@ -29,7 +28,6 @@ from mint.service.checkpoints.storage import (
     NewCheckpoint,
     check_name,
     run_folder_name,
-    tinker_path,
 )
 from mint.service.errors import UserError, readable_os_error
 from mint.service.files import free_bytes, link_files
@@ -50,48 +48,45 @@ class Transfers:
         self._parts = parts
         self._checkpoints = parts.checkpoints
 
-    # ---- copying --------------------------------------------------------------------------------
-
     async def copy(
         self, caller: Caller, request: CopyWeights, identifier: str | None
     ) -> CheckpointRow:
         """Copy a checkpoint to the caller. The same identifier gives the same copy."""
         user = caller.user
-        path, source = await asyncio.to_thread(self._checkpoints.require, request.source_path, user)
+        source = await asyncio.to_thread(self._checkpoints.require, request.source_path, user)
         session_id = request.session_id or _session_id(user, identifier)
         run_id = f"{session_id}:train:{request.model_seq_id or 0}"
         run_folder_name(run_id)
         if request.session_id is not None:
             await self._parts.sessions.require(session_id, user)
         new = NewCheckpoint(
-            CheckpointPath(run_id, path.kind, path.name),
-            negative_number(f"{path.uri} {link_version(source)}"),
+            CheckpointPath(run_id, source.kind, source.name),
+            negative_number(f"{source.uri} {source.version}"),
             ttl_seconds=request.ttl_seconds,
             user_metadata={k: str(v) for k, v in source.user_metadata.items()},
         )
-        holder = _holder(caller, run_id, source.base_model, source.lora)
+        run = _holder(caller, run_id, source.base_model, source.lora)
 
-        def write() -> CheckpointRow:
-            self._add_holder(holder, request.destination_project_id)
-            return self._write(new, holder, lambda draft: self._link(source, draft))
+        def fill(draft: Path) -> None:
+            files = self._checkpoints.verified_folder(source).iterdir()
+            link_files((file for file in files if file.name != DESCRIPTION), draft)
 
-        return await asyncio.to_thread(write)
+        return await asyncio.to_thread(self._write, new, run, fill, request.destination_project_id)
 
-    def _link(self, source: CheckpointRow, draft: Path) -> None:
-        files = self._checkpoints.verified_folder(tinker_path(source)).iterdir()
-        link_files((file for file in files if file.name != DESCRIPTION), draft)
-
-    def _add_holder(self, run: RunRow, project_id: str | None = None) -> None:
+    def _write(
+        self,
+        new: NewCheckpoint,
+        run: RunRow,
+        fill: Callable[[Path], None],
+        project_id: str | None = None,
+    ) -> CheckpointRow:
+        """Create a checkpoint, and the run that holds it unless it exists. Raises UserError."""
         session = SessionRow(id=run.session_id, user=run.user, project_id=project_id)
         self._parts.store.add_once(session, run.session_id)
         existing = self._parts.store.add_once(run, run.id)
         if existing.user != run.user:
             raise UserError(f"The run {run.id} belongs to another user. Use your own session.")
         run.key = existing.key
-
-    def _write(
-        self, new: NewCheckpoint, run: RunRow, fill: Callable[[Path], None]
-    ) -> CheckpointRow:
         self._checkpoints.check_quota(run, new.path)
         draft = self._checkpoints.begin(new)
         try:
@@ -102,8 +97,6 @@ class Transfers:
         finally:
             self._checkpoints.discard(draft)
 
-    # ---- uploading ------------------------------------------------------------------------------
-
     def inbox(self) -> Path:
         """Create a folder for an upload; the caller deletes it."""
         folder = self._parts.settings.home / "uploads"
@@ -111,10 +104,7 @@ class Transfers:
         return Path(tempfile.mkdtemp(dir=folder))
 
     def upload_check(self, caller: Caller) -> Callable[[int], None]:
-        """Return a check that raises UserError if an upload exceeds the caller's quota or the disk.
-
-        ``disk_reserve_bytes`` are left free for training.
-        """
+        """Return a check that raises UserError beyond the caller's quota or the disk's reserve."""
         quota = self._parts.quota_of(caller.key)
         held = self._parts.store.storage_of_key(caller.key)
 
@@ -143,28 +133,22 @@ class Transfers:
         kind = TRAINING if (folder / OPTIMIZER).exists() else SAMPLER
         path = CheckpointPath(holder.id, kind, check_name(name))
         new = NewCheckpoint(path, seq_id=0, user_metadata=origin.user_metadata if origin else {})
-
-        def write() -> CheckpointRow:
-            self._add_holder(holder)
-            return self._write(new, holder, lambda draft: link_files(folder.iterdir(), draft))
-
-        return await asyncio.to_thread(write)
-
-    # ---- interpolating --------------------------------------------------------------------------
+        return await asyncio.to_thread(
+            self._write, new, holder, lambda draft: link_files(folder.iterdir(), draft)
+        )
 
     async def interpolate(self, caller: Caller, request: Interpolate) -> str:
         """Start to interpolate checkpoints; return the request id. A repeated request runs once."""
         user = caller.user
         sources = [
-            (await asyncio.to_thread(self._checkpoints.require, path, user))[1]
+            await asyncio.to_thread(self._checkpoints.require, path, user)
             for path in request.source_paths
         ]
         bases = sorted({source.base_model for source in sources})
         if len(bases) > 1:
             raise UserError(f"source_paths have different base models: {', '.join(bases)}.")
-        versions = [link_version(source) for source in sources]
-        identity = json.dumps([user, versions, request.model_dump()])
-        number = negative_number(identity)
+        versions = [source.version for source in sources]
+        number = negative_number(json.dumps([user, versions, request.model_dump()]))
         request_id = f"{INTERPOLATION}{-number:x}"
         path = await self._output(user, request, sources[0], number)
         if self._parts.futures.find(request_id, user) is None:
@@ -198,10 +182,9 @@ class Transfers:
         number: int,
     ) -> Response:
         run = _holder(caller, path.run_id, sources[0].base_model, sources[0].lora)
-        self._add_holder(run)
 
         def fill(draft: Path) -> None:
-            folders = [self._checkpoints.verified_folder(tinker_path(row)) for row in sources]
+            folders = [self._checkpoints.verified_folder(row) for row in sources]
             adapters = [AdapterFiles.read(folder) for folder in folders]
             run.lora = asdict(mix(adapters, request.coefficients, draft, run.base_model))
 

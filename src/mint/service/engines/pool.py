@@ -18,8 +18,7 @@ from pathlib import Path
 from mint.catalog import Catalog, ModelNotFound
 from mint.engine.messages import EngineOptions
 from mint.service.admin.settings import Settings
-from mint.service.engines.plans import GB, describe_plan
-from mint.service.engines.process import EngineProcess
+from mint.service.engines.process import GB, EngineProcess
 from mint.service.errors import ApiError, EngineDied, UserError
 
 log = logging.getLogger(__name__)
@@ -74,9 +73,7 @@ class Engines:
     """Locates base models, and starts, shares, watches and stops their workers."""
 
     def __init__(
-        self,
-        settings: Settings,
-        before_unload: Callable[[EngineProcess], Awaitable[None]],
+        self, settings: Settings, before_unload: Callable[[EngineProcess], Awaitable[None]]
     ) -> None:
         self._settings = settings
         self._before_unload = before_unload
@@ -119,8 +116,6 @@ class Engines:
         finally:
             self._looking_up -= 1
 
-    # ---- using ----------------------------------------------------------------------------------
-
     @asynccontextmanager
     async def using(self, base_model: str) -> AsyncIterator[EngineProcess]:
         """Provide the engine of a base model, started if needed; it stays loaded while in use."""
@@ -145,11 +140,14 @@ class Engines:
 
     def running(self, base_model: str) -> EngineProcess | None:
         """Return the engine of a base model, if it is running."""
-        located = self._folders.get(base_model)
-        if located is None or not _succeeded(located):
-            return None
-        slot = self._slots.get(located.result())
+        folder = self._located(base_model)
+        slot = self._slots.get(folder) if folder is not None else None
         return slot.engine if slot is not None else None
+
+    def _located(self, base_model: str) -> Path | None:
+        """Return the folder of a base model, if it was looked up before."""
+        task = self._folders.get(base_model)
+        return task.result() if task is not None and _succeeded(task) else None
 
     def loaded(self) -> list[EngineProcess]:
         """Return every running engine."""
@@ -159,8 +157,8 @@ class Engines:
         """Return what a request for this model waits for; None if its engine is running."""
         if self.running(base_model) is not None:
             return None
-        located = self._folders.get(base_model)
-        if located is not None and _succeeded(located) and located.result() not in self._slots:
+        folder = self._located(base_model)
+        if folder is not None and folder not in self._slots:
             others = ", ".join(slot.name for slot in self._slots.values())
             return f"the base model {base_model} waits for memory that others use ({others})"
         return f"the base model {base_model} is loading"
@@ -193,25 +191,19 @@ class Engines:
             engine = await EngineProcess.start(base_model, folder, log_file, limit_s, options)
         finally:
             await self._tell_waiters()  # from now on its memory is measured, not estimated
-        if base_model not in self._not_yet_loaded and engine.info.plan is not None:
-            log.info("%s", describe_plan(base_model, engine.info.plan))
+        if base_model not in self._not_yet_loaded and engine.plan is not None:
+            log.info("%s", engine.plan)
         self._not_yet_loaded.discard(base_model)
         return engine
 
     def _grant(self, folder: Path, needed: int) -> int | None:
-        """Return the bytes that an engine may use, or None without a budget.
-
-        It is what the other engines leave, less the share of models that are yet to be preloaded.
-        """
+        """Return the bytes that an engine may use of what the others leave; None means no limit."""
         if self._settings.memory_gb is None:
             return None
         left = int(self._settings.memory_gb * GB) - self._used_bytes()
-        located = [self._folders.get(name) for name in self._not_yet_loaded]
-        awaited = {task.result() for task in located if task is not None and _succeeded(task)}
+        awaited = {*filter(None, map(self._located, self._not_yet_loaded))}
         others = awaited - self._slots.keys() - {folder}
         return share(left, needed, [_weights_bytes(other) + _PROCESS_BYTES for other in others])
-
-    # ---- unloading ------------------------------------------------------------------------------
 
     async def _make_room(self, base_model: str, needed: int) -> None:
         """Unload idle engines until a model fits; wait for engines in use, up to a limit."""
@@ -270,8 +262,6 @@ class Engines:
     async def _tell_waiters(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-    # ---- watching -------------------------------------------------------------------------------
 
     async def end_stuck(self) -> None:
         """Kill every engine that has not answered any call for ``stuck_after_s``."""

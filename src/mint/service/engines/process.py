@@ -21,32 +21,42 @@ from mint.service.admin.metrics import measured
 from mint.service.errors import EngineDied, UserError
 
 log = logging.getLogger(__name__)
+GB = 1024**3
 _END_LIMIT_S = 5.0
 
 
 class EngineProcess:
     """A worker with a loaded base model. Use :meth:`start`, then :meth:`call`."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log_file: Path) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], sock: socket.socket, log_file: Path
+    ) -> None:
         self.name = name
         self.log_file = log_file
         self.info: ModelInfo
         self._process = process
-        self._ids = itertools.count(1)
+        self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._listening: dict[int, Callable[[Any], None]] = {}
         self._last_answer = time.monotonic()
         self._is_ending = False
-        self._channel: AsyncChannel
-        self._read_task: asyncio.Task[None]
+        self._channel = AsyncChannel(sock)
+        self._read_task = asyncio.create_task(self._read())
 
     @property
     def is_alive(self) -> bool:
         return not self._read_task.done()
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def plan(self) -> str | None:
+        """What the engine decided when it loaded its model, in one line."""
+        if (plan := self.info.plan) is None:
+            return None
+        return (
+            f"{self.name} on {plan.device}: precision {plan.precision} ({plan.reason}), "
+            f"{plan.kv_tokens:,} KV tokens ({plan.kv_bytes / GB:.1f} GB), "
+            f"{plan.train_tokens:,} training tokens a pass"
+        )
 
     @classmethod
     async def start(
@@ -68,10 +78,8 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C reaches only the service, which stops its workers
             )
-        engine = cls(name, process, log_file)
-        engine._channel = AsyncChannel(ours)
-        loaded = engine._waiting[0] = asyncio.get_running_loop().create_future()
-        engine._read_task = asyncio.create_task(engine._read())
+        engine = cls(name, process, ours, log_file)
+        loaded = engine._waiting[next(engine._ids)] = asyncio.get_running_loop().create_future()
         try:
             engine.info = await asyncio.wait_for(loaded, limit_s)
         except TimeoutError:

@@ -59,10 +59,7 @@ class DiskSpace:
         self._ended.set()
 
     async def use(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run work that writes; while the disk is full, wait and retry it.
-
-        Raises the last OSError or OperationalError after ``limit_s``.
-        """
+        """Run work that writes; while the disk is full, wait and retry it, up to ``limit_s``."""
         wait_s, is_waiting = _FIRST_WAIT_S, False
         try:
             while True:

@@ -1,6 +1,7 @@
 """A run in its engine: restores the run there when needed, and executes its operations."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy.exc import OperationalError
 
-from mint.engine.messages import ForwardBackwardResult
+from mint.engine.messages import AdamSettings, ForwardBackwardResult
 from mint.service.checkpoints.peft import OPTIMIZER
 from mint.service.checkpoints.storage import (
     EXTERNAL,
@@ -20,7 +21,6 @@ from mint.service.checkpoints.storage import (
     NewCheckpoint,
     check_name,
     read_lora,
-    tinker_path,
 )
 from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
@@ -66,7 +66,6 @@ class RunInEngine:
         self._row = row
         self._journal = journal
         self._parts = parts
-        self._engines = parts.engines
         self._samplers = samplers
         self._references = References(row, journal, parts.checkpoints)
         self._engine: EngineProcess | None = None
@@ -85,7 +84,7 @@ class RunInEngine:
         """Return what the run waits for, as a message."""
         if self._is_restoring:
             return "the run is being restored from its journal"
-        return self._engines.why_waiting(self._row.base_model)
+        return self._parts.engines.why_waiting(self._row.base_model)
 
     def is_in(self, engine: EngineProcess) -> bool:
         return self._engine is engine
@@ -119,8 +118,8 @@ class RunInEngine:
         while True:
             has_begun = False
             try:
-                alone = self._engines.alone(base_model, is_suspect=deaths > 0)
-                async with alone, self._engines.using(base_model) as engine:
+                alone = self._parts.engines.alone(base_model, is_suspect=deaths > 0)
+                async with alone, self._parts.engines.using(base_model) as engine:
                     if self._engine is not engine:
                         await self._restore(engine)
                     has_begun = True
@@ -152,33 +151,27 @@ class RunInEngine:
     # ---- restoring ------------------------------------------------------------------------------
 
     async def _restore(self, engine: EngineProcess) -> None:
+        """Load the run's snapshot into an engine, and replay its journal."""
         self._is_restoring = True
         try:
-            await self._load_snapshot(engine)
+            run_id, lora = self._row.id, read_lora(self._row.lora)
+            await engine.call("create_run", run_id=run_id, lora=lora, tenant=self._row.user)
+            if (folder := self._journal.snapshot_folder) is not None:
+                await asyncio.to_thread(self._journal.check_snapshot)
+                optimizer = (folder / OPTIMIZER).exists()
+                source = str(folder)
+                await engine.call("load_state", run_id=run_id, folder=source, optimizer=optimizer)
             self.gradients.clear()
             for outcome in list(self._journal.outcomes):
                 if outcome.error is None and self._must_replay(engine, outcome):
-                    await self._replay(engine, outcome)
+                    done = await self._perform(engine, outcome.kind, outcome.seq_ids)
+                    if outcome.result is None:  # the answer is too large for the journal
+                        for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
+                            self._parts.futures.finish(f"{run_id}:{seq_id}", answer)
                 self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         finally:
             self._is_restoring = False
         self._engine = engine
-
-    async def _load_snapshot(self, engine: EngineProcess) -> None:
-        run_id, lora = self._row.id, read_lora(self._row.lora)
-        await engine.call("create_run", run_id=run_id, lora=lora, tenant=self._row.user)
-        if (folder := self._journal.snapshot_folder) is not None:
-            await asyncio.to_thread(self._journal.check_snapshot)
-            has_optimizer = (folder / OPTIMIZER).exists()
-            await engine.call(
-                "load_state", run_id=run_id, folder=str(folder), optimizer=has_optimizer
-            )
-
-    async def _replay(self, engine: EngineProcess, outcome: Outcome) -> None:
-        done = await self._perform(engine, outcome.kind, outcome.seq_ids)
-        if outcome.result is None:  # the answer is too large for the journal
-            for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
-                self._parts.futures.finish(f"{self._row.id}:{seq_id}", answer)
 
     def _must_replay(self, engine: EngineProcess, outcome: Outcome) -> bool:
         """Return whether an operation changed the run, or its answer is needed and not recorded."""
@@ -247,7 +240,8 @@ class RunInEngine:
     async def _optim_step(
         self, engine: EngineProcess, seq_id: int, request: requests.OptimStep
     ) -> Done:
-        metrics = await engine.call("optim_step", run_id=self._row.id, params=request.to_engine())
+        params = AdamSettings(**request.adam_params.model_dump())
+        metrics = await engine.call("optim_step", run_id=self._row.id, params=params)
         return Done.json("optim_step", metrics=metrics)
 
     # ---- operations: weights --------------------------------------------------------------------
@@ -256,7 +250,7 @@ class RunInEngine:
         self, engine: EngineProcess, seq_id: int, request: requests.SaveWeights
     ) -> Done:
         row = await self._write(engine, "save_state", self._new(TRAINING, seq_id, request))
-        return Done.json("save_weights", path=tinker_path(row).uri)
+        return Done.json("save_weights", path=row.uri)
 
     async def _export(
         self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsExternal
@@ -264,7 +258,7 @@ class RunInEngine:
         path = CheckpointPath(self._row.id, EXTERNAL, check_name(request.path))
         new = NewCheckpoint(path, seq_id, ttl_seconds=request.ttl_seconds)
         row = await self._write(engine, "save_adapter", new)
-        return Done.json("save_weights_external", path=path.uri, size_bytes=row.size_bytes)
+        return Done.json("save_weights_external", path=row.uri, size_bytes=row.size_bytes)
 
     async def _save_for_sampler(
         self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsForSampler
@@ -275,7 +269,7 @@ class RunInEngine:
             await self._samplers.freeze(self._row, sampler_id, engine, seq_id)
             return Done.json(kind, sampling_session_id=sampler_id)
         row = await self._write(engine, "save_adapter", self._new(SAMPLER, seq_id, request))
-        return Done.json(kind, path=tinker_path(row).uri)
+        return Done.json(kind, path=row.uri)
 
     def _new(self, kind: str, seq_id: int, request: requests.SaveWeights) -> NewCheckpoint:
         name = f"operation-{seq_id}" if request.path is None else check_name(request.path)
@@ -317,9 +311,9 @@ class RunInEngine:
             await self.snapshot(first)
 
     async def snapshot(self, first: int) -> None:
-        """Save the state before operation ``first``, unless gradients are accumulated; a failure is
-        logged, and the journal continues."""
-        if self._engine is None or not self.gradients.is_clear or not self._journal.outcomes:
+        """Save the state before operation ``first``, unless gradients are accumulated."""
+        are_accumulated = self.gradients.kept or self.gradients.voided
+        if self._engine is None or are_accumulated or not self._journal.outcomes:
             return
         folder: Path | None = None
         try:
@@ -342,15 +336,10 @@ class RunInEngine:
         size = 0
         for number in reversed(numbers[-_KEPT_ANSWERS:]):
             future = self._parts.futures.find(f"{self._row.id}:{number}", self._row.user)
-            if future is None or future.answer is None:
-                continue
-            size += future.size
-            if size > _KEPT_BYTES:
-                break
-            try:
-                answer = future.read()
-            except ResultExpired:
-                continue
-            assert answer is not None, "it is finished"
-            kept[number] = answer
+            with contextlib.suppress(ResultExpired):
+                if future is not None and (answer := future.read()) is not None:
+                    size += len(answer.body)
+                    if size > _KEPT_BYTES:
+                        break
+                    kept[number] = answer
         return dict(reversed(kept.items()))  # the oldest first

@@ -13,7 +13,6 @@ import threading
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,10 +27,6 @@ TORN = "journal.torn"
 _OF_OUTCOME = ("error", "category", "result")
 MAX_TAKEN = 10_000
 """How many operations without a number are still recognised, when resent, after a snapshot."""
-
-
-Content = tuple[dict[str, Any], bytes]
-"""The header and the body of a record."""
 
 
 class RunIsElsewhere(Exception):
@@ -99,7 +94,7 @@ class Journal:
         self._is_name_synced = False
         self._is_torn = False
         try:
-            self._file = _open(self._path)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             self._sync_name()
             self.size = self._read()
         except BaseException:
@@ -302,29 +297,30 @@ class Journal:
         """
         sync_folder(snapshot)
         with self._lock:
-            taken = [*self.taken, *(n for n in self.done if n < 0)][-MAX_TAKEN:]
-            gone = set(self.done)
-            kept = [e for n, e in self.entries.items() if n >= first or (n < 0 and n not in gone)]
-            header = {"snapshot": snapshot.name, "first": first, "taken": taken}
-            header["sha256"] = checksums(snapshot)
-            self._replace(chain([(header, b"")], self._kept_records(kept, answers or {})))
+            self._replace(self._records_from(snapshot, first, answers or {}))
         for old in [*self.folder.glob("snapshot-*"), *self.folder.glob("reference-*")]:
             if old.is_symlink():
                 old.unlink()
             elif old != snapshot:
                 shutil.rmtree(old, ignore_errors=True)
 
-    def _kept_records(
-        self, entries: Iterable[JournalEntry], answers: Mapping[int, Response]
-    ) -> Iterable[Content]:
-        for entry in entries:
-            header = {"op": entry.kind, "seq": entry.seq_id, "type": entry.content_type}
-            yield header, self._body(entry)
+    def _records_from(
+        self, snapshot: Path, first: int, answers: Mapping[int, Response]
+    ) -> Iterable[tuple[dict[str, Any], bytes]]:
+        """Return the records of a journal that continues from a snapshot."""
+        gone = set(self.done)
+        taken = [*self.taken, *(n for n in self.done if n < 0)][-MAX_TAKEN:]
+        sums = checksums(snapshot)
+        yield {"snapshot": snapshot.name, "first": first, "taken": taken, "sha256": sums}, b""
+        for number, entry in self.entries.items():
+            if number >= first or (number < 0 and number not in gone):
+                header = {"op": entry.kind, "seq": number, "type": entry.content_type}
+                yield header, self._body(entry)
         for number, answer in answers.items():
             header = {"answer": number, "type": answer.content_type, "failed": answer.is_failure}
             yield header, answer.body
 
-    def _replace(self, records: Iterable[Content]) -> None:
+    def _replace(self, records: Iterable[tuple[dict[str, Any], bytes]]) -> None:
         """Write a new journal and rename it over the old one.
 
         Nothing can fail between the rename and the update in memory. Until the rename is synced, a
@@ -365,10 +361,6 @@ class Journal:
                 os.close(self._file)
             self._file = -1
             self._lock_file.close()
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def _write(descriptor: int, data: bytes) -> None:

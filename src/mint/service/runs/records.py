@@ -6,6 +6,7 @@ format have no mark, and their checksum covers only header and body; they can st
 
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -13,20 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 _MARK = b"mjr2"
-_CHECKED = struct.Struct(">QI")  # length of header and body, length of the header
-_FRAME = struct.Struct(">4sIQI")  # mark, checksum of the rest, and the two lengths
-_OLD_FRAME = struct.Struct(">IQI")
+_FRAME = struct.Struct(">IQI")  # checksum, length of header and body, length of the header
 _PIECE = 1 << 20
 _MAX_HEADER = 64 << 20
-_HEADER_STARTS = (b'{"op"', b'{"done"', b'{"snapshot"', b'{"answer"')
+_HEADER_START = re.compile(rb'\{"(?:op|done|snapshot|answer)"')
 
 
 @dataclass(frozen=True)
 class JournalRecord:
-    """The position of a complete record, and its header."""
+    """The header of a complete record, and the position of its body."""
 
     header: dict[str, Any]
-    start: int
     body_start: int
     end: int
 
@@ -38,41 +36,30 @@ class JournalRecord:
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
     """Return the bytes of a record that precede its body."""
     encoded = json.dumps(header).encode()
-    lengths = _CHECKED.pack(len(encoded) + len(body), len(encoded))
+    lengths = _FRAME.pack(0, len(encoded) + len(body), len(encoded))[4:]
     checksum = zlib.crc32(body, zlib.crc32(encoded, zlib.crc32(lengths)))
     return _MARK + checksum.to_bytes(4, "big") + lengths + encoded
 
 
 def read_record(file: int, at: int, size: int) -> JournalRecord | None:
     """Return the record at ``at``, or None if it is incomplete or damaged."""
-    frame = os.pread(file, _FRAME.size, at)
-    if frame[:4] == _MARK and len(frame) == _FRAME.size:
-        _, checksum, length, header_length = _FRAME.unpack(frame)
-        covered = frame[8:]
-        if found := _checked(file, at, _FRAME.size, covered, checksum, length, header_length, size):
-            return found
-    if len(frame) < _OLD_FRAME.size:
+    is_marked = os.pread(file, len(_MARK), at) == _MARK
+    marked = _read(file, at, len(_MARK), size) if is_marked else None
+    return marked or _read(file, at, 0, size)
+
+
+def _read(file: int, at: int, mark: int, size: int) -> JournalRecord | None:
+    """Read a record whose mark has this length: 0 in the first format."""
+    frame = os.pread(file, _FRAME.size, at + mark)
+    if len(frame) < _FRAME.size:
         return None
-    checksum, length, header_length = _OLD_FRAME.unpack(frame[: _OLD_FRAME.size])
-    return _checked(file, at, _OLD_FRAME.size, b"", checksum, length, header_length, size)
-
-
-def _checked(
-    file: int,
-    at: int,
-    frame_size: int,
-    covered: bytes,
-    checksum: int,
-    length: int,
-    header_length: int,
-    size: int,
-) -> JournalRecord | None:
-    start = at + frame_size
+    checksum, length, header_length = _FRAME.unpack(frame)
+    start = at + mark + _FRAME.size
     end = start + length
     if end > size or not 0 < header_length <= min(length, _MAX_HEADER):
         return None
     encoded = os.pread(file, header_length, start)
-    found = zlib.crc32(encoded, zlib.crc32(covered))
+    found = zlib.crc32(encoded, zlib.crc32(frame[4:] if mark else b""))
     position = start + header_length
     while position < end:
         piece = os.pread(file, min(_PIECE, end - position), position)
@@ -86,9 +73,9 @@ def _checked(
         header = json.loads(encoded)
     except ValueError:
         return None
-    return (
-        JournalRecord(header, at, start + header_length, end) if isinstance(header, dict) else None
-    )
+    if not isinstance(header, dict):
+        return None
+    return JournalRecord(header, start + header_length, end)
 
 
 def records_after(file: int, at: int, size: int) -> Iterator[JournalRecord]:
@@ -97,20 +84,12 @@ def records_after(file: int, at: int, size: int) -> Iterator[JournalRecord]:
     while position < size:
         data = os.pread(file, _PIECE + 64, position)
         candidates = sorted(
-            position + offset - frame.size
-            for begin in _HEADER_STARTS
-            for offset in _find_all(data, begin)
-            for frame in (_FRAME, _OLD_FRAME)
+            position + found.start() - _FRAME.size - mark
+            for found in _HEADER_START.finditer(data)
+            for mark in (len(_MARK), 0)
         )
         for candidate in candidates:
-            if candidate > at and (found := read_record(file, candidate, size)) is not None:
-                yield found
-                at = found.end - 1
+            if candidate > at and (record := read_record(file, candidate, size)) is not None:
+                yield record
+                at = record.end - 1
         position = max(position + _PIECE, at + 1)
-
-
-def _find_all(data: bytes, part: bytes) -> Iterator[int]:
-    found = data.find(part)
-    while found >= 0:
-        yield found
-        found = data.find(part, found + 1)

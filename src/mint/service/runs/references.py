@@ -11,8 +11,7 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-from mint.service.checkpoints.links import link_version
-from mint.service.checkpoints.storage import CheckpointPath, CheckpointStore
+from mint.service.checkpoints.storage import CheckpointStore, require_optimizer
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import UserError
 from mint.service.files import link_files, sync, sync_folder
@@ -59,22 +58,22 @@ class References:
         folder = self._journal.folder / f"reference-loaded-by-{seq_id}"
         if folder.exists():
             return folder
-        path, _ = self._require(request.path)
+        row = self._require(request.path)
         if request.optimizer:
-            path.require_optimizer()
-        self._link(self._checkpoints.verified_folder(path).iterdir(), folder)
+            require_optimizer(row)
+        self._link(self._checkpoints.verified_folder(row).iterdir(), folder)
         return folder
 
-    def _require(self, path: str) -> tuple[CheckpointPath, CheckpointRow]:
+    def _require(self, path: str) -> CheckpointRow:
         """Return a checkpoint of the run's base model. Raises UserError."""
-        found, row = self._checkpoints.require(path, self._run.user)
+        row = self._checkpoints.require(path, self._run.user)
         if row.base_model != self._run.base_model:
             raise UserError(
-                f"{found.uri} was trained from {row.base_model}, and this run trains "
+                f"{row.uri} was trained from {row.base_model}, and this run trains "
                 f"{self._run.base_model}. Use a checkpoint of the same base model, or create the "
                 f"run with base_model={row.base_model!r}."
             )
-        return found, row
+        return row
 
     def _link(self, files: Iterable[Path], folder: Path) -> None:
         """Link files into a new folder that is durable, and appears complete or not at all."""
@@ -95,14 +94,11 @@ class References:
             return None
         mark = self._journal.folder / f"reference-of-{seq_id}"
         if not mark.exists():
+            row = self._require(path)
+            folder = self._journal.folder / f"reference-{row.version}"
+            if not folder.exists():
+                self._link(self._checkpoints.verified_folder(row).glob("adapter_*"), folder)
             draft = mark.with_name(f"reference-draft-{uuid.uuid4().hex}")
-            os.symlink(self._keep(path).name, draft)
+            os.symlink(folder.name, draft)
             os.replace(draft, mark)
         return mark.resolve()
-
-    def _keep(self, path: str) -> Path:
-        found, row = self._require(path)
-        folder = self._journal.folder / f"reference-{link_version(row)}"
-        if not folder.exists():
-            self._link(self._checkpoints.verified_folder(found).glob("adapter_*"), folder)
-        return folder

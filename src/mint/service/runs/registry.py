@@ -14,7 +14,7 @@ from mint.engine.messages import LoraSpec
 from mint.service.access.scopes import Caller
 from mint.service.background import in_background
 from mint.service.checkpoints.peft import OPTIMIZER
-from mint.service.checkpoints.storage import run_folder_name
+from mint.service.checkpoints.storage import require_optimizer, run_folder_name
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError, UserError, not_found
 from mint.service.futures import Response
@@ -48,18 +48,23 @@ class Runs:
     async def create(self, caller: Caller, request: CreateModel) -> str:
         """Start to create a run; return the request id. The same request gives the same run."""
         await self._parts.sessions.require(request.session_id, caller.user)
-        row = RunRow(base_model=request.base_model, lora=asdict(_lora_spec(request)))
+        if request.lora_config is None:
+            raise UserError("lora_config is missing: this service trains LoRA adapters only.")
+        spec = LoraSpec(**request.lora_config.model_dump())
+        if spec.seed is None:  # it is chosen now, so that a replay creates the same adapter
+            spec = replace(spec, seed=secrets.randbits(31))
+        row = RunRow(base_model=request.base_model, lora=asdict(spec))
         return await self._create(caller, request, row)
 
     async def create_by_load(self, caller: Caller, request: CreateByLoad) -> str:
         """Start to create a run that continues from a checkpoint; return the request id."""
         user = caller.user
         await self._parts.sessions.require(request.session_id, user)
-        path, found = await asyncio.to_thread(self._parts.checkpoints.require, request.path, user)
+        found = await asyncio.to_thread(self._parts.checkpoints.require, request.path, user)
         if request.optimizer:
-            path.require_optimizer()
+            require_optimizer(found)
         row = RunRow(base_model=request.base_model or found.base_model, lora=found.lora)
-        folder = await asyncio.to_thread(self._parts.checkpoints.verified_folder, path)
+        folder = await asyncio.to_thread(self._parts.checkpoints.verified_folder, found)
         files = [
             file
             for file in folder.iterdir()
@@ -83,9 +88,8 @@ class Runs:
         async with self._creating:
             known = self._parts.futures.find(request_id, user)
             if known is not None and known.answer is not None and known.answer.is_failure:
-                self._parts.futures.forget(
-                    request_id, user
-                )  # it was undone, so the same request starts it again
+                # it was undone, so the same request starts it again
+                self._parts.futures.forget(request_id, user)
                 known = None
             if known is None:
                 await asyncio.to_thread(self._add, row)
@@ -212,16 +216,15 @@ class Runs:
     def status(self, run_id: str) -> dict[str, Any]:
         """Return a run's state, how many operations are waiting, and what for."""
         run = self._runs.get(run_id)
-        if run is not None:
-            state = "busy" if run.is_working else "waiting" if run.waiting else "idle"
-            state = "paused" if run.is_paused else state
-            pending = run.why_waiting() if state != "idle" else None
-            reason = pending.reason if pending is not None else None
-            return {"state": state, "waiting": run.waiting, "reason": reason}
-        state = "on disk" if self._can_train(run_id) else "checkpoints only"
-        if (self._folder(run_id) / _UNLOADED).exists():
-            state = "unloaded"
-        return {"state": state, "waiting": 0, "reason": None}
+        if run is None:
+            is_unloaded = (self._folder(run_id) / _UNLOADED).exists()
+            kept = "on disk" if self._can_train(run_id) else "checkpoints only"
+            return {"state": "unloaded" if is_unloaded else kept, "waiting": 0, "reason": None}
+        state = "busy" if run.is_working else "waiting" if run.waiting else "idle"
+        state = "paused" if run.is_paused else state
+        pending = run.why_waiting() if state != "idle" else None
+        reason = pending.reason if pending is not None else None
+        return {"state": state, "waiting": run.waiting, "reason": reason}
 
     # ---- releasing ------------------------------------------------------------------------------
 
@@ -283,13 +286,3 @@ class Runs:
 
 def _unknown(run_id: str) -> ApiError:
     return not_found("training run", run_id, "`mint runs list` shows yours.")
-
-
-def _lora_spec(request: CreateModel) -> LoraSpec:
-    """Return the adapter's shape, with a seed chosen now so that a replay creates the same one."""
-    if request.lora_config is None:
-        raise UserError("lora_config is missing: this service trains LoRA adapters only.")
-    spec = LoraSpec(**request.lora_config.model_dump())
-    if spec.seed is None:
-        return replace(spec, seed=secrets.randbits(31))
-    return spec

@@ -13,14 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import (
-    ApiError,
-    Category,
-    EngineDied,
-    UserError,
-    explain,
-    readable_os_error,
-)
+from mint.service.errors import ApiError, EngineDied, UserError, explain, readable_os_error
 from mint.service.futures import Response, WaitReason
 from mint.service.parts import Parts
 from mint.service.runs.disk_space import DiskSpace
@@ -85,7 +78,7 @@ class TrainingRun:
 
     def was_taken(self, seq_id: int) -> bool:
         """Return whether this number has run or is waiting to."""
-        return self._stream.knows(seq_id) is not False
+        return self._stream.knows(seq_id)
 
     def _reopen(self) -> None:
         """Open the futures of the run's creation and of the operations in the journal."""
@@ -120,8 +113,7 @@ class TrainingRun:
         """
         self._refuse_if_released()
         number = negative_number(key or uuid.uuid4().hex) if seq_id is None else seq_id
-        known = self._stream.knows(number)
-        if known is False:
+        if not self._stream.knows(number):
             if self._journal_space.is_awaited:
                 raise self._journal_full()  # operations that wait for it are held in memory
             if len(self._stream) > MAX_WAITING and number != self._stream.next:
@@ -219,28 +211,28 @@ class TrainingRun:
         kind, seq_ids = group[0].kind, [operation.seq_id for operation in group]
         done: Done | None = None
         try:
-            done = await self._perform(kind, group)
+            for operation in group:
+                if operation.error is not None:
+                    raise UserError(operation.error)
+            if kind == "optim_step" and (why := self._in_engine.gradients.why_not_step()):
+                raise UserError(why)
+            done = await self._space.use(lambda: self._in_engine.perform(kind, seq_ids))
             outcome = Outcome(kind, seq_ids, result=done.result)
         except Exception as error:
             doing = f"{kind} of {self.row.id}"
             why, category = explain(error, doing, self._in_engine.log_hint)
-            outcome = Outcome(kind, seq_ids, f"{why}{_together(group, category)}", category)
+            if category == "user" and len(group) > 1:
+                why += (
+                    f" (Operations {seq_ids[0]} to {seq_ids[-1]} arrived together as parts of one "
+                    "batch, so none of their gradients were kept.)"
+                )
+            outcome = Outcome(kind, seq_ids, why, category)
         await self._close(outcome, done)
         if done is not None:
             self._trouble = None
             counted = "prompt_tokens" if kind == "forward" else "tokens_trained"
             self._usage.add(self.row.key, self.row.id, **{counted: done.tokens})
             await self._in_engine.maybe_snapshot(kind, self._stream.next)
-
-    async def _perform(self, kind: str, group: list[Operation]) -> Done:
-        """Execute a group in the engine, once there is disk space."""
-        for operation in group:
-            if operation.error is not None:
-                raise UserError(operation.error)
-        if kind == "optim_step" and (why := self._in_engine.gradients.why_not_step()) is not None:
-            raise UserError(why)
-        seq_ids = [operation.seq_id for operation in group]
-        return await self._space.use(lambda: self._in_engine.perform(kind, seq_ids))
 
     async def _close(self, outcome: Outcome, done: Done | None) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)
@@ -331,14 +323,3 @@ class TrainingRun:
                 await self._in_engine.leave()
             finally:
                 await asyncio.to_thread(self._journal.close)
-
-
-def _together(group: list[Operation], category: Category) -> str:
-    """Return a note for the error of a batch that was sent in several operations."""
-    if len(group) == 1 or category == "server":
-        return ""
-    first, last = group[0].seq_id, group[-1].seq_id
-    return (
-        f" (Operations {first} to {last} arrived together as parts of one batch, so none of "
-        "their gradients were kept.)"
-    )

@@ -1,5 +1,6 @@
 """The order of a run's operations, without I/O: which numbers run next, and together."""
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -45,30 +46,22 @@ class Stream:
         """The missing number that others are waiting for, if there is one."""
         return self.next if self._waiting and self.next not in self._waiting else None
 
-    def knows(self, seq_id: int) -> Operation | bool:
-        """Return the waiting operation of this number; True if it was taken; False if it is new."""
+    def knows(self, seq_id: int) -> bool:
+        """Return whether the operation of this number is waiting or was taken."""
         if seq_id >= 0:
-            return self._waiting.get(seq_id, seq_id < self.next)
-        for _, operation in self._unnumbered:
-            if operation.seq_id == seq_id:
-                return operation
-        return seq_id in self._taken
+            return seq_id < self.next or seq_id in self._waiting
+        return seq_id in self._taken or any(op.seq_id == seq_id for _, op in self._unnumbered)
 
     def accept(self, operation: Operation) -> bool:
         """Add a new operation. A repeated number changes nothing: the first one stays."""
-        if self.knows(operation.seq_id) is not False:
+        if self.knows(operation.seq_id):
             return False
         if operation.seq_id < 0:
-            self._unnumbered.append((self._first_absent(), operation))
+            absent = next(n for n in itertools.count(self.next) if n not in self._waiting)
+            self._unnumbered.append((absent, operation))
         else:
             self._waiting[operation.seq_id] = operation
         return True
-
-    def _first_absent(self) -> int:
-        number = self.next
-        while number in self._waiting:
-            number += 1
-        return number
 
     def take(self) -> list[Operation]:
         """Return the operations to run next, as one group: all of them succeed or none.
@@ -77,33 +70,30 @@ class Stream:
         other operation is a group of its own.
         """
         if self._is_turn_of_unnumbered:
-            return self._take_unnumbered()
+            _, operation = self._unnumbered[0]
+            if not operation.is_ready:
+                return []
+            del self._unnumbered[0]
+            self._taken.add(operation.seq_id)
+            return [operation]
         group: list[Operation] = []
         size = 0
-        while (operation := self._waiting.get(self.next)) is not None and operation.is_ready:
+        while (following := self._waiting.get(self.next)) is not None and following.is_ready:
             fits = not group or (
-                operation.kind == group[0].kind == "forward_backward"
-                and size + operation.size <= MAX_GROUP_BYTES
+                following.kind == group[0].kind == "forward_backward"
+                and size + following.size <= MAX_GROUP_BYTES
                 and not self._is_turn_of_unnumbered
             )
             if not fits:
                 break
             group.append(self._waiting.pop(self.next))
-            size += operation.size
+            size += following.size
             self.next += 1
         return group
 
     @property
     def _is_turn_of_unnumbered(self) -> bool:
         return bool(self._unnumbered) and self._unnumbered[0][0] <= self.next
-
-    def _take_unnumbered(self) -> list[Operation]:
-        _, operation = self._unnumbered[0]
-        if not operation.is_ready:
-            return []
-        del self._unnumbered[0]
-        self._taken.add(operation.seq_id)
-        return [operation]
 
     def give_up(self) -> list[Operation]:
         """Remove everything that waits for a missing number, so that later numbers can run."""
@@ -119,10 +109,6 @@ class Gradients:
 
     kept: int = 0
     voided: list[str] = field(default_factory=list)
-
-    @property
-    def is_clear(self) -> bool:
-        return not self.kept and not self.voided
 
     def why_not_step(self) -> str | None:
         """Return why a step now would use nothing but old momentum, if it would."""

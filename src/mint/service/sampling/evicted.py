@@ -57,5 +57,4 @@ class EvictedSamplers:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _folder(self, row: SamplerRow) -> Path:
-        group = row.run_id or row.session_id
-        return self._root / group.replace(":", "_") / row.id.replace(":", "_")
+        return self._root / row.group.replace(":", "_") / row.id.replace(":", "_")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from mint.service.errors import ApiError
 from mint.service.results import Share
 
 Line = tuple[str, str]
@@ -22,14 +21,6 @@ class SamplesInProgress:
     came: Counter[Line] = field(default_factory=Counter)
     started: Counter[Line] = field(default_factory=Counter)
 
-    def refuse_if_full(self, user: str) -> None:
-        """Raise ApiError 429 if a user has as many samples in progress as allowed."""
-        if not self.count.has_room(user):
-            mine, total = self.count.of(user), self.count.total
-            raise ApiError(
-                429, f"Too many samples are in progress ({mine} of yours, {total} in all); retry."
-            )
-
     def begin(self, base_model: str, user: str, key: str, tokens: int) -> Sample:
         """Count one more sample of a user and key."""
         line = (base_model, user)
@@ -37,12 +28,6 @@ class SamplesInProgress:
         self.tokens[key] += tokens
         self.came[line] += 1
         return Sample(self, line, key, tokens, self.came[line] - 1)
-
-    def waiting_for(self, base_model: str) -> int:
-        """Return how many samples of all users wait for a model."""
-        return sum(
-            count - self.started[line] for line, count in self.came.items() if line[0] == base_model
-        )
 
 
 @dataclass
@@ -79,9 +64,10 @@ class Sample:
         """
         if not self.is_waiting:
             return None
-        base_model, _ = self.line
-        before = max(self.number - self.samples.started[self.line], 0)
+        came, started, (base_model, _) = self.samples.came, self.samples.started, self.line
+        before = max(self.number - started[self.line], 0)
+        everyone = sum(came[line] - started[line] for line in came if line[0] == base_model)
         return (
-            f"queued behind {before} samples of this key; "
-            f"{self.samples.waiting_for(base_model)} samples of all keys wait for {base_model}"
+            f"queued behind {before} samples of this key; {everyone} samples of all keys wait for "
+            f"{base_model}"
         )

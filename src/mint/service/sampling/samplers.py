@@ -7,9 +7,8 @@ import uuid
 from mint.engine.messages import SampleRequest, SampleResult
 from mint.service.access.scopes import Caller
 from mint.service.background import in_background
-from mint.service.checkpoints.links import link_version
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import EngineDied, UserError, not_found
+from mint.service.errors import ApiError, EngineDied, UserError, not_found
 from mint.service.futures import Response, WaitReason
 from mint.service.parts import Parts
 from mint.service.results import Share
@@ -40,8 +39,6 @@ class Samplers:
         self._sampling: dict[str, asyncio.Task[None]] = {}
         self._in_progress = SamplesInProgress(Share(parts.settings.max_outstanding_samples))
 
-    # ---- creating and finding -------------------------------------------------------------------
-
     async def create(self, caller: Caller, request: CreateSamplingSession) -> str:
         """Create a sampler of a base model or checkpoint; the same request gives the same one."""
         user = caller.user
@@ -59,13 +56,12 @@ class Samplers:
     ) -> SamplerRow:
         """Return what to sample from. Raises UserError when it is not there for this user."""
         if model_path is not None:
-            path, found = await asyncio.to_thread(
-                self._parts.checkpoints.require, model_path, caller.user
-            )
+            require = self._parts.checkpoints.require
+            found = await asyncio.to_thread(require, model_path, caller.user)
             return SamplerRow(
                 base_model=found.base_model,
-                model_path=path.uri,
-                version=link_version(found),
+                model_path=found.uri,
+                version=found.version,
                 user=found.user,
                 key=caller.key,
             )
@@ -77,7 +73,7 @@ class Samplers:
     def _open(self, row: SamplerRow, caller: str = "") -> SamplingSession:
         """Return the sampler of a row, which is in memory from now on."""
         new = SamplingSession(
-            row, self._parts, self.evicted, self._restore_run, self._make_room, caller
+            row, self._parts, self.evicted, self._restore_run, self._make_room, caller or row.user
         )
         return self._samplers.setdefault(row.id, new)
 
@@ -133,8 +129,6 @@ class Samplers:
         await self.find(sampler_id, user)
         return await asyncio.to_thread(self._parts.store.add_client, sampler_id)
 
-    # ---- keeping and dropping -------------------------------------------------------------------
-
     def has(self, sampler_id: str, engine: EngineProcess) -> bool:
         """Return whether the weights of this sampler are in this engine or on disk."""
         sampler = self._samplers.get(sampler_id)
@@ -149,7 +143,7 @@ class Samplers:
         groups: dict[str, list[SamplingSession]] = {}
         for sampler in held:
             if run_id in (None, sampler.row.run_id) and await sampler.is_only_in_memory():
-                groups.setdefault(sampler.group, []).append(sampler)
+                groups.setdefault(sampler.row.group, []).append(sampler)
         for samplers in groups.values():
             for sampler in samplers[-self._settings.samplers_kept_per_run :]:
                 await self.evicted.save(sampler.row, engine)
@@ -158,7 +152,7 @@ class Samplers:
         """Evict the least recently used samplers of a sampler's group and key beyond the limits."""
         loaded = [s for s in self._samplers.values() if s.engine]
         loaded.sort(key=lambda sampler: sampler.used_at)
-        of_group = [s for s in loaded if s.group == newest.group]
+        of_group = [s for s in loaded if s.row.group == newest.row.group]
         beyond = of_group[: -self._settings.samplers_per_run]
         if (limit := self._parts.quota_of(newest.row.key).samplers) is not None:
             beyond += [s for s in loaded if s.row.key == newest.row.key][:-limit]
@@ -187,8 +181,6 @@ class Samplers:
             if s.row.model_path is not None
             and (s.row.session_id != _NAMED or (s.engine is not None and s.engine.is_alive))
         }
-
-    # ---- sampling -------------------------------------------------------------------------------
 
     @property
     def in_progress(self) -> int:
@@ -238,7 +230,12 @@ class Samplers:
 
     def _admit(self, sampler: SamplingSession, request: SampleRequest) -> Sample:
         """Count a request as in progress. Raises ApiError 429 while there is no room for it."""
-        self._in_progress.refuse_if_full(sampler.tenant)
+        count, tenant = self._in_progress.count, sampler.tenant
+        if not count.has_room(tenant):
+            mine, total = count.of(tenant), count.total
+            raise ApiError(
+                429, f"Too many samples are in progress ({mine} of yours, {total} in all); retry."
+            )
         base_model, key = sampler.row.base_model, sampler.row.key
         quota = self._parts.quota_of(key)
         if quota.samplers is not None:
@@ -251,7 +248,7 @@ class Samplers:
             most = max(context - len(request.prompt), 0)
         tokens = len(request.prompt) + request.num_samples * most
         quota.refuse_tokens(key, self._in_progress.tokens[key], tokens)
-        return self._in_progress.begin(base_model, sampler.tenant, key, tokens)
+        return self._in_progress.begin(base_model, tenant, key, tokens)
 
 
 async def _answer(

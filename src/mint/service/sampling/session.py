@@ -9,11 +9,10 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from mint.engine.messages import SampledToken, SampleRequest, SampleResult
 from mint.service.background import in_background
-from mint.service.checkpoints.links import link_version
 from mint.service.checkpoints.storage import CheckpointPath
 from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
@@ -21,7 +20,7 @@ from mint.service.errors import EngineDied, UserError
 from mint.service.parts import Parts
 from mint.service.sampling.evicted import EvictedSamplers
 from mint.service.sampling.progress import Sample
-from mint.service.store.database import SamplerRow
+from mint.service.store.database import CheckpointRow, SamplerRow
 
 log = logging.getLogger(__name__)
 RestoreRun = Callable[[str, str], Awaitable[None]]
@@ -33,6 +32,7 @@ class WeightsUnproven(UserError):
     """A sampler does not have the weights that it was created with, so it does not answer."""
 
 
+@dataclass(eq=False)
 class SamplingSession:
     """A sampler, and the engine that holds its weights now (if one does).
 
@@ -40,31 +40,18 @@ class SamplingSession:
     and came out different is ``refused``, with the reason.
     """
 
-    def __init__(
-        self,
-        row: SamplerRow,
-        parts: Parts,
-        evicted: EvictedSamplers,
-        restore_run: RestoreRun,
-        make_room: Callable[["SamplingSession"], Awaitable[None]],
-        caller: str = "",
-    ) -> None:
-        self.row = row
-        self.tenant = caller or row.user
-        """Whose samples these are: tenants share the engine evenly."""
-        self.group = row.run_id or row.session_id
-        """Samplers of one group share a limit on how many stay in memory."""
-        self.engine: EngineProcess | None = None
-        self.refused: WeightsUnproven | None = None
-        self.users = 0
-        self.used_at = time.monotonic()
-        self._parts = parts
-        self._evicted = evicted
-        self._restore_run = restore_run
-        self._make_room = make_room
-        self._loading = asyncio.Lock()
-
-    # ---- sampling -------------------------------------------------------------------------------
+    row: SamplerRow
+    parts: Parts
+    evicted: EvictedSamplers
+    restore_run: RestoreRun
+    make_room: Callable[["SamplingSession"], Awaitable[None]]
+    tenant: str
+    """Whose samples these are: tenants share the engine evenly."""
+    engine: EngineProcess | None = None
+    refused: WeightsUnproven | None = None
+    users: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def sample(
         self, request: SampleRequest, sample: Sample, on_tokens: OnTokens | None = None
@@ -86,9 +73,11 @@ class SamplingSession:
             result = await self._sample(request, report, may_retry=on_tokens is None)
         finally:
             self.users -= 1
+        path = self.row.model_path
+        trained_by = self.row.run_id if path is None else CheckpointPath.parse(path).run_id
         sampled = sum(len(sequence.tokens) for sequence in result.sequences)
         used = {"prompt_tokens": len(request.prompt), "tokens_sampled": sampled}
-        self._parts.usage.add(self.row.key, self._trained_by, **used)
+        self.parts.usage.add(self.row.key, trained_by, **used)
         return result
 
     async def _sample(
@@ -99,7 +88,7 @@ class SamplingSession:
         The last attempt waits until no other request runs under which workers died, so that only
         the one that kills them fails. Tokens that were reported cannot be sampled again.
         """
-        engines, deaths = self._parts.engines, 0
+        engines, deaths = self.parts.engines, 0
         while True:
             try:
                 async with engines.using(self.row.base_model) as engine:
@@ -127,46 +116,37 @@ class SamplingSession:
         return result
 
     @property
-    def _trained_by(self) -> str | None:
-        """The run whose weights these are; None for a base model."""
-        path = self.row.model_path
-        return self.row.run_id if path is None else CheckpointPath.parse(path).run_id
-
-    @property
     def is_loading(self) -> bool:
         return self.engine is None and self._loading.locked()
 
-    # ---- loading --------------------------------------------------------------------------------
-
     async def load(self, engine: EngineProcess) -> None:
-        """Load the weights into an engine, unless it has them. Raises UserError if they are gone
-        and WeightsUnproven if they are others."""
+        """Load the weights into an engine, unless it has them. Raises UserError."""
         if self.engine is engine:
             return
         async with self._loading:
             if self.engine is not engine:
                 await self._load(engine)
                 self.engine = engine
-        await self._make_room(self)
+        await self.make_room(self)
 
     async def _load(self, engine: EngineProcess) -> None:
         row = self.row
-        if (evicted := await asyncio.to_thread(self._evicted.find, row)) is not None:
+        if (evicted := await asyncio.to_thread(self.evicted.find, row)) is not None:
             await self._read(engine, str(evicted))
             await asyncio.to_thread(os.utime, evicted)  # the least recently used are deleted first
         elif row.run_id is not None:
-            await self._restore_run(row.run_id, row.user)
+            await self.restore_run(row.run_id, row.user)
             if self.engine is not engine:
                 raise self.refused or self._no_longer_kept()
         elif row.model_path is None:
             await self._read(engine, None)
         else:
-            path = await self._checkpoint()
-            if path is None:
+            checkpoint = await self._checkpoint()
+            if checkpoint is None:
                 raise self._no_longer_kept()
-            checkpoints = self._parts.checkpoints
-            folder = await asyncio.to_thread(checkpoints.verified_folder, path)
-            saved = await asyncio.to_thread(checkpoints.weights_digest, path)
+            checkpoints = self.parts.checkpoints
+            folder = await asyncio.to_thread(checkpoints.verified_folder, checkpoint)
+            saved = await asyncio.to_thread(checkpoints.weights_digest, checkpoint)
             await self._read(engine, str(folder), saved)
 
     async def freeze(self, engine: EngineProcess) -> None:
@@ -186,12 +166,12 @@ class SamplingSession:
             if engine.info.plan is not None and engine.info.plan.device != "cpu":
                 # On a CPU a replay gives the same bits. Sampling need not wait for the disk.
                 in_background(self._save_copy(engine))
-        await self._make_room(self)
+        await self.make_room(self)
 
     async def _save_copy(self, engine: EngineProcess) -> None:
         """Write the weights to disk, in case the engine dies."""
         try:
-            await self._evicted.save(self.row, engine)
+            await self.evicted.save(self.row, engine)
         except Exception as error:  # whatever it was, the sampler in memory is not affected
             log.warning("The weights of %s are only in memory: %s", self.row.id, error)
 
@@ -215,21 +195,16 @@ class SamplingSession:
             raise self._unproven("their digest is not the one that was recorded at first")
         if row.digest is None and found is not None:
             row.digest = found
-            await asyncio.to_thread(self._parts.store.note_digest, row.id, found)
+            await asyncio.to_thread(self.parts.store.note_digest, row.id, found)
 
-    async def _checkpoint(self) -> CheckpointPath | None:
+    async def _checkpoint(self) -> CheckpointRow | None:
         """Return the checkpoint that the sampler was created from, unless it changed since."""
         if self.row.model_path is None:
             return None
-        try:
-            path, found = await asyncio.to_thread(
-                self._parts.checkpoints.require, self.row.model_path, self.row.user
-            )
-        except UserError:
-            return None
-        return path if self.row.version in (None, link_version(found)) else None
-
-    # ---- leaving the engine ---------------------------------------------------------------------
+        path = CheckpointPath.parse(self.row.model_path)
+        found = await asyncio.to_thread(self.parts.checkpoints.find, path, self.row.user)
+        is_same = found is not None and self.row.version in (None, found.version)
+        return found if is_same else None
 
     async def is_only_in_memory(self) -> bool:
         """Return whether the weights would be lost with the engine."""
@@ -242,7 +217,7 @@ class SamplingSession:
         engine = self.engine
         try:
             if engine is not None and engine.is_alive and await self.is_only_in_memory():
-                await self._evicted.save(self.row, engine)
+                await self.evicted.save(self.row, engine)
         except (OSError, RuntimeError, EngineDied) as error:
             log.warning("%s stays in memory: %s", self.row.id, error)
         else:
@@ -254,10 +229,8 @@ class SamplingSession:
         if engine is not None and engine.is_alive:
             await engine.call("drop_sampler", sampler_id=self.row.id)
 
-    # ---- errors ---------------------------------------------------------------------------------
-
     def _no_longer_kept(self) -> UserError:
-        settings = self._parts.settings
+        settings = self.parts.settings
         return UserError(
             f"The weights of the sampler {self.row.id} are no longer kept: its checkpoint was "
             "deleted or overwritten, or it was ephemeral. Of its ephemeral samplers, a run keeps "

@@ -6,8 +6,8 @@ from the service through ``asyncio.to_thread``.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -119,6 +119,11 @@ class SamplerRow(Owned, Table):
     digest: Mapped[str | None] = mapped_column(String(64))
     clients: Mapped[int] = mapped_column(default=0)
 
+    @property
+    def group(self) -> str:
+        """Samplers of one group share a limit on how many are kept."""
+        return self.run_id or self.session_id
+
 
 class CheckpointRow(Owned, Table):
     __tablename__ = "checkpoints"
@@ -134,6 +139,15 @@ class CheckpointRow(Owned, Table):
     public: Mapped[bool] = mapped_column(default=False)
     user_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict)
     expires_at: Mapped[datetime | None]
+
+    @property
+    def uri(self) -> str:
+        return f"tinker://{self.run_id}/{self.kind}/{self.name}"
+
+    @property
+    def version(self) -> str:
+        """Tells a checkpoint from one that replaced it under the same name."""
+        return f"{self.id}-{self.created_at.timestamp():.6f}"
 
 
 class UsageRow(Table):
@@ -157,8 +171,6 @@ _TOUCHED: dict[type[Table], tuple[str, str]] = {
     ApiKey: ("hash", "last_used_at"),
 }
 """The key of a table, and its column for the time of the last use."""
-
-
 _HAS_RUN = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
 
 
@@ -175,10 +187,7 @@ class Store:
         self._used: defaultdict[Any, dict[str, datetime]] = defaultdict(dict)
 
     def migrate(self, version: str = "head") -> None:
-        """Upgrade the tables to the newest version; several services may start at once.
-
-        Raises UserError if the database cannot be reached or written.
-        """
+        """Upgrade the tables; several services may start at once. Raises UserError."""
         try:
             migrations.migrate(self._engine, self._home / "migrations.lock", version)
         except OperationalError as error:
@@ -194,10 +203,8 @@ class Store:
     def close(self) -> None:
         self._engine.dispose()
 
-    @contextmanager
-    def transaction(self) -> Iterator[Session]:
-        with self._sessions.begin() as session:
-            yield session
+    def transaction(self) -> AbstractContextManager[Session]:
+        return self._sessions.begin()
 
     def _all(self, query: Select[Found]) -> list[Found]:
         with self.transaction() as session:
@@ -217,8 +224,7 @@ class Store:
     def add_once(self, row: Row, key: str) -> Row:
         """Insert, or return the row that an earlier, identical request inserted."""
         with self._sessions() as session:
-            existing = session.get(type(row), key)
-            if existing is not None:
+            if (existing := session.get(type(row), key)) is not None:
                 return existing
             try:
                 session.add(row)
@@ -308,13 +314,9 @@ class Store:
 
     def add_client(self, sampler_id: str) -> int:
         """Return a number for a new client of a sampler, which no other client of it has."""
+        one_more = update(SamplerRow).where(SamplerRow.id == sampler_id)
+        counted = one_more.values(clients=SamplerRow.clients + 1).returning(SamplerRow.clients)
         with self.transaction() as session:
-            counted = (
-                update(SamplerRow)
-                .where(SamplerRow.id == sampler_id)
-                .values(clients=SamplerRow.clients + 1)
-                .returning(SamplerRow.clients)
-            )
             return session.scalars(counted).one()
 
     def note_digest(self, sampler_id: str, digest: str) -> None:
@@ -335,10 +337,9 @@ class Store:
 
     def revoke_key(self, name: str) -> bool:
         """Revoke a key; return False if there is none of this name, or it is revoked."""
+        in_force = select(ApiKey).where(ApiKey.name == name, ApiKey.revoked_at.is_(None))
         with self.transaction() as session:
-            in_force = select(ApiKey).where(ApiKey.name == name, ApiKey.revoked_at.is_(None))
-            key = session.scalar(in_force)
-            if key is not None:
+            if (key := session.scalar(in_force)) is not None:
                 key.revoked_at = now()
             return key is not None
 

@@ -78,7 +78,14 @@ def _conditions(user: str, wanted: SessionSearch, alive_since: datetime) -> list
     where: list[Condition] = []
     if wanted.owner.type == "user" and user not in wanted.owner.owner_urns:
         where.append(false())
-    if names := _names(wanted):
+    names: list[Condition] = []
+    if wanted.session_id is not None:
+        names.append(SessionRow.id == wanted.session_id)
+    if wanted.display_name is not None:
+        words = wanted.display_name.split()
+        contains = (SessionRow.display_name.icontains(word, autoescape=True) for word in words)
+        names.append(and_(*contains))
+    if names:
         where.append(or_(*names))
     if wanted.project_ids is not None:
         where.append(func.coalesce(SessionRow.project_id, NO_PROJECT).in_(wanted.project_ids))
@@ -95,18 +102,6 @@ def _conditions(user: str, wanted: SessionSearch, alive_since: datetime) -> list
         earlier = and_(SessionRow.created_at == at, SessionRow.id > last)
         where.append(or_(SessionRow.created_at < at, earlier))
     return where
-
-
-def _names(wanted: SessionSearch) -> list[Condition]:
-    names: list[Condition] = []
-    if wanted.session_id is not None:
-        names.append(SessionRow.id == wanted.session_id)
-    if wanted.display_name is not None:
-        words = wanted.display_name.split()
-        names.append(
-            and_(*(SessionRow.display_name.icontains(word, autoescape=True) for word in words))
-        )
-    return names
 
 
 def _status(status: Status, alive_since: datetime) -> Condition:

@@ -14,8 +14,7 @@ class Sessions:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._seen: dict[str, float] = {}
-        self._owners: dict[str, str] = {}
+        self._seen: dict[str, tuple[str, float]] = {}  # the owner, and when
 
     async def create(self, user: str, request: CreateSession) -> str:
         session_id = str(uuid.uuid4())
@@ -26,29 +25,27 @@ class Sessions:
 
     async def require(self, session_id: str, user: str) -> None:
         """Record that a session was seen. Raises ApiError 404 if ``user`` has no such session."""
-        if self._owners.get(session_id) != user:
+        if session_id not in self._seen or self._seen[session_id][0] != user:
             row = await asyncio.to_thread(self._store.get, SessionRow, session_id, user)
             if row is None:
                 raise not_found("session", session_id, "Create one with create_session.")
         self.saw(session_id, user)
 
     def saw(self, session_id: str, user: str) -> None:
-        self._seen[session_id] = time.monotonic()
-        self._owners[session_id] = user
+        self._seen[session_id] = (user, time.monotonic())
         self._store.note_use(SessionRow, session_id)
 
     async def finish(self, session_id: str, user: str, reason: str, detail: str | None) -> None:
         """Finish a session: the next round of housekeeping releases what it holds."""
         await self.require(session_id, user)
         await asyncio.to_thread(self._store.finish_session, session_id, reason, detail)
-        self._seen[session_id] = float("-inf")
+        self._seen[session_id] = (user, float("-inf"))
 
     def idle(self, idle_s: float) -> list[str]:
         """Return the sessions that have been silent for ``idle_s``."""
         cutoff = time.monotonic() - idle_s
-        return [session_id for session_id, seen in self._seen.items() if seen < cutoff]
+        return [session_id for session_id, (_, seen) in self._seen.items() if seen < cutoff]
 
     def forget(self, session_id: str) -> None:
         """Forget a session until it is seen again."""
         self._seen.pop(session_id, None)
-        self._owners.pop(session_id, None)

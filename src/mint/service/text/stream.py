@@ -81,7 +81,10 @@ class TextStream:
             text = self._held[: len(self._held) - keep]
             self._held = self._held[len(text) :]
         self.length += len(text)
-        return text, self._scores_of_given(is_last and not self.is_stopped)
+        everything, given = is_last and not self.is_stopped, []
+        while self._scores and (everything or self._scores[0].offset < self.length):
+            given.append(self._scores.popleft())
+        return text, given
 
     def _possible_stop(self) -> int:
         """Return how many characters at the end may be the start of a stop string."""
@@ -90,9 +93,3 @@ class TextStream:
             if any(stop.startswith(self._held[-size:]) for stop in self.stops):
                 return size
         return 0
-
-    def _scores_of_given(self, everything: bool) -> list[TokenScore]:
-        given = []
-        while self._scores and (everything or self._scores[0].offset < self.length):
-            given.append(self._scores.popleft())
-        return given

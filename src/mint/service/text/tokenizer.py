@@ -14,8 +14,6 @@ from mint.service.text.template import ChatTemplate
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BROKEN = "�"
-
-
 MAX_CHARACTERS = 1_000_000
 """The most characters of one request: encoding ten times as many took twelve seconds."""
 

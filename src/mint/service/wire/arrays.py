@@ -40,7 +40,14 @@ class Csr:
             raise UserError(f"{where} is sparse and needs a 2-D shape, not {list(self.shape)}.")
         rows, columns = int(self.shape[0]), int(self.shape[1])
         cells.spend(rows * columns, where)
-        if not self._fits(rows, columns, len(values)):
+        fits = (
+            len(self.crow) == rows + 1
+            and self.crow[0] == 0
+            and self.crow[-1] == len(values) == len(self.col)
+            and (np.diff(self.crow) >= 0).all()
+            and ((self.col >= 0) & (self.col < columns)).all()
+        )
+        if not fits:
             raise UserError(
                 f"{where}: the sparse row and column indices do not fit {rows}×{columns}."
             )
@@ -56,15 +63,6 @@ class Csr:
     @property
     def _row_of_each(self) -> NDArray[Any]:
         return np.repeat(np.arange(len(self.crow) - 1), np.diff(self.crow))
-
-    def _fits(self, rows: int, columns: int, count: int) -> bool:
-        return (
-            len(self.crow) == rows + 1
-            and self.crow[0] == 0
-            and self.crow[-1] == count == len(self.col)
-            and bool((np.diff(self.crow) >= 0).all())
-            and bool(((self.col >= 0) & (self.col < columns)).all())
-        )
 
 
 def shaped(values: NDArray[Any], shape: Sequence[int], where: str) -> NDArray[Any]:

@@ -1,5 +1,6 @@
 """Request bodies before they are decoded: decompression, and which operation they are."""
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,11 +58,9 @@ def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:
 
 
 def read_address(body: bytes, is_protobuf: bool) -> Address | None:
-    """Return the run and number of an operation, also if the rest of the body is damaged."""
-    return _protobuf_address(body) if is_protobuf else _json_address(body)
-
-
-def _json_address(body: bytes) -> Address | None:
+    """Return the run and number of an operation, also if the rest of a message is damaged."""
+    if is_protobuf:
+        return _protobuf_address(body)
     try:
         payload = from_json(body)
     except ValueError:
@@ -82,11 +81,9 @@ def _json_address(body: bytes) -> Address | None:
 
 def _protobuf_address(body: bytes) -> Address | None:
     found: dict[int, int | bytes] = {}
-    try:
+    with contextlib.suppress(IndexError, ValueError):
         for number, value in _protobuf_fields(body):
             found[number] = value
-    except (IndexError, ValueError):
-        pass
     run_id, seq_id = found.get(1), found.get(2, 0)
     if not isinstance(run_id, bytes) or not isinstance(seq_id, int):
         return None

@@ -4,11 +4,11 @@ The protobuf classes are loaded from a file of the ``tinker`` package without im
 because that would import torch.
 """
 
-import importlib.util
+import runpy
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import distribution
 from itertools import groupby
-from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from mint.engine.messages import (
     ForwardBackward,
     ForwardBackwardResult,
     IntArray,
-    SampledSequence,
     SampleResult,
     TopkLogprobs,
     UserError,
@@ -33,21 +32,8 @@ PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 MAX_TARGET_CELLS = 1 << 24
 
-
-def _load_wire_messages() -> ModuleType:
-    package = importlib.util.find_spec("tinker")
-    if package is None or package.origin is None:
-        raise ImportError("the package 'tinker' is not installed; type: pip install tinker")
-    path = Path(package.origin).parent / "proto" / "tinker_public_pb2.py"
-    spec = importlib.util.spec_from_file_location("tinker_public_pb2", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"the wire messages of 'tinker' are not at {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-wire: Any = _load_wire_messages()
+_MESSAGES = distribution("tinker").locate_file("tinker/proto/tinker_public_pb2.py")
+wire: Any = SimpleNamespace(**runpy.run_path(str(_MESSAGES)))
 
 _NUMPY_OF_WIRE: dict[int, np.dtype[Any]] = {
     wire.DTYPE_FLOAT32: np.dtype("<f4"),
@@ -55,10 +41,7 @@ _NUMPY_OF_WIRE: dict[int, np.dtype[Any]] = {
     wire.DTYPE_INT32: np.dtype("<i4"),
     wire.DTYPE_BFLOAT16: np.dtype("<u2"),
 }
-_NUMPY_OF_JSON: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "int64": np.dtype(np.int64),
-}
+_NUMPY_OF_JSON = {name: np.dtype(name) for name in ("float32", "int64")}
 
 
 # ---- forward_backward requests ---------------------------------------------------------------
@@ -108,12 +91,11 @@ def _decode_protobuf_tensor(tensor: Any, where: str, cells: CellBudget) -> NDArr
     shape = list(tensor.shape)
     if tensor.WhichOneof("encoding") == "sparse_csr":
         csr = tensor.sparse_csr
-        index = np.dtype("<i8")
-        rows = Csr(
-            _view(csr.crow_indices, index, where), _view(csr.col_indices, index, where), shape
+        crow, col = (
+            _view(data, np.dtype("<i8"), where) for data in (csr.crow_indices, csr.col_indices)
         )
         values = _widened(_view(csr.values, dtype, where), tensor.dtype)
-        return rows.dense(values, where, cells)
+        return Csr(crow, col, shape).dense(values, where, cells)
     return shaped(_widened(_view(tensor.dense, dtype, where), tensor.dtype), shape, where)
 
 
@@ -147,15 +129,12 @@ def _decode_json_request(body: bytes, forward_only: bool) -> ForwardBackward:
 
 
 def _decode_json_datum(index: int, datum: Mapping[str, Any], cells: CellBudget) -> Datum:
-    model_input = _expect(datum.get("model_input"), dict, f"data[{index}].model_input")
-    inputs = _expect(datum.get("loss_fn_inputs") or {}, dict, f"data[{index}].loss_fn_inputs")
-    return Datum(
-        decode_chunks(model_input.get("chunks"), f"data[{index}].model_input"),
-        {
-            name: _decode_json_tensor(tensor, f"data[{index}].loss_fn_inputs[{name!r}]", cells)
-            for name, tensor in inputs.items()
-        },
-    )
+    where = f"data[{index}].loss_fn_inputs"
+    inputs = {
+        name: _decode_json_tensor(tensor, f"{where}[{name!r}]", cells)
+        for name, tensor in _expect(datum.get("loss_fn_inputs") or {}, dict, where).items()
+    }
+    return Datum(_decode_model_input(datum, "model_input", f"data[{index}]"), inputs)
 
 
 def decode_reverse_kl(data: list[Any]) -> list[DistillDatum]:
@@ -166,20 +145,13 @@ def decode_reverse_kl(data: list[Any]) -> list[DistillDatum]:
 
 def _decode_distill_datum(where: str, datum: Any, cells: CellBudget) -> DistillDatum:
     datum = _expect(datum, dict, where)
-    inputs = {}
-    for name in ("student_input", "reference_input"):
-        model_input = _expect(datum.get(name), dict, f"{where}.{name}")
-        inputs[name] = decode_chunks(model_input.get("chunks"), f"{where}.{name}")
+    student = _decode_model_input(datum, "student_input", where)
+    reference = _decode_model_input(datum, "reference_input", where)
     targets = _decode_json_tensor(datum.get("target_tokens"), f"{where}.target_tokens", cells)
     weights = _decode_json_tensor(datum.get("weights"), f"{where}.weights", cells)
     if targets.dtype != np.int64 or targets.ndim != 1:
         raise UserError(f"{where}.target_tokens must be a flat int64 tensor.")
-    return DistillDatum(
-        inputs["student_input"],
-        inputs["reference_input"],
-        targets,
-        weights.astype(np.float32),
-    )
+    return DistillDatum(student, reference, targets, weights.astype(np.float32))
 
 
 def decode_targets(tensor: Mapping[str, Any], prompt_length: int) -> IntArray:
@@ -192,6 +164,11 @@ def decode_targets(tensor: Mapping[str, Any], prompt_length: int) -> IntArray:
             f"prompt token but the first, not {targets.dtype.name} {list(targets.shape)}."
         )
     return targets
+
+
+def _decode_model_input(datum: Mapping[str, Any], name: str, where: str) -> IntArray:
+    model_input = _expect(datum.get(name), dict, f"{where}.{name}")
+    return decode_chunks(model_input.get("chunks"), f"{where}.{name}")
 
 
 def decode_chunks(chunks: Any, where: str) -> IntArray:
@@ -287,7 +264,7 @@ def encode_forward_backward(result: ForwardBackwardResult) -> bytes:
 
 
 def _fill(field: Any, trailing: Iterable[int], arrays: Iterable[NDArray[Any]]) -> None:
-    encoded = [np.ascontiguousarray(array, "<f4").tobytes() for array in arrays]
+    encoded = [_floats(array) for array in arrays]
     offsets = np.cumsum([0, *map(len, encoded)], dtype="<i8")
     field.data, field.offsets = b"".join(encoded), offsets.tobytes()
     field.dtype = wire.DTYPE_FLOAT32
@@ -301,7 +278,14 @@ def encode_sample(result: SampleResult, targets: Csr | None = None) -> bytes:
     """
     message = wire.SampleResponse()
     for sequence in result.sequences:
-        _add_sequence(message, sequence)
+        is_stop = sequence.stop_reason == "stop"
+        added = message.sequences.add(
+            stop_reason=wire.STOP_REASON_STOP if is_stop else wire.STOP_REASON_LENGTH,
+            tokens=np.ascontiguousarray(sequence.tokens, "<i4").tobytes(),
+            logprobs=_floats(sequence.logprobs),
+        )
+        if sequence.topk_logprobs is not None:
+            added.topk_sampled_logprobs.CopyFrom(_encode_topk(sequence.topk_logprobs))
     if result.prompt_logprobs is not None:
         message.prompt_logprobs = _floats(result.prompt_logprobs)
     if result.topk_prompt_logprobs is not None:
@@ -310,22 +294,10 @@ def encode_sample(result: SampleResult, targets: Csr | None = None) -> bytes:
         encoded = _encode_tensor(result.target_prompt_logprobs, wire.DTYPE_FLOAT32, targets)
         message.target_prompt_logprobs.CopyFrom(encoded)
     if (drawn := result.prompt_alt_tokens) is not None:
-        tokens = _encode_tensor(drawn.token_ids, wire.DTYPE_INT64)
-        message.prompt_alt_tokens.tokens.CopyFrom(tokens)
-        logprobs = _encode_tensor(drawn.logprobs, wire.DTYPE_FLOAT32)
-        message.prompt_alt_tokens.logprobs.CopyFrom(logprobs)
+        field = message.prompt_alt_tokens
+        field.tokens.CopyFrom(_encode_tensor(drawn.token_ids, wire.DTYPE_INT64))
+        field.logprobs.CopyFrom(_encode_tensor(drawn.logprobs, wire.DTYPE_FLOAT32))
     return bytes(message.SerializeToString(deterministic=True))
-
-
-def _add_sequence(message: Any, sequence: SampledSequence) -> None:
-    is_stop = sequence.stop_reason == "stop"
-    added = message.sequences.add(
-        stop_reason=wire.STOP_REASON_STOP if is_stop else wire.STOP_REASON_LENGTH,
-        tokens=np.ascontiguousarray(sequence.tokens, "<i4").tobytes(),
-        logprobs=_floats(sequence.logprobs),
-    )
-    if sequence.topk_logprobs is not None:
-        added.topk_sampled_logprobs.CopyFrom(_encode_topk(sequence.topk_logprobs))
 
 
 def _encode_topk(topk: TopkLogprobs) -> Any:

@@ -43,14 +43,10 @@ class Decoder:
         self._opening = asyncio.Semaphore(2)
         self._pool: ProcessPoolExecutor | None = None
 
-    def limit(self, is_protobuf: bool) -> int:
-        """Return the largest decoded body that fits the budget."""
-        grows = _PROTOBUF_GROWS if is_protobuf else _JSON_GROWS
-        return min(self._max_body_bytes, self._budget // grows)
-
     async def open(self, body: bytes, encoding: str | None, is_protobuf: bool) -> bytes:
         """Decompress a body. Raises BadBody, or ApiError 413 if it is too large."""
-        limit = self.limit(is_protobuf)
+        grows = _PROTOBUF_GROWS if is_protobuf else _JSON_GROWS
+        limit = min(self._max_body_bytes, self._budget // grows)
         if encoding and encoding.lower() != "identity":
             async with self._opening:
                 return await asyncio.to_thread(open_body, body, encoding, limit)

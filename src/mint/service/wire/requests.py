@@ -1,7 +1,4 @@
-"""Request models: unknown fields are ignored, and nulls count as absent.
-
-A known field that is not supported is refused with an error.
-"""
+"""Request models: unknown fields are ignored, nulls are absent, unsupported fields are refused."""
 
 from __future__ import annotations
 
@@ -161,9 +158,6 @@ class AdamParamsField(Request):
 class OptimStep(Request):
     adam_params: AdamParamsField = AdamParamsField()
     optimizer_params: OptimizerConfig = OptimizerConfig()
-
-    def to_engine(self) -> messages.AdamSettings:
-        return messages.AdamSettings(**self.adam_params.model_dump())
 
 
 # ---- weights -----------------------------------------------------------------------------------
@@ -327,7 +321,17 @@ class SampleBody(Request):
     record_stability_info: bool = False
 
     def to_engine(self) -> messages.SampleRequest:
-        self._refuse_unsupported()
+        if self.record_stability_info:
+            raise UserError(
+                "record_stability_info is not supported by this service, as it has no "
+                "stable_reinforce loss. Leave it out of the request."
+            )
+        if self.prompt_logprobs_last_n is not None and not self.prompt_logprobs:
+            raise UserError("prompt_logprobs_last_n needs prompt_logprobs=true as well.")
+        if self.sampling_session_id is None:
+            raise UserError(
+                "sampling_session_id is missing. Create one with create_sampling_session first."
+            )
         prompt = codec.decode_chunks(self.prompt.chunks, "prompt")
         targets = self.target_prompt_logprobs
         return messages.SampleRequest(
@@ -348,19 +352,6 @@ class SampleBody(Request):
         if self.target_prompt_logprobs is None:
             return None
         return codec.decode_csr(self.target_prompt_logprobs, "target_prompt_logprobs")
-
-    def _refuse_unsupported(self) -> None:
-        if self.record_stability_info:
-            raise UserError(
-                "record_stability_info is not supported by this service, as it has no "
-                "stable_reinforce loss. Leave it out of the request."
-            )
-        if self.prompt_logprobs_last_n is not None and not self.prompt_logprobs:
-            raise UserError("prompt_logprobs_last_n needs prompt_logprobs=true as well.")
-        if self.sampling_session_id is None:
-            raise UserError(
-                "sampling_session_id is missing. Create one with create_sampling_session first."
-            )
 
 
 def engine_fields(request: Request) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, ClassVar
 
 from mint.service.api.openai.inference import Piece, PreparedRequest
@@ -23,7 +24,13 @@ class Form:
     chunk_kind: ClassVar[str]
 
     def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
-        listed = [self._choice(piece) for piece in _by_choice(pieces, self.job.choices)]
+        listed = []
+        in_order = sorted(pieces, key=lambda piece: piece.choice)
+        for choice, group in groupby(in_order, key=lambda piece: piece.choice):
+            found = list(group)
+            text = "".join(piece.text for piece in found)
+            scores = [score for piece in found for score in piece.scores]
+            listed.append(self._choice(Piece(choice, text, scores, found[-1].finish_reason)))
         return {**self._object(self.kind, listed), "usage": self.job.usage}
 
     def opening(self, choice: int) -> dict[str, Any] | None:
@@ -117,19 +124,3 @@ class CompletionForm(Form):
             ],
             "text_offset": [score.offset for score in scores],
         }
-
-
-def _by_choice(pieces: Iterable[Piece], choices: int) -> list[Piece]:
-    """Join the pieces of each choice into one."""
-    parts: list[list[Piece]] = [[] for _ in range(choices)]
-    for piece in pieces:
-        parts[piece.choice].append(piece)
-    return [
-        Piece(
-            choice,
-            "".join(piece.text for piece in found),
-            [score for piece in found for score in piece.scores],
-            found[-1].finish_reason if found else None,
-        )
-        for choice, found in enumerate(parts)
-    ]

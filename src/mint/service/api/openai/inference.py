@@ -138,17 +138,14 @@ def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
     )
 
 
-# ---- sampling ------------------------------------------------------------------------------------
-
-
 async def pieces(service: Service, job: PreparedRequest) -> AsyncIterator[Piece]:
     """Yield the text of every choice as it is sampled."""
     news: _News = asyncio.Queue()
     choices = [_Choice(job, number) for number in range(job.choices)]
     n = job.request.n
     samples = [
-        asyncio.create_task(_sample(service, job, prompt, choices[i * n : (i + 1) * n], news))
-        for i, prompt in enumerate(job.prompts)
+        asyncio.create_task(_sample(service, job, choices[i : i + n], news))
+        for i in range(0, job.choices, n)
     ]
     try:
         for _ in samples:
@@ -166,11 +163,7 @@ _News = asyncio.Queue[Piece | Exception | None]
 
 
 async def _sample(
-    service: Service,
-    job: PreparedRequest,
-    prompt: list[int],
-    choices: list[_Choice],
-    news: _News,
+    service: Service, job: PreparedRequest, choices: list[_Choice], news: _News
 ) -> None:
     """Sample the choices of one prompt."""
 
@@ -181,26 +174,18 @@ async def _sample(
             for piece in choices[token.sequence].feed([score]):
                 news.put_nowait(piece)
 
-    request = dataclasses.replace(job.engine_request, prompt=np.array(prompt, np.int64))
+    prompt = np.array(choices[0].prompt, np.int64)
+    request = dataclasses.replace(job.engine_request, prompt=prompt)
     try:
         result = await service.samplers.sample(
             job.sampler, request, tell if request.progress else None
         )
-        for piece in await asyncio.to_thread(_finish, job, choices, result):
+        ended = list(zip(choices, result.sequences, strict=True))
+        rest = await asyncio.to_thread(lambda: [p for c, s in ended for p in c.finish(s, result)])
+        for piece in [*rest, None]:
             news.put_nowait(piece)
-        news.put_nowait(None)
     except Exception as error:
         news.put_nowait(error)
-
-
-def _finish(job: PreparedRequest, choices: list[_Choice], result: SampleResult) -> list[Piece]:
-    """Return the remaining pieces of a prompt's choices."""
-    found = []
-    for choice, sequence in zip(choices, result.sequences, strict=True):
-        if job.echo:
-            found.append(_echo(job, choice.number, choice.prompt, result))
-        found += choice.finish(sequence)
-    return found
 
 
 class _Choice:
@@ -223,37 +208,27 @@ class _Choice:
                 found.append(Piece(self.number, text, given))
         return found
 
-    def finish(self, sequence: SampledSequence) -> list[Piece]:
-        """Return the pieces of tokens that were not streamed, and the last one."""
+    def finish(self, sequence: SampledSequence, result: SampleResult) -> list[Piece]:
+        """Return the prompt if it is echoed, the tokens that were not streamed, and the end."""
+        found = [self._echo(result)] if self._job.echo else []
         if self._job.echo and self._job.request.max_tokens == 0:
-            return [Piece(self.number, "", [], "length")]
+            return [*found, Piece(self.number, "", [], "length")]
         self._job.completion_tokens += len(sequence.tokens)
         everything = _scores(sequence.tokens, sequence.logprobs, sequence.topk_logprobs)
-        found = self.feed(everything[self._fed :])
+        found += self.feed(everything[self._fed :])
         text, scores = self._stream.finish()
-        last = Piece(self.number, text, _without_end(scores, sequence), sequence.stop_reason)
-        return [*found, last]
+        if sequence.stop_reason == "stop" and scores and scores[-1].token == sequence.tokens[-1]:
+            scores = scores[:-1]  # the token that ended the answer has no text
+        return [*found, Piece(self.number, text, scores, sequence.stop_reason)]
 
-
-def _without_end(scores: list[TokenScore], sequence: SampledSequence) -> list[TokenScore]:
-    """Leave out the token that ended the answer, which has no text."""
-    is_end = sequence.stop_reason == "stop" and scores
-    return scores[:-1] if is_end and scores[-1].token == sequence.tokens[-1] else scores
-
-
-def _echo(job: PreparedRequest, choice: int, prompt: list[int], result: SampleResult) -> Piece:
-    stream = TextStream(job.tokenizer)
-    logprobs = result.prompt_logprobs
-    parts = [
-        stream.feed(score)
-        for score in _scores(
-            np.array(prompt),
-            np.full(len(prompt), np.nan) if logprobs is None else logprobs,
-            result.topk_prompt_logprobs,
-        )
-    ]
-    parts.append(stream.finish())
-    return Piece(choice, "".join(t for t, _ in parts), [s for _, given in parts for s in given])
+    def _echo(self, result: SampleResult) -> Piece:
+        stream, logprobs = TextStream(self._job.tokenizer), result.prompt_logprobs
+        if logprobs is None:
+            logprobs = np.full(len(self.prompt), np.nan, np.float32)
+        scores = _scores(np.array(self.prompt), logprobs, result.topk_prompt_logprobs)
+        parts = [*map(stream.feed, scores), stream.finish()]
+        text = "".join(text for text, _ in parts)
+        return Piece(self.number, text, [score for _, given in parts for score in given])
 
 
 def _scores(tokens: Any, logprobs: Any, topk: TopkLogprobs | None) -> list[TokenScore]:

@@ -30,8 +30,6 @@ _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
     "web_search_options": (),
 }
-
-
 _TOKEN_ID = re.compile(r"[0-9]{1,18}")
 
 

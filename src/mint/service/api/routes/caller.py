@@ -1,17 +1,23 @@
-"""Dependencies of every route: the service, and the caller.
+"""What every route uses: the service, the caller, and the class of routes that accept JSON.
 
-They are coroutines, as FastAPI runs plain functions in a thread.
+Dependencies are coroutines, as FastAPI runs plain functions in a thread.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any
 
-from fastapi import Body, Depends, Request
+from fastapi import Body, Depends, Request, Response
 from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 
 from mint.service.access.scopes import Caller, Scope
 from mint.service.admin.settings import is_loopback
+from mint.service.errors import ApiError, UserError
 from mint.service.service import Service
+from mint.service.wire.requests import read_json
+
+_SMALL_BYTES = 64 * 1024
 
 
 async def _service(request: Request) -> Service:
@@ -60,11 +66,42 @@ TrainCaller = Annotated[Caller, Depends(_needs(Scope.TRAIN))]
 
 def find_scope(dependant: Dependant) -> Scope | None:
     """Return the largest scope that a route and its dependencies need; None if no key is needed."""
-    inner = [scope for d in dependant.dependencies if (scope := find_scope(d)) is not None]
-    own = _SCOPES.get(dependant.call)
-    return max([*inner, *([own] if own is not None else [])], default=None)
+    found = [_SCOPES.get(dependant.call), *map(find_scope, dependant.dependencies)]
+    return max(filter(None, found), default=None)
 
 
 def is_same_machine(request: Request) -> bool:
     """Return whether the client runs on the same machine as the service."""
     return request.client is not None and is_loopback(request.client.host)
+
+
+class JsonRequest(Request):
+    """A request that reads its JSON with :func:`mint.service.wire.requests.read_json`."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        try:
+            if len(body) < _SMALL_BYTES:
+                return read_json(body)
+            return await asyncio.to_thread(read_json, body)
+        except UserError as error:
+            raise ApiError(400, str(error)) from error  # FastAPI hides other exceptions
+
+
+class JsonRoute(APIRoute):
+    """A route that checks the key before it reads the body, and refuses invalid Unicode.
+
+    Python's own parser accepts half a surrogate pair, which then cannot be encoded: not for the
+    tokenizer, not for the database, and not in the error message about it.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        scope = find_scope(self.dependant)
+
+        async def handle_json(request: Request) -> Response:
+            if scope is not None:
+                await authenticate(request, scope)
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json

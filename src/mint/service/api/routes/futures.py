@@ -6,8 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from mint.service.api.routes.caller import OneField, SampleCaller, TheService
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import JsonRoute, OneField, SampleCaller, TheService
 from mint.service.futures import Future, ResultExpired
 from mint.service.service import gone
 from mint.service.wire import requests
@@ -48,11 +47,7 @@ async def retrieve_future(
         service.futures.retrieved(future)
         headers = {WEIGHTS_HEADER: answer.digest} if answer.digest else None
         return Response(answer.body, media_type=answer.content_type, headers=headers)
-    pending: dict[str, Any] = {
-        "type": "try_again",
-        "request_id": future.request_id,
-        "queue_state": "active",
-    }
+    pending = {"type": "try_again", "request_id": future.request_id, "queue_state": "active"}
     if (why := future.reason()) is not None:
         pending |= {"queue_state": why.state, "queue_state_reason": why.reason}
     return JSONResponse(pending, 408)

@@ -13,9 +13,8 @@ from mint.service.api.failures import describe_failure
 from mint.service.api.openai.answers import ChatForm, CompletionForm, Form
 from mint.service.api.openai.inference import Piece, find_model, pieces, prepare
 from mint.service.api.openai.requests import ChatCompletion, Completion
-from mint.service.api.routes.caller import ReadCaller, SampleCaller, TheService
-from mint.service.api.routes.json_route import JsonRoute
-from mint.service.checkpoints.storage import SAMPLER, CheckpointPath
+from mint.service.api.routes.caller import JsonRoute, ReadCaller, SampleCaller, TheService
+from mint.service.checkpoints.storage import SAMPLER, unexpired
 from mint.service.errors import ApiError
 from mint.service.store.database import CheckpointRow
 
@@ -56,20 +55,15 @@ def _error(error: Exception, request: Request) -> tuple[int, dict[str, Any]]:
     return status, {"error": body}
 
 
-# ---- models --------------------------------------------------------------------------------------
-
-
 @router.get("/models")
 async def list_models(service: TheService, caller: ReadCaller) -> dict[str, Any]:
     """List the base models of this service and the caller's sampler checkpoints."""
-    of_samplers = CheckpointRow.kind == SAMPLER
+    samplers = (CheckpointRow.kind == SAMPLER, unexpired())
     rows, _ = await asyncio.to_thread(
-        service.store.page, CheckpointRow, caller.user, _MOST_CHECKPOINTS, 0, of_samplers
+        service.store.page, CheckpointRow, caller.user, _MOST_CHECKPOINTS, 0, *samplers
     )
     listed = [_model(name, "mint") for name in service.engines.names()]
-    for row in rows:
-        path = CheckpointPath(row.run_id, row.kind, row.name)
-        listed.append(_model(path.uri, row.user, int(row.created_at.timestamp())))
+    listed += [_model(row.uri, row.user, int(row.created_at.timestamp())) for row in rows]
     return {"object": "list", "data": listed}
 
 
@@ -81,9 +75,6 @@ async def get_model(service: TheService, caller: ReadCaller, name: str) -> dict[
 
 def _model(name: str, owner: str, created: int = 0) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": created, "owned_by": owner}
-
-
-# ---- completions ---------------------------------------------------------------------------------
 
 
 @router.post("/completions")

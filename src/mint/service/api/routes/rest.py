@@ -6,8 +6,7 @@ from fastapi import APIRouter
 from sqlalchemy import select
 
 from mint.service.access.ownership import find_readable_run, readable_checkpoints
-from mint.service.api.routes.caller import ReadCaller, TheService, TrainCaller
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import JsonRoute, ReadCaller, TheService, TrainCaller
 from mint.service.api.routes.weights import EVERYTHING, Limit, Offset, describe_checkpoint
 from mint.service.checkpoints.storage import SAMPLER, TRAINING, unexpired
 from mint.service.errors import not_found
@@ -17,9 +16,6 @@ from mint.service.wire import requests
 
 router = APIRouter(route_class=JsonRoute)
 Scope = Literal["owned", "accessible"]
-
-
-# ---- runs ----------------------------------------------------------------------------------------
 
 
 @router.get("/training_runs")
@@ -78,9 +74,6 @@ def _newest(service: TheService, run: RunRow, kind: str, reader: str) -> dict[st
     newest = [*readable_checkpoints(run, reader), CheckpointRow.kind == kind, unexpired()]
     rows, _ = service.store.page(CheckpointRow, run.user, 1, 0, *newest)
     return describe_checkpoint(rows[0]) if rows else None
-
-
-# ---- sessions ------------------------------------------------------------------------------------
 
 
 @router.get("/sessions")

@@ -4,13 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from mint.service.api.routes.caller import (
-    OneField,
-    ReadCaller,
-    SampleCaller,
-    TheService,
-)
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import JsonRoute, OneField, ReadCaller, SampleCaller, TheService
 from mint.service.wire import requests
 
 router = APIRouter(route_class=JsonRoute)

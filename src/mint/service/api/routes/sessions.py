@@ -6,8 +6,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from mint.service.api.routes.caller import Key, OneField, ReadCaller, TheService, is_same_machine
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import (
+    JsonRoute,
+    Key,
+    OneField,
+    ReadCaller,
+    TheService,
+    is_same_machine,
+)
 from mint.service.errors import ApiError
 from mint.service.wire import requests
 

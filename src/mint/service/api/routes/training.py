@@ -7,13 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from mint.service.api.routes.caller import (
+    JsonRoute,
     OneField,
     ReadCaller,
     TheService,
     TrainCaller,
     is_same_machine,
 )
-from mint.service.api.routes.json_route import JsonRoute
 from mint.service.errors import ApiError
 from mint.service.futures import Response
 from mint.service.wire import codec, requests
@@ -69,9 +69,9 @@ async def unload_model(
     row = await asyncio.to_thread(service.runs.row, model_id, caller.user)
     await service.runs.unload(row.id)
     request_id = f"{row.id}:unload"
-    future = service.futures.open(request_id, caller.user)
+    service.futures.open(request_id, caller.user)
     answer = Response.json({"model_id": row.id, "type": "unload_model"})
-    service.futures.finish(future.request_id, answer)
+    service.futures.finish(request_id, answer)
     return {"request_id": request_id, "model_id": row.id}
 
 
@@ -96,10 +96,7 @@ async def submit(service: TheService, caller: TrainCaller, request: Request) -> 
         )
         return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
     if address is None or address.run_id is None:
-        raise ApiError(
-            400,
-            error or "The request needs model_id (a string) and seq_id (a number).",
-        )
+        raise ApiError(400, error or "The request needs model_id (a string) and seq_id (a number).")
     if address.seq_id is not None and not 1 <= address.seq_id < 2**53:
         raise ApiError(
             400, f"seq_id is {address.seq_id}; the operations of a run are numbered from 1."

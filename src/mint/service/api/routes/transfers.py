@@ -9,20 +9,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, RedirectResponse, StreamingResponse
 
-from mint.service.api.routes.caller import ReadCaller, TheService, TrainCaller
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import JsonRoute, ReadCaller, TheService, TrainCaller
 from mint.service.api.routes.weights import ONE, Readable, describe_checkpoint
 from mint.service.api.uploads import receive_archive
 from mint.service.checkpoints.archives import pack
-from mint.service.checkpoints.links import Link, link_version
-from mint.service.checkpoints.storage import CheckpointPath, tinker_path
+from mint.service.checkpoints.links import Link
+from mint.service.checkpoints.storage import CheckpointPath
 from mint.service.errors import ApiError
 from mint.service.wire import requests
 
 router = APIRouter(route_class=JsonRoute)
-
-
-# ---- out -----------------------------------------------------------------------------------------
 
 
 @router.get(f"{ONE}/archive", status_code=302)
@@ -38,8 +34,7 @@ def external_weights_urls(
     service: TheService, caller: ReadCaller, request: Request, row: Readable
 ) -> dict[str, Any]:
     """Return a signed link to each file of a checkpoint."""
-    folder = service.checkpoints.folder_of(row)
-    names = sorted(file.name for file in folder.iterdir())
+    names = sorted(file.name for file in service.checkpoints.folder(row).iterdir())
     links = {name: service.links.make(row, caller.user, name) for name in names}
     return {
         "urls": {name: _url_of(service, request, link, name) for name, link in links.items()},
@@ -57,11 +52,11 @@ def download(service: TheService, token: str, name: str) -> Response:
     link = service.links.open(token)
     path = CheckpointPath.parse(link.path)
     row = service.checkpoints.find(path, link.user)
-    if row is None or link_version(row) != link.version:
+    if row is None or row.version != link.version:
         raise ApiError(
             404, f"{path.uri} was deleted, overwritten or made private. Request a new link."
         )
-    folder = service.checkpoints.folder(path)
+    folder = service.checkpoints.folder(row)
     if link.file is None:
         return StreamingResponse(pack(folder), media_type="application/gzip")
     try:
@@ -69,9 +64,6 @@ def download(service: TheService, token: str, name: str) -> Response:
     except OSError as error:
         raise ApiError(404, f"{path.uri} has no file {link.file}.") from error
     return FileResponse(folder / link.file, stat_result=found, filename=link.file)
-
-
-# ---- in ------------------------------------------------------------------------------------------
 
 
 @router.post("/checkpoints/upload")
@@ -89,8 +81,7 @@ async def upload(service: TheService, caller: TrainCaller, request: Request) -> 
         )
     finally:
         await asyncio.to_thread(shutil.rmtree, inbox, ignore_errors=True)
-    uri = tinker_path(row).uri
-    return {**describe_checkpoint(row), "checkpoint_id": uri, "path": uri}
+    return {**describe_checkpoint(row), "checkpoint_id": row.uri, "path": row.uri}
 
 
 @router.post("/mint/checkpoints/interpolate")

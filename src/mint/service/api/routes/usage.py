@@ -7,8 +7,7 @@ from fastapi import APIRouter, Query, Request
 
 from mint.service.access.scopes import Scope
 from mint.service.access.usage import Group
-from mint.service.api.routes.caller import ReadCaller, TheService
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.api.routes.caller import JsonRoute, ReadCaller, TheService
 from mint.service.store.database import now
 
 router = APIRouter(route_class=JsonRoute)
@@ -17,10 +16,7 @@ Since = Annotated[int, Query(ge=1, le=10**9)]
 
 @router.get("/mint/usage")
 async def usage(
-    service: TheService,
-    caller: ReadCaller,
-    by: Group = "key",
-    since_s: Since | None = None,
+    service: TheService, caller: ReadCaller, by: Group = "key", since_s: Since | None = None
 ) -> dict[str, Any]:
     """Return the tokens of the last ``since_s`` seconds and the current checkpoints: those of the
     caller's key, or of all keys for a key with the scope ``admin``."""

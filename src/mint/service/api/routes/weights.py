@@ -4,22 +4,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from mint.service.access.ownership import (
-    find_readable_run,
-    may_change,
-    readable_checkpoints,
-)
-from mint.service.api.routes.caller import OneField, ReadCaller, TheService, TrainCaller
-from mint.service.api.routes.json_route import JsonRoute
+from mint.service.access.ownership import find_readable_run, readable_checkpoints
+from mint.service.api.routes.caller import JsonRoute, OneField, ReadCaller, TheService, TrainCaller
 from mint.service.checkpoints.retention import Rule
-from mint.service.checkpoints.storage import (
-    EXTERNAL,
-    SAMPLER,
-    TRAINING,
-    CheckpointPath,
-    tinker_path,
-    unexpired,
-)
+from mint.service.checkpoints.storage import EXTERNAL, SAMPLER, TRAINING, CheckpointPath, unexpired
 from mint.service.errors import ApiError, UserError, not_found
 from mint.service.service import Service
 from mint.service.store.database import CheckpointRow, Condition
@@ -35,12 +23,11 @@ ONE = "/training_runs/{run_id}/checkpoints/{checkpoint_id:path}"
 
 def describe_checkpoint(row: CheckpointRow) -> dict[str, Any]:
     """Return a checkpoint as clients see it."""
-    path = tinker_path(row)
     return {
-        "checkpoint_id": path.checkpoint_id,
+        "checkpoint_id": f"{row.kind}/{row.name}",
         "checkpoint_type": _TYPE_OF_KIND[row.kind],
         "time": row.created_at.isoformat(),
-        "tinker_path": path.uri,
+        "tinker_path": row.uri,
         "size_bytes": row.size_bytes,
         "public": row.public,
         "user_metadata": row.user_metadata or None,
@@ -71,16 +58,13 @@ def _find(
     service: Service, path: CheckpointPath, user: str, to_change: bool = False
 ) -> CheckpointRow:
     row = service.checkpoints.find(path, user)
-    if row is None or (to_change and not may_change(row, user)):
+    if row is None or (to_change and row.user != user):
         raise not_found("checkpoint", path.uri, "`mint checkpoints list` shows yours.")
     return row
 
 
 Readable = Annotated[CheckpointRow, Depends(_readable)]
 Owned = Annotated[CheckpointRow, Depends(_owned)]
-
-
-# ---- reading -------------------------------------------------------------------------------------
 
 
 @router.post("/weights_info")
@@ -90,9 +74,7 @@ def weights_info(service: TheService, caller: ReadCaller, tinker_path: OneField)
         "base_model": row.base_model,
         "is_lora": True,
         "lora_rank": row.lora["rank"],
-        "train_unembed": row.lora["train_unembed"],
-        "train_mlp": row.lora["train_mlp"],
-        "train_attn": row.lora["train_attn"],
+        **{name: row.lora[name] for name in ("train_unembed", "train_mlp", "train_attn")},
         "optimizer_config": {"type": "adamw"},
     }
 
@@ -129,33 +111,31 @@ def _page(
     }
 
 
-# ---- changing: routes with a suffix come first, as a checkpoint's id contains a slash -----------
-
-
+# Routes with a suffix come first, as a checkpoint's id contains a slash.
 @router.post(f"{ONE}/publish")
 def publish(service: TheService, row: Owned) -> dict[str, Any]:
     """Let every user of this service read a checkpoint."""
-    service.checkpoints.share(row, True)
-    return {"tinker_path": tinker_path(row).uri, "public": True}
+    service.store.change_checkpoint(row, public=True)
+    return {"tinker_path": row.uri, "public": True}
 
 
 @router.delete(f"{ONE}/publish")
 def unpublish(service: TheService, row: Owned) -> dict[str, Any]:
-    service.checkpoints.share(row, False)
-    return {"tinker_path": tinker_path(row).uri, "public": False}
+    service.store.change_checkpoint(row, public=False)
+    return {"tinker_path": row.uri, "public": False}
 
 
 @router.put(f"{ONE}/ttl")
 def set_ttl(service: TheService, row: Owned, body: requests.SetTtl) -> dict[str, Any]:
     """Let a checkpoint expire after some seconds; null keeps it."""
     service.checkpoints.set_ttl(row, body.ttl_seconds)
-    return {"tinker_path": tinker_path(row).uri, "ttl_seconds": body.ttl_seconds}
+    return {"tinker_path": row.uri, "ttl_seconds": body.ttl_seconds}
 
 
 @router.delete(ONE)
 def delete_checkpoint(service: TheService, row: Owned) -> dict[str, str]:
     service.checkpoints.delete(row)
-    return {"deleted": tinker_path(row).uri}
+    return {"deleted": row.uri}
 
 
 @router.post("/mint/checkpoints/prune")
@@ -173,10 +153,7 @@ def prune(service: TheService, caller: TrainCaller, body: requests.Prune) -> dic
 
 @router.post("/copy_weights")
 async def copy_weights(
-    service: TheService,
-    caller: TrainCaller,
-    body: requests.CopyWeights,
-    request: Request,
+    service: TheService, caller: TrainCaller, body: requests.CopyWeights, request: Request
 ) -> dict[str, str]:
     if request.headers.get("x-tinker-weights-access-token") is not None:
         raise ApiError(
@@ -185,4 +162,4 @@ async def copy_weights(
             "publish the checkpoint.",
         )
     row = await service.transfers.copy(caller, body, request.headers.get("x-idempotency-key"))
-    return {"tinker_path": tinker_path(row).uri}
+    return {"tinker_path": row.uri}
