@@ -11,6 +11,7 @@
 # make snapshots     accept a changed API: rewrite its contract
 # make recordings    re-record the sessions of the clients, for the replay tests
 # make test-sinks    only: metrics in W&B, Trackio and MLflow, with the real packages
+# make test-kernels  only: the GPU's kernels, in Triton's interpreter
 # make test-openenv  only: environments served by the openenv package
 # make fuzz          20,000 mutated requests over every route; none may be answered with 5xx
 # make chaos         kills, failing disks and random operations for about an hour
@@ -42,7 +43,7 @@ FAST := src tests/test_layers.py tests/test_english.py $(addprefix tests/engine/
   checkpoints/test_archives.py checkpoints/test_checkpoints.py checkpoints/test_peft.py) \
   tests/watch/test_verdict.py tests/watch/dashboard/test_query.py
 
-.PHONY: install demo packages test test-fast test-slow test-all fuzz chaos soak test-wheel test-first-hour test-gpu test-sinks test-openenv conformance \
+.PHONY: install demo packages test test-fast test-slow test-all fuzz chaos soak test-wheel test-first-hour test-gpu test-kernels test-sinks test-openenv conformance \
   conformance-envs trl-env bench bench-envs recordings snapshots check lint format clean
 .DELETE_ON_ERROR:
 
@@ -158,13 +159,20 @@ test-gpu:
 test-sinks: $(INSTALLED) .venvs/sinks/.installed
 	@$(PYTEST) tests/watch/sinks/test_sink_packages.py
 
-# An overlay of .venv: it sees the packages there too.
+# Triton's kernels without a GPU, in its interpreter.
+test-kernels: $(INSTALLED) .venvs/triton/.installed
+	@TRITON_INTERPRET=1 .venvs/triton/bin/python -m pytest -n 2 -W ignore tests/engine/test_kernels.py
+
 .venvs/sinks/.installed: tests/watch/sinks/sinks.txt
-	@echo "Creating the environment .venvs/sinks for the sinks' packages."
-	@$(PYTHON) -m venv --clear .venvs/sinks
-	@.venvs/sinks/bin/python $(PIP) --no-compile --requirement $<
+.venvs/triton/.installed: tests/engine/triton.txt
+
+# Overlays of .venv: they see the packages there too.
+.venvs/sinks/.installed .venvs/triton/.installed:
+	@echo "Creating the environment $(@D)."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) --no-compile --no-deps --requirement $<
 	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
-	  > "$$(.venvs/sinks/bin/python -c 'import site; print(site.getsitepackages()[0])')/mint.pth"
+	  > "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/mint.pth"
 	@touch $@
 
 test-openenv: $(INSTALLED) .venvs/openenv/.installed
