@@ -161,7 +161,7 @@ test-sinks: $(INSTALLED) .venvs/sinks/.installed
 
 # Triton's kernels without a GPU, in its interpreter.
 test-kernels: $(INSTALLED) .venvs/triton/.installed
-	@TRITON_INTERPRET=1 .venvs/triton/bin/python -m pytest -n 2 -W ignore tests/engine/test_kernels.py
+	@PYTHONPATH=src TRITON_INTERPRET=1 .venvs/triton/bin/python -m pytest -n 2 -W ignore tests/engine/test_kernels.py
 
 .venvs/sinks/.installed: tests/watch/sinks/sinks.txt
 .venvs/triton/.installed: tests/engine/triton.txt
