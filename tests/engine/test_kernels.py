@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -23,6 +23,9 @@ if not (CUDA or INTERPRETED):
 
 from mint.engine.adapters.kernels import lora_expand  # noqa: E402
 from mint.engine.attention import kernels, tree  # noqa: E402
+from mint.engine.model.context import BankedLora  # noqa: E402
+from mint.engine.model.linear import FrozenLinear, Site  # noqa: E402
+from mint.engine.model.precision import choose  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -480,13 +483,18 @@ def test_every_row_gets_what_its_own_adapter_adds(
 
 
 def test_a_mask_of_one_row_is_that_of_all_rows() -> None:
-    """A prompt is scored with one adapter, in whatever slot, and the mask is not copied."""
-    rows, slots, rank, columns = 40, 3, 16, 70
-    y = random(rows, columns + slots * rank)
-    b = random(slots, rank, columns, dtype=torch.float16)
-    alone, copied = torch.tensor([[0.0, 0.0, 1.0]], device=DEVICE), y.clone()
-    lora_expand(y, b, alone.expand(rows, -1))
-    lora_expand(copied, b, alone.repeat(rows, 1))
-    torch.testing.assert_close(y, copied, atol=0, rtol=0)
-    inner = y[:, columns + 2 * rank :].half().double()
-    assert (inner @ b[2].double()).abs().max() > 0.1
+    """A prompt is scored with one adapter, in whatever slot, by a mask of one row."""
+    rows, inputs, slots, rank, columns = 40, 32, 3, 16, 70
+    layer = nn.Linear(inputs, columns, bias=False, device=DEVICE)
+    product = FrozenLinear(
+        [Site("x", "mlp", inputs, columns)], [layer], choose("half", torch.device(DEVICE))
+    )
+    product.extended = torch.cat(
+        [product.weight, random(slots * rank, inputs, dtype=torch.float16)]
+    )
+    x, b = random(rows, inputs), random(slots, rank, columns, dtype=torch.float16)
+    alone = torch.tensor([[0.0, 0.0, 1.0]], device=DEVICE)
+    found = product._joint(x, b, BankedLora(slots, alone))
+    torch.testing.assert_close(
+        found, product._joint(x, b, BankedLora(slots, alone.repeat(rows, 1)))
+    )
