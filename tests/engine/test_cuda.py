@@ -305,7 +305,7 @@ def test_scoring_with_another_sampler_leaves_running_rows_their_own_weights(tmp_
 
 
 def test_a_prompt_is_scored_with_the_trained_output_layer_in_any_slot(tmp_path: Path) -> None:
-    engine = trained_engine(load("llama", tmp_path))
+    engine = trained_engine(load("llama", tmp_path, "exact"))  # others round by the product's size
     text = ids("The quick brown fox jumps over the lazy dog. " * 4)
     asked = SampleRequest(text, max_tokens=1, prompt_logprobs=True)
     [first] = sample(engine, "trained", asked)
@@ -313,7 +313,7 @@ def test_a_prompt_is_scored_with_the_trained_output_layer_in_any_slot(tmp_path: 
         engine.create_sampler(f"other-{number}", run_id="run")
         sample(engine, f"other-{number}", SampleRequest(text[:9], max_tokens=2))
     [again] = sample(engine, "other-2", asked)
-    np.testing.assert_allclose(first.prompt_logprobs[1:], again.prompt_logprobs[1:], atol=1e-3)
+    np.testing.assert_allclose(first.prompt_logprobs[1:], again.prompt_logprobs[1:], atol=1e-4)
 
 
 def test_long_sequences_train_with_recomputed_layers(tmp_path: Path) -> None:

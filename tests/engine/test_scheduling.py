@@ -164,7 +164,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_while_answers_go_on(base: BaseMode
         before = len(running.tokens)
         with tokens_run(base) as seen:
             engine.sampling.step()
-        assert seen[0] == chunk
+        assert seen == [1, chunk]  # the running answer's token, then the prompt
         assert len(running.tokens) == before + 1
 
 
@@ -175,22 +175,22 @@ def test_passes_are_short_while_few_prompts_wait_and_many_answers_run(base: Base
     engine.create_sampler("base")
     rng = np.random.default_rng(0)
 
-    def first_pass(prompts: int, length: int) -> int:
+    def prompt_pass(prompts: int, length: int) -> int:
         for _ in range(prompts):
             prompt = rng.integers(0, VOCABULARY, length)
             engine.sample(len(tickets), "base", SampleRequest(prompt, 1, 100, seed=1, stop=[]))
             tickets.append(length)
         with tokens_run(base) as seen:
             engine.sampling.step()
-        return seen[0]
+        return seen[-1]  # after the pass of running answers
 
     tickets: list[int] = []
-    assert first_pass(1, 100) == 100  # nothing runs yet
-    assert first_pass(1, 100) == 32  # one runs and one waits
+    assert prompt_pass(1, 100) == 100  # nothing runs yet
+    assert prompt_pass(1, 100) == 32  # one runs and one waits
     while len(engine.sampling.scheduler.running) < 2:
         engine.sampling.step()
-    assert first_pass(8, 16) == 128  # many wait: the sooner they run, the better
-    assert first_pass(2, 40) == 32  # ten run
+    assert prompt_pass(8, 16) == 128  # many wait: the sooner they run, the better
+    assert prompt_pass(2, 40) == 32  # ten run
 
 
 # ---- fairness and failures ----------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ _ATTENTION_NAMES = {"attn", "attention", "self_attn", "self_attention"}
 _ROUTER_NAMES = {"router", "gate", "shared_expert_gate"}
 MAX_RANK = 1024
 MAX_SLOTS = 16  # adapters that decode together; more take turns
+_ALIGNMENT = 16  # numbers: kernels that load several at a time want tensors to begin so
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,7 @@ class Adapter:
     spec: LoraSpec
     pairs: dict[str, tuple[Tensor, Tensor]]
     digest: str | None = None  # of a frozen one: see :mod:`.digest`
+    storage: Tensor | None = None  # that all tensors are views of: one copy copies them all
 
     @property
     def scale(self) -> float:
@@ -42,17 +45,35 @@ class Adapter:
 
     def parameters(self) -> list[Tensor]:
         """Return all tensors, in a fixed order."""
+        return [*self._parameters]
+
+    @cached_property
+    def _parameters(self) -> list[Tensor]:
         return [tensor for name in sorted(self.pairs) for tensor in self.pairs[name]]
 
     def frozen_copy(self, device: torch.device) -> Adapter:
         """Copy the adapter: later training does not touch the copy."""
-        return Adapter(
-            self.spec,
-            {
-                name: (a.detach().to(device, copy=True), b.detach().to(device, copy=True))
-                for name, (a, b) in self.pairs.items()
-            },
-        )
+        tensors = [tensor.detach() for pair in self.pairs.values() for tensor in pair]
+        if self.storage is None:
+            storage = torch.zeros(sum(map(_padded_size, tensors)), device=device)
+        else:
+            storage = self.storage.to(device, copy=True)
+        parts = torch.split(storage, [*map(_padded_size, tensors)])
+        views = [
+            part[: tensor.numel()].view_as(tensor)
+            for part, tensor in zip(parts, tensors, strict=True)
+        ]
+        if self.storage is None:
+            torch._foreach_copy_(views, tensors)
+        pairs = dict(zip(self.pairs, zip(views[::2], views[1::2], strict=True), strict=True))
+        return Adapter(self.spec, pairs, storage=storage)
+
+    def trainable_copy(self, device: torch.device) -> Adapter:
+        """Copy the adapter into tensors that take gradients."""
+        copy = self.frozen_copy(device)
+        for parameter in copy.parameters():
+            parameter.requires_grad_()
+        return copy
 
     def train_on(self, products: Mapping[str, Product]) -> Lora:
         """Give the layers this adapter to train."""
@@ -168,8 +189,12 @@ def new_adapter(spec: LoraSpec, sites: list[Site], device: torch.device) -> Adap
         bound, height = 1 / math.sqrt(site.inputs), site.height(spec.rank)
         a = torch.empty(height, site.inputs).uniform_(-bound, bound, generator=generator)
         b = torch.zeros(site.outputs, height)
-        pairs[site.name] = (a.to(device).requires_grad_(), b.to(device).requires_grad_())
-    return Adapter(spec, pairs)
+        pairs[site.name] = (a, b)
+    return Adapter(spec, pairs).trainable_copy(device)
+
+
+def _padded_size(tensor: Tensor) -> int:
+    return -(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT
 
 
 def _chosen_sites(spec: LoraSpec, sites: list[Site]) -> list[Site]:

@@ -59,10 +59,10 @@ class Sampler:
         self.started = []
         if self.scheduler.begin_step():
             self._drain()
+        self._decode()  # before prompts: picking a first token waits for the pass of its prompt
         if steps := self.scheduler.next_prefills():
             self._prefill(steps)
         self._start(self.scheduler.next_starts())
-        self._decode()
         over, self._over = self._over, []
         self.grown, self._growing = self._growing, {}
         for job in over:

@@ -17,6 +17,7 @@ from mint.engine.training.terms import NAMES, Terms, read_terms
 from mint.engine.training.tree import PrefixTree
 
 KEPT = "kept_tokens"
+_IDS = ("target_tokens", KEPT)
 _THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
 
 
@@ -51,7 +52,7 @@ def make_batch(
     unsort = np.empty_like(order)
     unsort[order] = np.arange(len(order))
     sizes = [target.size for target in targets]
-    names = [name for name in members[0].inputs if name not in ("target_tokens", KEPT)]
+    names = [name for name in members[0].inputs if name not in _IDS]
     kept = _kept_tokens(members, order)
     return PackedBatch(
         Targets.of(
@@ -113,6 +114,7 @@ def check_request(
     data = [
         _check_datum(d, i, request.loss_fn, loss, terms, info) for i, d in enumerate(request.data)
     ]
+    _check_values(data, info.vocab_size)
     _fill_optional(data, settings, loss)
     return data, loss, settings, terms
 
@@ -153,7 +155,6 @@ def _check_datum(
             f"{where}: model_input has {length} tokens, and the model's context is "
             f"{info.context_length}. Shorten it."
         )
-    _check_ids(datum.tokens, f"{where}: model_input", info.vocab_size)
     targets = datum.inputs.get("target_tokens")
     if targets is None:
         raise UserError(f"{where}: loss_fn_inputs has no 'target_tokens', which {name} needs.")
@@ -166,12 +167,11 @@ def _check_datum(
             f"{where}: target_tokens has shape {list(targets.shape)}, but model_input has {length} "
             f"tokens, so it must be [{length}] (or [{length}, K] for cross_entropy)."
         )
-    _check_ids(targets, f"{where}: target_tokens", info.vocab_size)
     inputs: dict[str, NDArray[Any]] = {"target_tokens": targets}
     optional = ("weights", *(k for k in _THRESHOLDS if k in loss.settings))
     for key in dict.fromkeys((*loss.needs, *terms.needs, *optional)):
         if key in datum.inputs:
-            inputs[key] = _check_numbers(datum.inputs[key], targets.shape, f"{where}: {key}")
+            inputs[key] = _check_shape(datum.inputs[key], targets.shape, f"{where}: {key}")
         elif key in loss.needs:
             raise UserError(f"{where}: loss_fn_inputs has no {key!r}, which {name} needs.")
         elif key in terms.needs:
@@ -220,17 +220,33 @@ def _check_kept(
     return kept
 
 
-def _check_numbers(array: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
+def _check_shape(array: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
     if array.shape != shape:
         raise UserError(
             f"{where} has shape {list(array.shape)}, but target_tokens has {list(shape)}. "
             "Every loss input needs one value per target token."
         )
-    finite = np.isfinite(array)
+    return array
+
+
+def _check_values(data: list[Datum], vocabulary: int) -> None:
+    """Check ids and numbers: all at once, since a device waits, and singly to name a wrong one."""
+    ids = _flat([array for d in data for array in (d.tokens, d.inputs["target_tokens"])])
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        for index, datum in enumerate(data):
+            _check_ids(datum.tokens, f"datum {index}: model_input", vocabulary)
+            _check_ids(datum.inputs["target_tokens"], f"datum {index}: target_tokens", vocabulary)
+    names = [(i, n) for i, d in enumerate(data) for n in d.inputs if n not in _IDS]
+    if names and not np.isfinite(_flat([data[i].inputs[name] for i, name in names])).all():
+        for index, name in names:
+            _check_finite(data[index].inputs[name], f"datum {index}: {name}")
+
+
+def _check_finite(array: NDArray[Any], where: str) -> None:
+    finite = np.isfinite(array).reshape(-1)
     if not finite.all():
-        at = int(np.flatnonzero(~finite.reshape(-1))[0])
+        at = int(np.flatnonzero(~finite)[0])
         raise UserError(
             f"{where}[{at}] is {array.reshape(-1)[at]}, but it must be a finite number. "
             f"Look at the reward that it came from. {NOT_FINITE}"
         )
-    return array

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter
@@ -60,7 +61,7 @@ class TrunkGraphs:
             return None
         self.replays += 1
         recorded = self._recorded[key]
-        recorded.load(tree, adapter.parameters())
+        recorded.load(tree, adapter)
         recorded.forward.replay()
         return Replay(recorded, recorded.hidden.detach().requires_grad_())
 
@@ -83,7 +84,7 @@ class TrunkGraphs:
         twin = next((p.adapter for (spec, _), p in self._recorded.items() if spec == key[0]), None)
         try:
             recorded = _RecordedPass.record(
-                self._model, size, twin or _copy_for_training(adapter), self._memory
+                self._model, size, twin or adapter.trainable_copy(self._model.device), self._memory
             )
         except RuntimeError as error:
             log.warning("Training runs without CUDA graphs, more slowly: %s", error)
@@ -101,8 +102,7 @@ class _RecordedPass:
 
     adapter: Adapter  # a copy of the one in training, at addresses that stay
     lora: Lora
-    tokens: Tensor  # [2, size]: tokens and positions
-    layout: Tensor  # [3, size]: ends, roots and positions of the nodes
+    inputs: Tensor  # [7, size] of 32 bits: tokens and positions (64 bits), then the layout
     hidden: Tensor
     hidden_grad: Tensor
     grads: list[Tensor | None]  # of the adapter's tensors
@@ -113,9 +113,8 @@ class _RecordedPass:
     def record(cls, model: BaseModel, size: int, adapter: Adapter, memory: Any) -> _RecordedPass:
         from mint.engine.attention.gpu import KernelTree
 
-        tokens = torch.zeros(2, size, dtype=torch.int64, device=model.device)
-        nodes = torch.arange(size, dtype=torch.int32, device=model.device)
-        layout = torch.stack([nodes + 1, nodes, torch.zeros_like(nodes)])  # single tokens
+        inputs = to_device(_pack_inputs(None, size), model.device)
+        tokens, layout = inputs[:4].view(torch.int64).view(2, size), inputs[4:]
         view = KernelTree(layout[0], layout[1], layout[2], model.precision.keys)
         lora = adapter.train_on(model.products)
         parameters = adapter.parameters()
@@ -139,22 +138,17 @@ class _RecordedPass:
             hidden = run_forward()
         with torch.cuda.graph(backward, pool=forward.pool()):
             grads = run_backward(hidden, hidden_grad)
-        return cls(
-            adapter, lora, tokens, layout, hidden.detach(), hidden_grad, grads, forward, backward
-        )
+        hidden = hidden.detach()
+        return cls(adapter, lora, inputs, hidden, hidden_grad, grads, forward, backward)
 
     @torch.no_grad()
-    def load(self, tree: PrefixTree, parameters: list[Tensor]) -> None:
-        """Copy what a pass reads: the tree, filled up with single tokens, and the adapter."""
-        count, size = len(tree.tokens), self.tokens.shape[1]
-        tokens = np.zeros((2, size), np.int64)
-        tokens[:, :count] = tree.tokens, tree.positions
-        layout = np.zeros((3, size), np.int32)
-        layout[0], layout[1] = np.arange(1, size + 1), np.arange(size)
-        layout[:, :count] = tree.ends, tree.roots, tree.positions
-        self.tokens.copy_(to_device(tokens, self.tokens.device))
-        self.layout.copy_(to_device(layout, self.tokens.device))
-        torch._foreach_copy_(self.adapter.parameters(), parameters)
+    def load(self, tree: PrefixTree, adapter: Adapter) -> None:
+        """Copy what a pass reads, the tree and the adapter, in two transfers: the device waits."""
+        packed = _pack_inputs(tree, self.inputs.shape[1])
+        self.inputs.copy_(to_device(packed, self.inputs.device))
+        assert self.adapter.storage is not None
+        assert adapter.storage is not None
+        self.adapter.storage.copy_(adapter.storage)
 
 
 @dataclass(frozen=True)
@@ -177,10 +171,13 @@ class Replay:
         return [next(rest) if grad is None else next(copies) for grad in grads]
 
 
-def _copy_for_training(adapter: Adapter) -> Adapter:
-    """Copy an adapter into tensors of its own that take gradients."""
-    pairs = {
-        name: (a.detach().clone().requires_grad_(), b.detach().clone().requires_grad_())
-        for name, (a, b) in adapter.pairs.items()
-    }
-    return Adapter(adapter.spec, pairs)
+def _pack_inputs(tree: PrefixTree | None, size: int) -> NDArray[np.int32]:
+    """Return the inputs of a pass over a tree, filled up with single tokens."""
+    packed = np.zeros((7, size), np.int32)
+    tokens, layout = packed[:4].view(np.int64).reshape(2, size), packed[4:]
+    layout[0], layout[1] = np.arange(1, size + 1), np.arange(size)
+    if tree is not None:
+        count = len(tree.tokens)
+        tokens[:, :count] = tree.tokens, tree.positions
+        layout[:, :count] = tree.ends, tree.roots, tree.positions
+    return packed

@@ -136,8 +136,9 @@ class LoraTrainer:
         """
         parameters = self.adapter.parameters()
         before = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
-            parameter.grad = None
+        for parameter, grad in zip(parameters, before, strict=True):
+            if grad is not None:
+                parameter.grad = None
         norms: list[float] = []
         try:
             yield norms
