@@ -31,7 +31,7 @@ from mint.service.files import shorten_logs
 from mint.service.idleness import Idleness
 from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store, now
 from mint.service.wire.bodies import BadBody
-from mint.service.wire.codec import decode_forward_backward
+from mint.service.wire.codec import decode_forward_backward, decode_targets
 from mint.service.wire.decoding import LARGE, Decoder
 from tests.reliability.local import Local, with_service
 from tests.service.samples import batch, json_datum
@@ -115,6 +115,31 @@ def test_a_few_bytes_cannot_name_a_huge_matrix() -> None:
         decode_forward_backward(json.dumps(batch(datum)).encode(), False, False)
 
 
+SHAPES = {
+    "no rows, and more columns than there are addresses": ([], [0, 1 << 62], [0], []),
+    "as many columns, dense": ([], [0, 1 << 62], None, None),
+    "more dimensions than numpy has": ([1], [1] * 100, None, None),
+    "a negative size": ([1, 2], [-1], None, None),
+    "negative sizes, sparse": ([1], [-1, -1], [0, 1], [0]),
+    "a negative column": ([1], [1, 4], [0, 1], [-1]),
+    "rows that go back": ([1], [2, 4], [0, -1, 1], [0]),
+    "no row indices": ([1], [1, 4], [], [0]),
+}
+
+
+@pytest.mark.parametrize("attack", SHAPES)
+def test_a_shape_that_cannot_be_is_refused(attack: str) -> None:
+    data, shape, crow, col = SHAPES[attack]
+    tensor = {"data": data, "dtype": "int64", "shape": shape}
+    if crow is not None:
+        tensor |= {"sparse_crow_indices": crow, "sparse_col_indices": col}
+    datum = {**json_datum(), "loss_fn_inputs": {"target_tokens": tensor}}
+    with pytest.raises(UserError, match="target_tokens"):
+        decode_forward_backward(json.dumps(batch(datum)).encode(), False, False)
+    with pytest.raises(UserError, match="target_prompt_logprobs"):
+        decode_targets(tensor, 4)
+
+
 def test_many_prompts_times_many_samples_are_refused(tmp_path: Path) -> None:
     async def work(local: Local) -> httpx.Response:
         body = {"model": "tiny", "prompt": ["a"] * 2000, "n": 128}
@@ -178,6 +203,43 @@ def test_a_header_cannot_fill_the_memory(tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "unpacked").mkdir()
     with pytest.raises(UserError, match="header has 8589934592 bytes"):
         unpack(archive(tmp_path, (info, b"x" * 512)), tmp_path / "unpacked", limit=1 << 40)
+
+
+def pax(content: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo("pax")
+    info.type = tarfile.XHDTYPE
+    return info, content
+
+
+def old_sparse() -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo("sparse")
+    info.type = tarfile.GNUTYPE_SPARSE
+    return info, b"0\n" * (1 << 20)
+
+
+PLAIN = (tarfile.TarInfo("file"), b"1000000\n" + b"0\n" * (1 << 20))
+EMPTY = (tarfile.TarInfo("empty"), b"")
+MAP = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"
+HEADERS = {
+    "a map of a sparse file": ([pax(MAP), PLAIN], "sparse"),
+    "a map of the first format": ([pax(b"25 GNU.sparse.map=1,2,3,4\n"), PLAIN], "sparse"),
+    "a map that is none": ([pax(b"19 GNU.sparse.map=x\n"), PLAIN], "sparse"),
+    "the oldest map": ([old_sparse()], "sparse"),
+    "a chain of headers": ([pax(b"6 a=b\n")] * 3000 + [PLAIN], "recursion|too many"),
+    "a long chain of large headers": ([pax(b"1" * 8000), EMPTY] * 200, "too many"),
+    "digits that take quadratic time": ([pax(b"1" * 60_000), PLAIN], "60000 bytes"),
+    "a length of many digits": ([pax(b"1" * 5000 + b" a=b\n"), PLAIN], "4300"),
+    "an unknown charset": ([pax(b"20 hdrcharset=\xff\xfe\xfd\n"), PLAIN], "codec"),
+}
+
+
+@pytest.mark.parametrize("attack", HEADERS)
+def test_headers_that_tarfile_would_believe_are_refused(tmp_path: Path, attack: str) -> None:
+    members, named = HEADERS[attack]
+    (tmp_path / "unpacked").mkdir()
+    with pytest.raises(UserError, match=rf"not a complete \.tar\.gz archive: .*({named})"):
+        unpack(archive(tmp_path, *members), tmp_path / "unpacked", limit=1 << 40)
+    assert not list((tmp_path / "unpacked").iterdir())
 
 
 # ---- web pages -----------------------------------------------------------------------------------
