@@ -11,7 +11,7 @@ import os
 import stat
 import tarfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import zstandard
 from mint.catalog import Catalog, ModelNotFound
 from mint.service.access.auth import LOCAL_USER, create_key
 from mint.service.admin.logs import _path_of
+from mint.service.api.openai.requests import Message
 from mint.service.checkpoints.archives import unpack
 from mint.service.checkpoints.storage import check_name
 from mint.service.engines.pool import MAX_LOOK_UPS
@@ -33,6 +34,7 @@ from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store, n
 from mint.service.wire.bodies import BadBody
 from mint.service.wire.codec import decode_forward_backward, decode_targets
 from mint.service.wire.decoding import LARGE, Decoder
+from mint.service.wire.requests import Request
 from tests.reliability.local import Local, with_service
 from tests.service.samples import batch, json_datum
 
@@ -148,6 +150,66 @@ def test_many_prompts_times_many_samples_are_refused(tmp_path: Path) -> None:
     answer = with_service(tmp_path, work)
     assert answer.status_code == 400
     assert "send fewer at once" in answer.json()["error"]["message"]
+
+
+def models(base: type[Request]) -> Iterator[type[Request]]:
+    for model in base.__subclasses__():
+        yield model
+        yield from models(model)
+
+
+def lists(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every list in a schema of pydantic whose items can be wrong."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list" and schema["items_schema"]["type"] != "any":
+            yield schema
+        schema = list(schema.values())
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            yield from lists(part)
+
+
+def test_no_request_reports_millions_of_wrong_items() -> None:
+    """15 MB of them kept the service busy for more than a minute."""
+    found = {model: list(lists(model.__pydantic_core_schema__)) for model in models(Request)}
+    assert sum(map(len, found.values())) > 10
+    slow = {
+        model.__name__
+        for model, all_lists in found.items()
+        for each in all_lists
+        if not each.get("fail_fast")
+    }
+    assert not slow, "declare them with Many[...]"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/v1/create_session", {"tags": [[]] * 10_000}),
+        ("/api/v1/asample", {"prompt": {"chunks": [1] * 10_000}}),
+        ("/v1/completions", {"model": "m", "prompt": [{}] * 10_000}),
+        ("/v1/completions", {"model": "m", "prompt": [["x"] * 10_000]}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(n): "x" for n in range(10_000)}}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(n): 101 for n in range(10_000)}}),
+        ("/v1/chat/completions", {"model": "m", "messages": [{}] * 10_000}),
+    ],
+)
+def test_of_many_wrong_items_only_the_first_is_reported(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    async def work(local: Local) -> httpx.Response:
+        return await local.http.post(path, json=body)
+
+    answer = with_service(tmp_path, work)
+    assert answer.status_code in (400, 422)
+    assert len(answer.text) < 2000
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, '{"a": "\\ud800"}'])
+def test_arguments_of_a_tool_that_are_no_json_stay_a_string(arguments: str) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    message = Message(role="assistant", tool_calls=[call])
+    assert message.for_template()["tool_calls"] == [call]
 
 
 @pytest.mark.parametrize(
@@ -363,6 +425,16 @@ def test_old_files_are_kept_by_a_service_that_just_started(tmp_path: Path) -> No
         return folder.exists()
 
     assert with_service(tmp_path, work)
+
+
+def test_a_stray_file_among_the_runs_does_not_stop_housekeeping(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "notes.txt").write_text("of the administrator")
+
+    async def work(local: Local) -> None:
+        await local.service.tidy()
+
+    with_service(tmp_path, work)
 
 
 def test_silent_sessions_go_after_a_while_and_not_because_of_a_clock(tmp_path: Path) -> None:
