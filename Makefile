@@ -14,7 +14,7 @@
 # make test-kernels  only: the GPU's kernels, in Triton's interpreter
 # make test-openenv  only: environments served by the openenv package
 # make fuzz          20,000 mutated requests over every route; none may be answered with 5xx
-# make chaos         kills, failing disks and random operations for about an hour
+# make chaos         kills, a bad network and random operations for about an hour
 # make soak          clients that come, go, crash and misbehave, for an hour (SOAK_MINUTES=10 make soak)
 # make trl-env       TRL's environment, for python -m benchmarks.trl
 # make bench         mint and its peers on two cores, into benchmarks/results and benchmarks/README.md

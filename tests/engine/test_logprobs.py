@@ -157,7 +157,7 @@ def test_a_setting_that_was_used_is_acknowledged(base: BaseModel) -> None:
 @pytest.mark.parametrize(
     ("config", "kept", "text"),
     [
-        ({"temperature": 0.0}, None, "must be above 0: the one that the answers were sampled at"),
+        ({"temperature": 0.0}, None, "must be 1e-5 or more: the one that the answers"),
         ({"entropy": 0.5}, None, "'entropy'.* is 0.5; it must be 0 or 1"),
         ({}, [[4, 5], [3, 6]], r"position 0 do not have its target, 2\. Pass all tokens"),
         ({}, [[2, 2], [3, 6]], "position 0 have a token twice"),

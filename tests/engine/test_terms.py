@@ -150,6 +150,12 @@ def test_trained_through_packed_trees_it_is_that_of_a_plain_float64_model(
         ({"kl_k3": 0.1, "kl_ratio": 2.0}, "", "it must be 0 or 1"),
         ({"kl_k4": 0.1}, "", "has the settings: clip_low_threshold, clip_high_threshold, kl_k1"),
         ({"kl_k3": "much"}, "", "must be a finite number"),
+        ({"temperature": 0}, "", "must be 1e-5 or more"),
+        ({"temperature": 1e-45}, "", "must be 1e-5 or more"),
+        ({"kl_k3": float("nan")}, "", "must be a finite number"),
+        ({"clip_high_threshold": 1e308}, "", "must be a finite number"),
+        ({"clip_low_threshold": -(2**130)}, "", "must be a finite number"),
+        ({"kl_k1": 10**400}, "", "must be a finite number"),
     ],
 )
 def test_what_is_missing_or_unknown_is_said(

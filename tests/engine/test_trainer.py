@@ -397,6 +397,12 @@ def test_a_bad_rank_is_refused(engine: Engine, rank: int) -> None:
         engine.create_run("r", LoraSpec(rank=rank))
 
 
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 10**400])
+def test_a_seed_that_does_not_fit_is_refused(engine: Engine, seed: int) -> None:
+    with pytest.raises(UserError, match="seed is"):
+        engine.create_run("r", LoraSpec(rank=2, seed=seed))
+
+
 @pytest.mark.parametrize(
     "params", [AdamSettings(learning_rate=float("nan")), AdamSettings(beta2=1.0)]
 )

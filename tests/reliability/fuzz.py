@@ -236,6 +236,17 @@ class Fuzzer:
     statuses: Counter[int] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    routes: set[str] = field(default_factory=set)
+    reached: Counter[str] = field(default_factory=Counter)
+
+    def require(self, count: int) -> None:
+        """Raise AssertionError unless as much was sent as should have been, to every route."""
+        assert self.statuses.total() == count, f"only {self.statuses.total()} requests were sent"
+        assert self.statuses[200] >= count // 8, f"only {self.statuses[200]} passed the checks"
+        for kind, share in {"JSON": 2, "protobuf": 20, "zstd": 10, "archive": 130}.items():
+            assert self.kinds[kind] >= count // share, f"only {self.kinds[kind]} {kind} bodies"
+        missed = sorted(self.routes - self.reached.keys())
+        assert not missed or count < 20 * len(self.routes), f"nothing was sent to {missed}"
 
     async def run(self, count: int) -> None:
         key = create_key(self.local.service.store, "fuzz", "ada")
@@ -250,6 +261,7 @@ class Fuzzer:
             for method, operation in sorted(methods.items())
         ]
         weights = [8 if path.endswith(RAW) else 1 for _, path, _ in routes]
+        self.routes = {f"{method} {path}" for method, path, _ in routes}
         for number in range(count):
             if number % RESTOCK_AFTER == 0:
                 await self.stock.fill()
@@ -270,6 +282,7 @@ class Fuzzer:
             timeout=120,
         )
         self.statuses[answer.status_code] += 1
+        self.reached[f"{method} {route}"] += 1
         if answer.status_code >= 500:
             self.failures.append(
                 f"request {number}: {method} {path[:80]} {query} {headers} {content[:300]!r}: "
@@ -347,7 +360,11 @@ def main() -> None:
         model = build_model(Path(folder) / "model")
         done = fuzz(Path(folder) / "home", model, options.requests, options.seed)
     statuses = ", ".join(f"{status}: {count}" for status, count in sorted(done.statuses.items()))
-    print(f"{options.requests} requests; bodies: {dict(done.kinds)}; answers: {statuses}")
+    print(
+        f"{done.statuses.total()} requests to {len(done.reached)} of {len(done.routes)} routes; "
+        f"bodies: {dict(done.kinds)}; answers: {statuses}"
+    )
+    done.require(options.requests)
     raise SystemExit("\n".join(done.failures[:20]) or 0)
 
 

@@ -14,7 +14,4 @@ def test_no_mutated_request_is_answered_with_5xx(
 ) -> None:
     done = fuzz(tmp_path, tiny_model, 400, seed=8 if database else 7, database_url=database)
     assert done.failures == []
-    assert done.statuses[200] > 50, "requests that reach the code behind the checks"
-    assert min(done.kinds[kind] for kind in ("JSON", "protobuf", "zstd", "archive")) >= 3, (
-        done.kinds
-    )
+    done.require(400)

@@ -12,6 +12,7 @@ import pytest
 from mint.service.files import FilesDamaged, checksums, verify
 from mint.service.futures import Response
 from mint.service.runs.journal import TORN, Journal, JournalDamaged, Outcome
+from mint.service.runs.records import encode
 from tests.service_fixture import LiveService, RawClient
 
 RUN = "b4b7c1c6-0000-0000-0000-000000000000:train:0"
@@ -129,6 +130,19 @@ def test_journals_of_the_first_format_are_read_and_continued(tmp_path: Path) -> 
     (folder / "journal").write_bytes(damaged)
     with pytest.raises(JournalDamaged):
         Journal(folder)
+
+
+@pytest.mark.parametrize("header", [{"moved": 3}, {"op": "optim_step"}, {"done": [1]}])
+def test_a_record_of_a_newer_version_is_an_error(tmp_path: Path, header: dict[str, object]) -> None:
+    file = written(tmp_path / "run")
+    size = file.stat().st_size
+    with file.open("ab") as opened:
+        opened.write(encode(header))
+    content = file.read_bytes()
+    for _ in range(2):
+        with pytest.raises(JournalDamaged, match=rf"byte {size} \(an unknown record"):
+            Journal(tmp_path / "run")
+    assert file.read_bytes() == content
 
 
 def test_a_snapshot_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import stat
 import tarfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import zstandard
 from mint.catalog import Catalog, ModelNotFound
 from mint.service.access.auth import LOCAL_USER, create_key
 from mint.service.admin.logs import _path_of
+from mint.service.api.openai.requests import Message
 from mint.service.checkpoints.archives import unpack
 from mint.service.checkpoints.storage import check_name
 from mint.service.engines.pool import MAX_LOOK_UPS
@@ -31,8 +32,9 @@ from mint.service.files import shorten_logs
 from mint.service.idleness import Idleness
 from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store, now
 from mint.service.wire.bodies import BadBody
-from mint.service.wire.codec import decode_forward_backward
+from mint.service.wire.codec import decode_forward_backward, decode_targets
 from mint.service.wire.decoding import LARGE, Decoder
+from mint.service.wire.requests import Request
 from tests.reliability.local import Local, with_service
 from tests.service.samples import batch, json_datum
 
@@ -115,6 +117,31 @@ def test_a_few_bytes_cannot_name_a_huge_matrix() -> None:
         decode_forward_backward(json.dumps(batch(datum)).encode(), False, False)
 
 
+SHAPES = {
+    "no rows, and more columns than there are addresses": ([], [0, 1 << 62], [0], []),
+    "as many columns, dense": ([], [0, 1 << 62], None, None),
+    "more dimensions than numpy has": ([1], [1] * 100, None, None),
+    "a negative size": ([1, 2], [-1], None, None),
+    "negative sizes, sparse": ([1], [-1, -1], [0, 1], [0]),
+    "a negative column": ([1], [1, 4], [0, 1], [-1]),
+    "rows that go back": ([1], [2, 4], [0, -1, 1], [0]),
+    "no row indices": ([1], [1, 4], [], [0]),
+}
+
+
+@pytest.mark.parametrize("attack", SHAPES)
+def test_a_shape_that_cannot_be_is_refused(attack: str) -> None:
+    data, shape, crow, col = SHAPES[attack]
+    tensor = {"data": data, "dtype": "int64", "shape": shape}
+    if crow is not None:
+        tensor |= {"sparse_crow_indices": crow, "sparse_col_indices": col}
+    datum = {**json_datum(), "loss_fn_inputs": {"target_tokens": tensor}}
+    with pytest.raises(UserError, match="target_tokens"):
+        decode_forward_backward(json.dumps(batch(datum)).encode(), False, False)
+    with pytest.raises(UserError, match="target_prompt_logprobs"):
+        decode_targets(tensor, 4)
+
+
 def test_many_prompts_times_many_samples_are_refused(tmp_path: Path) -> None:
     async def work(local: Local) -> httpx.Response:
         body = {"model": "tiny", "prompt": ["a"] * 2000, "n": 128}
@@ -123,6 +150,66 @@ def test_many_prompts_times_many_samples_are_refused(tmp_path: Path) -> None:
     answer = with_service(tmp_path, work)
     assert answer.status_code == 400
     assert "send fewer at once" in answer.json()["error"]["message"]
+
+
+def models(base: type[Request]) -> Iterator[type[Request]]:
+    for model in base.__subclasses__():
+        yield model
+        yield from models(model)
+
+
+def lists(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every list in a schema of pydantic whose items can be wrong."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list" and schema["items_schema"]["type"] != "any":
+            yield schema
+        schema = list(schema.values())
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            yield from lists(part)
+
+
+def test_no_request_reports_millions_of_wrong_items() -> None:
+    """15 MB of them kept the service busy for more than a minute."""
+    found = {model: list(lists(model.__pydantic_core_schema__)) for model in models(Request)}
+    assert sum(map(len, found.values())) > 10
+    slow = {
+        model.__name__
+        for model, all_lists in found.items()
+        for each in all_lists
+        if not each.get("fail_fast")
+    }
+    assert not slow, "declare them with Many[...]"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/v1/create_session", {"tags": [[]] * 10_000}),
+        ("/api/v1/asample", {"prompt": {"chunks": [1] * 10_000}}),
+        ("/v1/completions", {"model": "m", "prompt": [{}] * 10_000}),
+        ("/v1/completions", {"model": "m", "prompt": [["x"] * 10_000]}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(n): "x" for n in range(10_000)}}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(n): 101 for n in range(10_000)}}),
+        ("/v1/chat/completions", {"model": "m", "messages": [{}] * 10_000}),
+    ],
+)
+def test_of_many_wrong_items_only_the_first_is_reported(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    async def work(local: Local) -> httpx.Response:
+        return await local.http.post(path, json=body)
+
+    answer = with_service(tmp_path, work)
+    assert answer.status_code in (400, 422)
+    assert len(answer.text) < 2000
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, '{"a": "\\ud800"}'])
+def test_arguments_of_a_tool_that_are_no_json_stay_a_string(arguments: str) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    message = Message(role="assistant", tool_calls=[call])
+    assert message.for_template()["tool_calls"] == [call]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +265,43 @@ def test_a_header_cannot_fill_the_memory(tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "unpacked").mkdir()
     with pytest.raises(UserError, match="header has 8589934592 bytes"):
         unpack(archive(tmp_path, (info, b"x" * 512)), tmp_path / "unpacked", limit=1 << 40)
+
+
+def pax(content: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo("pax")
+    info.type = tarfile.XHDTYPE
+    return info, content
+
+
+def old_sparse() -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo("sparse")
+    info.type = tarfile.GNUTYPE_SPARSE
+    return info, b"0\n" * (1 << 20)
+
+
+PLAIN = (tarfile.TarInfo("file"), b"1000000\n" + b"0\n" * (1 << 20))
+EMPTY = (tarfile.TarInfo("empty"), b"")
+MAP = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"
+HEADERS = {
+    "a map of a sparse file": ([pax(MAP), PLAIN], "sparse"),
+    "a map of the first format": ([pax(b"25 GNU.sparse.map=1,2,3,4\n"), PLAIN], "sparse"),
+    "a map that is none": ([pax(b"19 GNU.sparse.map=x\n"), PLAIN], "sparse"),
+    "the oldest map": ([old_sparse()], "sparse"),
+    "a chain of headers": ([pax(b"6 a=b\n")] * 3000 + [PLAIN], "recursion|too many"),
+    "a long chain of large headers": ([pax(b"1" * 8000), EMPTY] * 200, "too many"),
+    "digits that take quadratic time": ([pax(b"1" * 60_000), PLAIN], "60000 bytes"),
+    "a length of many digits": ([pax(b"1" * 5000 + b" a=b\n"), PLAIN], "4300"),
+    "an unknown charset": ([pax(b"20 hdrcharset=\xff\xfe\xfd\n"), PLAIN], "codec"),
+}
+
+
+@pytest.mark.parametrize("attack", HEADERS)
+def test_headers_that_tarfile_would_believe_are_refused(tmp_path: Path, attack: str) -> None:
+    members, named = HEADERS[attack]
+    (tmp_path / "unpacked").mkdir()
+    with pytest.raises(UserError, match=rf"not a complete \.tar\.gz archive: .*({named})"):
+        unpack(archive(tmp_path, *members), tmp_path / "unpacked", limit=1 << 40)
+    assert not list((tmp_path / "unpacked").iterdir())
 
 
 # ---- web pages -----------------------------------------------------------------------------------
@@ -301,6 +425,16 @@ def test_old_files_are_kept_by_a_service_that_just_started(tmp_path: Path) -> No
         return folder.exists()
 
     assert with_service(tmp_path, work)
+
+
+def test_a_stray_file_among_the_runs_does_not_stop_housekeeping(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "notes.txt").write_text("of the administrator")
+
+    async def work(local: Local) -> None:
+        await local.service.tidy()
+
+    with_service(tmp_path, work)
 
 
 def test_silent_sessions_go_after_a_while_and_not_because_of_a_clock(tmp_path: Path) -> None:

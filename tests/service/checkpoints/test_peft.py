@@ -79,6 +79,14 @@ def test_a_mixture_has_a_largest_rank(tmp_path: Path) -> None:
         mix([adapter, adapter], [1, 1], tmp_path, "m")
 
 
+@pytest.mark.parametrize("coefficient", [1e300, -1e39])
+def test_a_mixture_that_overflows_is_refused(tmp_path: Path, coefficient: float) -> None:
+    adapter = AdapterFiles.read(write(tmp_path / "one", 2, (HEAD,)))
+    (tmp_path / "mixed").mkdir()
+    with pytest.raises(UserError, match="contains NaN or infinity"):
+        mix([adapter], [coefficient], tmp_path / "mixed", "m")
+
+
 def test_numbers_of_half_the_size_are_read(tmp_path: Path) -> None:
     folder = write(tmp_path / "one", 2, (HEAD,))
     file = folder / "adapter_model.safetensors"
@@ -98,10 +106,12 @@ def test_numbers_of_half_the_size_are_read(tmp_path: Path) -> None:
         ({"r": 10**9}, "r must be"),
         ({"lora_alpha": "32"}, "lora_alpha"),
         ({"lora_alpha": float("nan")}, "lora_alpha"),
+        ({"lora_alpha": 10**400}, "lora_alpha"),
         ({"peft_type": "IA3"}, "peft_type"),
         ({"use_dora": True}, "use_dora"),
         ({"rank_pattern": {"x": 3}}, "rank_pattern"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path"),
+        ({"base_model_name_or_path": "\ud800"}, "not valid JSON"),
     ],
 )
 def test_a_config_that_cannot_be(tmp_path: Path, config: dict[str, Any], named: str) -> None:

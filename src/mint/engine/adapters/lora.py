@@ -202,6 +202,8 @@ def _chosen_sites(spec: LoraSpec, sites: list[Site]) -> list[Site]:
         raise UserError(
             f"rank is {spec.rank}, but a LoRA rank is an integer from 1 to {MAX_RANK}. Try rank=16."
         )
+    if spec.seed is not None and not -(2**63) <= spec.seed < 2**64:
+        raise UserError(f"seed is {spec.seed}, but it must fit 64 bits. Try seed=1.")
     flags = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
     if not any(flags.values()):
         raise UserError(

@@ -19,6 +19,7 @@ from mint.engine.training.tree import PrefixTree
 KEPT = "kept_tokens"
 _IDS = ("target_tokens", KEPT)
 _THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,10 @@ def _loss_settings(config: Mapping[str, float | str], loss: Loss, name: str) -> 
         if key not in loss.settings and key not in NAMES:
             known = ", ".join((*loss.settings, *NAMES))
             raise UserError(f"loss_fn_config has {key!r}, but {name} has the settings: {known}.")
-        if isinstance(value, str) or not np.isfinite(value):
+        if isinstance(value, str) or not abs(value) <= _LARGEST:
             raise UserError(
-                f"loss_fn_config[{key!r}] is {value!r}, but it must be a finite number."
+                f"loss_fn_config[{key!r}] is {value!r:.50}, but it must be a finite number "
+                "of 32 bits."
             )
     given = {key: float(value) for key, value in config.items() if key in loss.settings}
     return {**loss.settings, **given}

@@ -38,10 +38,10 @@ class Terms:
         for name in ("kl_ratio", "entropy"):
             if (value := getattr(self, name)) not in (0.0, 1.0):
                 raise UserError(f"loss_fn_config[{name!r}] is {value:g}; it must be 0 or 1.")
-        if self.temperature <= 0:
+        if self.temperature < 1e-5:  # logits over less may be infinite
             raise UserError(
-                f"loss_fn_config['temperature'] is {self.temperature:g}; it must be above 0: the "
-                "one that the answers were sampled at."
+                f"loss_fn_config['temperature'] is {self.temperature:g}; it must be 1e-5 or "
+                "more: the one that the answers were sampled at."
             )
 
     @property

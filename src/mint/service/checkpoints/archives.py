@@ -19,7 +19,8 @@ _MAX_MEMBERS = 1000
 _MAX_DEPTH = 2
 _PIECE = 1 << 20
 _MAX_RATIO, _SPARE_BYTES = 20, 16 * 1024 * 1024
-_MAX_HEADER_BYTES = 64 * 1024
+_MAX_HEADER_BYTES, _MAX_HEADERS_BYTES = 8 * 1024, 1024 * 1024
+"""Of one extended header, whose parsing takes quadratic time, and of all of an archive."""
 _EXTENSIONS = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -62,21 +63,36 @@ def unpack(archive: Path, folder: Path, limit: int) -> None:
     """
     try:
         largest = _SPARE_BYTES + _MAX_RATIO * archive.stat().st_size  # as weights hardly compress
-        with tarfile.open(archive, "r|*", tarinfo=_SmallHeader) as packed:
+        with _Archive.open(archive, "r|*", tarinfo=_SmallHeader) as packed:
             _unpack(packed, folder, min(limit, largest))
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, RecursionError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UserError(f"The file is not a complete .tar.gz archive: {error}.") from error
 
 
-class _SmallHeader(tarfile.TarInfo):
-    """An archive entry that refuses large extended headers, which tarfile reads into memory."""
+class _Archive(tarfile.TarFile):
+    header_bytes = 0
 
-    def _proc_member(self, tarfile_: tarfile.TarFile) -> Any:
-        if self.type in _EXTENSIONS and self.size > _MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header has {self.size} bytes")
-        return super()._proc_member(tarfile_)  # type: ignore[misc]
+
+class _SmallHeader(tarfile.TarInfo):
+    """An archive entry that refuses large extended headers, which tarfile reads into memory.
+
+    The map of a sparse file belongs to its header and has no limit, so sparse files are refused
+    before it is read.
+    """
+
+    def _proc_member(self, archive: _Archive) -> Any:
+        if self.type in _EXTENSIONS:
+            archive.header_bytes += tarfile.BLOCKSIZE + self.size
+            if self.size > _MAX_HEADER_BYTES or archive.header_bytes > _MAX_HEADERS_BYTES:
+                raise tarfile.ReadError(f"a header has {self.size} bytes, or there are too many")
+        return super()._proc_member(archive)  # type: ignore[misc]
+
+    def _refuse_sparse(self, *_: Any) -> Any:
+        raise tarfile.ReadError("it has a sparse file")
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
 def _unpack(packed: tarfile.TarFile, folder: Path, limit: int) -> None:
@@ -105,6 +121,6 @@ def _checked_name(member: tarfile.TarInfo) -> str | None:
         raise UserError(f"The archive has the entry {shown}, which leads outside of it.")
     if member.isdir():
         return None
-    if not member.isreg() or member.issparse():
+    if not member.isreg():
         raise UserError(f"The archive's entry {shown} is a link or device, not a plain file.")
     return path.name if len(path.parts) <= _MAX_DEPTH else None

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 
 from mint.engine.messages import LoraSpec
 from mint.service.checkpoints.tensors import Tensors
@@ -126,7 +127,9 @@ def mix(
         "target_modules": sorted({layer.rpartition(".")[2] for layer in layers}),
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2))
-    return AdapterFiles.read(folder).lora
+    mixed = AdapterFiles.read(folder)
+    mixed.require_finite()
+    return mixed.lora
 
 
 def _stacked(
@@ -143,7 +146,8 @@ def _stacked(
     for adapter, factor in zip(adapters, factors, strict=True):
         if name_a in adapter.tensors.entries:
             a.append(adapter.tensors[name_a])
-            b.append(adapter.tensors[name_b] * np.float32(factor))
+            with np.errstate(all="ignore"):  # the sum is checked
+                b.append(adapter.tensors[name_b] * np.float32(factor))
         else:
             a.append(np.zeros((adapter.rank, inputs), np.float32))
             b.append(np.zeros((outputs, adapter.rank), np.float32))
@@ -154,8 +158,8 @@ def _read_config(file: Path) -> dict[str, Any]:
     if file.stat().st_size > _MAX_CONFIG_BYTES:
         raise UserError(f"{CONFIG} has more than {_MAX_CONFIG_BYTES} bytes.")
     try:
-        config = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
+        config = from_json(file.read_bytes())  # strings must be valid Unicode
+    except ValueError as error:
         raise UserError(f"{CONFIG} is not valid JSON.") from error
     if not isinstance(config, dict):
         raise UserError(f"{CONFIG} must be a JSON object.")
@@ -164,7 +168,7 @@ def _read_config(file: Path) -> dict[str, Any]:
         raise UserError(f"{CONFIG}: peft_type must be LORA, not {config.get('peft_type')!r:.50}.")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
         raise UserError(f"{CONFIG}: r must be an integer from 1 to {MAX_RANK}.")
-    if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+    if not isinstance(alpha, int | float) or not 0 < alpha < 1e30:
         raise UserError(f"{CONFIG}: lora_alpha must be a positive number.")
     if not isinstance(config.get("base_model_name_or_path"), str):
         raise UserError(f"{CONFIG}: base_model_name_or_path must name the base model.")

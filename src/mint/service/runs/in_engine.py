@@ -70,6 +70,7 @@ class RunInEngine:
         self._references = References(row, journal, parts.checkpoints)
         self._engine: EngineProcess | None = None
         self._work_s = 0.0
+        self._size_after_snapshot = 0
         self._is_restoring = False
         self.gradients = Gradients()
 
@@ -301,13 +302,17 @@ class RunInEngine:
 
     # ---- snapshots ------------------------------------------------------------------------------
 
-    async def maybe_snapshot(self, kind: str, first: int) -> None:
-        """Make a snapshot when replaying the journal would take long."""
-        is_long = (
-            self._work_s >= self._parts.settings.snapshot_after_s
-            or self._journal.size >= self._parts.settings.snapshot_after_bytes
-        )
-        if kind == "load_weights" or (kind == "optim_step" and is_long):
+    async def maybe_snapshot(self, kind: str | None, first: int) -> None:
+        """Make a snapshot when replaying the journal would take long, or when it is large.
+
+        ``kind`` is of the operation that succeeded, if one did. After operations other than a step
+        the journal must have doubled, as a snapshot copies the operations that wait.
+        """
+        is_long = self._work_s >= self._parts.settings.snapshot_after_s
+        is_large = self._journal.size >= self._parts.settings.snapshot_after_bytes
+        has_doubled = self._journal.size >= 2 * self._size_after_snapshot
+        is_due = (is_long or is_large) if kind == "optim_step" else is_large and has_doubled
+        if is_due or kind == "load_weights":
             await self.snapshot(first)
 
     async def snapshot(self, first: int) -> None:
@@ -328,6 +333,7 @@ class RunInEngine:
                 await asyncio.to_thread(self._journal.discard_snapshot, folder)
         else:
             self._work_s = 0.0
+            self._size_after_snapshot = self._journal.size
 
     def _kept_answers(self) -> dict[int, Response]:
         """Return the newest answers that a client may still ask for, within limits."""

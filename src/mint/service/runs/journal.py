@@ -210,7 +210,10 @@ class Journal:
         """Index every complete record; cut the file after the last one."""
         at, size = 0, os.fstat(self._file).st_size
         while (record := read_record(self._file, at, size)) is not None:
-            self._note(record.header, at, record.body_size)
+            try:
+                self._note(record.header, at, record.body_size)
+            except (KeyError, TypeError):
+                raise self._damaged(at, "an unknown record, perhaps of a newer mint") from None
             at = record.end
         if at < size:
             self._cut_torn_end(at, size)

@@ -262,11 +262,11 @@ class Runs:
         root = self._settings.home / "runs"
         changed = {
             folder.name: str(max(file.lstat().st_mtime_ns for file in (folder, *folder.iterdir())))
-            for folder in root.glob("*")
+            for folder in root.glob("*/")
         }
         for name in idleness.due("run", changed, self._settings.run_kept_s):
             if name not in {run_folder_name(run_id) for run_id in list(self._runs)}:
-                with contextlib.suppress(RunIsElsewhere, JournalDamaged):
+                with contextlib.suppress(RunIsElsewhere, JournalDamaged, OSError):
                     Journal(root / name).close()
                     shutil.rmtree(root / name, ignore_errors=True)
 

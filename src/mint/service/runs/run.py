@@ -26,7 +26,13 @@ from mint.service.wire.bodies import negative_number
 
 log = logging.getLogger(__name__)
 MAX_WAITING = 10_000
+MAX_JOURNAL_BYTES = 64 * 1024**3
+"""How large a journal may grow that cannot be cut, because no optim_step ends its gradients."""
 RETRY_RESTORE_S = 30.0
+_JOURNAL_FULL = (
+    f"The journal of this run has more than {MAX_JOURNAL_BYTES >> 30} GiB, as it keeps every "
+    "operation since the last optim_step. Send optim_step, or unload the run, before sending more."
+)
 ACCEPTED_WITHIN_S = 25.0
 """How long a request is held open until its operation is in the journal."""
 
@@ -118,6 +124,8 @@ class TrainingRun:
                 raise self._journal_full()  # operations that wait for it are held in memory
             if len(self._stream) > MAX_WAITING and number != self._stream.next:
                 raise ApiError(429, "Too many operations of this run are waiting. Try again later.")
+            if kind != "optim_step" and self._journal.size > MAX_JOURNAL_BYTES:
+                body, error = b"", _JOURNAL_FULL
             operation = Operation(number, kind, len(body), error)
             self._stream.accept(operation)
             self._open_future(number)
@@ -232,7 +240,7 @@ class TrainingRun:
             self._trouble = None
             counted = "prompt_tokens" if kind == "forward" else "tokens_trained"
             self._usage.add(self.row.key, self.row.id, **{counted: done.tokens})
-            await self._in_engine.maybe_snapshot(kind, self._stream.next)
+        await self._in_engine.maybe_snapshot(kind if done is not None else None, self._stream.next)
 
     async def _close(self, outcome: Outcome, done: Done | None) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)

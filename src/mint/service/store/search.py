@@ -10,7 +10,7 @@ from sqlalchemy import and_, false, func, or_, select
 
 from mint.service.errors import UserError
 from mint.service.store.database import CheckpointRow, Condition, RunRow, SessionRow, Store, now
-from mint.service.wire.requests import Request, Texts
+from mint.service.wire.requests import Many, Request, Texts
 
 NO_PROJECT = "default"
 _NOT_IN_A_KEY = re.compile(r'["\\\x00-\x1f]')
@@ -19,12 +19,12 @@ _NOT_IN_A_KEY = re.compile(r'["\\\x00-\x1f]')
 
 class Owner(Request):
     type: Literal["own", "accessible", "user"] = "own"
-    owner_urns: list[str] = Field(default_factory=list, max_length=10)
+    owner_urns: Many[str] = Field(default_factory=list, max_length=10)
 
 
 class Status(Request):
     type: Literal["active", "cancelled", "failed", "client_finished"]
-    reasons: list[str] | None = Field(default=None, max_length=20)
+    reasons: Many[str] | None = Field(default=None, max_length=20)
 
 
 class Cursor(Request):
@@ -36,11 +36,11 @@ class SessionSearch(Request):
     """The filters of a search. A session must have the id or the name, and match all the others."""
 
     session_id: str | None = None
-    project_ids: list[str] | None = Field(default=None, max_length=200)
+    project_ids: Many[str] | None = Field(default=None, max_length=200)
     user_metadata: Texts = Field(default_factory=dict, max_length=50)
     display_name: str | None = Field(default=None, min_length=1, max_length=500)
     owner: Owner = Owner()
-    statuses: list[Status] | None = Field(default=None, min_length=1, max_length=20)
+    statuses: Many[Status] | None = Field(default=None, min_length=1, max_length=20)
     limit: int = Field(default=50, ge=1, le=200)
     cursor: Cursor | None = None
 

@@ -39,7 +39,7 @@ class Csr:
         if len(self.shape) != 2 or min(self.shape) < 0:
             raise UserError(f"{where} is sparse and needs a 2-D shape, not {list(self.shape)}.")
         rows, columns = int(self.shape[0]), int(self.shape[1])
-        cells.spend(rows * columns, where)
+        cells.spend(max(rows, 1) * max(columns, 1), where)  # numpy limits 0 x 2**62 too
         fits = (
             len(self.crow) == rows + 1
             and self.crow[0] == 0
@@ -69,9 +69,12 @@ def shaped(values: NDArray[Any], shape: Sequence[int], where: str) -> NDArray[An
     """Return flat values in their declared shape; without one they stay flat."""
     if not shape:
         return values
-    if min(shape) < 0 or int(np.prod(shape, dtype=object)) != values.size:
+    sizes = [int(n) for n in shape]
+    try:
+        if min(sizes) < 0:
+            raise ValueError("numpy would infer a size of -1")
+        return values.reshape(sizes)
+    except ValueError:
         raise UserError(
-            f"{where} has {values.size} values, which do not fill its shape "
-            f"{[int(n) for n in shape]}."
-        )
-    return values.reshape([int(n) for n in shape])
+            f"{where} has {values.size} values, which do not fill its shape {sizes}."
+        ) from None

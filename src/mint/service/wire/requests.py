@@ -25,6 +25,9 @@ MIN_TTL_S, MAX_TTL_S = 3600, 10 * 365 * 24 * 3600
 MAX_TOP_K = 2**31 - 1  # more than any vocabulary has
 MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits / 1e-40 is infinite
 Model = TypeVar("Model", bound=BaseModel)
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Field(fail_fast=True)]
+"""A list of which only the first wrong item is reported: there may be millions."""
 _CONTENT = {"prompt", "messages", "stop", "tools", "data", "user_metadata", "tags", "detail"}
 """Fields whose content is not repeated in errors."""
 
@@ -102,7 +105,7 @@ TopK = Annotated[int, Field(ge=-1), AfterValidator(lambda k: k if k <= MAX_TOP_K
 
 
 class CreateSession(Request):
-    tags: list[str] = []
+    tags: Many[str] = []
     user_metadata: Texts = {}
     sdk_version: str = ""
     project_id: str | None = None
@@ -177,7 +180,7 @@ class SaveWeightsForSampler(SaveWeights):
 class SaveWeightsExternal(Request):
     path: str
     ttl_seconds: Ttl | None = None
-    age_encryption_recipients: list[str] = []
+    age_encryption_recipients: Many[str] = []
 
     @model_validator(mode="after")
     def _refuse_encryption(self) -> SaveWeightsExternal:
@@ -241,14 +244,14 @@ class SetTtl(BaseModel):
 class Prune(Request):
     older_than_s: NotNegative = 0.0
     keep_last: int = Field(default=1, ge=0, le=10**6)
-    keep: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=100)
+    keep: Many[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=100)
     run_id: str | None = None
     dry_run: bool = True
 
 
 class Interpolate(Request):
-    source_paths: list[str] = Field(min_length=1, max_length=64)
-    coefficients: list[Finite]
+    source_paths: Many[str] = Field(min_length=1, max_length=64)
+    coefficients: Many[Finite]
     output_path: str | None = None
     output_checkpoint_type: Literal["sampler"] = "sampler"
 
@@ -264,7 +267,7 @@ class Interpolate(Request):
 
 class ReverseKl(Request):
     reference_model_path: str
-    data: list[Any]
+    data: Many[Any]
     temperature: Finite = 1.0
 
 
@@ -290,8 +293,8 @@ class Sampling(Request):
 
 class SamplingParamsField(Sampling):
     max_tokens: int | None = Field(default=None, ge=1)
-    stop: str | list[int] | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Many[int] | Many[str] | None = None
+    stop_token_ids: Many[int] | None = None
     renormalize: bool = False
 
     def stops(self) -> list[str] | list[int] | None:
@@ -303,7 +306,7 @@ class SamplingParamsField(Sampling):
 
 
 class Prompt(Request):
-    chunks: list[dict[str, Any]]
+    chunks: Many[dict[str, Any]]
 
 
 class SampleBody(Request):
@@ -375,4 +378,4 @@ class RetrieveFutures(Request):
     target: FuturesTarget
     prev_cursor: int = 0
     timeout: NotNegative | None = None
-    retrieved_request_ids: list[str] = []
+    retrieved_request_ids: Many[str] = []

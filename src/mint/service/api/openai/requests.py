@@ -3,15 +3,15 @@ changes nothing; unknown fields are ignored."""
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import from_json
 
 from mint.engine.messages import MAX_SAMPLES
 from mint.service.errors import UserError
-from mint.service.wire.requests import Request, Sampling
+from mint.service.wire.requests import Many, Request, Sampling
 
 MAX_TOP_LOGPROBS = 20
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
@@ -41,12 +41,16 @@ def read_token_ids(bias: Any) -> Any:
     """
     if not isinstance(bias, dict):
         return bias
-    for key in bias:
+    for key, value in bias.items():
         if not _TOKEN_ID.fullmatch(str(key)):
             raise ValueError(
                 f"the key {str(key)[:40]!r} is not a token id; use token ids of the model's "
                 'tokenizer in quotes, such as {"198": -100}'
             )
+        if not isinstance(value, int | float):
+            raise ValueError(f"logit_bias.{key} must be a number from -100 to 100")
+        if not -100 <= value <= 100:
+            return {int(key): value}  # pydantic refuses it, without the others
     return {int(key): value for key, value in bias.items()}
 
 
@@ -71,7 +75,7 @@ class Inference(Sampling):
     presence_penalty: Penalty = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
     logit_bias: LogitBias = Field(default_factory=dict)
-    stop: str | list[str] = Field(default_factory=list)
+    stop: str | Many[str] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
@@ -91,7 +95,7 @@ class Inference(Sampling):
 
 
 class Completion(Inference):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Many[int] | Many[str] | Many[Many[int]]
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False
@@ -124,8 +128,8 @@ class Message(Request):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     role: Annotated[str, Field(min_length=1)]
-    content: str | list[dict[str, Any]] = ""
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Many[dict[str, Any]] = ""
+    tool_calls: Many[dict[str, Any]] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """Return the message as templates expect it: content as a string, arguments of tool calls
@@ -139,11 +143,11 @@ class Message(Request):
 
 
 class ChatCompletion(Inference):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Many[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    tools: list[dict[str, Any]] | None = None
+    tools: Many[dict[str, Any]] | None = None
     tool_choice: str = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
@@ -172,7 +176,7 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = from_json(function["arguments"])
     except ValueError:
         return call
     return {**call, "function": {**function, "arguments": arguments}}
