@@ -101,6 +101,7 @@ typedef struct {
     const uint32_t *inner[TILE], *b; /* of the adapter */
     int64_t depth, rank;
     const uint32_t *ahead; /* to prefetch: what the next panel needs */
+    int64_t pace;          /* words of it for each word of a row */
     float *y[TILE];
     const float *bias;
     int64_t columns;
@@ -109,12 +110,12 @@ typedef struct {
 
 INLINE void add_products(const int bf16, const int rows, const int wide, int64_t depth,
                          const uint32_t *const *x, const uint32_t *w, const uint32_t *ahead,
-                         __m512 sum[TILE][WIDE]) {
+                         int64_t pace, __m512 sum[TILE][WIDE]) {
     for (int64_t k = 0; k < depth; k++) {
         __m512i column[WIDE];
         UNROLL for (int j = 0; j < wide; j++)
             column[j] = _mm512_loadu_si512(w + (k * wide + j) * LANES);
-        if (bf16) _mm_prefetch((const char *)(ahead + k * WIDE * LANES), _MM_HINT_T1);
+        if (bf16) _mm_prefetch((const char *)(ahead + k * pace), _MM_HINT_T1);
         UNROLL for (int i = 0; i < rows; i++) {
             __m512i value = _mm512_set1_epi32((int)x[i][k]);
             UNROLL for (int j = 0; j < wide; j++)
@@ -128,8 +129,8 @@ INLINE void run_task(const int bf16, const int rows, const int wide, const Task 
     __m512 sum[TILE][WIDE];
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < wide; j++) sum[i][j] = _mm512_setzero_ps();
-    add_products(bf16, rows, wide, task->depth, task->x, task->w, task->ahead, sum);
-    add_products(0, rows, wide, task->rank, task->inner, task->b, task->b, sum);
+    add_products(bf16, rows, wide, task->depth, task->x, task->w, task->ahead, task->pace, sum);
+    add_products(0, rows, wide, task->rank, task->inner, task->b, NULL, 0, sum);
     UNROLL for (int j = 0; j < wide; j++) {
         __mmask16 mask = first_lanes(task->columns - j * LANES);
         UNROLL for (int i = 0; i < rows; i++) {
@@ -199,14 +200,19 @@ static void multiply_panel(const Matrix *m, Panel panel, const Tile *tiles, int6
                            const int64_t *rows, const uint32_t *words, int64_t stride,
                            const float *inner, int64_t height, const float *bias, float *y,
                            int64_t ldy, int adds) {
-    const uint32_t *w = m->words + panel.padded * m->depth, *end = w + panel.wide * LANES * m->depth;
+    const uint32_t *w = m->words + panel.padded * m->depth;
+    int64_t width = panel.wide * LANES;
     for (int64_t at = 0; at < m->depth; at += DEPTH) {
         int is_last = at + DEPTH >= m->depth;
         for (int64_t t = 0; t < count; t++) {
             Tile tile = tiles[t];
-            Task task = {.w = w + at * panel.wide * LANES, .depth = least(DEPTH, m->depth - at)};
-            /* The first tiles each prefetch some lines of the next panel, the others nothing new. */
-            task.ahead = t < WIDE && panel.wide == WIDE ? end + t * LANES : task.w;
+            Task task = {.w = w + at * width, .depth = least(DEPTH, m->depth - at)};
+            /* Each tile prefetches a part of what comes next, at an even pace: memory delivers a
+             * panel in the time that all of its tiles take, not in that of a few. Few tiles leave
+             * some lines to the processor's own prefetching. */
+            task.pace = count > WIDE ? (width + count - 1) / count : width;
+            task.ahead = task.w + task.depth * width;
+            task.ahead += count > WIDE ? t * task.pace * task.depth : t * LANES;
             task.columns = panel.columns;
             task.adds = adds || at;
             task.bias = is_last && bias ? bias + panel.first : NULL;
