@@ -219,6 +219,9 @@ static void multiply_panel(const Matrix *m, Panel panel, const Tile *tiles, int6
             if (is_last && tile.slot >= 0 && m->a[tile.slot]) {
                 task.rank = m->rank[tile.slot];
                 task.b = (const uint32_t *)m->b[tile.slot] + panel.padded * task.rank;
+                if (!t || tiles[t - 1].slot != tile.slot)
+                    for (int64_t k = 0; k < task.rank * width; k += LANES)
+                        _mm_prefetch((const char *)(task.b + k), _MM_HINT_T0);
             }
             for (int i = 0; i < tile.count; i++) {
                 int64_t row = tile.first + i;
