@@ -195,9 +195,9 @@ static void round_row(const float *x, int64_t count, uint32_t *words) {
     if (count % 2) out[count] = 0;
 }
 
-/* One panel of the result, for some tiles of rows. */
-static void multiply_panel(const Matrix *m, Panel panel, const Tile *tiles, int64_t count,
-                           const int64_t *rows, const uint32_t *words, int64_t stride,
+/* One panel of the result, for some tiles of rows; after it, the thread needs what is at `after`. */
+static void multiply_panel(const Matrix *m, Panel panel, const uint32_t *after, const Tile *tiles,
+                           int64_t count, const int64_t *rows, const uint32_t *words, int64_t stride,
                            const float *inner, int64_t height, const float *bias, float *y,
                            int64_t ldy, int adds) {
     const uint32_t *w = m->words + panel.padded * m->depth;
@@ -211,7 +211,7 @@ static void multiply_panel(const Matrix *m, Panel panel, const Tile *tiles, int6
              * panel in the time that all of its tiles take, not in that of a few. Few tiles leave
              * some lines to the processor's own prefetching. */
             task.pace = count > WIDE ? (width + count - 1) / count : width;
-            task.ahead = task.w + task.depth * width;
+            task.ahead = is_last ? after : task.w + task.depth * width;
             task.ahead += count > WIDE ? t * task.pace * task.depth : t * LANES;
             task.columns = panel.columns;
             task.adds = adds || at;
@@ -249,9 +249,17 @@ static void multiply_inner(const Matrix *m, Tile tile, int64_t column, const int
     dispatch(0, 1, tile.count, &task);
 }
 
-/* y = W x + B A x + bias for each row of x, or onto what is in y. */
-void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t ldx, int64_t count,
-                   const float *bias, float *y, int64_t ldy, int adds, int threads) {
+/* The words that a thread multiplies from some tile of rows on, of all panels and tiles. */
+INLINE const uint32_t *words_of(const Matrix *m, int64_t item, int64_t tile_count) {
+    int64_t panel = item / tile_count;
+    return m->words + (panel < m->panel_count ? m->panels[panel].padded * m->depth : 0);
+}
+
+/* y = W x + B A x + bias for each row of x, or onto what is in y. The same rows are then multiplied
+ * by the matrix `next`. */
+static void multiply(const Matrix *m, const Matrix *next, const Rows *by_slot, const float *x,
+                     int64_t ldx, int64_t count, const float *bias, float *y, int64_t ldy, int adds,
+                     int threads) {
     Rows groups = *by_slot;
     const int64_t *rows = groups.rows;
     if (!rows) groups.starts[1] = count;
@@ -271,6 +279,7 @@ void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t
             size = end - at >= TILE ? TILE : end - at >= 2 ? 2 : 1;
             tiles[tile_count++] = (Tile){(int32_t)at, (int32_t)size, (int32_t)groups.slots[g]};
         }
+    if (!tile_count) return;
     const uint32_t *words = m->is_bf16 ? (uint32_t *)memory : (const uint32_t *)x;
     int64_t stride = m->is_bf16 ? m->depth : ldx;
     int64_t narrow = groups.inner ? 0 : (height + LANES - 1) / LANES;
@@ -292,14 +301,22 @@ void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t
         }
         /* Panel by panel, so that one stays in L2 for all tiles; equal shares of tiles. */
         int64_t items = m->panel_count * tile_count, team = omp_get_num_threads();
-        int64_t at = items * omp_get_thread_num() / team, end = items * (omp_get_thread_num() + 1) / team;
+        int64_t number = omp_get_thread_num(), at = items * number / team;
+        int64_t end = items * (number + 1) / team;
+        const uint32_t *later = words_of(next, next->panel_count * tile_count * number / team, tile_count);
         while (at < end) {
             int64_t first = at % tile_count, share = least(tile_count - first, end - at);
-            multiply_panel(m, m->panels[at / tile_count], tiles + first, share, rows, words, stride,
-                           inner, height, bias, y, ldy, adds);
+            const uint32_t *after = at + share < end ? words_of(m, at + share, tile_count) : later;
+            multiply_panel(m, m->panels[at / tile_count], after, tiles + first, share, rows, words,
+                           stride, inner, height, bias, y, ldy, adds);
             at += share;
         }
     }
+}
+
+void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t ldx, int64_t count,
+                   const float *bias, float *y, int64_t ldy, int adds, int threads) {
+    multiply(m, m, by_slot, x, ldx, count, bias, y, ldy, adds, threads);
 }
 
 /* ---- norms, activations, positions ---------------------------------------------------------- */
@@ -588,22 +605,23 @@ void mint_decode(const Decoder *layers, int64_t layer_count, const Rows *by_slot
                  int threads) {
     for (const Decoder *layer = layers; layer < layers + layer_count; layer++) {
         const Layer *attention = &layer->attention;
+        const Matrix *following = (layer + 1 < layers + layer_count ? layer + 1 : layers)->qkv;
         int64_t hidden = layer->qkv->inputs, inside = layer->down->inputs;
         int64_t attended = attention->heads * attention->size;
         int64_t joint = attended + 2 * attention->key_heads * attention->size;
         mint_norm(x, count, hidden, layer->attention_norm, layer->epsilon, narrow, NULL, threads);
-        mint_multiply(layer->qkv, by_slot, narrow, hidden, count, layer->qkv_bias, wide, joint, 0,
+        multiply(layer->qkv, layer->out, by_slot, narrow, hidden, count, layer->qkv_bias, wide, joint, 0,
                       threads);
         mint_store(attention, wide, joint, count, layer->query_norm, layer->key_norm,
                    layer->epsilon, cosine, sine, layer->is_turned ? turned : 0, slots, threads);
         mint_attend(attention, layout, wide, joint, narrow, threads);
-        mint_multiply(layer->out, by_slot, narrow, attended, count, layer->out_bias, x, hidden, 1,
+        multiply(layer->out, layer->gate_up, by_slot, narrow, attended, count, layer->out_bias, x, hidden, 1,
                       threads);
         mint_norm(x, count, hidden, layer->mlp_norm, layer->epsilon, narrow, NULL, threads);
-        mint_multiply(layer->gate_up, by_slot, narrow, hidden, count, layer->gate_up_bias, wide,
+        multiply(layer->gate_up, layer->down, by_slot, narrow, hidden, count, layer->gate_up_bias, wide,
                       2 * inside, 0, threads);
         mint_gate(wide, count, inside, narrow, threads);
-        mint_multiply(layer->down, by_slot, narrow, inside, count, layer->down_bias, x, hidden, 1,
+        multiply(layer->down, following, by_slot, narrow, inside, count, layer->down_bias, x, hidden, 1,
                       threads);
     }
 }
