@@ -8,7 +8,7 @@ does not depend on that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ class PagedAttention:
     ) -> None:  # fmt: skip
         """Take the blocks of sequences; of each row its sequence and its position; and groups."""
         starts = np.array([0, *accumulate(len(blocks) for blocks in tables)], np.int64)
-        flat = np.fromiter((block for blocks in tables for block in blocks), np.int64, starts[-1])
+        flat = np.fromiter(chain.from_iterable(tables), np.int64, starts[-1])
         table_of = starts[table]
         blocks = flat[table_of + positions // BLOCK_SIZE]
         ends = [0, *accumulate(len(group) for group in groups)]

@@ -73,7 +73,8 @@ typedef struct {
 } Panel;
 
 /* A frozen matrix, and the adapters that add to it. A of a slot is a [depth, sites * rank] matrix
- * of narrow panels, B has the panels of the frozen one and a depth of rank. */
+ * of wide panels and one of what registers remain, B has the panels of the frozen one and a depth of
+ * rank. */
 typedef struct {
     const uint32_t *words;
     const Panel *panels;
@@ -101,6 +102,7 @@ typedef struct {
     const uint32_t *inner[TILE], *b; /* of the adapter */
     int64_t depth, rank;
     const uint32_t *ahead; /* to prefetch: what the next panel needs */
+    int64_t pace;          /* words of it for each word of a row */
     float *y[TILE];
     const float *bias;
     int64_t columns;
@@ -109,12 +111,12 @@ typedef struct {
 
 INLINE void add_products(const int bf16, const int rows, const int wide, int64_t depth,
                          const uint32_t *const *x, const uint32_t *w, const uint32_t *ahead,
-                         __m512 sum[TILE][WIDE]) {
+                         int64_t pace, __m512 sum[TILE][WIDE]) {
     for (int64_t k = 0; k < depth; k++) {
         __m512i column[WIDE];
         UNROLL for (int j = 0; j < wide; j++)
             column[j] = _mm512_loadu_si512(w + (k * wide + j) * LANES);
-        if (bf16) _mm_prefetch((const char *)(ahead + k * WIDE * LANES), _MM_HINT_T1);
+        if (bf16) _mm_prefetch((const char *)(ahead + k * pace), _MM_HINT_T1);
         UNROLL for (int i = 0; i < rows; i++) {
             __m512i value = _mm512_set1_epi32((int)x[i][k]);
             UNROLL for (int j = 0; j < wide; j++)
@@ -128,8 +130,8 @@ INLINE void run_task(const int bf16, const int rows, const int wide, const Task 
     __m512 sum[TILE][WIDE];
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < wide; j++) sum[i][j] = _mm512_setzero_ps();
-    add_products(bf16, rows, wide, task->depth, task->x, task->w, task->ahead, sum);
-    add_products(0, rows, wide, task->rank, task->inner, task->b, task->b, sum);
+    add_products(bf16, rows, wide, task->depth, task->x, task->w, task->ahead, task->pace, sum);
+    add_products(0, rows, wide, task->rank, task->inner, task->b, NULL, 0, sum);
     UNROLL for (int j = 0; j < wide; j++) {
         __mmask16 mask = first_lanes(task->columns - j * LANES);
         UNROLL for (int i = 0; i < rows; i++) {
@@ -145,19 +147,22 @@ INLINE void run_task(const int bf16, const int rows, const int wide, const Task 
 
 #define TASK(bf16, rows, wide) \
     static void task_##bf16##_##rows##_##wide(const Task *task) { run_task(bf16, rows, wide, task); }
-#define TASKS(bf16) \
-    TASK(bf16, 1, 1) TASK(bf16, 2, 1) TASK(bf16, 6, 1) \
-    TASK(bf16, 1, 4) TASK(bf16, 2, 4) TASK(bf16, 6, 4)
-TASKS(0)
-TASKS(1)
+#define TASKS(bf16, wide) TASK(bf16, 1, wide) TASK(bf16, 2, wide) TASK(bf16, 6, wide)
+TASKS(0, 1)
+TASKS(0, 2)
+TASKS(0, 3)
+TASKS(0, 4)
+TASKS(1, 1)
+TASKS(1, 4)
 
-static void (*const task_of[2][2][3])(const Task *) = {
-    {{task_0_1_1, task_0_2_1, task_0_6_1}, {task_0_1_4, task_0_2_4, task_0_6_4}},
-    {{task_1_1_1, task_1_2_1, task_1_6_1}, {task_1_1_4, task_1_2_4, task_1_6_4}},
+static void (*const task_of[2][WIDE][3])(const Task *) = {
+    {{task_0_1_1, task_0_2_1, task_0_6_1}, {task_0_1_2, task_0_2_2, task_0_6_2},
+     {task_0_1_3, task_0_2_3, task_0_6_3}, {task_0_1_4, task_0_2_4, task_0_6_4}},
+    {[0] = {task_1_1_1, task_1_2_1, task_1_6_1}, [3] = {task_1_1_4, task_1_2_4, task_1_6_4}},
 };
 
 INLINE void dispatch(int bf16, int wide, int rows, const Task *task) {
-    task_of[bf16][wide == WIDE][rows == TILE ? 2 : rows - 1](task);
+    task_of[bf16][wide - 1][rows == TILE ? 2 : rows - 1](task);
 }
 
 /* Lay out a weight, whose element [column, k] is at column * row_stride + k * column_stride. */
@@ -194,25 +199,42 @@ static void round_row(const float *x, int64_t count, uint32_t *words) {
     if (count % 2) out[count] = 0;
 }
 
-/* One panel of the result, for some tiles of rows. */
-static void multiply_panel(const Matrix *m, Panel panel, const Tile *tiles, int64_t count,
-                           const int64_t *rows, const uint32_t *words, int64_t stride,
-                           const float *inner, int64_t height, const float *bias, float *y,
-                           int64_t ldy, int adds) {
-    const uint32_t *w = m->words + panel.padded * m->depth, *end = w + panel.wide * LANES * m->depth;
+/* One panel of the result, for some tiles of rows. The thread then needs the words at `after`; its last
+ * panel is told the `next` matrix, others NULL. */
+static void multiply_panel(const Matrix *m, Panel panel, const uint32_t *after, const Matrix *next,
+                           const Tile *tiles, int64_t count, const int64_t *rows,
+                           const uint32_t *words, int64_t stride, const float *inner,
+                           int64_t height, const float *bias, float *y, int64_t ldy, int adds) {
+    const uint32_t *w = m->words + panel.padded * m->depth;
+    int64_t width = panel.wide * LANES;
     for (int64_t at = 0; at < m->depth; at += DEPTH) {
         int is_last = at + DEPTH >= m->depth;
         for (int64_t t = 0; t < count; t++) {
             Tile tile = tiles[t];
-            Task task = {.w = w + at * panel.wide * LANES, .depth = least(DEPTH, m->depth - at)};
-            /* The first tiles each prefetch some lines of the next panel, the others nothing new. */
-            task.ahead = t < WIDE && panel.wide == WIDE ? end + t * LANES : task.w;
+            Task task = {.w = w + at * width, .depth = least(DEPTH, m->depth - at)};
+            /* Each tile prefetches a part of what comes next, at an even pace: memory delivers a
+             * panel in the time that all of its tiles take, not in that of a few. Few tiles leave
+             * some lines to the processor's own prefetching. */
+            const float *a = next && tile.slot >= 0 ? next->a[tile.slot] : NULL;
+            int64_t half = a && count > WIDE ? count / 2 : 0, others = count - half;
+            if (t < half) { /* of the last panel: the next product begins with the adapter's A */
+                int64_t size = next->rank[tile.slot] * next->sites * next->inputs;
+                task.pace = least(LANES, size / (half * task.depth) + 1);
+                task.ahead = (const uint32_t *)a + t * task.pace * task.depth;
+            } else {
+                task.pace = count > WIDE ? (width + others - 1) / others : width;
+                task.ahead = is_last ? after : task.w + task.depth * width;
+                task.ahead += count > WIDE ? (t - half) * task.pace * task.depth : t * LANES;
+            }
             task.columns = panel.columns;
             task.adds = adds || at;
             task.bias = is_last && bias ? bias + panel.first : NULL;
             if (is_last && tile.slot >= 0 && m->a[tile.slot]) {
                 task.rank = m->rank[tile.slot];
                 task.b = (const uint32_t *)m->b[tile.slot] + panel.padded * task.rank;
+                if (!t || tiles[t - 1].slot != tile.slot)
+                    for (int64_t k = 0; k < task.rank * width; k += LANES)
+                        _mm_prefetch((const char *)(task.b + k), _MM_HINT_T0);
             }
             for (int i = 0; i < tile.count; i++) {
                 int64_t row = tile.first + i;
@@ -226,7 +248,7 @@ static void multiply_panel(const Matrix *m, Panel panel, const Tile *tiles, int6
     }
 }
 
-/* The product of some rows and an adapter's A, 16 columns from a given one. */
+/* The product of some rows and a panel of an adapter's A, from a given column. */
 static void multiply_inner(const Matrix *m, Tile tile, int64_t column, const int64_t *rows,
                            const float *x, int64_t ldx, float *inner, int64_t height) {
     int64_t columns = m->rank[tile.slot] * m->sites;
@@ -237,12 +259,20 @@ static void multiply_inner(const Matrix *m, Tile tile, int64_t column, const int
         task.x[i] = (const uint32_t *)x + (rows ? rows[row] : row) * ldx;
         task.y[i] = inner + row * height + column;
     }
-    dispatch(0, 1, tile.count, &task);
+    dispatch(0, (int)least(WIDE, (task.columns + LANES - 1) / LANES), tile.count, &task);
 }
 
-/* y = W x + B A x + bias for each row of x, or onto what is in y. */
-void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t ldx, int64_t count,
-                   const float *bias, float *y, int64_t ldy, int adds, int threads) {
+/* The words that a thread multiplies from some tile of rows on, of all panels and tiles. */
+INLINE const uint32_t *words_of(const Matrix *m, int64_t item, int64_t tile_count) {
+    int64_t panel = item / tile_count;
+    return m->words + (panel < m->panel_count ? m->panels[panel].padded * m->depth : 0);
+}
+
+/* y = W x + B A x + bias for each row of x, or onto what is in y. The same rows are then multiplied
+ * by the matrix `next`. */
+static void multiply(const Matrix *m, const Matrix *next, const Rows *by_slot, const float *x,
+                     int64_t ldx, int64_t count, const float *bias, float *y, int64_t ldy, int adds,
+                     int threads) {
     Rows groups = *by_slot;
     const int64_t *rows = groups.rows;
     if (!rows) groups.starts[1] = count;
@@ -262,9 +292,10 @@ void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t
             size = end - at >= TILE ? TILE : end - at >= 2 ? 2 : 1;
             tiles[tile_count++] = (Tile){(int32_t)at, (int32_t)size, (int32_t)groups.slots[g]};
         }
+    if (!tile_count) return;
     const uint32_t *words = m->is_bf16 ? (uint32_t *)memory : (const uint32_t *)x;
     int64_t stride = m->is_bf16 ? m->depth : ldx;
-    int64_t narrow = groups.inner ? 0 : (height + LANES - 1) / LANES;
+    int64_t a_panels = groups.inner ? 0 : (height + WIDE * LANES - 1) / (WIDE * LANES);
     if (count * m->depth * m->panel_count < ALONE) threads = 1;
 #pragma omp parallel num_threads(threads)
     {
@@ -275,22 +306,32 @@ void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t
                           (uint32_t *)memory + row * m->depth);
         }
 #pragma omp for schedule(static)
-        for (int64_t item = 0; item < narrow * tile_count; item++) {
+        for (int64_t item = 0; item < a_panels * tile_count; item++) {
             Tile tile = tiles[item % tile_count];
-            int64_t column = item / tile_count * LANES;
+            int64_t column = item / tile_count * WIDE * LANES;
             if (tile.slot >= 0 && m->a[tile.slot] && column < m->rank[tile.slot] * m->sites)
                 multiply_inner(m, tile, column, rows, x, ldx, computed, height);
         }
         /* Panel by panel, so that one stays in L2 for all tiles; equal shares of tiles. */
         int64_t items = m->panel_count * tile_count, team = omp_get_num_threads();
-        int64_t at = items * omp_get_thread_num() / team, end = items * (omp_get_thread_num() + 1) / team;
+        int64_t number = omp_get_thread_num(), at = items * number / team;
+        int64_t end = items * (number + 1) / team;
+        int64_t next_item = next->panel_count * tile_count * number / team;
+        const uint32_t *later = words_of(next, next_item, tile_count);
         while (at < end) {
             int64_t first = at % tile_count, share = least(tile_count - first, end - at);
-            multiply_panel(m, m->panels[at / tile_count], tiles + first, share, rows, words, stride,
-                           inner, height, bias, y, ldy, adds);
+            const uint32_t *after = at + share < end ? words_of(m, at + share, tile_count) : later;
+            multiply_panel(m, m->panels[at / tile_count], after, at + share < end ? NULL : next,
+                           tiles + first, share, rows, words, stride, inner, height, bias, y, ldy,
+                           adds);
             at += share;
         }
     }
+}
+
+void mint_multiply(const Matrix *m, const Rows *by_slot, const float *x, int64_t ldx, int64_t count,
+                   const float *bias, float *y, int64_t ldy, int adds, int threads) {
+    multiply(m, m, by_slot, x, ldx, count, bias, y, ldy, adds, threads);
 }
 
 /* ---- norms, activations, positions ---------------------------------------------------------- */
@@ -579,23 +620,24 @@ void mint_decode(const Decoder *layers, int64_t layer_count, const Rows *by_slot
                  int threads) {
     for (const Decoder *layer = layers; layer < layers + layer_count; layer++) {
         const Layer *attention = &layer->attention;
+        const Matrix *following = (layer + 1 < layers + layer_count ? layer + 1 : layers)->qkv;
         int64_t hidden = layer->qkv->inputs, inside = layer->down->inputs;
         int64_t attended = attention->heads * attention->size;
         int64_t joint = attended + 2 * attention->key_heads * attention->size;
         mint_norm(x, count, hidden, layer->attention_norm, layer->epsilon, narrow, NULL, threads);
-        mint_multiply(layer->qkv, by_slot, narrow, hidden, count, layer->qkv_bias, wide, joint, 0,
-                      threads);
+        multiply(layer->qkv, layer->out, by_slot, narrow, hidden, count, layer->qkv_bias, wide,
+                 joint, 0, threads);
         mint_store(attention, wide, joint, count, layer->query_norm, layer->key_norm,
                    layer->epsilon, cosine, sine, layer->is_turned ? turned : 0, slots, threads);
         mint_attend(attention, layout, wide, joint, narrow, threads);
-        mint_multiply(layer->out, by_slot, narrow, attended, count, layer->out_bias, x, hidden, 1,
-                      threads);
+        multiply(layer->out, layer->gate_up, by_slot, narrow, attended, count, layer->out_bias, x,
+                 hidden, 1, threads);
         mint_norm(x, count, hidden, layer->mlp_norm, layer->epsilon, narrow, NULL, threads);
-        mint_multiply(layer->gate_up, by_slot, narrow, hidden, count, layer->gate_up_bias, wide,
-                      2 * inside, 0, threads);
+        multiply(layer->gate_up, layer->down, by_slot, narrow, hidden, count, layer->gate_up_bias,
+                 wide, 2 * inside, 0, threads);
         mint_gate(wide, count, inside, narrow, threads);
-        mint_multiply(layer->down, by_slot, narrow, inside, count, layer->down_bias, x, hidden, 1,
-                      threads);
+        multiply(layer->down, following, by_slot, narrow, inside, count, layer->down_bias, x, hidden,
+                 1, threads);
     }
 }
 

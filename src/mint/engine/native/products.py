@@ -12,6 +12,7 @@ from .build import call
 
 LANES, WIDE, SLOTS = 16, 4, 17  # as in kernels.c
 _TRAINED = SLOTS - 1  # the slot of the run in training
+_ANY_WIDTH = (4, 3, 2, 1)
 Panels = NDArray[np.int32]
 
 
@@ -123,7 +124,7 @@ class Packed:
         self._clear_adapter(slot)
         if not rank:
             return
-        packed = _pack_floats(a, _cut([a.shape[0]], widest=1)), _pack_floats(b.T, self._panels)
+        packed = _pack_floats(a, _cut([a.shape[0]], _ANY_WIDTH)), _pack_floats(b.T, self._panels)
         self._adapters[slot] = packed
         self.struct.a[slot], self.struct.b[slot] = (words.data_ptr() for words in packed)
         self.struct.rank[slot] = rank
@@ -172,13 +173,13 @@ def _huge(words: int) -> Tensor:
     return memory[start : start + words]
 
 
-def _cut(sizes: list[int], widest: int = WIDE) -> Panels:
-    """Cut the columns of each site into panels, with the fields of the kernels."""
+def _cut(sizes: list[int], widths: tuple[int, ...] = (WIDE, 1)) -> Panels:
+    """Cut the columns of each site into panels of some widths, with the fields of the kernels."""
     panels, first, padded = [], 0, 0
     for site, size in enumerate(sizes):
         end = first + size
         while first < end:
-            wide = widest if end - first > LANES * (widest - 1) else 1
+            wide = next(width for width in widths if end - first > LANES * (width - 1))
             columns = min(wide * LANES, end - first)
             panels.append((first, columns, padded, wide, site))
             first, padded = first + columns, padded + wide * LANES
