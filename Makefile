@@ -34,8 +34,8 @@ PYTEST := $(BIN)/python -m pytest
 # Whole files go to a worker, since the tests of a file share a service. Two cores and 24 GiB are enough.
 PARALLEL := -n 3 --dist loadfile
 # For people who change code: the engine, pure logic, and the tests of one service that all share.
-FAST := src tests/test_layers.py tests/test_english.py $(addprefix tests/engine/test_,$(addsuffix .py, \
-  channel distill kv_blocks kernels logprobs losses peft_files picking sampler scheduling scoring terms trainer tree)) \
+FAST := src tests/test_layers.py tests/test_english.py $(addprefix tests/engine/,training test_channel.py test_kernels.py adapters/test_peft_files.py \
+  $(addprefix sampling/test_,kv_blocks.py picking.py sampler.py scheduling.py scoring.py)) \
   tests/rewards/answers tests/rewards/shaping tests/rewards/test_rewards.py \
   $(addprefix tests/rl/,datums messages data/test_data.py data/test_epochs.py data/test_file_formats.py test_guards.py settings/test_config.py \
   algorithms/test_advantages.py algorithms/test_importance.py rollouts/test_scoring.py rollouts/test_policy.py) \

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import doctest
+import gc
 import os
 from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Collecting the tests imports everything, which makes millions of objects that stay. Looking
+# through them for garbage, again and again, would take half of the time of the collection.
+gc.disable()
 
 # A slow machine is not a failure. With CI=true, hypothesis draws the same examples every time.
 settings.register_profile(
@@ -17,6 +22,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("mint")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from now on, but not among what the imports made."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

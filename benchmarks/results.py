@@ -108,7 +108,7 @@ def draw(runs: list[Result], file: Path) -> None:
         axes.plot(shared, means, color=colour, linewidth=2, marker=marker, label=label)
     first = [run.caught[0] for run in runs if run.caught]
     for number, step in enumerate(first):
-        label = "reward_hacking is told" if number == 0 else None
+        label = "reward_hacking is reported" if number == 0 else None
         axes.axvline(step, color="#c0392b", linestyle=":", label=label)
     seeds = ", ".join(str(run.seed) for run in runs)
     axes.set(xlabel="step", ylim=(min(0.0, axes.get_ylim()[0]), 1.02))

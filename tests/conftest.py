@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: tests share few cores
+if "PYTEST_XDIST_WORKER" in os.environ:  # more processes than cores: threads would only wait
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MINT_PRECISION", "exact")  # for the services that tests start: they compare
 
 from mint.embedded import stop_embedded_service

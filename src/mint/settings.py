@@ -127,7 +127,7 @@ def read_variables(
     }
 
 
-def kind_of(field: FieldInfo) -> Any:
+def plain_type(field: FieldInfo) -> Any:
     """Return the type of a setting without None and without its parameters, such as tuple."""
     kind: Any = field.annotation
     if get_origin(kind) in (Union, UnionType):
@@ -140,7 +140,7 @@ def kind_of(field: FieldInfo) -> Any:
 def _from_text(field: FieldInfo, text: str, variable: str) -> Any:
     if text.lower() == "none" and NoneType in get_args(field.annotation):
         return None
-    kind = kind_of(field)
+    kind = plain_type(field)
     if kind is tuple:
         return _strings(text)
     if kind not in (dict, Mapping):

@@ -355,6 +355,20 @@ def test_keys_are_made_listed_and_revoked(command: Command) -> None:
     assert command("keys", "list", "--json").json[0]["revoked_at"] is not None
 
 
+def test_a_second_key_of_a_user_is_said_to_share_everything(command: Command) -> None:
+    first = command("keys", "create", "laptop")
+    assert first.err == ""
+    second = command("keys", "create", "desktop")
+    assert second.out.startswith("tml-")
+    assert len(second.out.split()) == 1, "scripts read the key from the output"
+    assert "shares all runs and checkpoints with laptop" in second.err
+    assert "--user NAME" in second.err
+    assert command("keys", "create", "ada", "--user", "ada").err == ""
+    command("keys", "revoke", "laptop")
+    command("keys", "revoke", "desktop")
+    assert command("keys", "create", "new").err == "", "revoked keys share nothing"
+
+
 def test_a_key_has_a_scope_and_may_expire(command: Command) -> None:
     assert command("keys", "create", "app", "--scope", "sample", "--expires", "30d").code == 0
     (listed,) = command("keys", "list", "--json").json

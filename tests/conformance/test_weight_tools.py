@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from mint.engine.adapters.merge import check_adapter, check_merged, untie
-from tests.engine.test_merge import make_adapter
-from tests.tiny import build_model, build_tokenizer
+from mint.cli import app
+from mint.engine.adapters.merge import check_adapter, check_merged
+from tests.engine.adapters.test_merge import make_adapter
+from tests.tiny import build_model
 
 from .environments import COOKBOOK
 
@@ -31,13 +33,21 @@ def test_an_adapter_is_converted_and_merged(family: str, unembed: bool, tmp_path
     assert check_adapter(base, adapter, tmp_path / "out" / "adapter").largest <= 1e-4
 
 
+def mint(*typed: str | Path) -> None:
+    done = CliRunner().invoke(app, [str(each) for each in typed])
+    assert done.exit_code == 0, done.output
+
+
 def test_a_trained_output_layer_of_a_tied_model_is_merged_into_an_untied_one(
     tmp_path: Path,
 ) -> None:
+    """With the commands of docs/export.md, "Tied embeddings"."""
     base = build_model(tmp_path / "qwen3", "qwen3")
-    adapter = make_adapter(base, tmp_path / "adapter")
-    assert untie(base, tmp_path / "untied")
-    build_tokenizer().save_pretrained(tmp_path / "untied")
+    checkpoint = make_adapter(base, tmp_path / "checkpoint")
+    home, adapter = ("--home", tmp_path / "home"), tmp_path / "adapter"
+    mint("models", "add", "tiny/tied", base, *home)
+    mint("export", checkpoint, "--to", adapter, "--base", base, *home)
+    mint("models", "untie", "tiny/tied", "--to", tmp_path / "untied", *home)
     assert use_tools(tmp_path / "untied", adapter, tmp_path / "out") == "merged\n"
     assert check_merged(base, adapter, tmp_path / "out" / "merged").largest <= 1e-3
     refused = use_tools(base, adapter, tmp_path / "tied")  # rather than change the embedding too

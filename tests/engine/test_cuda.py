@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,16 @@ from mint.engine.model.base_model import BaseModel
 from mint.engine.training.graphs import TrunkGraphs
 from mint.engine.training.trainer import LoraTrainer
 from tests.engine.conftest import ids, sample
-from tests.engine.test_logprobs import reference, with_kept
-from tests.engine.test_sampler import trained_engine, trainer_logprobs
-from tests.engine.test_trainer import PlainModel, assert_close, gradients, group, loss_of, randomise
+from tests.engine.sampling.test_sampler import trained_engine, trainer_logprobs
+from tests.engine.training.test_logprobs import reference, with_kept
+from tests.engine.training.test_trainer import (
+    PlainModel,
+    assert_close,
+    gradients,
+    group,
+    loss_of,
+    randomise,
+)
 from tests.tiny import FAMILIES, VOCABULARY, build_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")
@@ -229,6 +237,37 @@ def test_rows_of_any_company_get_the_same_tokens(tmp_path: Path) -> None:
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
+def test_answers_that_give_way_to_another_tenant_are_not_changed(tmp_path: Path) -> None:
+    """Rows are preempted while the next step is in flight, and resume in other blocks."""
+    from mint.engine.sampling.graphs import GraphRunner
+    from mint.engine.sampling.kv_pool import KVPool
+    from mint.engine.sampling.sampler import Sampler
+
+    engine = trained_engine(load("qwen3", tmp_path, "exact"))
+    text = ids("The quick brown fox jumps over the lazy dog. " * 2)
+    requests = {
+        ticket: SampleRequest(text[: 15 + ticket], 2, 20 + ticket % 5, seed=ticket, stop=[])
+        for ticket in range(14)
+    }
+    alone = {ticket: sample(engine, "trained", r)[0] for ticket, r in requests.items()}
+    model = engine.model
+    pool = KVPool(model.kv_shapes, 60, model.precision.keys, model.device)
+    engine.sampling = Sampler(GraphRunner(model, pool), max_rows=4, chunk_tokens=64)
+    for ticket in range(8):
+        engine.sample(ticket, "trained", replace(requests[ticket], tenant="crowd"))
+    over = {}
+    for ticket in range(8, 14):
+        for _ in range(5):
+            over |= {job.ticket: job.result() for job in engine.sampling.step()}
+        engine.sample(ticket, "trained", replace(requests[ticket], tenant=f"t{ticket}"))
+    while not engine.sampling.is_idle:
+        over |= {job.ticket: job.result() for job in engine.sampling.step()}
+    for ticket, want in alone.items():
+        for one, other in zip(want.sequences, over[ticket].sequences, strict=True):
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+            np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
 @pytest.mark.parametrize("precision", ["half", "exact"])
 def test_recorded_prompts_are_scored_as_others_are(precision: str, tmp_path: Path) -> None:
     """Prompts of three samplers in one pass, of other lengths each time, some beside answers."""
@@ -347,15 +386,28 @@ def test_the_optimizer_steps_and_the_next_sampler_has_the_new_weights(tmp_path: 
 
 
 def test_a_decode_step_syncs_once_and_replays_one_graph(tmp_path: Path) -> None:
-    """Counters in place of times: a step is one graph, and its kernels do not grow with rows."""
+    """Counters in place of times: a step is one graph, whose kernels do not grow with the rows."""
     engine = trained_engine(load("llama", tmp_path))
     runner = engine._runner
+    syncs, kernels = [], []
     for rows in (8, 64):
         request = SampleRequest(ids("Q: 1 + 1?"), rows, 20, seed=1, stop=[])
         sample(engine, "trained", request)
         before = runner.replays  # type: ignore[attr-defined]
-        sample(engine, "trained", request)
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            sample(engine, "trained", request)
+        torch.cuda.set_sync_debug_mode("default")
         assert runner.replays - before == 20  # 19 tokens after the first, and one thrown away
+        syncs.append(sum("synchroniz" in str(warning.message) for warning in found))
+        with torch.profiler.profile() as profile:
+            sample(engine, "trained", request)
+        on_device = [e for e in profile.events() if e.device_type.name == "CUDA"]
+        kernels.append(len(on_device))
+    print(f"syncs {syncs}, kernels {kernels} in 20 steps")
+    assert syncs[0] == syncs[1] <= 20 + 12  # one a step, and those of the prompt
+    assert kernels[1] <= 1.1 * kernels[0]
 
 
 def test_an_engine_says_how_much_of_the_gpu_it_holds(tmp_path: Path) -> None:

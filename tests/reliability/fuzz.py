@@ -4,7 +4,8 @@
 
 Routes, parameters and bodies come from the application's OpenAPI. Bodies name real objects of the
 caller (a run, samplers, checkpoints), so that requests reach the code behind the checks, and are
-then mutated: fields dropped, exchanged or added, bytes damaged, bodies packed with zstd and cut.
+then mutated: fields dropped, exchanged or added, bytes damaged, bodies packed with zstd and cut,
+headers replaced.
 The operations of a run take raw bodies; they get JSON and protobuf as the client sends them, and
 both mutated.
 """
@@ -41,6 +42,23 @@ JUNK: list[Any] = [
 ]  # fmt: skip
 LITERALS = [b"NaN", b"1e999", b'"\\ud800"', b"\xff\xfe", b"[" * 3000, b"-0", b"{}{}", b"\0"]
 IN_PATHS = ["%00", "..", "x" * 4000, "%ff%fe", "~", "%2e%2e%2f", "%2f", "-1", "weights/w"]
+IN_HEADERS = {
+    "Origin": ["http://[", "http://[::1", "null", "", "//", "http://a]b", "http://\u2100"],
+    "Host": ["[", "[::1", "", "a/b", "a?b", ":", "x" * 5000],
+    "Content-Type": [
+        "",
+        ";",
+        "application/json; charset=\u2100",
+        "multipart/form-data",
+        "x" * 5000,
+    ],
+    "Content-Encoding": ["", "zstd, zstd", "ZSTD", "x" * 5000],
+    "X-Request-Id": ["", "x" * 5000, "\u2100"],
+    "X-Idempotency-Key": ["", "x" * 5000, "\u2100"],
+    "Authorization": ["Bearer", "Bearer ", "Basic x", "x" * 5000, "\u2100"],
+}
+SHARES = {"JSON": 2, "protobuf": 20, "zstd": 10, "archive": 130, "odd header": 50}
+"""Of how many requests at least one must have such a body or header."""
 RAW = ("/forward_backward", "/forward")  # drawn more often: two encodings, large decoders
 RESTOCK_AFTER = 1000
 REVOKE = ("delete", "/api/v1/auth/apikey/me")
@@ -209,6 +227,11 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
     return content[:end] + content[at:]
 
 
+def encoded(headers: dict[str, str]) -> dict[bytes, bytes]:
+    """Return headers as bytes, which may be no ASCII."""
+    return {name.encode(): value.encode() for name, value in headers.items()}
+
+
 def archive(rng: random.Random) -> tuple[bytes, dict[str, str]]:
     """A multipart upload of a packed checkpoint, damaged most of the time."""
     packed = io.BytesIO()
@@ -243,8 +266,8 @@ class Fuzzer:
         """Raise AssertionError unless as much was sent as should have been, to every route."""
         assert self.statuses.total() == count, f"only {self.statuses.total()} requests were sent"
         assert self.statuses[200] >= count // 8, f"only {self.statuses[200]} passed the checks"
-        for kind, share in {"JSON": 2, "protobuf": 20, "zstd": 10, "archive": 130}.items():
-            assert self.kinds[kind] >= count // share, f"only {self.kinds[kind]} {kind} bodies"
+        for kind, share in SHARES.items():
+            assert self.kinds[kind] >= count // share, f"only {self.kinds[kind]} of {kind}"
         missed = sorted(self.routes - self.reached.keys())
         assert not missed or count < 20 * len(self.routes), f"nothing was sent to {missed}"
 
@@ -275,9 +298,10 @@ class Fuzzer:
             key = {"X-API-Key": create_key(self.local.service.store, str(number), "ada")}
         elif self.rng.random() < 0.05:
             key = {"X-API-Key": self.rng.choice(["", "eyJ.a.b", "sk-x"])}
+        headers = {**headers, **key, **self._odd_header()}
         answer = await asyncio.wait_for(
             self.local.http.request(
-                method.upper(), path, params=query, content=content, headers={**headers, **key}
+                method.upper(), path, params=query, content=content, headers=encoded(headers)
             ),
             timeout=120,
         )
@@ -288,6 +312,14 @@ class Fuzzer:
                 f"request {number}: {method} {path[:80]} {query} {headers} {content[:300]!r}: "
                 f"{answer.status_code} {answer.text[:300]}"
             )
+
+    def _odd_header(self) -> dict[str, str]:
+        """A header that few clients send, in one of twenty requests."""
+        if self.rng.random() >= 0.05:
+            return {}
+        self.kinds["odd header"] += 1
+        name = self.rng.choice(sorted(IN_HEADERS))
+        return {name.lower(): self.rng.choice(IN_HEADERS[name])}
 
     def _address(self, route: str, parameters: Any) -> tuple[str, dict[str, Any]]:
         path, query = route, {}
@@ -362,7 +394,7 @@ def main() -> None:
     statuses = ", ".join(f"{status}: {count}" for status, count in sorted(done.statuses.items()))
     print(
         f"{done.statuses.total()} requests to {len(done.reached)} of {len(done.routes)} routes; "
-        f"bodies: {dict(done.kinds)}; answers: {statuses}"
+        f"kinds: {dict(done.kinds)}; answers: {statuses}"
     )
     done.require(options.requests)
     raise SystemExit("\n".join(done.failures[:20]) or 0)

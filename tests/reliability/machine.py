@@ -11,10 +11,10 @@ import hashlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 from hypothesis import strategies as st
@@ -24,12 +24,15 @@ from safetensors.numpy import load_file
 from tests.service.samples import batch, json_datum
 from tests.service_fixture import LiveService, RawClient
 
+Item = TypeVar("Item")
 Weights = tuple[Any, ...]
 """A seed, then what was done: ``("gradient", i)``, ``("step", lr)``, ``("new optimizer",)``."""
 FILES = ("adapter_model.safetensors", "optimizer.safetensors")
 MAX_RUNS = 3
-MAX_GRADIENTS = 2
-"""Gradients of a step. Of three, which are added first depends on which arrive together."""
+MAX_GRADIENTS = 4
+"""Gradients of a step, however many of them arrive together."""
+MAX_SAMPLERS = 16
+"""As many as a service keeps on disk of one run; of more, the least recently used may be gone."""
 NAMES = ("a", "b")
 RATES = (0.01, 0.003)
 
@@ -140,6 +143,15 @@ def gradient(variant: int) -> dict[str, Any]:
     return batch(json_datum([5, 6, 7 + variant, 9]))
 
 
+def draw_one(data: st.DataObject, items: Sequence[Item]) -> Item:
+    """Draw one of some items.
+
+    What is drawn does not depend on how many there are: a fault may leave one more or one fewer,
+    and hypothesis wants the same choices after the same choices.
+    """
+    return items[data.draw(st.integers(0, 2**16)) % len(items)]
+
+
 class Machine(RuleBasedStateMachine):
     """Operations and faults; after each example the service must agree with the model."""
 
@@ -175,7 +187,7 @@ class Machine(RuleBasedStateMachine):
     def choose(self, data: st.DataObject) -> ModelRun | None:
         """Draw one of the runs that take operations."""
         loaded = [run for run in self.runs if not run.is_unloaded]
-        return data.draw(st.sampled_from(loaded)) if loaded else None
+        return draw_one(data, loaded) if loaded else None
 
     def send(self, run: ModelRun, kind: str, fails_with: str | None = None, **fields: Any) -> Sent:
         """Submit the run's next operation; it counts as soon as it is acknowledged."""
@@ -245,7 +257,7 @@ class Machine(RuleBasedStateMachine):
         run = self.choose(data)
         if run is None or not sources:
             return
-        source, name = data.draw(st.sampled_from(sources))
+        source, name = draw_one(data, sources)
         self.settle(source)  # else the order of two runs' operations would decide what is loaded
         path = f"tinker://{source.id}/weights/{name}"
         self.send(run, "load_weights", path=path, optimizer=optimizer)
@@ -255,6 +267,7 @@ class Machine(RuleBasedStateMachine):
         run.failed = 0
         self.settle(run)
 
+    @precondition(lambda self: len(self.samplers) < MAX_SAMPLERS)
     @rule(data=st.data())
     def sample(self, data: st.DataObject) -> None:
         """A sampler of a run's weights answers as any other of the same weights, at any time."""
@@ -270,7 +283,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.samplers)
     @rule(data=st.data())
     def sample_again(self, data: st.DataObject) -> None:
-        sampler = data.draw(st.sampled_from(self.samplers))
+        sampler = draw_one(data, self.samplers)
         body = {
             "sampling_session_id": sampler,
             "prompt": {"chunks": [{"tokens": [1, 2, 3, 4]}]},
@@ -313,7 +326,7 @@ class Machine(RuleBasedStateMachine):
     def retrieve_twice(self, data: st.DataObject) -> None:
         sent = [(run, number) for run in self.runs for number in run.sent]
         if sent:
-            run, number = data.draw(st.sampled_from(sent))
+            run, number = draw_one(data, sent)
             self.check(run, number, run.sent[number])
             self.check(run, number, run.sent[number])
 
@@ -321,7 +334,7 @@ class Machine(RuleBasedStateMachine):
     def send_again(self, data: st.DataObject) -> None:
         run = self.choose(data)
         if run is not None and run.sent:
-            number = data.draw(st.sampled_from(sorted(run.sent)))
+            number = draw_one(data, sorted(run.sent))
             again = run.sent[number]
             request_id = self.raw.operate(again.kind, run.id, number, **again.fields)
             assert request_id == f"{run.id}:{number}"

@@ -1,5 +1,8 @@
 """A soak: clients that come, go, crash and misbehave, for an hour; then nothing may have grown.
 
+Nor may /healthz or a heartbeat have taken more than a second. Run it on a machine that does nothing
+else.
+
 make soak                       an hour
 SOAK_MINUTES=10 make soak       ten minutes
 """
@@ -116,7 +119,11 @@ class Soak:
         lost = Tally()  # what a client that is gone did not get is no error
         async with client_of(self.service, lost) as client:
             sampler, run = await client.sampler(), await client.run()
-            asked = [await client.submit(sampler, number, tokens=200) for number in range(10)]
+            lengths = [1] + [200] * 9  # when the first is done, others are not
+            asked = [
+                await client.submit(sampler, number, tokens)
+                for number, tokens in enumerate(lengths)
+            ]
             await client.post("/optim_step", {"model_id": run, "seq_id": 9})  # a gap for ever
             polls = [asyncio.create_task(client.retrieve(str(each))) for each in asked]
             await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
@@ -225,7 +232,7 @@ def main() -> None:
         finally:
             service.stop()
     soak.require(rounds)
-    if problems := [*soak.tally.errors, *soak.growth()]:
+    if problems := [*soak.growth(), *soak.tally.late(), *soak.tally.errors]:
         raise SystemExit("\n".join(problems[:20]))
 
 

@@ -177,6 +177,28 @@ def test_a_failed_creation_is_tried_anew_when_asked_again(raw: RawClient) -> Non
     assert raw.result(again)["model_id"] == again.removesuffix(":0")
 
 
+def test_a_repeated_creation_that_fails_keeps_the_run(
+    own_service: Start, faults: Faults, undisturbed: bytes
+) -> None:
+    """After a restart the service does not know that the request was answered before."""
+    service = own_service()
+    raw = RawClient(service.base_url)
+    run = raw.run()
+    no_failures(raw, steps(raw, run, 3))
+    service.kill()
+    faults.at("mint.engine.engine:Engine.create_run", 1, "EIO")
+    raw = RawClient(own_service(service.port).base_url)
+    body = {"session_id": run.split(":")[0], "model_seq_id": 0, "base_model": MODEL}
+    body["lora_config"] = {"rank": 4, "seed": 1}
+    failed = raw.result(raw.post("/create_model", body).json()["request_id"])
+    assert failed["category"] == "server"
+    faults.require_all()
+    assert raw.http.get(f"/training_runs/{run}").status_code == 200
+    again = raw.result(raw.post("/create_model", body).json()["request_id"])
+    assert again["model_id"] == run
+    assert saved(raw, run, service.home, 7) == undisturbed
+
+
 @SLOWLY_BOTH
 @pytest.mark.slow
 def test_a_hung_worker_is_ended_and_its_runs_go_on(own_service: Start, faults: Faults) -> None:

@@ -6,21 +6,26 @@ after a kill, and after a power failure that loses what was not synced.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from mint.engine.messages import EngineOptions, LoraSpec
 from mint.service.checkpoints.storage import (
     TRAINING,
     CheckpointPath,
     CheckpointStore,
     NewCheckpoint,
 )
+from mint.service.engines.process import EngineProcess
+from mint.service.files import checksums
 from mint.service.futures import Response
 from mint.service.runs.journal import Journal, Outcome
-from mint.service.store.database import RunRow, Store
+from mint.service.sampling.evicted import EvictedSamplers
+from mint.service.store.database import RunRow, SamplerRow, Store
 from tests.reliability.disk import Disk, Killed
 
 RUN = "b4b7c1c6-0000-0000-0000-000000000000:train:0"
@@ -165,6 +170,34 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path, failure: str)
         failures += disk.has_failed
     store.close()
     assert failures > 15
+
+
+def test_an_evicted_sampler_survives_a_power_failure(tmp_path: Path, tiny_model: Path) -> None:
+    """The journal that could replay it is cut as soon as it is saved."""
+    home = tmp_path / "home"
+    home.mkdir()
+    disk = Disk(home)
+    row = SamplerRow(id="s:sample:1", session_id="s", user="u", base_model="m", run_id=RUN)
+
+    async def save() -> None:
+        log, options = tmp_path / "engine.log", EngineOptions("exact", None)
+        engine = await EngineProcess.start("tiny", tiny_model, log, 120.0, options)
+        try:
+            lora = LoraSpec(rank=4, seed=1)
+            await engine.call("create_run", run_id=RUN, lora=lora, tenant="u")
+            await engine.call("create_sampler", sampler_id=row.id, run_id=RUN)
+            with disk.failing():  # nothing fails, but what is not synced is lost
+                await EvictedSamplers(home / "samplers", 1).save(row, engine)
+        finally:
+            await engine.stop()
+
+    asyncio.run(save())
+    disk.cut_power(tmp_path / "after")
+    before = EvictedSamplers(home / "samplers", 1).find(row)
+    after = EvictedSamplers(tmp_path / "after" / "samplers", 1).find(row)
+    assert before is not None
+    assert after is not None
+    assert checksums(after) == checksums(before)
 
 
 def test_a_read_only_folder_refuses_operations_and_keeps_the_journal(tmp_path: Path) -> None:

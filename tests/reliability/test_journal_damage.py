@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mint.service.checkpoints.storage import CheckpointPath, CheckpointStore
 from mint.service.files import FilesDamaged, checksums, verify
 from mint.service.futures import Response
 from mint.service.runs.journal import TORN, Journal, JournalDamaged, Outcome
-from mint.service.runs.records import encode
+from mint.service.runs.journal_records import encode
+from mint.service.store.database import Store
 from tests.service_fixture import LiveService, RawClient
 
 RUN = "b4b7c1c6-0000-0000-0000-000000000000:train:0"
@@ -204,34 +207,85 @@ def test_checksums_know_every_file_but_one(tmp_path: Path) -> None:
     verify(tmp_path, known, "It")
 
 
-@pytest.mark.parametrize("damage", ["cut short", "missing"])
+def flip(file: Path, place: int) -> None:
+    """Flip a bit of a file; the old content stays where it is linked."""
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.unlink()
+    file.write_bytes(content)
+
+
+TENSORS, DESCRIPTION = "adapter_model.safetensors", "checkpoint.json"
+
+
+def cut_short(folder: Path) -> None:
+    content = (folder / TENSORS).read_bytes()
+    (folder / TENSORS).unlink()
+    (folder / TENSORS).write_bytes(content[: len(content) // 2])
+
+
+def without_tensors(folder: Path) -> None:
+    (folder / TENSORS).unlink()
+
+
+def without_a_description(folder: Path) -> None:
+    """What would find the flipped bit is lost."""
+    flip(folder / TENSORS, -1)
+    (folder / DESCRIPTION).unlink()
+
+
+def with_a_damaged_description(folder: Path) -> None:
+    """A flipped bit in the name of a field is still JSON, but without checksums."""
+    flip(folder / TENSORS, -1)
+    flip(folder / DESCRIPTION, (folder / DESCRIPTION).read_bytes().index(b"sha256") + 5)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (cut_short, f"{TENSORS} is changed"),
+        (without_tensors, f"{TENSORS} is missing"),
+        (without_a_description, f"{DESCRIPTION} is missing"),
+        (with_a_damaged_description, f"{DESCRIPTION} has no checksums"),
+    ],
+)
 def test_a_damaged_checkpoint_is_refused_wherever_it_is_used(
-    live_service: LiveService, damage: str
+    live_service: LiveService, damage: Callable[[Path], None], named: str
 ) -> None:
     raw = RawClient(live_service.base_url)
     session = raw.session()
     run = raw.run(session)
     path = raw.result(raw.operate("save_weights", run, 1, path="damaged"))["path"]
     home = live_service.home / "checkpoints" / run.replace(":", "_")
-    tensors = home / "weights" / "damaged" / "adapter_model.safetensors"
-    content = tensors.read_bytes()
-    tensors.unlink()
-    if damage == "cut short":
-        tensors.write_bytes(content[: len(content) // 2])
-    files = {file.name: file.read_bytes() for file in tensors.parent.iterdir()}
+    folder = home / "weights" / "damaged"
+    damage(folder)
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
     sampler = {"session_id": session, "sampling_session_seq_id": 7, "model_path": path}
     sampler_id = raw.post("/create_sampling_session", sampler).json()["sampling_session_id"]
     sample = {"sampling_session_id": sampler_id, "prompt": {"chunks": [{"tokens": [1]}]}}
     mix = {"source_paths": [path], "coefficients": [1.0]}
     copy = {"source_path": path, "destination_project_id": "p"}
+    create = {"session_id": session, "model_seq_id": 9, "path": path, "optimizer": True}
     errors = [
         raw.result(raw.operate("load_weights", run, 2, path=path))["error"],
         raw.result(raw.post("/asample", sample).json()["request_id"])["error"],
         raw.result(raw.post("/mint/checkpoints/interpolate", mix).json()["request_id"])["error"],
         raw.post("/copy_weights", copy).json()["detail"],
+        raw.post("/load_weights", create).json()["detail"],
     ]
     for error in errors:
-        assert "adapter_model.safetensors is" in error, error
-        assert "is damaged" in error
-    assert {file.name: file.read_bytes() for file in tensors.parent.iterdir()} == files
+        assert f"{path} is damaged: {named}" in error, error
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == files
     assert "metrics" in raw.result(raw.operate("optim_step", run, 3)), "the run continues"
+
+
+def test_a_checkpoint_of_a_version_without_checksums_is_read(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'mint.db'}", tmp_path)
+    path = CheckpointPath(RUN, "weights", "old")
+    folder = CheckpointStore(tmp_path, store).folder(path)
+    folder.mkdir(parents=True)
+    first = {"path": path.uri, "base_model": "m", "lora": {"rank": 4}, "user_metadata": {}}
+    times = {"created_at": "2026-11-15T09:00:00+00:00", "expires_at": None}
+    (folder / DESCRIPTION).write_text(json.dumps(first | times))
+    assert CheckpointStore(tmp_path, store).verified_folder(path) == folder
+    store.close()

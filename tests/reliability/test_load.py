@@ -14,6 +14,20 @@ from tests.reliability.soak import Soak
 from tests.service_fixture import DATABASES, MODEL, LiveService, start_service
 
 
+@pytest.mark.parametrize(
+    ("healthz", "said"),
+    [
+        ([0.2, 0.99], []),
+        ([0.2, 1.3, 2.04], ["healthz: 2 of 3 answers took more than 1.0 s, the slowest 2.04 s"]),
+        ([], ["healthz: no answer was timed"]),
+    ],
+)
+def test_the_long_forms_report_answers_that_came_later_than_promised(
+    healthz: list[float], said: list[str]
+) -> None:
+    assert Tally(seconds={"healthz": healthz, "heartbeat": [0.1]}).late() == said
+
+
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def loaded_service(
     request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory

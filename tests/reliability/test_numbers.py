@@ -100,6 +100,28 @@ def test_a_gradient_whose_norm_is_infinite_is_refused(trainer: LoraTrainer, tmp_
     assert np.isfinite(trainer.optim_step(AdamSettings())["grad_norm"])
 
 
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo"])
+def test_advantages_of_1e38_are_refused_and_change_nothing(
+    trainer: LoraTrainer, tmp_path: Path, loss: str
+) -> None:
+    """The largest power of ten that a float32 holds: each advantage is finite by itself."""
+    [scored] = trainer.forward_backward([gradient()])[0].logprobs
+    inputs = {
+        "target_tokens": TOKENS[1:],
+        "logprobs": np.asarray(scored, np.float32),
+        "advantages": np.full(3, 1e38, np.float32),
+    }
+    kept = [parameter.grad.clone() for parameter in trainer.adapter.parameters()]
+    before = state(trainer, tmp_path / "before")
+    with pytest.raises(UserError, match=r"\[not_finite\]$"):
+        trainer.forward_backward([ForwardBackward([Datum(TOKENS[:-1], inputs)], loss)])
+    for parameter, gradient_before in zip(trainer.adapter.parameters(), kept, strict=True):
+        assert torch.equal(parameter.grad, gradient_before)
+    assert state(trainer, tmp_path / "after") == before
+    metrics = trainer.optim_step(AdamSettings(learning_rate=0.01))
+    assert np.isfinite(metrics["grad_norm"])
+
+
 def adapter_times(engine: Engine, folder: Path, factor: float) -> str:
     """Save a trained adapter with another scale; returns its folder."""
     engine.create_run("run", LoraSpec(rank=4, seed=1))

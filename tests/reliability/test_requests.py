@@ -12,6 +12,7 @@ import stat
 import tarfile
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import zstandard
 
 from mint.catalog import Catalog, ModelNotFound
 from mint.service.access.auth import LOCAL_USER, create_key
-from mint.service.admin.logs import _path_of
+from mint.service.admin.logs import _read_path
 from mint.service.api.openai.requests import Message
 from mint.service.checkpoints.archives import unpack
 from mint.service.checkpoints.storage import check_name
@@ -31,7 +32,7 @@ from mint.service.errors import ApiError, UserError
 from mint.service.files import shorten_logs
 from mint.service.idleness import Idleness
 from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store, now
-from mint.service.wire.bodies import BadBody
+from mint.service.wire.bodies import MAX_FIELDS, Address, BadBody, read_address
 from mint.service.wire.codec import decode_forward_backward, decode_targets
 from mint.service.wire.decoding import LARGE, Decoder
 from mint.service.wire.requests import Request
@@ -76,11 +77,116 @@ def test_a_small_body_that_opens_to_a_huge_one_is_refused() -> None:
     async def work() -> None:
         decoder = Decoder(max_body_bytes=1 << 30, budget=12 << 20)
         with pytest.raises(BadBody, match="unpacks to more than 1048576 bytes"):
-            await decoder.open(bomb, "zstd", is_protobuf=False)
+            await opened(decoder, bomb, "zstd", is_protobuf=False)
         with pytest.raises(ApiError, match="more than"):
-            await decoder.open(bytes(2 << 20), None, is_protobuf=False)
+            await opened(decoder, bytes(2 << 20), None, is_protobuf=False)
 
     asyncio.run(work())
+
+
+async def opened(decoder: Decoder, body: bytes, encoding: str | None, is_protobuf: bool) -> bytes:
+    with decoder.holding() as grow:
+        return await decoder.open(body, encoding, is_protobuf, grow)
+
+
+def test_opened_bodies_share_a_budget_while_they_are_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request holds its body until its operation is in the journal; others then get 429."""
+    monkeypatch.setattr("mint.service.wire.decoding.machine_budget", lambda: 16 << 20)
+    body = zstandard.ZstdCompressor().compress(bytes(4 << 20))
+    headers = {"content-type": "application/x-protobuf", "content-encoding": "zstd"}
+
+    async def work(local: Local) -> list[int]:
+        decoder, statuses = local.service.decoder, []
+
+        async def post() -> None:
+            answer = await local.post("/forward_backward", content=body, headers=headers)
+            statuses.append(answer.status_code)
+
+        await post()
+        with ExitStack() as held:
+            for _ in range(4):
+                await decoder.open(body, "zstd", True, held.enter_context(decoder.holding()))
+            await post()
+        await post()
+        return statuses
+
+    assert with_service(tmp_path, work) == [400, 429, 400]
+
+
+def test_a_body_that_was_let_go_is_not_counted_any_more() -> None:
+    """A cancelled request leaves its thread behind, which must not go on counting."""
+    decoder = Decoder(max_body_bytes=1 << 30, budget=10)
+    with decoder.holding() as grow:
+        grow(10)
+    with pytest.raises(ApiError, match="retry"):
+        grow(1)
+    with decoder.holding() as grow:
+        grow(10)
+
+
+METADATA = {
+    "tags": {"tags": ["a" * 70_000]},
+    "a name": {"display_name": "a" * 70_000},
+    "user_metadata": {"user_metadata": {"a": "b" * 70_000}},
+    "together": {"tags": ["a" * 40_000], "user_metadata": {"a": "b" * 40_000}},
+    "many": {"user_metadata": {str(n): "" for n in range(20_000)}},
+}
+
+
+@pytest.mark.parametrize("fields", METADATA.values(), ids=METADATA)
+def test_large_metadata_is_not_stored(tmp_path: Path, fields: dict[str, Any]) -> None:
+    async def work(local: Local) -> httpx.Response:
+        return await local.post("/create_session", fields)
+
+    answer = with_service(tmp_path, work)
+    assert (answer.status_code, "65536" in answer.text) == (422, True), answer.text
+    assert len(answer.content) < 1000
+
+
+def test_large_metadata_of_a_run_is_refused_and_usual_metadata_is_not(tmp_path: Path) -> None:
+    async def work(local: Local) -> list[int]:
+        usual = {"tags": ["a"] * 100, "user_metadata": {"config": "x" * 50_000}}
+        session = (await local.post("/create_session", usual)).json()["session_id"]
+        body = {"session_id": session, "model_seq_id": 0, "base_model": "m"}
+        metadata = {"user_metadata": {"a": "b" * 70_000}}
+        created = await local.post("/create_model", {**body, **metadata})
+        finished = await local.post(f"/sessions/{session}/finish", {"detail": "a" * 70_000})
+        return [created.status_code, finished.status_code]
+
+    assert with_service(tmp_path, work) == [422, 422]
+
+
+class CountedBytes(bytes):
+    """Counts how often a byte or a part is read."""
+
+    reads = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(place)
+
+
+def test_millions_of_tiny_fields_are_not_all_read() -> None:
+    """The address of a protobuf message is read on the event loop, a field at a time."""
+    attack = CountedBytes(b"\x0a\x01a" + b"\x10\x01" * 4_000_000)
+    with pytest.raises(UserError, match="more than 65536 fields"):
+        read_address(attack, is_protobuf=True)
+    assert attack.reads < 4 * MAX_FIELDS
+    largest = CountedBytes(b"\x0a\x01a" + b"\x10\x01" * (MAX_FIELDS - 1))
+    assert read_address(largest, is_protobuf=True) == Address("a", 1)
+
+
+def test_a_message_of_too_many_fields_is_answered_with_400(tmp_path: Path) -> None:
+    body = zstandard.ZstdCompressor().compress(b"\x0a\x01a" + b"\x10\x01" * 4_000_000)
+    headers = {"content-type": "application/x-protobuf", "content-encoding": "zstd"}
+
+    async def work(local: Local) -> httpx.Response:
+        return await local.post("/forward_backward", content=body, headers=headers)
+
+    answer = with_service(tmp_path, work)
+    assert (answer.status_code, "fewer datums" in answer.text) == (400, True), answer.text
 
 
 def test_large_json_is_parsed_in_another_process_and_means_the_same() -> None:
@@ -315,6 +421,8 @@ def test_headers_that_tarfile_would_believe_are_refused(tmp_path: Path, attack: 
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://127.0.0.1:9999"},
+        {"Origin": "http://["},
+        {"Origin": "http://[::1"},
         {"Sec-Fetch-Site": "cross-site"},
     ],
 )
@@ -341,6 +449,21 @@ def test_this_machine_and_allowed_names_are_served(tmp_path: Path, host: str) ->
         return await local.session(headers=own)
 
     assert with_service(tmp_path, work, allowed_hosts=("gpu",))
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "gpu/x", "gpu?x", "gpu#x"])
+@pytest.mark.parametrize("serves", ["127.0.0.1", "0.0.0.0"])
+def test_a_host_that_is_none_is_refused(tmp_path: Path, serves: str, host: str) -> None:
+    async def work(local: Local) -> list[int]:
+        key = create_key(local.service.store, "laptop", "ada")
+        headers = {"Host": host, "X-API-Key": key}
+        own = {**headers, "Origin": f"http://{host}"}
+        return [
+            (await local.post("/optim_step", {}, headers=headers)).status_code,
+            (await local.post("/create_session", {}, headers=own)).status_code,
+        ]
+
+    assert with_service(tmp_path, work, host=serves) == [403, 403]
 
 
 def test_beyond_loopback_any_name_is_served(tmp_path: Path) -> None:
@@ -388,7 +511,7 @@ def test_a_full_disk_says_so_when_a_session_is_made(tmp_path: Path) -> None:
             connection.exec_driver_sql("pragma max_page_count=1")
         pages = local.service.store._engine.pool
         assert pages is not None
-        huge = {"tags": ["x" * 4_000_000], "user_metadata": {}}
+        huge = {"tags": ["x" * 60_000], "user_metadata": {}}
         return await local.post("/create_session", huge)
 
     answer = with_service(tmp_path, work)
@@ -504,7 +627,7 @@ def test_the_files_of_a_service_are_private(tmp_path: Path) -> None:
 
 def test_a_signed_link_does_not_reach_the_log() -> None:
     for path in (b"/api/v1/mint/downloads/SECRET.SIGN/x.tar.gz", b"/api/v1/mint/downloads/SECRET"):
-        assert "SECRET" not in _path_of({"raw_path": path})
+        assert "SECRET" not in _read_path({"raw_path": path})
 
 
 def test_bodies_do_not_reach_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

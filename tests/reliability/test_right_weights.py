@@ -172,11 +172,68 @@ def test_a_sampler_is_restored_with_the_same_weights_after_its_engine_died(
 ) -> None:
     one, two = trained.sampler(), trained.sampler()
     before = [trained.sample(sampler, 0) for sampler in (one, two)]
-    for pid in weights_service.worker_pids():
-        os.kill(pid, 9)
+    kill_engines(weights_service)
     after = [trained.sample(sampler, 1) for sampler in (one, two)]
     for mine, theirs in zip(before, after, strict=True):
         assert (mine.headers[HEADER], mine.content) == (theirs.headers[HEADER], theirs.content)
+
+
+def kill_engines(service: LiveService) -> None:
+    for pid in service.worker_pids():
+        os.kill(pid, 9)
+
+
+def unload(trained: Trained) -> None:
+    answer = trained.client.post("/unload_model", {"model_id": trained.run})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("order", ["kill, unload", "unload, kill", "kill, unload, kill"])
+def test_a_sampler_of_an_unloaded_run_answers_with_its_weights_whatever_is_killed(
+    trained: Trained, weights_service: LiveService, order: str
+) -> None:
+    sampler = trained.sampler()
+    before = trained.sample(sampler, 0)
+    for step in order.split(", "):
+        if step == "kill":
+            kill_engines(weights_service)
+        else:
+            unload(trained)
+    after = trained.sample(sampler, 1)
+    assert (after.headers.get(HEADER), after.content) == (before.headers[HEADER], before.content)
+
+
+def test_a_run_that_is_unloaded_after_a_restart_of_the_service_keeps_its_samplers(
+    own_service: Callable[..., LiveService],
+) -> None:
+    service = own_service()
+    client = RawClient(service.base_url)
+    trained = Trained(client, service.home, client.run())
+    sampler = trained.sampler()
+    before = trained.sample(sampler, 0)
+    service.kill()
+    service = own_service()
+    trained.client = RawClient(service.base_url)
+    unload(trained)
+    kill_engines(service)
+    after = trained.sample(sampler, 1)
+    assert (after.headers.get(HEADER), after.content) == (before.headers[HEADER], before.content)
+
+
+def test_a_sampler_that_is_no_longer_kept_is_an_error_of_the_user(
+    own_service: Callable[..., LiveService],
+) -> None:
+    """No sampler is kept on disk, so the one in memory is lost with its engine."""
+    service = own_service(samplers_kept_per_run=0)
+    client = RawClient(service.base_url)
+    trained = Trained(client, service.home, client.run())
+    sampler = trained.sampler()
+    unload(trained)
+    assert HEADER in trained.sample(sampler, 0).headers, "it is still in memory"
+    kill_engines(service)
+    answer = trained.sample(sampler, 1).json()
+    assert answer["category"] == "user"
+    assert "no longer kept" in answer["error"]
 
 
 def test_a_sampler_that_a_replay_does_not_reproduce_is_refused_and_its_run_trains_on(

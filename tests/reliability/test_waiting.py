@@ -59,7 +59,7 @@ def test_the_tinker_client_hears_that_a_model_loads_and_how_many_are_before_it(
     params = types.SamplingParams(max_tokens=8, stop=[])
     crowd = [sampler.sample(prompt, 400, params) for _ in range(10)]
     line = heard.wait_for("Sampling is paused")
-    assert "samples of this key" in line
+    assert "samples of this user" in line
     assert f"wait for {MODEL}" in line
     assert [len(future.result().sequences) for future in crowd] == [400] * 10
 

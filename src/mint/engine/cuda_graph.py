@@ -13,7 +13,7 @@ def record(
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Record what ``run`` launches, into memory that graphs share (None: new memory).
 
-    It runs some times before, so that whatever has to be compiled is compiled.
+    ``run`` is called a few times first, to warm up: kernels are compiled then.
     """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())

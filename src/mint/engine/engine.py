@@ -32,6 +32,7 @@ from .messages import (
     UserError,
 )
 
+MAX_STOP = 1_000  # characters: the text of as many tokens is searched at every token
 MAX_SCORES = 2**26  # numbers that one request may ask for about its tokens
 
 
@@ -163,7 +164,9 @@ class Engine:
                 f"{info.context_length}, so there is no room for an answer. Shorten the prompt."
             )
         room = info.context_length - length
-        max_tokens = room if request.max_tokens is None else request.max_tokens
+        max_tokens = request.max_tokens
+        if max_tokens is None:
+            max_tokens = max(min(room, self.sampling.capacity - length), 1)
         if not 1 <= max_tokens <= room:
             raise UserError(
                 f"max_tokens is {max_tokens}, but it must be from 1 to {room}: the prompt has "
@@ -176,7 +179,7 @@ class Engine:
                 "max_tokens, shorten the prompt, or give the engine more memory (memory_gb)."
             )
         _check_sampling_params(request, info.vocab_size)
-        _check_scoring_params(request, info.vocab_size)
+        _check_scoring_params(request, info.vocab_size, max_tokens)
         return max_tokens
 
 
@@ -219,21 +222,28 @@ def _check_sampling_params(request: SampleRequest, vocabulary: int) -> None:
                 f"{vocabulary - 1} and a bias is a finite number. Use the model's own tokenizer."
             )
     for stop in request.stop or []:
-        if isinstance(stop, str) and any("\ud800" <= character <= "\udfff" for character in stop):
+        if not isinstance(stop, str):
+            continue
+        if len(stop) > MAX_STOP:
+            raise UserError(f"A stop string has {len(stop)} characters; {MAX_STOP} are allowed.")
+        if any("\ud800" <= character <= "\udfff" for character in stop):
             raise UserError(f"The stop {stop!r} is not valid Unicode text. Remove it.")
 
 
-def _check_scoring_params(request: SampleRequest, vocabulary: int) -> None:
+def _check_scoring_params(request: SampleRequest, vocabulary: int, max_tokens: int) -> None:
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
         value = getattr(request, name)
         if not 0 <= value <= vocabulary:
             raise UserError(
                 f"{name} is {value}, but it must be from 0 to the vocabulary's {vocabulary}."
             )
-        if value * len(request.prompt) > MAX_SCORES:
+        tokens = len(request.prompt)
+        if name == "topk_sample_logprobs":
+            tokens = request.num_samples * max_tokens
+        if value * tokens > MAX_SCORES:
             raise UserError(
-                f"{name} is {value} for each of {len(request.prompt)} prompt tokens, more than "
-                f"{MAX_SCORES} numbers in all. Ask for fewer, or for a shorter prompt."
+                f"{name} is {value} for each of up to {tokens} tokens, more than {MAX_SCORES} "
+                "numbers in all. Ask for fewer, or for fewer tokens."
             )
     last, length = request.prompt_logprobs_last_n, len(request.prompt)
     if last is not None and not 1 <= last <= length - 1:

@@ -219,7 +219,7 @@ class SampledSequence:
 
 @dataclass(frozen=True)
 class SampledToken:
-    """One token of a sequence as it grows, for those who asked for progress."""
+    """A sampled token, for requests with ``progress``."""
 
     sequence: int
     token: int

@@ -31,7 +31,7 @@ from mint.jobs.bundled import bundled
 from mint.jobs.settings import CONFIG_GROUPS, defaults
 from mint.jobs.typed_text import read_escapes, readable
 from mint.rl.settings.config import SHORT_NAMES
-from mint.settings import kind_of
+from mint.settings import plain_type
 
 CONFIG, PAST, EXPERIMENT = "config", "past_run", "experiment"
 FOLDERS = (*CONFIG_GROUPS, EXPERIMENT)  # the folders of ``conf/``
@@ -85,7 +85,7 @@ def compose_jobs(
     primary = CONFIG if past is None else PAST
     with initialize_config_dir(str(conf), version_base="1.3"):
         try:
-            jobs = [_composed(primary, one) for one in _jobs_of(overrides, sweep)]
+            jobs = [_composed(primary, one) for one in _expand_jobs(overrides, sweep)]
         except OverrideParseException as error:
             raise _unreadable(error.override) from None
         except InterpolationResolutionError as error:
@@ -108,7 +108,7 @@ def list_choices(conf: Path) -> dict[str, list[str]]:
 Typed = tuple[str, str, bool]  # key and value of an override, and whether it is one of several
 
 
-def _jobs_of(overrides: Sequence[str], sweep: bool) -> Iterator[list[Typed]]:
+def _expand_jobs(overrides: Sequence[str], sweep: bool) -> Iterator[list[Typed]]:
     loader = GlobalHydra.instance().config_loader()
     parser = OverridesParser.create(config_loader=loader)
     parsed = parser.parse_overrides([readable(each, parser) for each in overrides])
@@ -165,7 +165,7 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
 def _takes_list(key: str) -> bool:
     group, _, name = key.partition(".")
     own = CONFIG_GROUPS[group].model_fields if group in CONFIG_GROUPS else {}
-    return name.startswith("arguments.") or (name in own and kind_of(own[name]) is tuple)
+    return name.startswith("arguments.") or (name in own and plain_type(own[name]) is tuple)
 
 
 def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
@@ -246,7 +246,7 @@ def check_key(key: str, value: Any = None) -> None:
     own = CONFIG_GROUPS[group].model_fields if group in CONFIG_GROUPS else {}
     if name not in own:
         raise _unknown(key)
-    if (below or isinstance(value, Mapping)) and kind_of(own[name]) is not dict:
+    if (below or isinstance(value, Mapping)) and plain_type(own[name]) is not dict:
         raise ConfigError(f"{group}.{name} is a single value and has no settings of its own.")
 
 

@@ -43,8 +43,8 @@ def load_adapter(job: Job) -> Any:
     except ConfigError:  # its text says all
         raise
     except (TypeError, ValueError, OSError, AttributeError, LookupError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"task.arguments: {kind.__name__} refuses them: {told}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"task.arguments: {kind.__name__} refuses them: {reason}") from error
 
 
 def check(job: Job) -> None:

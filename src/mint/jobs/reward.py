@@ -54,17 +54,17 @@ def missing_from(reward: Reward, sample: Sample) -> str | None:
     >>> missing_from(reward, Sample("8", "What is 3 + 5?", {"answer": "8"})) is None
     True
     """
-    error = _error_of(reward, sample)
+    error = _find_error(reward, sample)
     if isinstance(error, BrokenTest):
         return None if "tests" in sample.metadata else "tests"
     named = re.search(r"'(\w+)'", str(error)) if isinstance(error, KeyError) else None
     if named is None or named[1] in sample.metadata:
         return None
     mended = replace(sample, metadata={**sample.metadata, named[1]: sample.response})
-    return named[1] if str(_error_of(reward, mended)) != str(error) else None
+    return named[1] if str(_find_error(reward, mended)) != str(error) else None
 
 
-def _error_of(reward: Reward, sample: Sample) -> Exception | None:
+def _find_error(reward: Reward, sample: Sample) -> Exception | None:
     (outcome,) = run(reward.outcomes([sample]))
     return outcome.error if isinstance(outcome, Failure) else None
 

@@ -92,7 +92,7 @@ class TaskReference:
         return any(isinstance(node, functions) and node.name == "rollout" for node in body)
 
     def _definition(self) -> ast.ClassDef | None:
-        """The source of the class; None when it is not written there but imported or made."""
+        """Return the source of the class; None if it is imported or created dynamically."""
         source = self.source()
         if source is None:
             return None
@@ -107,7 +107,7 @@ class TaskReference:
 
     def load(self) -> Any:
         if self.is_file:
-            module = _module_of(Path(self.place).resolve())
+            module = _load_module(Path(self.place).resolve())
         else:
             importable(Path.cwd())
             module = importlib.import_module(self.place)
@@ -141,6 +141,6 @@ def importable(folder: Path) -> None:
 
 
 @cache
-def _module_of(path: Path) -> Any:
+def _load_module(path: Path) -> Any:
     importable(path.parent)
     return load_file(path)

@@ -38,5 +38,5 @@ def print_samples(batch: Batch, count: int) -> None:
 
 
 def _short(text: str) -> str:
-    """A text on one line; of a long one the end, where prompts ask and answers answer."""
+    """Return a string on one line; of a long one only the end."""
     return repr(text if len(text) <= _SHOWN else f"...{text[-_SHOWN:]}")

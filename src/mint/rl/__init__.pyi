@@ -50,6 +50,7 @@ from .messages.tool_calls import parse_tool_calls as parse_tool_calls
 from .rollouts.credit import (
     TurnScore as TurnScore,
     assign_advantages as assign_advantages,
+    per_token as per_token,
     per_turn as per_turn,
 )
 from .rollouts.rollout import (

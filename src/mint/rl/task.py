@@ -46,7 +46,7 @@ class RLAdapter(ABC):
         raise NotImplementedError
 
     def evaluate(self, step: int, rewards: list[float], num_datums: int) -> None:  # noqa: B027
-        """Print or keep something of your own after the line that a run prints of every step."""
+        """Print or record something of your own after the line of each step."""
 
     def build_holdout(self) -> list[Any]:
         """Samples for evaluation only. Without them, a share of the dataset is split off."""

@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits."""
+"""Background tasks: started and not awaited."""
 
 import asyncio
 from collections.abc import Coroutine

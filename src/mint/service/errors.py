@@ -1,4 +1,4 @@
-"""Errors of requests, and what clients are told about them."""
+"""Errors of requests, and how they are reported to clients."""
 
 import errno
 import logging
@@ -23,6 +23,16 @@ class ApiError(HTTPException):
         return self.detail
 
 
+class NotFound(ApiError, UserError):
+    """The 404 for an object that does not exist, or that belongs to another user.
+
+    It is a UserError too: an operation that fails for it reports the message in its result.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(404, message)
+
+
 class EngineDied(Exception):
     """The worker process of a base model ended, or never came up. The message names its log."""
 
@@ -32,7 +42,7 @@ EXPLAINED = (UserError, EngineDied, OSError, OperationalError, DataError)
 
 
 def explain(error: Exception, doing: str, where: str | None = None) -> tuple[str, Category]:
-    """Return what clients are told about a failure, and whose it is; log it if it is a bug."""
+    """Return the message and the category of a failure for the client; log it if it is a bug."""
     match error:
         case UserError():
             return str(error), "user"

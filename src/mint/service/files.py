@@ -64,13 +64,18 @@ def _sha256(path: Path) -> str:
 def verify(folder: Path, wanted: Mapping[str, str], what: str) -> None:
     """Raise FilesDamaged unless the folder has these checksums; older versions wrote none."""
     for name, checksum in wanted.items():
-        is_there = (folder / name).is_file()
-        if not is_there or _sha256(folder / name) != checksum:
-            raise FilesDamaged(
-                f"{what} is damaged: {name} is {'changed' if is_there else 'missing'} since it was "
-                "saved. Nothing was loaded, and the files were not touched. Use another "
-                "checkpoint, or restore this one from a backup, and check the disk."
-            )
+        if not (folder / name).is_file():
+            raise damaged(what, f"{name} is missing")
+        if _sha256(folder / name) != checksum:
+            raise damaged(what, f"{name} is changed")
+
+
+def damaged(what: str, how: str) -> FilesDamaged:
+    """Return the error for files that are not as they were saved."""
+    return FilesDamaged(
+        f"{what} is damaged: {how} since it was saved. Nothing was loaded, and the files were not "
+        "touched. Use another checkpoint, or restore this one from a backup, and check the disk."
+    )
 
 
 def link_files(files: Iterable[Path], folder: Path) -> None:

@@ -24,7 +24,7 @@ class Parts:
         self.settings = settings
         self.store = Store(settings.store_url, settings.home)
         self.auth = Auth(settings, self.store)
-        self.quota_of = self.auth.quota_of
+        self.find_quota = self.auth.find_quota
         self.usage = Usage(self.store)
         self.sessions = Sessions(self.store)
         self.futures = Futures(
@@ -34,5 +34,5 @@ class Parts:
             settings.home / "results",
         )
         self.engines = Engines(settings, before_unload)
-        self.checkpoints = CheckpointStore(settings.home, self.store, self.quota_of)
+        self.checkpoints = CheckpointStore(settings.home, self.store, self.find_quota)
         self.decoder = Decoder(settings.max_body_bytes)

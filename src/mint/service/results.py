@@ -30,7 +30,7 @@ class Share:
     def has_room(self, user: str) -> bool:
         """Return whether a user may hold one more."""
         mine = self._of[user]
-        return mine < most_of(self._limit, self.total - mine)
+        return mine < fair_limit(self._limit, self.total - mine)
 
     def add(self, user: str, amount: int) -> None:
         """Add to the amount of a user; a negative amount is subtracted."""
@@ -51,15 +51,15 @@ class Share:
         if not self._of:
             return None
         user, amount = max(self._of.items(), key=lambda item: item[1])
-        return user if amount > most_of(self._limit, self.total - amount) else None
+        return user if amount > fair_limit(self._limit, self.total - amount) else None
 
 
-def most_of(limit: int, others: int) -> int:
+def fair_limit(limit: int, others: int) -> int:
     """Return how much of a limit one user may hold, given what the others hold.
 
     A fifth of the rest always stays free for the next user, however many users there are.
 
-    >>> most_of(20_000, others=0), most_of(20_000, others=16_000), most_of(1, others=0)
+    >>> fair_limit(20_000, others=0), fair_limit(20_000, others=16_000), fair_limit(1, others=0)
     (16000, 3200, 1)
     """
     return -(-4 * max(limit - others, 0) // 5)

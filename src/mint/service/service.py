@@ -6,6 +6,8 @@ import re
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
+from sqlalchemy.exc import OperationalError
+
 from mint.service.access.usage import SAVE_EVERY_S
 from mint.service.admin.settings import Settings
 from mint.service.checkpoints.links import Links
@@ -143,7 +145,7 @@ class Service(Parts):
         await self.runs.prepare_to_leave(engine)
         try:
             await self.samplers.keep(engine)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, OperationalError) as error:
             log.warning("samplers of %s were not saved: %s", engine.name, error)
 
     async def tidy(self) -> None:

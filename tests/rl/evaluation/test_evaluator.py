@@ -11,7 +11,7 @@ import pytest
 import mint
 from mint.rl import Chat, Evaluation, Evaluator, RLConfig, run_grpo
 from mint.rl.evaluation.bisect import PastRun
-from mint.rl.evaluation.evaluator import with_holdout_reward
+from mint.rl.evaluation.evaluator import Examiner, with_holdout_reward
 from mint.rl.evaluation.scores import METRICS
 from tests.rl.conftest import Letters
 
@@ -135,8 +135,70 @@ def test_a_policy_that_always_reaches_the_turn_limit_is_wrong_and_stops_nothing(
                 chat.user(task)
                 await chat.reply()
 
-    found = Evaluator(Endless(), settings(max_turns=1), client).of(None)
+    cfg = settings(max_turns=1)
+    found = Evaluator(Endless(), cfg, client).of(None)
     assert (found.prompts, found.failed, found.pass_1) == (2, 2, 0.0)
+    assert Examiner(Endless(), cfg).of(client, None)["holdout"].evaluation == found
+
+
+class Mixed(Letters):
+    """A mix of tasks: the reward applies to some prompts only."""
+
+    applies = ("x1", "x2", "x3")
+
+    def build_holdout(self) -> list[str]:
+        return ["x1", "x2", "x3", "y1", "y2"]
+
+    def holdout_reward(self, response: str, sample: str) -> Any:
+        return 1.0 if sample in self.applies else None
+
+
+def test_prompts_without_a_reward_are_left_out_counted_and_the_same_for_every_checkpoint(
+    client: mint.ServiceClient, settings: Settings
+) -> None:
+    task = Mixed()
+    evaluator = Evaluator(task, settings(), client)
+    found = evaluator.of(None)
+    assert (found.prompts, found.left_out, found.unrewarded, found.pass_1) == (3, 2, 0, 1.0)
+    assert str(found).endswith(
+        "on 3 held-out prompts; 2 prompts are left out: the reward of all their answers is None"
+    )
+    assert Evaluation.read(found.metrics()) == found
+    task.applies = ("x1", "y1")  # as if the reward could not judge what a checkpoint answers
+    later = evaluator.of(None)
+    assert (later.prompts, later.left_out, later.unrewarded) == (3, 2, 2)
+    assert later.pass_1 == pytest.approx(1 / 3)
+    assert "2 answers without a reward (None) count as wrong; 2 prompts are left out" in str(later)
+
+
+def test_an_answer_without_a_reward_is_wrong_where_another_to_the_same_prompt_has_one(
+    client: mint.ServiceClient, settings: Settings
+) -> None:
+    class EverySecond(Letters):
+        def build_holdout(self) -> list[str]:
+            return ["a", "b"]
+
+        def compute_rewards(self, responses: list[str], sample: str) -> list[float | None]:
+            return [1.0 if sample == "a" and i % 2 == 0 else None for i in range(len(responses))]
+
+    cfg = settings(eval_samples=4, eval_temperature=1.0)
+    found = Evaluator(EverySecond(), cfg, client).of(None)
+    assert (found.prompts, found.samples, found.left_out, found.unrewarded) == (1, 4, 1, 2)
+    assert (found.pass_1, found.failed) == (0.5, 0)
+    assert Examiner(EverySecond(), cfg).of(client, None)["holdout"].evaluation == found
+
+
+def test_a_resumed_run_leaves_out_the_prompts_of_its_first_evaluation(
+    client: mint.ServiceClient, settings: Settings, metrics: Rows
+) -> None:
+    task = Mixed()
+    run_grpo(task, settings(steps=1, eval_every=1, checkpoint_every=1), service=client)
+    task.applies = ("x1", "y1")
+    run_grpo(task, settings(steps=2, eval_every=1, checkpoint_every=1), service=client)
+    shown = [(row["holdout/prompts"], row["holdout/left_out"]) for row in metrics()]
+    assert shown == [(3, 2)] * 3
+    assert [row["holdout/unrewarded"] for row in metrics()] == [0, 0, 2]
+    assert [row["holdout/pass@1"] for row in metrics()] == pytest.approx([1, 1, 1 / 3])
 
 
 def test_a_task_without_a_truth_of_its_own_is_paid_by_its_reward() -> None:

@@ -120,6 +120,28 @@ def test_two_models_are_compared_prompt_by_prompt() -> None:
         compare(result((1.0,)), result((1.0,), (1.0,)))
 
 
+def test_a_prompt_left_out_of_one_result_is_wrong_there_and_stays_in_the_comparison() -> None:
+    prompts = [PromptResult(name, "", (1.0,), ("",)) for name in "abcd"]
+    whole = SetResult("holdout", tuple(prompts), 1.0, ("e",))
+    part = SetResult("holdout", tuple(prompts[:3]), 1.0, ("d", "e"))
+    found = compare(part, whole)
+    assert (found.prompts, found.first, found.second) == (4, 0.75, 1.0)
+    assert compare(whole, part).difference == -found.difference
+    with pytest.raises(ValueError, match="cover different prompts"):
+        compare(SetResult("holdout", tuple(prompts[:3]), 1.0), whole)
+
+
+def test_a_set_without_prompts_is_a_clear_error(client: mint.ServiceClient) -> None:
+    class Empty(Echo):
+        def build_eval_sets(self) -> dict[str, list[dict[str, Any]]]:
+            return {"rest": []}
+
+    cfg = RLConfig(base_model=MODEL, max_tokens=4)
+    with pytest.raises(ConfigError, match="The set 'rest' is empty: build_eval_sets"):
+        Examiner(Empty(), cfg).of(client, None)
+    assert list(Examiner(Empty(), cfg, ["holdout"]).of(client, None)) == ["holdout"]
+
+
 class Echo(RLAdapter):
     """Pays for bytes below 128, and has sets and categories."""
 

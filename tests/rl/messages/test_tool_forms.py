@@ -6,6 +6,7 @@ The replies are made up; their marks and notations are those of the families' ch
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -217,6 +218,38 @@ def test_marks_of_other_families_inside_the_arguments_are_text() -> None:
         '<tool_call>{"name": "write", "arguments": {"text": "[TOOL_CALLS] [{}] f()"}}</tool_call>'
     )
     assert parse_tool_calls(text) == [ToolCall("write", {"text": "[TOOL_CALLS] [{}] f()"})]
+
+
+MARKS = [mark for thought in THOUGHTS for mark in thought]
+
+
+@pytest.mark.parametrize("mark", [*MARKS, "<think>no</think>", "</think><think>"])
+@pytest.mark.parametrize("name", [name for name, (text, _) in FORMS.items() if "Rome" in text])
+def test_marks_of_thoughts_inside_the_arguments_are_text(name: str, mark: str) -> None:
+    text, calls = FORMS[name]
+    city = f"Rome {mark} x"
+    said = text.replace("Rome", city)
+    wanted = [
+        replace(call, arguments={k: city if v == "Rome" else v for k, v in call.arguments.items()})
+        for call in calls
+    ]
+    assert parse_tool_calls(said) == wanted
+    assert parse_tool_calls(f"<think>Look.</think>{said}") == wanted
+    assert parse_tool_calls(f"Look.</think>{said}", thinking=True) == wanted
+
+
+def test_a_thought_around_calls_hides_those_inside_it_only() -> None:
+    call, now = f"<tool_call>{JSON_WEATHER}</tool_call>", f"<tool_call>{JSON_NOW}</tool_call>"
+    assert parse_tool_calls(f"{call}<think>or {now}?</think>It is warm.") == [WEATHER]
+    assert parse_tool_calls(f"{call}<think>or {now}") == [WEATHER]
+    assert parse_tool_calls(f"{call}<think>and</think>{now}") == [WEATHER, NOW]
+    assert parse_tool_calls(f"{call} maybe.</think>{now}") == [NOW]
+    assert parse_tool_calls(f"The mark <tool_call> <think>{call}</think> is known.") != [WEATHER]
+
+
+def test_a_reply_that_is_only_a_call_is_read_as_that_whatever_its_arguments_say() -> None:
+    text = '{"name": "write", "parameters": {"text": "<tool_call>now</tool_call>"}}'
+    assert parse_tool_calls(text) == [ToolCall("write", {"text": "<tool_call>now</tool_call>"})]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Credit per turn: returns, baselines and masks against independent float64 code."""
+"""Credit per turn and per token: returns, baselines and masks against independent float64 code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 
 import mint
-from mint.rl import Chat, Group, RLConfig, Rollout, Segment, assign_advantages, per_turn
+from mint.rl import (
+    Chat,
+    Group,
+    RLConfig,
+    Rollout,
+    Segment,
+    assign_advantages,
+    per_token,
+    per_turn,
+)
 from mint.rl.datums.datum import build_datums, values
+from mint.rl.rollouts.credit import keep_turn_rewards
 from mint.rl.rollouts.rollout import Turn
 from tests.rl.stepping import stepping
 
@@ -138,6 +148,43 @@ def test_a_reward_for_the_whole_counts_for_every_turn_beside_rewards_per_turn() 
     assert other.turn_advantages == [-(1.0 - 0.25) / 2, -0.25]
 
 
+def paid_by_token(draw: np.random.Generator, discount: float) -> tuple[Rollout, list[list[float]]]:
+    rollout = conversation([0.0] * int(draw.integers(1, 4)), discount, float(draw.normal()))
+    rewards = [list(draw.normal(size=turn.end - turn.begin)) for turn in rollout.turns]
+    rollout.turn_rewards, rollout.reward = None, sum(map(sum, rewards))
+    rollout.trace = [{"role": "assistant", "content": ""} for _ in rewards]
+    keep_turn_rewards(rollout, per_token(rewards), discount, weighed=False)
+    return rollout, rewards
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.9, 0.0])
+@pytest.mark.parametrize("kind", ["centre", "standardise", "leave_one_out"])
+def test_every_token_has_the_advantage_of_its_own_return(kind: str, discount: float) -> None:
+    draw = np.random.default_rng(7)
+    made = [paid_by_token(draw, discount) for _ in range(5)]
+    each = group(*(rollout for rollout, _ in made))
+    assign_advantages([each], kind)
+    returns = []
+    for rollout, rewards in made:
+        r = np.concatenate([np.asarray(reply, dtype=np.float64) for reply in rewards])
+        r[-1] += rollout.penalty
+        powers = [discount ** np.arange(len(r) - t) for t in range(len(r))]
+        returns.append(np.array([(p * r[t:]).sum() for t, p in enumerate(powers)]))
+    longest = max(map(len, returns))
+    table = np.array([np.append(r, [r[-1]] * (longest - len(r))) for r in returns])
+    wanted = table - table.mean(axis=0)
+    if kind == "standardise":
+        wanted = wanted / (table.std(axis=0) + 1e-6)
+    if kind == "leave_one_out":
+        wanted = wanted * len(table) / (len(table) - 1)
+    for (rollout, _), row, datum in zip(made, wanted, build_datums([each]), strict=True):
+        sampled = np.asarray(rollout.segments[0].sampled[1:])
+        found = values(datum, "advantages")
+        np.testing.assert_allclose(found[sampled], row[: sampled.sum()], rtol=1e-5, atol=1e-6)
+        assert not found[~sampled].any()
+        assert sum(m["reward"] for m in rollout.trace) == pytest.approx(rollout.reward)
+
+
 class Steps:
     """Pays each reply for its bytes below 128, in two contexts."""
 
@@ -183,6 +230,46 @@ def test_an_environment_that_pays_turns_trains_on_them(
         np.testing.assert_allclose(values(second, "advantages")[inside], c, rtol=1e-5)
         said = [m["reward"] for m in rollout.messages if m["role"] == "assistant"]
         assert said == rollout.turn_rewards
+
+
+class ByToken(Steps):
+    """Pays every token for being below 128, in two contexts; ``short`` forgets one."""
+
+    def __init__(self, short: bool = False) -> None:
+        self.short = short
+
+    async def rollout(self, task: dict[str, int], chat: Chat) -> Any:
+        rewards = []
+        for text in ("one", "two"):
+            chat.restart([{"role": "user", "content": f"{text} {task['number']}"}])
+            tokens = (await chat.reply()).tokens
+            rewards.append([float(token < 128) for token in tokens[self.short :]])
+        return per_token(rewards)
+
+
+def test_an_environment_that_pays_tokens_trains_on_them(
+    client: mint.ServiceClient, settings: Settings
+) -> None:
+    with stepping(ByToken(), settings(discount=0.0, advantage="centre"), client) as run:
+        batch = run.sample(1)
+        datums = run.build_datums(batch)
+        run.record(batch, run.train(batch, datums))
+    groups = [g for g in run.useful(batch) if g.counted]
+    assert groups
+    for each in groups:
+        for t in range(min(len(r.turns) for r in each.counted)):  # without a discount: r - mean
+            paid = [r.turn_rewards[t] for r in each.counted if r.turn_rewards]
+            found = [r.turn_advantages[t] for r in each.counted if r.turn_advantages]
+            np.testing.assert_allclose(found, np.asarray(paid) - np.mean(paid), atol=1e-9)
+
+
+def test_rewards_that_do_not_fit_the_tokens_are_a_clear_error(
+    client: mint.ServiceClient, settings: Settings
+) -> None:
+    with stepping(ByToken(short=True), settings(max_reward_failures=1.0), client) as run:
+        batch = run.sample(1)
+    said = "Pass one for each of reply.tokens."
+    assert all(said in str(r.error) for g in batch.groups for r in g.rollouts)
 
 
 @pytest.mark.parametrize(

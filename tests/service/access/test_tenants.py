@@ -45,9 +45,9 @@ def test_foreign_objects_are_unknown(keyed_service: KeyedService) -> None:
     loaded = mallory.result(mallory.operate("load_weights", own, 1, path=path, optimizer=True))
     assert "There is no checkpoint" in loaded["error"]
     body = {"session_id": mallory.session(), "sampling_session_seq_id": 0, "model_path": path}
-    assert (
-        "There is no checkpoint" in mallory.post("/create_sampling_session", body).json()["detail"]
-    )
+    refused = mallory.post("/create_sampling_session", body)
+    assert refused.status_code == 404
+    assert "There is no checkpoint" in refused.json()["detail"]
     assert mallory.http.get("/checkpoints").json()["checkpoints"] == []
     assert bob.result(saving)["path"] == path, "and the owner's result is untouched"
     assert bob.http.get("/checkpoints").json()["cursor"]["total_count"] == 1

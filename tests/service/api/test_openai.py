@@ -390,4 +390,4 @@ def test_a_stream_of_tokens_is_the_text_up_to_the_stop(
 
 def test_the_bytes_of_half_a_character_are_told(tokenizer: ModelTokenizer) -> None:
     tokens = tokenizer.encode("ö", special=False)
-    assert [tokenizer.bytes_of(token) for token in tokens] == [[0xC3], [0xB6]]
+    assert [tokenizer.decode_token_bytes(token) for token in tokens] == [[0xC3], [0xB6]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from mint.engine.messages import UserError
+from mint.engine.messages import LoraSpec, UserError
+from mint.engine.model.base_model import BaseModel
+from mint.engine.training.trainer import LoraTrainer
 from mint.service.checkpoints.peft import AdapterFiles, mix
+from tests.tiny import build_model
 
 ATTENTION, HEAD = "model.layers.0.self_attn.q_proj", "lm_head"
 Delta = dict[str, NDArray[np.float64]]
@@ -158,6 +162,65 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
     save_file(tensors, folder / "adapter_model.safetensors")
     with pytest.raises(UserError, match="lora_B"):
         AdapterFiles.read(folder).require_finite()
+
+
+def write_large(folder: Path, dtype: str, inputs: int) -> Path:
+    """An adapter of rank 1 with one large tensor of zeros, which takes no space on the disk."""
+    folder.mkdir()
+    size = {"F32": 4, "F16": 2, "BF16": 2}[dtype]
+    header, end = {}, 0
+    for part, shape in (("B", [6, 1]), ("A", [1, inputs])):
+        start, end = end, end + size * shape[0] * shape[1]
+        entry = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+        header[f"base_model.model.{ATTENTION}.lora_{part}.weight"] = entry
+    encoded = json.dumps(header).encode()
+    with open(folder / "adapter_model.safetensors", "wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        file.truncate(8 + len(encoded) + end)
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "base_model_name_or_path": "m"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_a_large_tensor_is_checked_without_holding_it(tmp_path: Path, dtype: str) -> None:
+    adapter = AdapterFiles.read(write_large(tmp_path / "large", dtype, 1 << 25))
+    tracemalloc.start()
+    try:
+        adapter.require_finite()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 23, "of at least 2**26 bytes"
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_the_last_number_of_a_large_tensor_is_checked(tmp_path: Path, dtype: str) -> None:
+    folder = write_large(tmp_path / "large", dtype, 1_000_003)
+    with open(folder / "adapter_model.safetensors", "r+b") as file:
+        file.seek(-2, 2)
+        file.write(b"\xff\x7f")  # the upper half of a NaN
+    with pytest.raises(UserError, match=r"lora_A\.weight contains NaN"):
+        AdapterFiles.read(folder).require_finite()
+
+
+def test_a_header_has_a_largest_size(tmp_path: Path) -> None:
+    folder = write(tmp_path / "one", 2, (HEAD,))
+    file = folder / "adapter_model.safetensors"
+    length = int.from_bytes(file.read_bytes()[:8], "little")
+    header, values = file.read_bytes()[8 : 8 + length], file.read_bytes()[8 + length :]
+    padded = header + b" " * (17 * 1024**2)  # as the format allows
+    file.write_bytes(len(padded).to_bytes(8, "little") + padded + values)
+    with pytest.raises(UserError, match="header has more than"):
+        AdapterFiles.read(folder)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "phi3", "gemma3_text"])
+def test_an_adapter_of_every_layer_fits_its_model(tmp_path: Path, family: str) -> None:
+    model = build_model(tmp_path / "model", family)
+    base = BaseModel.load("tiny", model, device="cpu", precision="exact")
+    LoraTrainer(base, LoraSpec(rank=2, seed=1), 64).save(tmp_path)
+    AdapterFiles.read(tmp_path).require_fit(model, "tiny")
 
 
 @pytest.mark.parametrize("change", ["missing", "shape", "index", "negative", "name"])

@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 import tinker
+from safetensors.numpy import save
 from tinker import types
 
 from tests.service.samples import datum, prompt
@@ -165,6 +166,38 @@ def test_an_archive_that_is_wrong_is_refused(
     assert "no/model" in upload(raw, archive, base_model="no/model").json()["detail"]
 
 
+ATTENTION = "model.layers.0.self_attn.q_proj"
+MISFITS = {
+    "a layer of another size": ({ATTENTION: 100_000}, f"32 x 100000, and {MODEL} has 32 x 32"),
+    "a huge layer that it lacks": ({"no.such": 100_000}, "has no weight with more than 272"),
+    "too many layers": ({f"layers.{n}": 32 for n in range(500)}, "has 500 layers"),
+}
+
+
+@pytest.mark.parametrize("attack", MISFITS)
+def test_an_adapter_that_fits_no_layer_is_refused_before_its_tensors_are_read(
+    raw: RawClient, live_service: LiveService, attack: str
+) -> None:
+    """They contain NaN, which whoever reads them reports."""
+    layers, named = MISFITS[attack]
+    tensors = {}
+    for layer, inputs in layers.items():
+        tensors[f"base_model.model.{layer}.lora_A.weight"] = np.full((1, inputs), np.nan, "f4")
+        tensors[f"base_model.model.{layer}.lora_B.weight"] = np.zeros((32, 1), "f4")
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "base_model_name_or_path": MODEL}
+    files = {"adapter_config.json": json.dumps(config).encode()}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, content in {**files, "adapter_model.safetensors": save(tensors)}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    answer = upload(raw, packed.getvalue())
+    assert answer.status_code == 400
+    assert named in answer.json()["detail"]
+    assert not list((live_service.home / "uploads").iterdir())
+
+
 def test_a_form_that_is_wrong_is_refused(raw: RawClient) -> None:
     for options, named in (
         ({"json": {}}, "multipart/form-data"),
@@ -241,5 +274,5 @@ def test_a_mixture_of_nonsense_is_refused(training: tinker.TrainingClient, raw: 
         ),
     ):
         answer = raw.post("/mint/checkpoints/interpolate", fields)
-        assert answer.status_code in (400, 422), fields
+        assert answer.status_code in (400, 404, 422), fields
         assert named in answer.json()["detail"]

@@ -134,7 +134,7 @@ def test_a_deleted_checkpoint_is_gone(
     path = training.save_state("rolling").result().path
     rest.delete_checkpoint(training.model_id, "weights/rolling").result()
     assert rest.list_checkpoints(training.model_id).result().checkpoints == []
-    with pytest.raises(tinker.BadRequestError, match="There is no checkpoint"):
+    with pytest.raises(tinker.NotFoundError, match="There is no checkpoint"):
         client.create_sampling_client(model_path=path)
     assert not list((live_service.home / "checkpoints").rglob("rolling"))
 

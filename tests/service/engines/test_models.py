@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from mint.engine.messages import EnginePlan
 from mint.service.admin.settings import Settings
@@ -165,6 +166,30 @@ def test_an_engine_counts_by_the_memory_of_its_device(tmp_path: Path, tiny_model
     assert before == 7 * GB, "it may take that much"
     assert resident > 10**8
     assert on_device == 123
+
+
+@pytest.mark.parametrize("error", [OperationalError("select 1", {}, OSError()), ValueError("x")])
+def test_an_engine_is_stopped_also_when_it_cannot_be_saved(
+    tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    async def cannot_save(engine: EngineProcess) -> None:
+        raise error
+
+    async def work() -> None:
+        settings = Settings(
+            home=tmp_path, aliases={MODEL: tiny_model}, precision="exact", model_idle_s=0.0
+        )
+        engines = Engines(settings, before_unload=cannot_save)
+        try:
+            engine = await engines.get(MODEL)
+            await engines.unload_idle()
+            assert not engine.is_alive
+            assert engines.why_waiting(MODEL) is not None, "its memory is free"
+        finally:
+            await engines.stop()
+
+    asyncio.run(work())
+    assert "was not saved" in caplog.text
 
 
 def test_a_model_that_never_fits_is_refused(own_service: Callable[..., LiveService]) -> None:

@@ -31,7 +31,12 @@ def create_key(
         str, typer.Argument(help="A name for the key, such as its purpose.")
     ] = "default",
     user: Annotated[
-        str, typer.Option(help="The user whose runs and checkpoints it can access.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The user who owns what is made with the key. Keys of one user share runs, "
+            "checkpoints and speed; keys of different users do not see each other's.",
+        ),
     ] = "local",
     prefix: Annotated[
         Literal["tml-", "sk-"], typer.Option(help="MinT's client requires sk-.")
@@ -51,7 +56,9 @@ def create_key(
 ) -> None:
     """Create a key and print it. It cannot be shown again.
 
-    Once a key exists, the service of this home folder requires one from every client.
+    Once a key exists, the service of this home folder requires one from every client. For another
+    person, or a program that must not see your runs, create the key with a user of its own:
+    mint keys create ada --user ada
     """
     from mint.service.access.auth import create_key as create
     from mint.service.access.quotas import change
@@ -68,11 +75,19 @@ def create_key(
                 "This expiry is beyond the last date. For a key without expiry, write never."
             ) from error
     store = _store(home)
+    shared = [key.name for key in store.active_keys() if key.user == user]
     if any(key.name == name for key in store.all_keys()):
         raise Mistake(
             f"The name {name!r} is taken by an existing or revoked key. Choose another name."
         )
     typer.echo(create(store, name, user, prefix, Scope.parse(scope), expires_at, limits))
+    if shared:
+        typer.echo(
+            f"It shares all runs and checkpoints with {', '.join(shared)}, as a key of the user "
+            f"{user}. To separate them: mint keys revoke {name}, then mint keys create NAME "
+            "--user NAME.",
+            err=True,
+        )
 
 
 @app.command("list")

@@ -104,8 +104,8 @@ def _print_result(what: str, result: SetResult) -> None:
     """Print the result of a model on one set."""
     which = "held-out prompts" if result.name == "holdout" else f"prompts of {result.name}"
     print(f"{what} on {len(result.prompts)} {which}")
-    if result.failed:
-        print(f"{result.failed} answers could not be scored and count as wrong.")
+    for line in result.evaluation.exceptions():
+        print(f"{line}.")
     print_table(["METRIC", "VALUE", "95% INTERVAL"], _rows(result), "Nothing was evaluated.")
     rows = []
     for name, each in result.by_category().items():

@@ -33,7 +33,7 @@ class Adapter:
     spec: LoraSpec
     pairs: dict[str, tuple[Tensor, Tensor]]
     digest: str | None = None  # of a frozen one: see :mod:`.digest`
-    storage: Tensor | None = None  # that all tensors are views of: one copy copies them all
+    storage: Tensor | None = None  # of all tensors, which are views of it: copied at once
 
     @property
     def scale(self) -> float:
@@ -138,11 +138,13 @@ class AdapterBank:
 
     def _grow(self, slots: int, rank: int) -> None:
         slots = max(len(self._slots), 1 << (slots - 1).bit_length())
-        self._rank = max(self._rank, rank)
-        for product in self._banked():
-            product.new_bank(slots, self._rank)
-        self._slots = [None] * slots
+        rank = max(self._rank, rank)
+        # Should memory run out on the way, nothing counts as loaded and the next use tries again.
+        self._slots, self._rank = [], 0
         self.generation += 1
+        for product in self._banked():
+            product.new_bank(slots, rank)
+        self._slots, self._rank = [None] * slots, rank
 
     @torch.no_grad()
     def _write(self, adapter: Adapter, slot: int) -> None:

@@ -82,7 +82,7 @@ def merge(base: Path, adapter: Path, out: Path, dtype: str | None = None) -> str
     model.to(target)  # type: ignore[arg-type]
     forget_quantization(model)
     model.save_pretrained(out)
-    return _name_of(target)
+    return _dtype_name(target)
 
 
 def _load(base: Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
@@ -190,7 +190,7 @@ def _merge_site(model: nn.Module, site: Site, adapter: Adapter, dtype: torch.dty
     setattr(module, parameter, nn.Parameter(merged, requires_grad=False))
 
 
-def _name_of(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     names = [name for name, known in DTYPES.items() if known == dtype]
     if not names:
         raise UserError(

@@ -121,7 +121,7 @@ class BaseModel:
     ) -> Tensor:
         """Return the last hidden states [N, H] of a flat row of tokens.
 
-        With ``recompute``, the backward pass computes each layer's activations anew.
+        With ``recompute``, the backward pass recomputes each layer's activations.
         """
         with running(view, lora, recompute):
             output = self.trunk(

@@ -46,7 +46,7 @@ class NoLora:
 class TrainedLora:
     """The adapter whose tensors the linear layers hold as ``pairs``, on every row."""
 
-    scale: Tensor  # a number would be compiled into the layers, anew for every rank
+    scale: Tensor  # a number would be compiled into the layers, once for every rank
 
 
 @dataclass(frozen=True)

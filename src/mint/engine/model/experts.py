@@ -224,7 +224,7 @@ class FrozenExperts(nn.Module):
         return self.run(hidden_states, routes, top_k_weights)
 
     def run(self, x: Tensor, routes: Routes, shares: Tensor) -> Tensor:
-        """Return the sum of what its experts make of each token of x [N, H], by its shares."""
+        """Return the router-weighted sum of the experts' outputs for x [N, H]."""
         rows = self.gate_up_proj(routes.spread(x), routes)
         rows = self.down_proj(routes.keep(self._apply_gate(rows)), routes)
         return routes.combine(rows, shares.float())

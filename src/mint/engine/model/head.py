@@ -21,7 +21,7 @@ _SPREAD = 4096.0  # times a probability: small ones are exact in float16 too
 
 @dataclass(frozen=True)
 class Head:
-    """The base model's unembedding with its architecture's own last touches to the logits."""
+    """The unembedding, with the scale and soft cap that the architecture applies to logits."""
 
     linear: FrozenLinear
     softcap: float | None
@@ -80,7 +80,7 @@ class Head:
         self, logits: Tensor, sums: Tensor, total: Tensor, temperature: float,
         wanted: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """Return the gradient of the product's output, but for the targets' own part of it.
+        """Return the gradient of the logits without the one-hot term of the targets.
 
         ``logits`` are divided by the temperature already. ``total`` is the gradient of each row's
         logprobs, summed, and ``wanted`` that of its entropy, None for none. The result comes in the
@@ -111,9 +111,9 @@ class Head:
         self, logits: Tensor, sums: Tensor, cells: tuple[Tensor, Tensor], weight: Tensor,
         temperature: float,
     ) -> Tensor:  # fmt: skip
-        """Return what the hidden states' gradient by a logprob has of all logits but some.
+        """Return d(logprob)/d(hidden) from all logits except ``cells``, rows and columns.
 
-        Those are the ``cells``, rows and columns. ``weight`` is :meth:`pulling_weight`.
+        ``weight`` is :meth:`pulling_weight`.
         """
         spread = torch.full_like(sums, _SPREAD)
         settings = (1.0, self._cap(temperature), weight.dtype)

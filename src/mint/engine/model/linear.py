@@ -132,7 +132,7 @@ class FrozenLinear(nn.Module):
     @torch.inference_mode(False)
     @torch.no_grad()
     def new_bank(self, slots: int, rank: int) -> None:
-        """Make room for adapters; what was there is gone."""
+        """Allocate the bank of adapters; its previous contents are discarded."""
         if not self.weight.is_cuda:
             self.slots = [None] * slots
             if self.packed is not None:

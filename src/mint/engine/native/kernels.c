@@ -199,8 +199,8 @@ static void round_row(const float *x, int64_t count, uint32_t *words) {
     if (count % 2) out[count] = 0;
 }
 
-/* One panel of the result, for some tiles of rows. The thread then needs the words at `after`; its last
- * panel is told the `next` matrix, others NULL. */
+/* One panel of the result, for some tiles of rows. The thread then needs the words at `after`; `next`
+ * is the matrix that follows the last panel, and NULL for others. */
 static void multiply_panel(const Matrix *m, Panel panel, const uint32_t *after, const Matrix *next,
                            const Tile *tiles, int64_t count, const int64_t *rows,
                            const uint32_t *words, int64_t stride, const float *inner,
@@ -522,7 +522,7 @@ INLINE void attend_block(const int count, const Layer *layer, Query *queries, in
         _mm512_storeu_ps(weights[i], score);
     }
     if (!any) return;
-    /* What nobody sees may never have been written: it must not be multiplied, not even by 0. */
+    /* Masked values may be uninitialised: skip them, since 0 * NaN is NaN. */
     int first = __builtin_ctz(any), last = 31 - __builtin_clz(any);
     int64_t k = 0;
     for (; k + WIDE * LANES <= layer->size; k += WIDE * LANES)

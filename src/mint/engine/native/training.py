@@ -205,9 +205,9 @@ class TreeAttention(torch.autograd.Function):
 
 
 class TurnedAttention(torch.autograd.Function):
-    """The same of rows of queries, keys and values [N, (H + 2 Hkv) D], turned by their position.
+    """Tree attention on packed rows of queries, keys and values [N, (H + 2 Hkv) D].
 
-    They are turned in place: the rows must not be needed afterwards.
+    Applies the rotary embedding in place: the rows must not be needed afterwards.
     """
 
     @staticmethod

@@ -1,1 +1,4 @@
-"""Sampling: the scheduler, blocks of keys and values, decoding, and picking tokens."""
+"""Sampling: the scheduler, blocks of keys and values, decoding, and picking tokens.
+
+How a row attends to its blocks is in :mod:`mint.engine.attention`.
+"""

@@ -251,5 +251,8 @@ def penalize(logits: Tensor, row: int, request: SampleRequest, answer: list[int]
         logits[row, torch.as_tensor(ids, device=device)] -= torch.as_tensor(
             penalty, dtype=logits.dtype, device=device
         )
-    for token, bias in request.logit_bias.items():
-        logits[row, token] += bias
+    if request.logit_bias:
+        biased = torch.tensor([*request.logit_bias], device=device)
+        logits[row, biased] += torch.tensor(
+            [*request.logit_bias.values()], dtype=logits.dtype, device=device
+        )

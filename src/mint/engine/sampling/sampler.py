@@ -57,9 +57,9 @@ class Sampler:
     def step(self) -> list[Job]:
         """Advance everything by one token; return the jobs that this finished."""
         self.started = []
-        if self.scheduler.begin_step():
-            self._drain()
         self._decode()  # before prompts: picking a first token waits for the pass of its prompt
+        if self.scheduler.may_preempt():
+            self._drain()
         if steps := self.scheduler.next_prefills():
             self._prefill(steps)
         self._start(self.scheduler.next_starts())
@@ -81,10 +81,11 @@ class Sampler:
         return True
 
     def abandon(self, error: Exception) -> list[Job]:
-        """Drop every job after a failure; return the jobs that were lost."""
-        jobs = self.scheduler.jobs()
+        """Drop every job after a failed step; return all of them, also those that it finished."""
+        jobs = [*self._jobs.values()]
         for job in jobs:
-            job.error = error
+            if job not in self._over:
+                job.error = error
         self._runner.reset()
         self._blocks.forget_all()
         self._blocks = BlockManager(self._runner.pool.blocks)
@@ -140,14 +141,39 @@ class Sampler:
         if not sequences:
             return
         self.started = [s.job.ticket for s in sequences if s.index == 0]
-        for tokens in self._runner.first(sequences):
-            self._append(tokens)
-        copies = []
+        self._pick_first(sequences)
+        copies = {}
         for sequence in sequences:
             if not sequence.is_done and not sequence.job.is_over:
-                copies.append(self.scheduler.start(sequence))
-        self._runner.copy_blocks([copy for copy in copies if copy is not None])
+                copies[sequence] = self.scheduler.start(sequence)
+        self._copy_blocks({s: copy for s, copy in copies.items() if copy is not None})
         self.scheduler.started(sequences)
+
+    def _pick_first(self, sequences: list[Sequence]) -> None:
+        """Pick first tokens. If that fails, retry one by one."""
+        try:
+            for tokens in self._runner.first(sequences):
+                self._append(tokens)
+        except Exception as error:
+            self._runner.recover()
+            if len(sequences) == 1:
+                self._fail(sequences[0].job, error)
+                return
+            for sequence in sequences:
+                if not sequence.tokens and not sequence.job.is_over:
+                    self._pick_first([sequence])
+
+    def _copy_blocks(self, copies: dict[Sequence, tuple[int, int]]) -> None:
+        """Copy the last block of prompts for their answers. If that fails, retry one by one."""
+        try:
+            self._runner.copy_blocks([*copies.values()])
+        except Exception as error:
+            self._runner.recover()
+            if len(copies) == 1:
+                self._fail(next(iter(copies)).job, error)
+                return
+            for sequence, copy in copies.items():
+                self._copy_blocks({sequence: copy})
 
     def _decode(self) -> None:
         scheduler = self.scheduler
@@ -161,16 +187,23 @@ class Sampler:
             return
         try:
             tokens = self._runner.decode(rows, scheduler.version, scheduler.extended)
-        except torch.OutOfMemoryError as error:
-            self._runner.recover()
-            if len(rows) == 1:
-                self._fail(rows[0].job, error)
-            else:
-                for sequence in list(rows)[-(len(rows) // 2) :]:
-                    self.scheduler.put_back(sequence)
+        except Exception as error:
+            self._recover_from(error)
             return
+        scheduler.add_row()
         if tokens is not None:
             self._append(tokens)
+
+    def _recover_from(self, error: Exception) -> None:
+        """Continue with half of the rows after a failed step; a row that fails alone is failed."""
+        self._runner.recover()
+        self._drain()  # the step before it
+        self._runner.reset()
+        if len(self.scheduler.running) > 1:
+            self.scheduler.halve_rows()
+        else:
+            for sequence in self.scheduler.running:
+                self._fail(sequence.job, error)
 
     def _drain(self) -> None:
         """Wait for the tokens of the step in progress and record them."""

@@ -49,7 +49,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in starting order
         self.version = 0  # of that list
         self.extended: list[Sequence] = []  # those with a new block for the next step
-        self._max_rows = max_rows
+        self._max_rows = self._rows_now = max_rows  # fewer for a while after a failed step
         self._chunk_tokens = chunk_tokens
         self._busy_tokens = busy_tokens or chunk_tokens
         self._waiting = WaitingJobs()
@@ -76,8 +76,8 @@ class Scheduler:
         """Queue a job."""
         self._waiting.add(job)
 
-    def begin_step(self) -> bool:
-        """Return whether running sequences may be preempted in this step.
+    def may_preempt(self) -> bool:
+        """Return whether running sequences may be preempted in this step, once it has decoded.
 
         All their tokens must be known then. The previous step found a tenant below its share.
         """
@@ -87,7 +87,7 @@ class Scheduler:
     def _holdings(self) -> Holdings:
         prefills = (*self._prefilling, *self._ready)
         waiting = self._waiting.tenants()
-        return Holdings(self._max_rows, self.blocks.capacity, self.running, prefills, waiting)
+        return Holdings(self._rows_now, self.blocks.capacity, self.running, prefills, waiting)
 
     # ---- prefill --------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class Scheduler:
         """Take the next prompt whose tokens must be computed, with its blocks."""
         passed = False
         for tenant in sorted(self._waiting.tenants(), key=held.claim):
-            if held.claimed >= self._max_rows and not held.may_claim(tenant):
+            if held.claimed >= self._rows_now and not held.may_claim(tenant):
                 continue
             prefill = self._next_prefill(tenant)
             if prefill is None:
@@ -165,7 +165,7 @@ class Scheduler:
             return resuming[0]
         while (found := self._waiting.queue(tenant)) is not None:
             adapter, queue = found
-            if (prefill := self._prefill_of(queue, tenant, adapter)) is not None:
+            if (prefill := self._make_prefill(queue, tenant, adapter)) is not None:
                 return prefill
             self._waiting.next_queue(tenant)
         return None
@@ -180,7 +180,7 @@ class Scheduler:
                 self._prompts[_prompt_key(prefill)] = prefill
         self._waiting.served(prefill.tenant)
 
-    def _prefill_of(
+    def _make_prefill(
         self, queue: deque[Job], tenant: str, adapter: Adapter | None
     ) -> Prefill | None:
         """Return a new prefill for the first job of a queue; jobs that can share one join it."""
@@ -209,7 +209,7 @@ class Scheduler:
             slots = self._slots() | {prefill.adapter}
             if len(slots) > MAX_SLOTS and not self._preempt_adapter(tenant):
                 return False
-            while len(self.running) + self._resuming_rows() >= self._max_rows:
+            while len(self.running) + self._resuming_rows() >= self._rows_now:
                 if not (held.is_owed(tenant, rows=1) and self._preempt(tenant, ())):
                     return False
         if len(adapters | {prefill.adapter}) > MAX_SLOTS:
@@ -292,7 +292,7 @@ class Scheduler:
         for prefill in self._ready:
             turns.setdefault(prefill.tenant, deque()).append(prefill)
         chosen: dict[Prefill, list[Sequence]] = {prefill: [] for prefill in self._ready}
-        taken, short = 0, self._max_rows
+        taken, short = 0, self._rows_now
         starting: set[Adapter | None] = set()
         may_start = self._slot_turns.may_start(self._slots(), self._wanted_slots())
         while turns:
@@ -320,7 +320,7 @@ class Scheduler:
         """Return whether one more answer can start beside those taken, by preemption if needed."""
         while True:
             used = len(self.running) + self._resuming_rows() + taken
-            if used < self._max_rows and taken < self.blocks.free:  # each takes a block to begin
+            if used < self._rows_now and taken < self.blocks.free:  # each takes a block to begin
                 return True
             if not (rows + 1 <= self._holdings().fair_rows and self._preempt(tenant, ())):
                 return False
@@ -460,8 +460,19 @@ class Scheduler:
         self.running.remove(sequence)
         self.version += 1
         self._release(sequence)
+        sequence.renew_uid()  # what a runner knows of its blocks is out of date
         job = sequence.job
         self._waiting.add_resuming(Prefill(sequence.cached, job.adapter, sequence, job.tenant))
+
+    def halve_rows(self) -> None:
+        """Preempt the newer half of the running sequences, after a step of all of them failed."""
+        self._rows_now = max(len(self.running) // 2, 1)
+        for sequence in self.running[self._rows_now :]:
+            self.put_back(sequence)
+
+    def add_row(self) -> None:
+        """Allow one more row after a step that succeeded, up to the usual number."""
+        self._rows_now = min(self._rows_now + 1, self._max_rows)
 
     def grew(self, sequence: Sequence) -> None:
         """Record that a sequence has a new token, which may have filled a block."""
@@ -489,14 +500,6 @@ class Scheduler:
             prefill.jobs.remove(job)
             if not prefill.jobs:
                 self._free(prefill)
-
-    def jobs(self) -> list[Job]:
-        """Return every job that waits or runs."""
-        prefills = [*self._prefilling, *self._ready]
-        queued = [job for prefill in prefills for job in prefill.jobs]
-        resuming = [p.sequence.job for p in prefills if p.sequence is not None]
-        running = [sequence.job for sequence in self.running]
-        return list(dict.fromkeys([*running, *resuming, *queued, *self._waiting.jobs()]))
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.release(sequence.blocks)

@@ -27,6 +27,8 @@ from mint.engine.sampling.picking import is_filtered, is_penalized
 from mint.engine.sampling.scoring import BROKEN_WEIGHTS, PromptScores
 from mint.engine.sampling.stopping import StopRule
 
+_uids = itertools.count()
+
 
 @dataclass(eq=False)
 class Prefill:
@@ -67,7 +69,7 @@ class Sequence:
     known: int = 0  # blocks whose content the block manager knows
     number: int = 0  # of the last of these
     reported: int = 0  # tokens that were sent as progress
-    uid: int = field(default_factory=itertools.count().__next__)
+    uid: int = field(default_factory=_uids.__next__)
 
     @property
     def length(self) -> int:
@@ -77,6 +79,10 @@ class Sequence:
     @property
     def is_done(self) -> bool:
         return self.stop_reason is not None
+
+    def renew_uid(self) -> None:
+        """Take another uid: the sequence begins anew for whoever knows it by this number."""
+        self.uid = next(_uids)
 
     @property
     def cached(self) -> IntArray:

@@ -29,12 +29,12 @@ class WaitingJobs:
 
     def add(self, job: Job, at_front: bool = False) -> None:
         """Queue a job behind the others of its tenant and adapter, or before them."""
-        queue = self._of(job.tenant).queues.setdefault(job.adapter, deque())
+        queue = self._tenant(job.tenant).queues.setdefault(job.adapter, deque())
         queue.insert(0 if at_front else len(queue), job)
 
     def add_resuming(self, prefill: Prefill) -> None:
         """Queue an answer that lost its blocks, ahead of its tenant's other work."""
-        self._of(prefill.tenant).resuming.appendleft(prefill)
+        self._tenant(prefill.tenant).resuming.appendleft(prefill)
 
     def resuming(self, tenant: str) -> deque[Prefill]:
         """Return the answers of a tenant that wait to resume."""
@@ -82,5 +82,5 @@ class WaitingJobs:
             for queue in tenant.queues.values():
                 yield from queue
 
-    def _of(self, tenant: str) -> _Tenant:
+    def _tenant(self, tenant: str) -> _Tenant:
         return self._tenants.setdefault(tenant, _Tenant())

@@ -99,8 +99,9 @@ def _kept_tokens(members: list[Datum], order: NDArray[Any]) -> NDArray[Any] | No
 def check_request(
     request: ForwardBackward, info: ModelInfo
 ) -> tuple[list[Datum], Loss, dict[str, float], Terms]:
-    """Return the datums with just the inputs that loss and terms read, the loss, its settings and
-    the terms. Raises UserError on a mistake.
+    """Check a request; return its datums, loss, settings and terms. Raises UserError.
+
+    The datums keep only the inputs that the loss and the terms read.
     """
     loss = LOSSES.get(request.loss_fn)
     if loss is None:

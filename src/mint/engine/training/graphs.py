@@ -86,6 +86,9 @@ class TrunkGraphs:
             recorded = _RecordedPass.record(
                 self._model, size, twin or adapter.trainable_copy(self._model.device), self._memory
             )
+        except torch.OutOfMemoryError:  # it is tried again when the size was seen twice more
+            self.release()
+            return False
         except RuntimeError as error:
             log.warning("Training runs without CUDA graphs, more slowly: %s", error)
             self._is_possible = False

@@ -39,7 +39,6 @@ from mint.engine.training.terms import Terms
 from mint.engine.training.tree import PrefixTree, pack_evenly
 
 _OPTIMIZER_FILE = "optimizer.safetensors"
-_SMALLEST_BUDGET = 64
 _LARGEST = 1e15  # of a setting of Adam: quotients and products of two still fit a float32
 
 T = TypeVar("T")
@@ -63,6 +62,48 @@ def accumulate(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> 
     for parameter, grad in both:
         if parameter.grad is None:
             parameter.grad = grad
+
+
+class _GradientSum:
+    """The gradients of operations, added one by one to those that the parameters had.
+
+    Each operation's gradient is computed apart from the others, so that the bits of the sum do not
+    depend on which operations arrived together.
+    """
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.norms: list[float] = []
+        """Of single passes; where none is known, the norm of the sum is computed."""
+        self._parameters = parameters
+        self._before = self._earlier = [parameter.grad for parameter in parameters]
+        self._clear()
+
+    def fold(self) -> None:
+        """Add the gradient of one operation to the sum; that of the next begins at zero."""
+        accumulate(self._parameters, self._earlier)
+        self._earlier = [parameter.grad for parameter in self._parameters]
+        self._clear()
+
+    def finish(self) -> None:
+        """Give the parameters the sum. Raises UserError when it is not finite."""
+        accumulate(self._parameters, self._earlier)
+        if not self.norms or any(grad is not None for grad in self._earlier):
+            self.norms.append(_norm([p.grad for p in self._parameters]).item())
+        if not np.isfinite(self.norms).all():
+            raise UserError(
+                "The gradient is not finite, so it was dropped. Check advantages and logprobs "
+                f"for extreme values, and lower the learning rate. {NOT_FINITE}"
+            )
+
+    def undo(self) -> None:
+        """Give the parameters the gradients that they had."""
+        for parameter, grad in zip(self._parameters, self._before, strict=True):
+            parameter.grad = grad
+
+    def _clear(self) -> None:
+        for parameter, grad in zip(self._parameters, self._earlier, strict=True):
+            if grad is not None:
+                parameter.grad = None
 
 
 @dataclass(frozen=True)
@@ -109,11 +150,13 @@ class LoraTrainer:
         self, operations: list[ForwardBackward]
     ) -> Steps[list[ForwardBackwardResult]]:
         """Do the same in steps of one pass each, so that the caller can do other work between."""
-        with self._all_or_nothing() as norms:
+        with self._all_or_nothing() as gradients:
             results = []
             for number, operation in enumerate(operations, start=1):
+                if number > 1:
+                    gradients.fold()
                 try:
-                    results.append((yield from self._run(operation, norms)))
+                    results.append((yield from self._run(operation, gradients.norms)))
                 except UserError as error:
                     if len(operations) == 1:
                         raise
@@ -129,30 +172,14 @@ class LoraTrainer:
             return reverse_kl(self._model, self.adapter, reference, data, temperature, self.budget)
 
     @contextmanager
-    def _all_or_nothing(self) -> Iterator[list[float]]:
-        """Keep the gradients that arise inside only if it ends well and they are finite.
-
-        A caller that knows the norm of each adds it to the list; otherwise it is computed.
-        """
-        parameters = self.adapter.parameters()
-        before = [parameter.grad for parameter in parameters]
-        for parameter, grad in zip(parameters, before, strict=True):
-            if grad is not None:
-                parameter.grad = None
-        norms: list[float] = []
+    def _all_or_nothing(self) -> Iterator[_GradientSum]:
+        """Keep the gradients that arise inside only if it ends well and they are finite."""
+        gradients = _GradientSum(self.adapter.parameters())
         try:
-            yield norms
-            accumulate(parameters, before)
-            if not norms or any(grad is not None for grad in before):
-                norms.append(_norm([p.grad for p in parameters]).item())
-            if not np.isfinite(norms).all():
-                raise UserError(
-                    "The gradient is not finite, so it was dropped. Check advantages and logprobs "
-                    f"for extreme values, and lower the learning rate. {NOT_FINITE}"
-                )
+            yield gradients
+            gradients.finish()
         except BaseException:
-            for parameter, grad in zip(parameters, before, strict=True):
-                parameter.grad = grad
+            gradients.undo()
             raise
 
     def _run(self, request: ForwardBackward, norms: list[float]) -> Steps[ForwardBackwardResult]:
@@ -345,12 +372,12 @@ def _pack(data: list[Datum], members: Sequence[int], budget: int) -> list[Prefix
 def _smaller(budget: int, members: list[int], tokens: int, error: Exception) -> int:
     """Return the budget to try again with after a pass of so many tokens ran out of memory."""
     torch.cuda.empty_cache()
-    if len(members) == 1 or tokens <= _SMALLEST_BUDGET:
+    if len(members) == 1:
         raise UserError(
             f"The device ran out of memory on a sequence of {tokens} tokens, alone in its batch. "
             "Shorten it, or give the engine more memory."
         ) from error
-    return max(min(budget, tokens) // 2, _SMALLEST_BUDGET)
+    return min(budget, tokens) // 2
 
 
 def _norm(gradients: Sequence[Tensor | None]) -> Tensor:

@@ -1,1 +1,4 @@
-"""Agents: environments, conversations, tools and tool calls."""
+"""Agents: environments, conversations and tools.
+
+How messages and tool calls are written by a model family is in ``messages``.
+"""

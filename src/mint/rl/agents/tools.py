@@ -128,7 +128,7 @@ def _as_tool(each: Any) -> Tool:
 
 
 def schemas(tools: Tools) -> list[dict[str, Any]]:
-    """Return how a chat template is told about tools; what is a schema already is kept.
+    """Return the JSON schemas of tools, as chat templates expect them; schemas are kept.
 
     >>> [schema["function"]["name"] for schema in schemas([calculator])]
     ['calculate']

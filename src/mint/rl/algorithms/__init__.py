@@ -1,1 +1,4 @@
-"""The maths of RL: advantages, credit, importance, KL, clipping and datums."""
+"""The maths of RL: advantages, importance, KL and clipping, as pure functions of numbers.
+
+Rollouts and datums, which these numbers belong to, have folders of their own.
+"""

@@ -1,4 +1,4 @@
-"""The curriculum: prefer prompts that are solved sometimes, not always and not never."""
+"""The curriculum: prefer prompts that are solved sometimes, neither always nor never."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Curriculum:
     easy_at: float = 0.95
     hard_at: float = 0.02
     easy_after: int = 2  # groups before a prompt can be saturated
-    hard_after: int = 4  # and before it is given up
+    hard_after: int = 4  # groups before a prompt can be too hard
 
     def __post_init__(self) -> None:
         self.known: dict[str, PromptRecord] = {}

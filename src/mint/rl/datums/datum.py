@@ -32,7 +32,9 @@ def make_datum(
     mask = [float(sampled) for sampled in kept.sampled[1:]]
     if not isinstance(advantage, Sequence):
         advantage = [advantage] * len(segment.tokens)
-    credit = zip(advantage[1:], mask, strict=False)  # which may go on after the last sampled token
+    credit = zip(
+        advantage[1:], mask, strict=False
+    )  # the mask may be longer than the sampled tokens
     inputs = {
         "target_tokens": tensor(kept.tokens[1:], "int64"),
         "weights": tensor([weight * inside for inside in mask]),

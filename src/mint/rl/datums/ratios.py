@@ -14,9 +14,8 @@ from mint.rl.settings.config import RLConfig
 def corrected(
     datums: Sequence[types.Datum], trainer_D_T: Sequence[Array], correction: Correction
 ) -> list[types.Datum]:
-    """Return datums with the trainer's logprobs as the old ones, and with tokens weighted by how
-    much likelier the trainer finds them: the ratio of the loss then only sees what training
-    changes."""
+    """Return datums with the trainer's logprobs as the old ones, and with tokens weighted by the
+    importance ratio of trainer to sampler. The ratio of the loss is then 1 before training."""
     found = []
     for datum, trainer in zip(datums, trainer_D_T, strict=True):
         weights, inside = values(datum, "weights").copy(), has_weight(datum)

@@ -1,1 +1,4 @@
-"""Evaluation: pass@k on a holdout, comparisons, and the search for the step that broke a run."""
+"""Evaluation: pass@k on a holdout, comparisons, and the search for the step that broke a run.
+
+Nothing here trains a model.
+"""

@@ -149,7 +149,7 @@ class Bisection:
         return best if self._found(best) else None
 
     def _found(self, step: int) -> bool:
-        """Return whether the metric at a step can be told, after an evaluation if it needs one."""
+        """Return whether the metric at a step is known; evaluate the step first if necessary."""
         point = self.points[step]
         if point.evaluation is None and not point.gone:
             evaluation = self._measure(point)

@@ -80,18 +80,26 @@ class Comparison:
 
     def __str__(self) -> str:
         verdict = "better" if self.difference > 0 else "worse"
-        told = verdict if self.p < 0.05 else "no significant difference"
+        reported = verdict if self.p < 0.05 else "no significant difference"
         return (
             f"pass@1 {self.second:.1%} against {self.first:.1%} on the same {self.prompts} prompts:"
             f" {self.difference:+.1%} ({self.low:+.1%} to {self.high:+.1%}), "
-            f"p={self.p:.3g} ({self.test}): {told}"
+            f"p={self.p:.3g} ({self.test}): {reported}"
         )
 
 
 def compare(first: SetResult, second: SetResult, seed: int = 0) -> Comparison:
     """Compare two results on the same prompts: the exact McNemar test for one answer per prompt, or
-    a permutation test of the success rates. The interval is that of a paired bootstrap."""
+    a permutation test of the success rates. The interval is that of a paired bootstrap.
+
+    A prompt that is left out of one result, because its reward was None, counts as wrong there if
+    the reward applied to the other model's answers."""
     mine, theirs = _rates(first), _rates(second)
+    for rates, others, left_out in (
+        (mine, theirs, first.left_out),
+        (theirs, mine, second.left_out),
+    ):
+        rates |= {key: 0.0 for key in others if key not in rates and key[0] in left_out}
     if mine.keys() != theirs.keys() or not mine:
         apart = len(mine.keys() ^ theirs.keys())
         raise ValueError(

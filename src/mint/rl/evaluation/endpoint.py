@@ -145,7 +145,7 @@ class EndpointClient:
 
 
 def _said(message: Mapping[str, Any]) -> str:
-    """The text of a message; calls that the server has read are written out again."""
+    """Return the text of a message; tool calls that the server parsed are serialised again."""
     calls = [
         json.dumps({"name": call["function"]["name"], "arguments": call["function"]["arguments"]})
         for call in message.get("tool_calls") or []

@@ -17,7 +17,7 @@ from mint.rewards import TooManyFailures
 from mint.rl.agents.chat import Chat, ContextFull, TurnLimit
 from mint.rl.data.prompts import Data, Item
 from mint.rl.evaluation.endpoint import EndpointClient
-from mint.rl.evaluation.results import SetResult, collect_results
+from mint.rl.evaluation.results import SetResult, collect_results, find_left_out
 from mint.rl.evaluation.scores import Evaluation, evaluate
 from mint.rl.rollouts.failures import FailureLog
 from mint.rl.rollouts.policy import Policy
@@ -37,7 +37,8 @@ LIMITS = (TurnLimit.__name__, ContextFull.__name__)
 class Evaluator:
     """Evaluates checkpoints on a task's holdout, with the same prompts and the same seeds.
 
-    Answers are scored by the task's ``holdout_reward``, if it has one::
+    Prompts to which the reward does not apply at the first checkpoint are left out of all. Answers
+    are scored by the task's ``holdout_reward``, if it has one::
 
         Evaluator(adapter, cfg, mint.ServiceClient()).of("tinker://…/weights/step-000040").pass_1
     """
@@ -47,6 +48,7 @@ class Evaluator:
         self.cfg = cfg
         self.service = service
         self._items: list[Item] | None = None
+        self._holdout = Holdout()
 
     def of(self, path: str | None) -> Evaluation:
         """Evaluate a checkpoint, of training or of sampling; None is the base model."""
@@ -56,7 +58,9 @@ class Evaluator:
         async with sampling_client(self.service, self.cfg, path) as client:
             tokenizer = await to_thread(client.get_tokenizer)
             self._items = self._items or Data(self.adapter, tokenizer, self.cfg).holdout()
-            return await evaluate_holdout(self.adapter, self.cfg, self._items, client, tokenizer)
+            return await self._holdout.evaluate(
+                self.adapter, self.cfg, self._items, client, tokenizer
+            )
 
 
 @dataclass
@@ -76,7 +80,7 @@ class Examiner:
 
         async def work() -> dict[str, SetResult]:
             async with sampling_client(service, self.cfg, path) as client:
-                return await self._of(client, await to_thread(client.get_tokenizer))
+                return await self._evaluate_sets(client, await to_thread(client.get_tokenizer))
 
         return asyncio.run(work())
 
@@ -85,11 +89,11 @@ class Examiner:
 
         async def work() -> dict[str, SetResult]:
             client = EndpointClient(url, model)
-            return await self._of(client, client.get_tokenizer())
+            return await self._evaluate_sets(client, client.get_tokenizer())
 
         return asyncio.run(work())
 
-    async def _of(self, client: Any, tokenizer: Any) -> dict[str, SetResult]:
+    async def _evaluate_sets(self, client: Any, tokenizer: Any) -> dict[str, SetResult]:
         data = Data(self.adapter, tokenizer, self.cfg)
         own: Mapping[str, Sequence[Any]] = getattr(self.adapter, "build_eval_sets", dict)()
         names = [HOLDOUT, *own]
@@ -104,15 +108,21 @@ class Examiner:
             for name in names
             if not self.only or name in self.only
         }
+        for name, items in sets.items():
+            if not items:
+                raise ConfigError(
+                    f"The set {name!r} is empty: build_eval_sets() returned no samples for it. "
+                    "Return some, or select another set with set=NAME."
+                )
         return {n: await self._result(n, items, client, tokenizer) for n, items in sets.items()}
 
     async def _result(
         self, name: str, items: Sequence[Item], client: Any, tokenizer: Any
     ) -> SetResult:
-        adapter, cfg, ledger = self.adapter, self.cfg, Ledger(1.0)
+        adapter, cfg, ledger = self.adapter, self.cfg, Ledger(1.0, expected=LIMITS)
         groups = await sample_groups(adapter, cfg, items, client, tokenizer, ledger, name=name)
         errors = [rollout.error for group in groups for rollout in group.rollouts]
-        if errors and all(errors):
+        if errors and all(e and e.partition(":")[0] not in LIMITS for e in errors):
             raise TooManyFailures(f"No answer to the set {name!r} could be scored: {errors[0]}")
         return collect_results(name, adapter, groups, cfg.success_threshold)
 
@@ -130,19 +140,34 @@ async def sampling_client(
         yield await service.create_sampling_client_async(**where)
 
 
-async def evaluate_holdout(
-    adapter: Any,
-    cfg: RLConfig,
-    items: Sequence[Item],
-    client: mint.SamplingClient,
-    tokenizer: Any,
-    failures: FailureLog | None = None,
-) -> Evaluation:
-    """Return the result of some weights on held-out items."""
-    ledger = Ledger(cfg.max_reward_failures, expected=LIMITS)
-    groups = await sample_groups(adapter, cfg, items, client, tokenizer, ledger, failures)
-    rewards = [[r.reward for r in group.rollouts if r.applies] for group in groups]
-    return evaluate(rewards, cfg.success_threshold)
+@dataclass
+class Holdout:
+    """Evaluates weights on held-out items, on the same prompts every time.
+
+    ``left_out`` is decided by the first evaluation: prompts for which the reward of all answers is
+    None ("does not apply"). For any other prompt, an answer with a reward of None counts as wrong.
+    """
+
+    left_out: list[str] | None = None
+
+    async def evaluate(
+        self,
+        adapter: Any,
+        cfg: RLConfig,
+        items: Sequence[Item],
+        client: mint.SamplingClient,
+        tokenizer: Any,
+        failures: FailureLog | None = None,
+    ) -> Evaluation:
+        """Return the result of some weights."""
+        ledger = Ledger(cfg.max_reward_failures, expected=LIMITS)
+        groups = await sample_groups(adapter, cfg, items, client, tokenizer, ledger, failures)
+        if self.left_out is None:
+            self.left_out = find_left_out(groups)
+        kept = [group for group in groups if group.identity not in self.left_out]
+        unrewarded = sum(not rollout.applies for group in kept for rollout in group.rollouts)
+        rewards = [[rollout.reward for rollout in group.rollouts] for group in kept]
+        return evaluate(rewards, cfg.success_threshold, unrewarded, len(groups) - len(kept))
 
 
 async def sample_groups(

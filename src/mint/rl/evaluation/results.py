@@ -15,12 +15,13 @@ from mint.rl.rollouts.rollout import Group
 
 @dataclass(frozen=True)
 class PromptResult:
-    """The answers to one prompt: their rewards (None where one failed) and what they vote for."""
+    """The answers to one prompt: their rewards (None where there is none) and their votes."""
 
     identity: str
     category: str
     rewards: tuple[float | None, ...]
     votes: tuple[str | None, ...] = ()
+    unrewarded: int = 0  # answers for which the reward itself was None
 
     def right(self, threshold: float) -> list[bool]:
         """Return which answers are right. One that could not be scored is wrong."""
@@ -44,21 +45,24 @@ class PromptResult:
 
 @dataclass(frozen=True)
 class SetResult:
-    """The result on one set of prompts."""
+    """The result on one set of prompts. ``left_out``: those to which the reward does not apply."""
 
     name: str
     prompts: tuple[PromptResult, ...]
     threshold: float
+    left_out: tuple[str, ...] = ()
 
     @property
     def failed(self) -> int:
         """Answers that could not be scored, and count as wrong."""
-        return sum(reward is None for prompt in self.prompts for reward in prompt.rewards)
+        return self.evaluation.failed
 
     @property
     def evaluation(self) -> Evaluation:
         """pass@1, pass@k and reward with their intervals."""
-        return evaluate([prompt.rewards for prompt in self.prompts], self.threshold)
+        rewards = [prompt.rewards for prompt in self.prompts]
+        unrewarded = sum(prompt.unrewarded for prompt in self.prompts)
+        return evaluate(rewards, self.threshold, unrewarded, len(self.left_out))
 
     @property
     def samples(self) -> int:
@@ -93,20 +97,29 @@ class SetResult:
 def collect_results(
     name: str, adapter: Any, groups: Sequence[Group], threshold: float
 ) -> SetResult:
-    """Return the result of groups. Answers to which the reward does not apply are left out."""
-    found = []
+    """Return the result of groups. Prompts to which the reward does not apply are left out."""
+    left_out = find_left_out(groups)
+    prompts = [
+        PromptResult(
+            group.identity,
+            find_category(adapter, group.sample),
+            tuple(rollout.reward for rollout in group.rollouts),
+            tuple(_vote(adapter, rollout.text, group.sample) for rollout in group.rollouts),
+            sum(not rollout.applies for rollout in group.rollouts),
+        )
+        for group in groups
+        if group.identity not in left_out
+    ]
+    return SetResult(name, tuple(prompts), threshold, tuple(left_out))
+
+
+def find_left_out(groups: Sequence[Group]) -> list[str]:
+    """Return the prompts to which the reward does not apply: it is None for all their answers."""
+    applies: dict[str, bool] = {}
     for group in groups:
-        asked = [r for r in group.rollouts if r.applies]
-        if asked:
-            found.append(
-                PromptResult(
-                    group.identity,
-                    find_category(adapter, group.sample),
-                    tuple(rollout.reward for rollout in asked),
-                    tuple(_vote(adapter, rollout.text, group.sample) for rollout in asked),
-                )
-            )
-    return SetResult(name, tuple(found), threshold)
+        known = applies.get(group.identity, False)
+        applies[group.identity] = known or any(rollout.applies for rollout in group.rollouts)
+    return [identity for identity, found in applies.items() if not found]
 
 
 def find_category(adapter: Any, sample: Any) -> str:

@@ -81,6 +81,8 @@ class Evaluation:
     reward_low: float
     reward_high: float
     failed: int = 0  # answers that were never finished or scored, and count as wrong
+    unrewarded: int = 0  # answers with a reward of None to prompts that count: wrong too
+    left_out: int = 0  # prompts to which the reward does not apply; not in ``prompts``
 
     def estimate(self, metric: str = "pass_1") -> Estimate:
         """One of ``pass_1``, ``pass_k`` and ``reward``, with its interval."""
@@ -118,6 +120,8 @@ class Evaluation:
             reward_low=metrics.get("holdout/reward_low", -math.inf),
             reward_high=metrics.get("holdout/reward_high", math.inf),
             failed=int(metrics.get("holdout/failures", 0)),
+            unrewarded=int(metrics.get("holdout/unrewarded", 0)),
+            left_out=int(metrics.get("holdout/left_out", 0)),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -129,6 +133,8 @@ class Evaluation:
             "holdout/pass@1_high": self.high,
             "holdout/prompts": float(self.prompts),
             "holdout/failures": float(self.failed),
+            "holdout/unrewarded": float(self.unrewarded),
+            "holdout/left_out": float(self.left_out),
         }
         if self.prompts > 1:
             found["holdout/reward_low"] = self.reward_low
@@ -137,21 +143,50 @@ class Evaluation:
 
     def __str__(self) -> str:
         more = f", pass@{self.k}={self.pass_k:.1%}" if self.k > 1 else ""
-        which = "answer that failed counts" if self.failed == 1 else "answers that failed count"
-        failures = f"; {self.failed} {which} as wrong" if self.failed else ""
-        return (
+        shown = (
             f"pass@1={self.pass_1:.1%} ({self.low:.1%} to {self.high:.1%}){more}, "
-            f"reward={self.reward:.3f} on {self.prompts} held-out prompts{failures}"
+            f"reward={self.reward:.3f} on {self.prompts} held-out prompts"
         )
+        return "; ".join([shown, *self.exceptions()])
+
+    def exceptions(self) -> list[str]:
+        """Say how many answers count as wrong without a reward, and how many prompts do not count.
+
+        >>> found = evaluate([[1.0], [None]], threshold=0.0, unrewarded=1, left_out=2)
+        >>> print("\\n".join(found.exceptions()))
+        1 answer without a reward (None) counts as wrong
+        2 prompts are left out: the reward of all their answers is None
+        """
+        found = []
+        for count, which in (
+            (self.failed, "that failed"),
+            (self.unrewarded, "without a reward (None)"),
+        ):
+            if count:
+                said = f"answer {which} counts" if count == 1 else f"answers {which} count"
+                found.append(f"{count} {said} as wrong")
+        if self.left_out:
+            said = "prompt is" if self.left_out == 1 else "prompts are"
+            whose = "its" if self.left_out == 1 else "their"
+            found.append(
+                f"{self.left_out} {said} left out: the reward of all {whose} answers is None"
+            )
+        return found
 
 
-def evaluate(rewards_P_G: Sequence[Sequence[float | None]], threshold: float) -> Evaluation:
+def evaluate(
+    rewards_P_G: Sequence[Sequence[float | None]],
+    threshold: float,
+    unrewarded: int = 0,
+    left_out: int = 0,
+) -> Evaluation:
     """Return the pass rates of groups of rewards.
 
-    None is an answer that failed. It counts as wrong, with the worst reward (0, or the lowest), so
-    that every evaluation of the same prompts has the same denominator. Prompts without answers are
-    left out, and those with fewer than others are left out of pass@k. The interval counts prompts,
-    because answers to one prompt are not independent.
+    None is an answer that failed, or one of the ``unrewarded`` ones, whose reward was None. It
+    counts as wrong, with the worst reward (0, or the lowest), so that every evaluation of the same
+    prompts has the same denominator. Prompts without answers are left out, and those with fewer
+    than others are left out of pass@k. The interval counts prompts, because answers to one prompt
+    are not independent.
 
     >>> str(evaluate([[1.0], [0.0]], threshold=1.0))
     'pass@1=50.0% (9.5% to 90.5%), reward=0.500 on 2 held-out prompts'
@@ -160,7 +195,7 @@ def evaluate(rewards_P_G: Sequence[Sequence[float | None]], threshold: float) ->
     """
     given = [list(group) for group in rewards_P_G if len(group)]
     if not given:
-        return Evaluation(0, 0, 0.0, 0.0, 0.0, 1.0, 1, 0.0, -math.inf, math.inf)
+        return Evaluation(0, 0, 0.0, 0.0, 0.0, 1.0, 1, 0.0, -math.inf, math.inf, left_out=left_out)
     worst = min([0.0, *(reward for group in given for reward in group if reward is not None)])
     groups = [[worst if reward is None else reward for reward in group] for group in given]
     right = [sum(reward is not None and reward >= threshold for reward in group) for group in given]
@@ -183,7 +218,9 @@ def evaluate(rewards_P_G: Sequence[Sequence[float | None]], threshold: float) ->
         pass_k=float(np.mean([pass_at_k(r, k, k) for r in complete])),
         reward_low=reward - half,
         reward_high=reward + half,
-        failed=sum(reward is None for group in given for reward in group),
+        failed=sum(reward is None for group in given for reward in group) - unrewarded,
+        unrewarded=unrewarded,
+        left_out=left_out,
     )
 
 

@@ -61,7 +61,7 @@ class RunCheckpoints:
     ) -> Checkpoint:
         """Save the weights and the optimizer as they are after a step."""
         request = client.save_state(name=f"step-{step:06d}", overwrite=True)
-        answer = await asyncio.shield(request)  # the service waits for one that was begun
+        answer = await asyncio.shield(request)  # not cancelled: the service waits for it
         checkpoint = Checkpoint(step, answer.path, score)
         self.kept = [c for c in self.kept if c.path != checkpoint.path] + [checkpoint]
         keep, every = (self.latest, self.best), self.keep_every

@@ -20,7 +20,7 @@ from mint.rewards import TooManyFailures
 from mint.rl.data.prompts import Data
 from mint.rl.datums.datum import with_weights
 from mint.rl.datums.masking import unmasked
-from mint.rl.evaluation.evaluator import evaluate_holdout
+from mint.rl.evaluation.evaluator import Holdout
 from mint.rl.evaluation.scores import Evaluation, advice, closing_lines, evaluations_in
 from mint.rl.guards import Finding, Guards, masked_loss, stability_advice
 from mint.rl.loop.checkpoints import RunCheckpoints
@@ -90,7 +90,7 @@ class Run:
         self.checkpoints = RunCheckpoints(cfg.checkpoint_every, cfg.keep_every)
         self.monitors: list[Callable[[Batch], None]] = []  # called with the batch of every step
         self._analyst: Analyst | None = None
-        self._half_done = False  # the weights are those of no step: one is being trained on
+        self._half_done = False  # a step is partly trained: the weights match no step
         self._failures = FailureLog(self._keep_failure)
         self._elapsed, self._began = 0.0, time.monotonic()
 
@@ -106,6 +106,7 @@ class Run:
         self._text = cache(lambda token: str(self.tokenizer.decode([token])))
         self.data = Data(self.adapter, self.tokenizer, cfg)
         self._held_out = self.data.holdout() if cfg.eval_every else []
+        self._holdout = Holdout()
         collector = Collector(self.adapter, cfg, self.ledger, self._failures)
         self.queue = GroupQueue(collector, self.data, cfg)
         self.reference = await reference(self.service, cfg)
@@ -140,6 +141,7 @@ class Run:
         self._elapsed = state["elapsed"]
         self.guards.load(state["guards"])
         self.ledger.load(state["ledger"])
+        self._holdout.left_out = state.get("left_out")
         if self.data.curriculum is not None:
             self.data.curriculum.load(state["curriculum"])
         self.queue.load(state)
@@ -231,7 +233,7 @@ class Run:
 
     async def _evaluated(self, step: int) -> Evaluation:
         client = await weights_before(self.client, step + 1)
-        found = await evaluate_holdout(
+        found = await self._holdout.evaluate(
             self.adapter, self.cfg, self._held_out, client, self.tokenizer, self._failures
         )
         print(f"Step {step}: {found}", flush=True)
@@ -256,6 +258,7 @@ class Run:
             "checkpoints": self.checkpoints.state(),
             "guards": self.guards.state(),
             "ledger": self.ledger.state(),
+            "left_out": self._holdout.left_out,
             "curriculum": curriculum.state() if curriculum else {},
         }
         self.directory.save_state(state)

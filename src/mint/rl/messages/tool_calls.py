@@ -1,16 +1,17 @@
 """Tool calls in the text of a reply: the forms that open models are trained to write.
 
 Every form begins with a mark of its own, and the mark that comes first in a reply decides how the
-reply is read: what looks like another form inside the arguments is text. A reply without a mark is
-a call only when it is nothing else.
+reply is read: what looks like another form, or like a thought, inside the arguments is text. A
+reply without a mark is a call only when it is nothing else.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mint.rl.messages.call_syntax import (
+from mint.rl.messages.argument_syntax import (
     NOT_A_CALL,
     json_values,
     list_or_object,
@@ -30,6 +31,7 @@ _THOUGHT = re.compile(
     + r"|<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|<\|start\|>|\Z)",
     re.DOTALL,
 )
+_CLOSED = re.compile("|".join(re.escape(close) for _, close in THOUGHTS))
 _WRAPPERS = (  # what opens and closes a call or a list of calls
     ("<tool_call>", "</tool_call>"),  # Qwen, Hermes, SmolLM, GLM, Granite 4, Nemotron 3
     ("<|tool_call|>", "<|/tool_call|>"),  # Phi-4-mini; Granite 3, which does not close it
@@ -70,6 +72,12 @@ _NAMED = (  # a name, then its arguments, and perhaps an id
         r"(?P<arguments>.*?)(?:<\|call\|>|\Z)",
     ),
 )
+_NAMED_CLOSINGS = {
+    "<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>",
+    "<|tool_call_begin|>": "<|tool_call_end|>",
+    "to=functions.": "<|call|>",
+}
+_JSON_BEGINS = re.compile(r"\{|\[\s*\{")
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _INVOKED = re.compile(r"<(?:｜DSML｜)?invoke name=")
@@ -119,17 +127,51 @@ def parse_tool_calls(text: str, thinking: bool = False) -> list[ToolCall]:
     >>> parse_tool_calls('I may call <tool_call>{"name": "add"}</tool_call>', thinking=True)
     []
     """
-    closed = [close for _, close in THOUGHTS if close in text]
-    if thinking and not closed:
-        return []
-    said = _THOUGHT.sub("", text)
-    for close in closed:
-        said = said.rpartition(close)[2]
+    if thinking:
+        closed = _CLOSED.search(text)
+        if closed is None:
+            return []
+        text = text[closed.end() :]
+    said = _without_thoughts(text)
+    if calls := _only_calls(said):
+        return calls
     found = [(at, read) for mark, read in _FORMS.items() if (at := said.find(mark)) >= 0]
     for _, read in sorted(found, key=lambda form: form[0]):
         if calls := read(said):
             return calls
     return _bare(said.strip())
+
+
+def _without_thoughts(text: str) -> str:
+    """Return a reply without its thoughts, also without one that only ends in it.
+
+    Marks inside a call are text: those of a call that is closed, or whose JSON is complete.
+    """
+    said, at = "", 0
+    while found := _MARK.search(text, at):
+        if not said.strip() and _only_calls(text[at:]):
+            break
+        said += text[at : found.start()]
+        if _CLOSED.match(text, found.start()):
+            said, at = "", found.end()
+        elif thought := _THOUGHT.match(text, found.start()):
+            at = thought.end()
+        else:
+            at = _call_end(text, found)
+            said += text[found.start() : at]
+    return said + text[at:]
+
+
+def _call_end(text: str, mark: re.Match[str]) -> int:
+    """Return where the call that begins with a mark ends; after the mark if that is unknown."""
+    closing = _CLOSINGS.get(mark[0])
+    if closing and (end := text.find(closing, mark.end())) >= 0:
+        return end + len(closing)
+    begun = _JSON_BEGINS.search(text, mark.end() - 1)  # the mark may end with a bracket
+    try:
+        return json.JSONDecoder().raw_decode(text, begun.start())[1] if begun else mark.end()
+    except NOT_A_CALL:
+        return mark.end()
 
 
 def opens_thought(prompt: str) -> bool:
@@ -189,6 +231,16 @@ _FORMS: dict[str, Callable[[str], list[ToolCall]]] = {
     "<function=": _functions,  # Llama 3.1 with tools of one's own; Qwen3-Coder without its wrapper
     "functools[": _listed("functools"),  # Phi-4-mini in other prompts
 }
+_CLOSINGS = {**dict(_WRAPPERS), **_NAMED_CLOSINGS, "<function=": "</function>"}
+_MARK = re.compile(
+    "|".join(
+        [
+            r"<\|channel\|>analysis<\|message\|>",
+            *(re.escape(mark) for thought in THOUGHTS for mark in thought),
+            *(re.escape(mark) for mark in _FORMS),
+        ]
+    )
+)
 
 
 def _read(piece: str) -> list[ToolCall]:
@@ -234,8 +286,14 @@ def _braced(piece: str) -> list[ToolCall]:
         return [ToolCall(found[1], error=f"the arguments cannot be parsed: {error}")]
 
 
+def _only_calls(text: str) -> list[ToolCall]:
+    """The calls of a reply that is nothing else, if all of them can be read."""
+    calls = _bare(text.strip())
+    return [] if any(call.error for call in calls) else calls
+
+
 def _bare(text: str) -> list[ToolCall]:
-    """The calls of a reply that is nothing else. JSON that is an answer, not a call, is left."""
+    """Return the calls of a reply that consists of calls only; JSON that is an answer is none."""
     if marked := text.startswith(_PYTHON_TAG):
         text = text.removeprefix(_PYTHON_TAG).strip()
         if built_in := _BUILT_IN.fullmatch(text):

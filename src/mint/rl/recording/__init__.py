@@ -1,1 +1,4 @@
-"""The files of a run: its run directory, rollout tables and reward reports."""
+"""The files of a run: its run directory, rollout tables and reward reports.
+
+Reading and displaying them is in :mod:`mint.watch`.
+"""

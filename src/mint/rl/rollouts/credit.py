@@ -1,13 +1,13 @@
-"""Credit: rewards of single turns, and advantages of rollouts and of their turns."""
+"""Credit: rewards of single turns or tokens, and advantages of rollouts and of their turns."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mint.rewards import Score
 from mint.rl.algorithms.advantage import advantages
-from mint.rl.rollouts.rollout import Group, Rollout
+from mint.rl.rollouts.rollout import Group, Rollout, Turn
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class TurnScore(Score):
     """A score whose total is the sum of one reward for each reply of the model."""
 
     turns: tuple[float, ...] = ()
+    tokens: tuple[tuple[float, ...], ...] | None = None  # of every reply, where tokens are paid
 
 
 def per_turn(rewards: Sequence[float], components: Mapping[str, float] | None = None) -> TurnScore:
@@ -29,6 +30,18 @@ def per_turn(rewards: Sequence[float], components: Mapping[str, float] | None = 
     return TurnScore(sum(paid), dict(components or {}), turns=paid)
 
 
+def per_token(
+    rewards: Sequence[Sequence[float]], components: Mapping[str, float] | None = None
+) -> TurnScore:
+    """Return the score of a rollout from one reward for each of ``reply.tokens`` of each reply.
+
+    >>> per_token([[0.0, 0.25], [1.0]]).turns
+    (0.25, 1.0)
+    """
+    paid = tuple(tuple(float(reward) for reward in reply) for reply in rewards)
+    return replace(per_turn([sum(reply) for reply in paid], components), tokens=paid)
+
+
 def keep_turn_rewards(rollout: Rollout, value: Any, discount: float, weighed: bool) -> None:
     """Keep the rewards of single turns, where an environment gives them."""
     if not isinstance(value, TurnScore):
@@ -41,14 +54,30 @@ def keep_turn_rewards(rollout: Rollout, value: Any, discount: float, weighed: bo
         )
     if len(value.turns) != len(rollout.turns):
         raise ValueError(
-            f"per_turn got {len(value.turns)} rewards, but the model has replied "
-            f"{len(rollout.turns)} times. Pass one reward for each chat.reply()."
+            f"{'per_turn' if value.tokens is None else 'per_token'} got {len(value.turns)} "
+            f"rewards, but the model has replied {len(rollout.turns)} times. Pass one reward, or "
+            "one list of them, for each chat.reply()."
         )
     rollout.turn_rewards, rollout.discount = list(value.turns), discount
     given = ("example", "repeated")
     said = [m for m in rollout.trace if m["role"] == "assistant" and not any(k in m for k in given)]
     for message, reward in zip(said, value.turns, strict=True):
         message["reward"] = reward
+    if value.tokens is not None:
+        _split_turns(rollout, value.tokens)
+
+
+def _split_turns(rollout: Rollout, rewards: Sequence[Sequence[float]]) -> None:
+    """Make a turn of every token, with its own reward."""
+    for turn, paid in zip(rollout.turns, rewards, strict=True):
+        if len(paid) != turn.end - turn.begin:
+            raise ValueError(
+                f"per_token got {len(paid)} rewards for a reply of {turn.end - turn.begin} tokens. "
+                "Pass one for each of reply.tokens."
+            )
+    places = [(turn.segment, at) for turn in rollout.turns for at in range(turn.begin, turn.end)]
+    rollout.turns = [Turn(segment, at, at + 1) for segment, at in places]
+    rollout.turn_rewards = [reward for paid in rewards for reward in paid]
 
 
 def assign_advantages(groups: Sequence[Group], kind: str = "centre") -> None:

@@ -142,7 +142,7 @@ class Policy:
         return special_tokens(self.tokenizer)
 
     def has_ended(self, answer: PolicyAnswer, stop: Sequence[str] | None = None) -> bool:
-        """Return whether the model itself closed its answer, with one of its marks to do so."""
+        """Return whether the model ended its answer itself, with an end-of-turn token."""
         if not answer.tokens:
             return False
         last = answer.tokens[-1]

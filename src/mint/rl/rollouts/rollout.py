@@ -116,7 +116,7 @@ class Rollout:
 
     @property
     def has_advantage(self) -> bool:
-        """Whether some token is to become likelier or less likely."""
+        """Whether any advantage is not zero."""
         return any(self.turn_advantages or []) or self.advantage != 0.0
 
     def token_advantages(self, index: int) -> list[float]:

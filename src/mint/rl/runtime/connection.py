@@ -30,8 +30,8 @@ class Ended(NoAnswer):
 class ServiceMonitor:
     """Polls the service while something waits for it.
 
-    The client repeats a request that times out for ever. Here a service that does not respond is
-    reported at once, and has ``patience`` seconds to return; it has then kept all requests, and
+    The client retries a request that times out indefinitely. Here a service that does not respond
+    is reported at once, and has ``patience`` seconds to return; it has then kept all requests, and
     nothing is lost.
     """
 

@@ -26,8 +26,8 @@ class Interruption:
 
     ``answer`` says what a press does to the run: ``cancel`` it; ``finish`` the step first, and
     cancel at the second press; or ``ignore`` it while the run is closed, which takes no time. A
-    press while an earlier one has been waiting for the event loop means that somebody's code holds
-    the loop up, and raises ``KeyboardInterrupt`` there. (Never at once: raised inside asyncio, it
+    press while an earlier one has been waiting for the event loop means that a user's code blocks
+    the loop, and raises ``KeyboardInterrupt`` there. (Never at once: raised inside asyncio, it
     would lose the wake-up of a task, which then waits for ever.)
     """
 
@@ -92,7 +92,7 @@ class Interruption:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Take Ctrl-C over, in the main thread and unless somebody else has."""
+        """Install a handler of Ctrl-C, in the main thread and unless another one is installed."""
         main = threading.current_thread() is threading.main_thread()
         free = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if free:

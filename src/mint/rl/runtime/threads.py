@@ -1,4 +1,4 @@
-"""Threads that nobody waits for: a program can end while they are stuck.
+"""Daemon threads: a program can exit while they are blocked.
 
 ``asyncio.to_thread`` joins its threads when the interpreter exits, so that a reward that hangs
 would keep a run from ending after Ctrl-C.

@@ -1,1 +1,4 @@
-"""The settings of a run: defaults, checks, warnings and schedules."""
+"""The settings of a run: defaults, checks, warnings and schedules.
+
+Composing them from files and the command line is in :mod:`mint.jobs`.
+"""

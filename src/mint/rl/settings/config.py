@@ -97,7 +97,7 @@ class RLConfig(  # pydantic lists the fields of the last class first
         return cfg
 
     def check(self) -> None:
-        """Check what single settings cannot know of each other."""
+        """Check combinations of settings. Raises ConfigError."""
         for conflict in conflicts(self):
             raise ConfigError(conflict)
 
@@ -153,7 +153,7 @@ class RLConfig(  # pydantic lists the fields of the last class first
         return self.model_dump(mode="json")
 
     def differences(self, other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Settings in which another run's config differs in a way that makes it another run."""
+        """Return the settings that differ from another run's and that prevent resuming it."""
         return {
             key: (value, other[key])
             for key, value in self._identity().items()
@@ -169,7 +169,7 @@ class RLConfig(  # pydantic lists the fields of the last class first
 
 
 def short_hash(text: str) -> str:
-    """Return eight letters that tell a text from others, for the names of runs."""
+    """Return a hash of eight characters, for the names of runs."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -1,1 +1,4 @@
-"""Access to a service: keys, scopes, ownership of objects, quotas and usage."""
+"""Access to a service: keys, scopes, ownership of objects, quotas and usage.
+
+Signed links of checkpoints are in ``checkpoints``.
+"""

@@ -56,7 +56,7 @@ class Auth:
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings = settings
         self._store = store
-        self.secret = _secret_of(settings.home / "secret")
+        self.secret = _read_secret(settings.home / "secret")
         self._only_key = _hash_of(settings.api_key) if settings.api_key else None
         # once there is a key, even a revoked one, keys are required
         self._keys: dict[str, ApiKey] = {}
@@ -124,7 +124,7 @@ class Auth:
             self._loaded_at = time.monotonic()
         return self._keys
 
-    def quota_of(self, key: str) -> Quota:
+    def find_quota(self, key: str) -> Quota:
         """Return the limits of a key, by its name."""
         return self._quotas.get(key) or Quota.of(self._settings, {})
 
@@ -149,7 +149,7 @@ def _refused(why: str = "The API key is not accepted by this service.") -> ApiEr
     )
 
 
-def _secret_of(path: Path) -> bytes:
+def _read_secret(path: Path) -> bytes:
     """Return the signing secret of this home folder, created once and readable by its owner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")

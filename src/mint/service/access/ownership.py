@@ -1,6 +1,6 @@
 """Ownership: who may read and change what.
 
-An object belongs to the user whose key created it, and nobody else learns that it exists. The one
+An object belongs to the user whose key created it, and to other users it does not exist. The one
 exception is a public checkpoint: every user may read it, and what its run was trained from.
 """
 

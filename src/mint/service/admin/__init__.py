@@ -1,1 +1,4 @@
-"""Settings, configuration files, logs and metrics of a service."""
+"""Settings, configuration files, logs and metrics of a service.
+
+Keys and quotas are in ``access``.
+"""

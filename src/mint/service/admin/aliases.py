@@ -53,13 +53,13 @@ def _span(text: str) -> tuple[int, int]:
     root = yaml.compose(text)
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         if key.value == _KEY:
-            line_end = text.find("\n", _end_of(value))
+            line_end = text.find("\n", _find_end(value))
             return key.start_mark.index, len(text) if line_end < 0 else line_end
     return len(text), len(text)
 
 
-def _end_of(node: yaml.Node) -> int:
+def _find_end(node: yaml.Node) -> int:
     """Return where a value ends; the end mark of a block is after the comments that follow it."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
-        return _end_of(node.value[-1][1])
+        return _find_end(node.value[-1][1])
     return int(node.end_mark.index)

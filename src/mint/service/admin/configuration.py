@@ -58,7 +58,7 @@ def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
         raise ConfigError(f"There is no configuration file {file}.")
     in_file = read_file(path)
     _refuse_misspelt_variables()
-    sources = _sources_of(given, in_file, path)
+    sources = _find_sources(given, in_file, path)
     layers = (_beside(path, in_file), read_variables(Settings, PREFIX, os.environ), given)
     values = {key: value for layer in layers for key, value in layer.items()}
     aliases = [found for layer in layers if isinstance(found := layer.get("aliases"), Mapping)]
@@ -103,7 +103,9 @@ def _beside(path: Path, in_file: dict[str, Any]) -> dict[str, Any]:
     return in_file | resolved
 
 
-def _sources_of(flags: Mapping[str, Any], in_file: Mapping[str, Any], path: Path) -> dict[str, str]:
+def _find_sources(
+    flags: Mapping[str, Any], in_file: Mapping[str, Any], path: Path
+) -> dict[str, str]:
     sources = {}
     for key in dict.fromkeys([*Settings.model_fields, *in_file]):
         variable = VARIABLES.get(key, "")

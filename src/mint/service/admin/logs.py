@@ -103,7 +103,7 @@ class RequestLog:
             _current_request.reset(token)
 
 
-def _path_of(scope: Scope) -> str:
+def _read_path(scope: Scope) -> str:
     """Return the path as it was sent, shortened, without the token of a signed link."""
     path: str = scope.get("raw_path", b"").decode("ascii", "replace")
     return _TOKEN.sub(r"\1TOKEN", path)[:_LONGEST_PATH]
@@ -113,7 +113,7 @@ def _note(scope: Scope, status: int, seconds: float) -> None:
     route = getattr(scope.get("route"), "path", "unknown")
     known_method = scope["method"] if scope["method"] in _METHODS else "other"
     HTTP_REQUESTS.labels(known_method, route, str(status)).inc()
-    method, path, ms = scope["method"], _path_of(scope), round(seconds * 1000, 1)
+    method, path, ms = scope["method"], _read_path(scope), round(seconds * 1000, 1)
     user = scope.get("state", {}).get("user")
     fields = {"method": method, "path": path, "status": status, "user": user, "ms": ms}
     level = logging.DEBUG if path.startswith("/watch/") else logging.INFO  # it polls every second

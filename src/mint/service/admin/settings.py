@@ -124,10 +124,10 @@ class Settings(BaseModel):
     disk_wait_s: Seconds = 3600.0
     """How long training operations wait for space on a full disk before they fail."""
     max_outstanding_samples: NonNegativeInt = 20_000
-    """Samples in progress at once; further requests get 429, and clients retry. A key may have
+    """Samples in progress at once; further requests get 429, and clients retry. A user may have
     four fifths of what the others leave."""
     max_result_bytes: NonNegativeInt = 256 * 1024 * 1024
-    """What finished results may take in memory; beyond it, the oldest move to the disk. A key may
+    """What finished results may take in memory; beyond it, the oldest move to the disk. A user may
     have four fifths of what the others leave."""
     max_stored_result_bytes: NonNegativeInt = 4 * 1024 * 1024 * 1024
     """What finished results may take on disk; beyond it, the oldest are no longer kept, and clients

@@ -32,6 +32,8 @@ class Visitors:
     def _why_not(self, headers: Headers) -> str | None:
         host = headers.get("host", "")
         name = name_in(host)
+        if parse_authority(f"//{host}") != host:
+            return f"The Host header {host[:100]!r} is not a name or an address."
         if self._is_loopback and not (name in self._allowed or is_loopback(name)):
             return (
                 "This service serves this machine only; the request was addressed to "
@@ -39,13 +41,26 @@ class Visitors:
                 "allowed_hosts."
             )
         origin = headers.get("origin")
-        is_foreign = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
-        is_allowed = origin is not None and name_in(urlsplit(origin).netloc) in self._allowed
-        if (is_foreign and not is_allowed) or headers.get("sec-fetch-site") == "cross-site":
+        sender = host if origin is None else parse_authority(origin)
+        is_own = sender is not None and sender.lower() == host.lower()
+        is_allowed = sender is not None and name_in(sender) in self._allowed
+        if not (is_own or is_allowed) or headers.get("sec-fetch-site") == "cross-site":
             return (
                 "This service rejects requests from other web pages. If the page is yours, add "
                 "its host to allowed_hosts."
             )
+        return None
+
+
+def parse_authority(url: str) -> str | None:
+    """Return the host and port of a URL as they are written, or None if they are not valid.
+
+    >>> parse_authority("http://Gpu:80/x"), parse_authority("null"), parse_authority("http://[")
+    ('Gpu:80', '', None)
+    """
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
         return None
 
 

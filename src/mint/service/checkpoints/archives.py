@@ -20,7 +20,7 @@ _MAX_DEPTH = 2
 _PIECE = 1 << 20
 _MAX_RATIO, _SPARE_BYTES = 20, 16 * 1024 * 1024
 _MAX_HEADER_BYTES, _MAX_HEADERS_BYTES = 8 * 1024, 1024 * 1024
-"""Of one extended header, whose parsing takes quadratic time, and of all of an archive."""
+"""Limits of one extended header, whose parsing takes quadratic time, and of all together."""
 _EXTENSIONS = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,

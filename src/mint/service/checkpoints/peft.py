@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from mint.engine.messages import LoraSpec
-from mint.service.checkpoints.tensors import Tensors
+from mint.service.checkpoints.tensors import Tensors, read_entries
 from mint.service.errors import UserError
 
 TENSORS, CONFIG, OPTIMIZER = (
@@ -64,6 +64,35 @@ class AdapterFiles:
             train_mlp="mlp" in kinds,
             train_unembed="unembed" in kinds,
         )
+
+    def require_fit(self, model: Path, name: str) -> None:
+        """Raise UserError if no adapter of the base model in a folder has tensors of these sizes.
+
+        Only headers are read. The engine compares all layers when it loads the adapter; here, a
+        layer that has another name in the model's files is only limited in its size, to twice the
+        largest weight, as the engine may join two.
+        """
+        files = sorted(model.glob("*.safetensors"))
+        entries = {key: entry for file in files for key, entry in read_entries(file).items()}
+        if len(self.layers) > len(entries):
+            raise UserError(
+                f"{TENSORS} has {len(self.layers)} layers, and {name} only {len(entries)} weights."
+            )
+        shapes = {key: entry.shape for key, entry in entries.items() if entry.is_float}
+        largest = 2 * max((size for shape in shapes.values() for size in shape), default=0)
+        for layer in self.layers:
+            inputs, outputs = _size(self.tensors, layer)
+            weight = shapes.get(f"{layer}.weight", ())
+            if len(weight) == 2 and sorted(weight) != sorted((inputs, outputs)):
+                has = f"has {weight[0]} x {weight[1]}"
+            elif max(inputs, outputs) > largest:
+                has = f"has no weight with more than {largest // 2}"
+            else:
+                continue
+            raise UserError(
+                f"{TENSORS}: {layer} has shape {outputs} x {inputs}, and {name} {has}. Upload the "
+                "adapter with base_model set to the model that it was trained on."
+            )
 
     def require_finite(self) -> None:
         """Raise UserError if the adapter contains NaN or infinity."""
@@ -137,8 +166,9 @@ def _stacked(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return A [rank, in] and B [out, rank] of a layer; adapters without it contribute zeros."""
     name_a, name_b = _names(layer)
-    all_entries = [adapter.tensors.entries for adapter in adapters]
-    sizes = {(e[name_a].shape[1], e[name_b].shape[0]) for e in all_entries if name_a in e}
+    sizes = {
+        _size(adapter.tensors, layer) for adapter in adapters if name_a in adapter.tensors.entries
+    }
     if len(sizes) != 1:
         raise UserError(f"The adapters are incompatible: {layer} has different sizes.")
     [(inputs, outputs)] = sizes
@@ -183,6 +213,12 @@ def _names(layer: str) -> tuple[str, str]:
     return f"base_model.model.{layer}.lora_A.weight", f"base_model.model.{layer}.lora_B.weight"
 
 
+def _size(tensors: Tensors, layer: str) -> tuple[int, int]:
+    """Return how many inputs and outputs a layer has."""
+    name_a, name_b = _names(layer)
+    return tensors.entries[name_a].shape[1], tensors.entries[name_b].shape[0]
+
+
 def _layers(tensors: Tensors, rank: int) -> list[str]:
     found = set()
     for key, entry in tensors.entries.items():
@@ -213,6 +249,6 @@ def _kind(layer: str) -> str:
 
 
 def _require_finite(tensors: Tensors, name: str, least: float = -math.inf) -> None:
-    values = tensors[name]
-    if not np.isfinite(values).all() or (values < least).any():
-        raise UserError(f"{tensors.file.name}: {name} contains NaN or infinity.")
+    for values in tensors.pieces(name):
+        if not np.isfinite(values).all() or (values < least).any():
+            raise UserError(f"{tensors.file.name}: {name} contains NaN or infinity.")

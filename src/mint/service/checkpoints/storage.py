@@ -20,8 +20,8 @@ from sqlalchemy import not_, or_
 from mint.engine.messages import LoraSpec
 from mint.service.access.ownership import may_read
 from mint.service.access.quotas import Quota
-from mint.service.errors import UserError
-from mint.service.files import FilesDamaged, checksums, sync, sync_folder, verify
+from mint.service.errors import NotFound, UserError
+from mint.service.files import checksums, damaged, sync, sync_folder, verify
 from mint.service.store.database import CheckpointRow, Condition, RunRow, Store, is_at, now
 from mint.service.wire.requests import Texts
 
@@ -96,7 +96,7 @@ class NewCheckpoint:
 class Description(BaseModel):
     """The content of ``checkpoint.json``: where a checkpoint comes from, and its checksums.
 
-    Checkpoints of older versions have no checksums, and uploaded ones no digest.
+    Older versions wrote neither checksums nor a digest, and the digest of an upload is None.
     """
 
     path: str
@@ -113,11 +113,11 @@ class CheckpointStore:
     """The checkpoint folders under the home folder, and their rows in the store."""
 
     def __init__(
-        self, home: Path, store: Store, quota_of: Callable[[str], Quota] = lambda _: Quota()
+        self, home: Path, store: Store, find_quota: Callable[[str], Quota] = lambda _: Quota()
     ) -> None:
         self._root = home / "checkpoints"
         self._store = store
-        self._quota_of = quota_of
+        self._find_quota = find_quota
         self._publishing = threading.Lock()
 
     def folder(self, at: CheckpointPath | CheckpointRow) -> Path:
@@ -131,11 +131,11 @@ class CheckpointStore:
         return row if row.expires_at is None or row.expires_at > now() else None
 
     def require(self, text: str, user: str) -> CheckpointRow:
-        """Parse a path and find its checkpoint. Raises UserError if there is none for this user."""
+        """Parse a path and find its checkpoint. Raises NotFound if there is none for this user."""
         path = CheckpointPath.parse(text)
         row = self.find(path, user)
         if row is None:
-            raise UserError(
+            raise NotFound(
                 f"There is no checkpoint {path.uri} for this API key. `mint checkpoints list` "
                 "shows yours, as list_user_checkpoints() does in Python; expired ones are deleted."
             )
@@ -144,8 +144,24 @@ class CheckpointStore:
     def verified_folder(self, at: CheckpointPath | CheckpointRow) -> Path:
         """Return a checkpoint's folder. Raises FilesDamaged if its files have changed."""
         folder = self.folder(at)
-        verify(folder, _description(folder).sha256, f"The checkpoint {at.uri}")
+        verify(folder, self._description(at).sha256, f"The checkpoint {at.uri}")
         return folder
+
+    def _description(self, at: CheckpointPath | CheckpointRow) -> Description:
+        """Read ``checkpoint.json``, without which the other files cannot be checked.
+
+        Every version has written it, so one that is gone was lost. Raises FilesDamaged.
+        """
+        what = f"The checkpoint {at.uri}"
+        try:
+            found = Description.model_validate_json((self.folder(at) / DESCRIPTION).read_bytes())
+        except FileNotFoundError as error:
+            raise damaged(what, f"{DESCRIPTION} is missing") from error
+        except ValidationError as error:
+            raise damaged(what, f"{DESCRIPTION} is changed") from error
+        if not found.sha256 and "adapter_digest" in found.model_fields_set:
+            raise damaged(what, f"{DESCRIPTION} has no checksums any more, so it is changed")
+        return found
 
     # ---- saving: begin, let the engine write into the draft, then publish or discard -------------
 
@@ -164,7 +180,7 @@ class CheckpointStore:
 
     def weights_digest(self, row: CheckpointRow) -> str | None:
         """Return the digest of the adapter that was saved; an uploaded one has none."""
-        return _description(self.folder(row)).adapter_digest
+        return self._description(row).adapter_digest
 
     def publish(
         self, new: NewCheckpoint, draft: Path, run: RunRow, digest: str | None = None
@@ -215,7 +231,7 @@ class CheckpointStore:
 
     def check_quota(self, run: RunRow, path: CheckpointPath, size: int = 0) -> None:
         """Raise UserError if a run's key may not have another checkpoint of this size."""
-        quota = self._quota_of(run.key)
+        quota = self._find_quota(run.key)
         if quota.checkpoints is not None or quota.bytes is not None:
             others = self._store.storage_of_key(
                 run.key, not_(is_at(path.run_id, path.kind, path.name))
@@ -261,18 +277,6 @@ def _expiry(ttl_seconds: int | None) -> datetime | None:
 def read_lora(lora: dict[str, object]) -> LoraSpec:
     """Return the adapter's shape from its column in the database."""
     return LoraSpec(**lora)  # type: ignore[arg-type]
-
-
-def _description(folder: Path) -> Description:
-    try:
-        return Description.model_validate_json((folder / DESCRIPTION).read_bytes())
-    except ValidationError as error:
-        raise FilesDamaged(
-            f"A checkpoint's {DESCRIPTION} is damaged, so its other files cannot be checked and "
-            "were not loaded. Use another checkpoint, or restore this one from a backup."
-        ) from error
-    except FileNotFoundError:
-        return Description(path="")
 
 
 def _rename(one: Path, other: Path) -> None:

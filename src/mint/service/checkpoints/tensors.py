@@ -7,6 +7,8 @@ torch the library does not read bfloat16.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
+_MAX_HEADER_BYTES = 16 * 1024**2
+_PIECE = 1 << 18
+"""Values that are in memory at a time while a tensor is checked."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,10 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     start: int
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in _DTYPES
 
 
 @dataclass(frozen=True)
@@ -42,26 +51,13 @@ class Tensors:
     @classmethod
     def open(cls, file: Path) -> Tensors:
         """Read the header. Raises UserError if it does not describe the file."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(file, "numpy"):
-                pass  # it checks that the header describes the file
-        except SafetensorError as error:
-            raise UserError(f"{file.name} is not a valid safetensors file.") from error
-        with open(file, "rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(length))
-        header.pop("__metadata__", None)
-        entries = {}
-        for name, found in header.items():
-            if (dtype := found["dtype"]) not in _DTYPES:
+        entries = read_entries(file)
+        for name, entry in entries.items():
+            if not entry.is_float:
                 raise UserError(
-                    f"{file.name}: {name[:200]} is of type {dtype}; an adapter has only "
+                    f"{file.name}: {name[:200]} is of type {entry.dtype}; an adapter has only "
                     f"{', '.join(_DTYPES)}."
                 )
-            start = 8 + length + found["data_offsets"][0]
-            entries[name] = TensorEntry(dtype, tuple(found["shape"]), start)
         return cls(file, entries)
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
@@ -70,6 +66,47 @@ class Tensors:
             return np.zeros(entry.shape, np.float32)
         dtype = _DTYPES[entry.dtype]
         values: NDArray[Any] = np.memmap(self.file, dtype, "r", entry.start, entry.shape)
-        if entry.dtype == "BF16":
-            return (values.astype(np.uint32) << 16).view(np.float32)
-        return values.astype(np.float32)
+        return _to_float32(values, entry.dtype)
+
+    def pieces(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read the values of a tensor piece by piece, as a whole one may not fit in memory."""
+        entry = self.entries[name]
+        count = math.prod(entry.shape)
+        with open(self.file, "rb") as opened:
+            opened.seek(entry.start)
+            for start in range(0, count, _PIECE):
+                values = np.fromfile(opened, _DTYPES[entry.dtype], min(_PIECE, count - start))
+                yield _to_float32(values, entry.dtype)
+
+
+def read_entries(file: Path) -> dict[str, TensorEntry]:
+    """Read the header of a safetensors file. Raises UserError if it does not describe the file."""
+    from safetensors import SafetensorError, safe_open
+
+    refused = UserError(
+        f"{file.name} is not a valid safetensors file, or its header has more than "
+        f"{_MAX_HEADER_BYTES} bytes."
+    )
+    with open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > _MAX_HEADER_BYTES:
+            raise refused
+        try:
+            with safe_open(file, "numpy"):
+                pass  # it checks that the header describes the file
+        except SafetensorError as error:
+            raise refused from error
+        header: dict[str, Any] = json.loads(opened.read(length))
+    header.pop("__metadata__", None)
+    return {
+        name: TensorEntry(
+            found["dtype"], tuple(found["shape"]), 8 + length + found["data_offsets"][0]
+        )
+        for name, found in header.items()
+    }
+
+
+def _to_float32(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    if dtype == "BF16":
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)

@@ -29,7 +29,7 @@ from mint.service.checkpoints.storage import (
     check_name,
     run_folder_name,
 )
-from mint.service.errors import UserError, readable_os_error
+from mint.service.errors import NotFound, UserError, readable_os_error
 from mint.service.files import free_bytes, link_files
 from mint.service.futures import Response
 from mint.service.parts import Parts
@@ -105,7 +105,7 @@ class Transfers:
 
     def upload_check(self, caller: Caller) -> Callable[[int], None]:
         """Return a check that raises UserError beyond the caller's quota or the disk's reserve."""
-        quota = self._parts.quota_of(caller.key)
+        quota = self._parts.find_quota(caller.key)
         held = self._parts.store.storage_of_key(caller.key)
 
         def check(received: int) -> None:
@@ -125,9 +125,10 @@ class Transfers:
         room = free_bytes(self._parts.settings.home) - self._parts.settings.disk_reserve_bytes
         limit = max(0, min(self._parts.settings.max_upload_bytes, room))
         await asyncio.to_thread(unpack, archive, folder, limit)
-        adapter, origin = await asyncio.to_thread(_check, folder)
+        adapter, origin = await asyncio.to_thread(_read, folder)
         base = base_model or (origin and origin.base_model) or adapter.base_model
-        await self._parts.engines.locate(base)
+        model = await self._parts.engines.locate(base)
+        await asyncio.to_thread(_check, adapter, model, base)
         holder = _holder(caller, f"{uuid.uuid4()}:train:0", base, asdict(adapter.lora))
         name = name or (CheckpointPath.parse(origin.path).name if origin else "uploaded")
         kind = TRAINING if (folder / OPTIMIZER).exists() else SAMPLER
@@ -170,7 +171,7 @@ class Transfers:
         if path.kind != SAMPLER:
             raise UserError(f"output_path must be a tinker://…/{SAMPLER}/… path, not {path.uri}.")
         if await asyncio.to_thread(self._parts.store.get, RunRow, path.run_id, user) is None:
-            raise UserError(f"output_path: there is no run {path.run_id} for this API key.")
+            raise NotFound(f"There is no run {path.run_id} of output_path for this API key.")
         return path
 
     def _interpolate(
@@ -220,12 +221,10 @@ def _session_id(user: str, key: str | None) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{user}\0{key}"))
 
 
-def _check(folder: Path) -> tuple[AdapterFiles, Description | None]:
+def _read(folder: Path) -> tuple[AdapterFiles, Description | None]:
+    """Read an upload's headers and its description, which is deleted. Raises UserError."""
     adapter = AdapterFiles.read(folder)
-    adapter.require_finite()
     has_optimizer = (folder / OPTIMIZER).exists()
-    if has_optimizer:
-        adapter.check_optimizer()
     origin = _description(folder / DESCRIPTION)
     kind = CheckpointPath.parse(origin.path).kind if origin is not None else None
     if kind is not None and (kind == TRAINING) != has_optimizer:
@@ -234,6 +233,14 @@ def _check(folder: Path) -> tuple[AdapterFiles, Description | None]:
             f"{'an' if has_optimizer else 'no'} {OPTIMIZER}. Pack the whole checkpoint again."
         )
     return adapter, origin
+
+
+def _check(adapter: AdapterFiles, model: Path, base_model: str) -> None:
+    """Check an upload's sizes, then its values. Raises UserError."""
+    adapter.require_fit(model, base_model)
+    adapter.require_finite()
+    if (adapter.folder / OPTIMIZER).exists():
+        adapter.check_optimizer()
 
 
 def _description(file: Path) -> Description | None:

@@ -1,1 +1,4 @@
-"""Engine processes and the channel to them."""
+"""Engine processes and the channel to them.
+
+What runs inside such a process is in :mod:`mint.engine`.
+"""

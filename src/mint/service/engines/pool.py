@@ -248,16 +248,25 @@ class Engines:
         await asyncio.shield(slot.ending)
 
     async def _end(self, slot: Slot) -> None:
+        """Save what an engine holds and stop it. It is stopped also if it cannot be saved: the
+        journals have what is needed to restore it."""
         try:
-            if slot.engine is not None:
-                await self._before_unload(slot.engine)
-                await slot.engine.stop()
+            if (engine := slot.engine) is not None:
+                await self._save_and_stop(engine)
                 log.info("unloaded %s", slot.name)
-        except EngineDied as error:
-            log.warning("%s", error)
         finally:
             self._slots = {f: s for f, s in self._slots.items() if s is not slot}
             await self._tell_waiters()
+
+    async def _save_and_stop(self, engine: EngineProcess) -> None:
+        try:
+            await self._before_unload(engine)
+        except EngineDied as error:
+            log.warning("%s", error)
+        except Exception:
+            log.exception("what %s holds was not saved before it was unloaded", engine.name)
+        finally:
+            await engine.stop()
 
     async def _tell_waiters(self) -> None:
         async with self._changed:

@@ -24,10 +24,10 @@ from mint.service.checkpoints.storage import (
 )
 from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import EngineDied, is_disk_full
+from mint.service.errors import EngineDied, UserError, is_disk_full
 from mint.service.futures import Response, ResultExpired
 from mint.service.parts import Parts
-from mint.service.runs.journal import Journal, Outcome
+from mint.service.runs.journal import Journal, JournalDamaged, Outcome
 from mint.service.runs.references import References
 from mint.service.runs.stream import GRADIENT_KINDS, Gradients
 from mint.service.sampling.samplers import Samplers
@@ -42,6 +42,7 @@ DATABASE_WAIT_S = 60.0
 """How long an operation waits for a database that does not answer."""
 _KEPT_ANSWERS, _KEPT_BYTES = 256, 32 * 1024 * 1024
 """Limits on the answers from before a snapshot that are kept with it."""
+_MAY_FAIL = (UserError, EngineDied, OSError, RuntimeError, OperationalError)
 _CHANGES_THE_RUN = (*GRADIENT_KINDS, "optim_step", "load_weights")
 
 
@@ -138,6 +139,22 @@ class RunInEngine:
                     raise
                 log.warning("retrying %s of %s: %s", what, self._row.id, error.orig)
                 await asyncio.sleep(1.0)
+
+    async def keep_samplers(self) -> None:
+        """Save the ephemeral samplers that would be lost with the engine or the journal.
+
+        If they are in neither the engine nor on disk, the run is restored to recompute them. Raises
+        EngineDied, OSError or OperationalError, after which it may succeed later.
+        """
+
+        async def keep(engine: EngineProcess) -> None:
+            await self._samplers.keep(engine, run_id=self._row.id)
+
+        try:
+            if not await asyncio.to_thread(self._samplers.are_kept, self._row):
+                await self._in_engine("keeping the samplers", keep)
+        except (UserError, RuntimeError, JournalDamaged) as error:  # it would fail again
+            log.warning("samplers of %s are not kept: %s", self._row.id, error)
 
     async def leave(self) -> None:
         """Free the memory in the engine; a worker that has died holds none."""
@@ -327,7 +344,7 @@ class RunInEngine:
             await self._engine.call("save_state", run_id=self._row.id, folder=str(folder))
             answers = await asyncio.to_thread(self._kept_answers)
             await asyncio.to_thread(self._journal.cut, folder, first, answers)
-        except (OSError, RuntimeError, EngineDied) as error:
+        except (*_MAY_FAIL, JournalDamaged) as error:
             log.warning("no snapshot of %s was made: %s", self._row.id, error)
             if folder is not None:
                 await asyncio.to_thread(self._journal.discard_snapshot, folder)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from mint.service.errors import Category
 from mint.service.files import checksums, link_files, sync, sync_folder, verify
 from mint.service.futures import Response
-from mint.service.runs.records import encode, read_record, records_after
+from mint.service.runs.journal_records import encode, read_record, records_after
 
 log = logging.getLogger(__name__)
 TORN = "journal.torn"

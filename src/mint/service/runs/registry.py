@@ -21,13 +21,20 @@ from mint.service.futures import Response
 from mint.service.idleness import Idleness
 from mint.service.parts import Parts
 from mint.service.runs.journal import Journal, JournalDamaged, RunIsElsewhere
-from mint.service.runs.run import TrainingRun
+from mint.service.runs.run import UNLOADED, TrainingRun
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import RunRow
 from mint.service.wire.requests import CreateByLoad, CreateModel
 
 log = logging.getLogger(__name__)
-_UNLOADED = "unloaded"  # a file in the folder of a run that unload_model has ended
+
+
+class RunEnded(ApiError):
+    """The run cannot be trained any more: it was unloaded, or its state was deleted."""
+
+
+class RunDamaged(ApiError):
+    """The journal of the run is damaged."""
 
 
 class Runs:
@@ -41,6 +48,7 @@ class Runs:
         self._runs: dict[str, TrainingRun] = {}
         self._opening: dict[tuple[str, str], asyncio.Task[TrainingRun]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
+        self._unloading: dict[str, asyncio.Task[None]] = {}
         self._creating = asyncio.Lock()
 
     # ---- creating -------------------------------------------------------------------------------
@@ -92,37 +100,53 @@ class Runs:
                 self._parts.futures.forget(request_id, user)
                 known = None
             if known is None:
-                await asyncio.to_thread(self._add, row)
+                is_new = await asyncio.to_thread(self._add, row)
                 self._folder(row.id).mkdir(parents=True, exist_ok=True)
                 run = await self._get(row.id, user)
                 if files:
                     await run.begin_from(files)
-                work = self._load_or_undo(run)
+                work = self._load_or_undo(run) if is_new else self._load_again(run)
                 self._parts.futures.compute(request_id, user, "create_model", work, run.why_waiting)
         return request_id
 
-    def _add(self, row: RunRow) -> None:
-        """Store a new run. Raises ApiError 403 if its key has reached its quota of runs."""
-        quota = self._parts.quota_of(row.key)
+    def _add(self, row: RunRow) -> bool:
+        """Store a run; return whether it is new.
+
+        Raises ApiError 403 if its key has reached its quota of runs.
+        """
+        quota = self._parts.find_quota(row.key)
         if quota.runs is not None and self._store.get(RunRow, row.id, row.user) is None:
             held = sum(self._can_train(run_id) for run_id in self._store.runs_of_key(row.key))
             quota.refuse_run(row.key, held)
-        self._store.add_once(row, row.id)
+        return self._store.add_once(row, row.id) is row
 
     def _can_train(self, run_id: str) -> bool:
         folder = self._folder(run_id)
-        return folder.exists() and not (folder / _UNLOADED).exists()
+        return folder.exists() and not (folder / UNLOADED).exists()
 
     async def _load_or_undo(self, run: TrainingRun) -> Response:
-        """Load a new run; on failure delete it, so that the same request can create it again."""
+        """Load a new run; on failure delete it, so that the same request can create it again.
+
+        A run that has accepted an operation is never deleted.
+        """
         try:
             await run.load()
         except Exception:
+            if run.has_operations:
+                raise
             self._runs.pop(run.row.id, None)
             await run.release()
             await asyncio.to_thread(self._store.delete_run, run.row.id)
             await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
             raise
+        return run.creation_answer()
+
+    async def _load_again(self, run: TrainingRun) -> Response:
+        """Load a run that an earlier request created; a failure changes nothing of it."""
+        try:
+            await run.load()
+        finally:
+            in_background(run.resume())  # what its journal has left to do
         return run.creation_answer()
 
     # ---- finding --------------------------------------------------------------------------------
@@ -168,15 +192,15 @@ class Runs:
     async def _open(self, run_id: str, user: str) -> TrainingRun:
         row = await asyncio.to_thread(self.row, run_id, user)
         if not self._folder(run_id).exists():
-            raise ApiError(
+            raise RunEnded(
                 404,
                 f"The run {run_id} cannot be trained: it contains only copied or uploaded "
                 "checkpoints, or its state was deleted because it was unused for "
                 f"{self._settings.run_kept_s / 86400:.0f} days. Its checkpoints are kept: "
                 "create_training_client_from_state() creates a new run from one.",
             )
-        if (self._folder(run_id) / _UNLOADED).exists():
-            raise ApiError(
+        if (self._folder(run_id) / UNLOADED).exists():
+            raise RunEnded(
                 404,
                 f"The run {run_id} was unloaded with unload_model and accepts no more operations. "
                 "Its checkpoints are kept (`mint checkpoints list --run` shows them): "
@@ -192,7 +216,7 @@ class Runs:
             ) from None
         except JournalDamaged as error:
             log.error("%s: %s", run_id, error)
-            raise ApiError(400, str(error)) from None
+            raise RunDamaged(400, str(error)) from None
         run = TrainingRun(row, journal, self._parts, self._samplers)
         self._runs[run_id] = run
         return run
@@ -201,7 +225,9 @@ class Runs:
         return self._settings.home / "runs" / run_folder_name(run_id)
 
     async def restore(self, run_id: str, user: str) -> None:
-        await (await self.find(run_id, user)).load()
+        """Load a run into its engine, and with it its samplers, unless it has ended."""
+        with contextlib.suppress(RunEnded):
+            await (await self.find(run_id, user)).load()
 
     @property
     def waiting(self) -> int:
@@ -217,7 +243,7 @@ class Runs:
         """Return a run's state, how many operations are waiting, and what for."""
         run = self._runs.get(run_id)
         if run is None:
-            is_unloaded = (self._folder(run_id) / _UNLOADED).exists()
+            is_unloaded = (self._folder(run_id) / UNLOADED).exists()
             kept = "on disk" if self._can_train(run_id) else "checkpoints only"
             return {"state": "unloaded" if is_unloaded else kept, "waiting": 0, "reason": None}
         state = "busy" if run.is_working else "waiting" if run.waiting else "idle"
@@ -230,18 +256,35 @@ class Runs:
 
     async def release(self, run_id: str) -> None:
         """Remove a run from memory; the next request for it opens it from its journal."""
+        await self._release(run_id)
+
+    async def _release(self, run_id: str, for_good: bool = False) -> None:
         run = self._runs.pop(run_id, None)
         if run is not None:
-            task = self._releasing[run_id] = asyncio.create_task(run.release())
+            task = self._releasing[run_id] = asyncio.create_task(run.release(for_good))
             task.add_done_callback(lambda _: self._releasing.pop(run_id, None))
             await asyncio.shield(task)
 
-    async def unload(self, run_id: str) -> None:
-        """Release a run permanently: later operations are refused. Its checkpoints stay."""
-        folder = self._folder(run_id)
-        if folder.exists():
-            await asyncio.to_thread((folder / _UNLOADED).touch)
-        await self.release(run_id)
+    async def unload(self, row: RunRow) -> None:
+        """Release a run permanently: later operations are refused. Its checkpoints stay, and so do
+        its samplers. Raises EngineDied, OSError or OperationalError if those cannot be saved."""
+        if row.id not in self._unloading:
+            task = self._unloading[row.id] = asyncio.create_task(self._unload(row))
+            task.add_done_callback(lambda _: self._unloading.pop(row.id, None))
+        await asyncio.shield(self._unloading[row.id])
+
+    async def _unload(self, row: RunRow) -> None:
+        marker = self._folder(row.id) / UNLOADED
+        while self._can_train(row.id):
+            if row.id in self._runs:
+                await self._release(row.id, for_good=True)
+            elif await asyncio.to_thread(self._samplers.are_kept, row):
+                await asyncio.to_thread(marker.touch)
+            else:
+                try:
+                    await (await self._get(row.id, row.user)).resume()
+                except RunDamaged:  # it cannot restore its samplers
+                    await asyncio.to_thread(marker.touch)
 
     async def release_session(self, session_id: str) -> bool:
         """Release the runs of a silent session; return False while one of them is working."""

@@ -10,6 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from mint.service.engines.process import EngineProcess
@@ -25,6 +26,8 @@ from mint.service.store.database import RunRow
 from mint.service.wire.bodies import negative_number
 
 log = logging.getLogger(__name__)
+UNLOADED = "unloaded"
+"""A file in the folder of a run that unload_model has ended."""
 MAX_WAITING = 10_000
 MAX_JOURNAL_BYTES = 64 * 1024**3
 """How large a journal may grow that cannot be cut, because no optim_step ends its gradients."""
@@ -76,6 +79,12 @@ class TrainingRun:
     def waiting(self) -> int:
         """The number of accepted operations that have not started."""
         return len(self._stream)
+
+    @property
+    def has_operations(self) -> bool:
+        """Whether an operation was ever accepted."""
+        journal = self._journal
+        return bool(self._entering or journal.entries or journal.taken) or journal.first > 1
 
     @property
     def is_paused(self) -> bool:
@@ -315,8 +324,12 @@ class TrainingRun:
             await asyncio.gather(self._worker, return_exceptions=True)
         await asyncio.to_thread(self._journal.close)
 
-    async def release(self) -> None:
-        """Free the memory in the engine and the lock; the journal stays on disk."""
+    async def release(self, for_good: bool = False) -> None:
+        """Free the memory in the engine and the lock; the journal stays on disk.
+
+        ``for_good`` marks the run as unloaded, after saving the samplers that could otherwise be
+        restored only from the journal. Raises what :meth:`RunInEngine.keep_samplers` does.
+        """
         self._is_released = True
         self._journal_space.end()
         self._space.end()
@@ -326,8 +339,9 @@ class TrainingRun:
         self.wake()
         if self._worker is not None:
             await self._worker
-        async with self._turn:
-            try:
-                await self._in_engine.leave()
-            finally:
-                await asyncio.to_thread(self._journal.close)
+        async with self._turn, AsyncExitStack() as afterwards:
+            afterwards.push_async_callback(asyncio.to_thread, self._journal.close)
+            afterwards.push_async_callback(self._in_engine.leave)
+            if for_good:
+                await self._in_engine.keep_samplers()
+                await asyncio.to_thread((self._journal.folder / UNLOADED).touch)

@@ -1,1 +1,4 @@
-"""Sampling sessions: weights and their digests, samples in progress, evicted samplers on disk."""
+"""Sampling sessions: weights and their digests, samples in progress, evicted samplers on disk.
+
+Picking tokens is done by engines (:mod:`mint.engine.sampling`).
+"""

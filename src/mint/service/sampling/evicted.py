@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 
 from mint.service.engines.process import EngineProcess
+from mint.service.files import sync, sync_folder
 from mint.service.idleness import Idleness
 from mint.service.store.database import SamplerRow
 
@@ -33,10 +34,20 @@ class EvictedSamplers:
         await asyncio.to_thread(draft.mkdir, parents=True)
         try:
             await engine.call("save_sampler", sampler_id=row.id, folder=str(draft))
-            await asyncio.to_thread(os.replace, draft, folder)
+            await asyncio.to_thread(self._publish, draft, folder)
         finally:
             await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
         await asyncio.to_thread(self._prune, folder.parent)
+
+    def _publish(self, draft: Path, folder: Path) -> None:
+        """Rename a draft, so that a power failure leaves all of it or nothing.
+
+        A journal is cut when the samplers that it could replay are on disk.
+        """
+        sync_folder(draft)
+        os.replace(draft, folder)
+        for parent in (folder.parent, self._root, self._root.parent):
+            sync(parent)
 
     def delete_unused(self, kept_s: float, idleness: Idleness) -> None:
         """Delete the samplers that were unused for ``kept_s``."""

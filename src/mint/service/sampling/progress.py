@@ -21,17 +21,17 @@ class SamplesInProgress:
     came: Counter[Line] = field(default_factory=Counter)
     started: Counter[Line] = field(default_factory=Counter)
 
-    def begin(self, base_model: str, user: str, key: str, tokens: int) -> Sample:
+    def begin(self, base_model: str, user: str, key: str, tokens: int) -> AdmittedSample:
         """Count one more sample of a user and key."""
         line = (base_model, user)
         self.count.add(user, 1)
         self.tokens[key] += tokens
         self.came[line] += 1
-        return Sample(self, line, key, tokens, self.came[line] - 1)
+        return AdmittedSample(self, line, key, tokens, self.came[line] - 1)
 
 
 @dataclass
-class Sample:
+class AdmittedSample:
     """A sample in progress, and its place among the waiting ones of its user."""
 
     samples: SamplesInProgress
@@ -68,6 +68,6 @@ class Sample:
         before = max(self.number - started[self.line], 0)
         everyone = sum(came[line] - started[line] for line in came if line[0] == base_model)
         return (
-            f"queued behind {before} samples of this key; {everyone} samples of all keys wait for "
-            f"{base_model}"
+            f"queued behind {before} samples of this user; {everyone} samples of all users "
+            f"wait for {base_model}"
         )

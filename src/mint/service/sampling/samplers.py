@@ -13,7 +13,7 @@ from mint.service.futures import Response, WaitReason
 from mint.service.parts import Parts
 from mint.service.results import Share
 from mint.service.sampling.evicted import EvictedSamplers
-from mint.service.sampling.progress import Sample, SamplesInProgress
+from mint.service.sampling.progress import AdmittedSample, SamplesInProgress
 from mint.service.sampling.session import OnTokens, RestoreRun, SamplingSession
 from mint.service.store.database import RunRow, SamplerRow
 from mint.service.wire import codec
@@ -136,6 +136,13 @@ class Samplers:
             return False
         return sampler.engine is engine or self.evicted.find(sampler.row) is not None
 
+    def are_kept(self, run: RunRow) -> bool:
+        """Return whether all ephemeral samplers of a run are on disk, or none is to be."""
+        if self._settings.samplers_kept_per_run == 0:
+            return True
+        rows = self._parts.store.samplers_of_run(run)
+        return all(self.evicted.find(row) is not None for row in rows)
+
     async def keep(self, engine: EngineProcess, run_id: str | None = None) -> None:
         """Save what only this engine has in memory, the most recently used of each group."""
         held = [s for s in self._samplers.values() if s.engine is engine]
@@ -154,14 +161,15 @@ class Samplers:
         loaded.sort(key=lambda sampler: sampler.used_at)
         of_group = [s for s in loaded if s.row.group == newest.row.group]
         beyond = of_group[: -self._settings.samplers_per_run]
-        if (limit := self._parts.quota_of(newest.row.key).samplers) is not None:
+        if (limit := self._parts.find_quota(newest.row.key).samplers) is not None:
             beyond += [s for s in loaded if s.row.key == newest.row.key][:-limit]
         for sampler in beyond:
             if sampler.users == 0 and sampler is not newest and sampler.engine is not None:
                 await sampler.evict()
 
     async def release_session(self, session_id: str) -> None:
-        """Free the memory. What is not on disk can be replayed from the journal of its run."""
+        """Free the memory. What is not on disk can be replayed from the journal of its run, or was
+        beyond what is kept of an unloaded run."""
         for sampler in self._of_session(session_id):
             await sampler.drop()
             self._samplers.pop(sampler.row.id, None)
@@ -221,14 +229,14 @@ class Samplers:
         finally:
             sample.end()
 
-    def _why_waiting(self, sampler: SamplingSession, sample: Sample) -> WaitReason | None:
+    def _why_waiting(self, sampler: SamplingSession, sample: AdmittedSample) -> WaitReason | None:
         """Return what a sample waits for; None once it has started."""
         if (why := self._parts.engines.why_waiting(sampler.row.base_model)) is None:
             loading = "the weights of the sampler are being loaded"
             why = loading if sampler.is_loading else sample.why_waiting()
         return None if why is None else WaitReason(why)
 
-    def _admit(self, sampler: SamplingSession, request: SampleRequest) -> Sample:
+    def _admit(self, sampler: SamplingSession, request: SampleRequest) -> AdmittedSample:
         """Count a request as in progress. Raises ApiError 429 while there is no room for it."""
         count, tenant = self._in_progress.count, sampler.tenant
         if not count.has_room(tenant):
@@ -237,7 +245,7 @@ class Samplers:
                 429, f"Too many samples are in progress ({mine} of yours, {total} in all); retry."
             )
         base_model, key = sampler.row.base_model, sampler.row.key
-        quota = self._parts.quota_of(key)
+        quota = self._parts.find_quota(key)
         if quota.samplers is not None:
             of_key = [s for s in self._samplers.values() if s.row.key == key and s is not sampler]
             quota.refuse_samplers(key, sum(other.users > 0 for other in of_key))
@@ -252,7 +260,7 @@ class Samplers:
 
 
 async def _answer(
-    sampler: SamplingSession, request: SampleRequest, targets: Csr | None, sample: Sample
+    sampler: SamplingSession, request: SampleRequest, targets: Csr | None, sample: AdmittedSample
 ) -> Response:
     try:
         result = await sampler.sample(request, sample)

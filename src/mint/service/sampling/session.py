@@ -19,12 +19,12 @@ from mint.service.engines.process import EngineProcess
 from mint.service.errors import EngineDied, UserError
 from mint.service.parts import Parts
 from mint.service.sampling.evicted import EvictedSamplers
-from mint.service.sampling.progress import Sample
+from mint.service.sampling.progress import AdmittedSample
 from mint.service.store.database import CheckpointRow, SamplerRow
 
 log = logging.getLogger(__name__)
 RestoreRun = Callable[[str, str], Awaitable[None]]
-"""Restores a run of a user in its engine, and with it the run's samplers."""
+"""Restores a run of a user in its engine, and with it the run's samplers, unless it has ended."""
 OnTokens = Callable[[list[SampledToken]], None]
 
 
@@ -54,7 +54,7 @@ class SamplingSession:
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def sample(
-        self, request: SampleRequest, sample: Sample, on_tokens: OnTokens | None = None
+        self, request: SampleRequest, sample: AdmittedSample, on_tokens: OnTokens | None = None
     ) -> SampleResult:
         """Sample in the engine of the base model, and again in a new one if it dies.
 
@@ -131,13 +131,17 @@ class SamplingSession:
 
     async def _load(self, engine: EngineProcess) -> None:
         row = self.row
-        if (evicted := await asyncio.to_thread(self.evicted.find, row)) is not None:
+        evicted = await asyncio.to_thread(self.evicted.find, row)
+        if evicted is None and row.run_id is not None:
+            await self.restore_run(row.run_id, row.user)
+            if self.engine is engine:
+                return
+            evicted = await asyncio.to_thread(self.evicted.find, row)  # by unload_model, meanwhile
+        if evicted is not None:
             await self._read(engine, str(evicted))
             await asyncio.to_thread(os.utime, evicted)  # the least recently used are deleted first
         elif row.run_id is not None:
-            await self.restore_run(row.run_id, row.user)
-            if self.engine is not engine:
-                raise self.refused or self._no_longer_kept()
+            raise self.refused or self._no_longer_kept()
         elif row.model_path is None:
             await self._read(engine, None)
         else:

@@ -312,6 +312,11 @@ class Store:
     def delete_run(self, run_id: str) -> None:
         self._change(delete(RunRow).where(RunRow.id == run_id))
 
+    def samplers_of_run(self, run: RunRow) -> list[SamplerRow]:
+        """Return the ephemeral samplers of a run."""
+        is_of_run = (SamplerRow.session_id == run.session_id, SamplerRow.run_id == run.id)
+        return self._all(select(SamplerRow).where(*is_of_run))
+
     def add_client(self, sampler_id: str) -> int:
         """Return a number for a new client of a sampler, which no other client of it has."""
         one_more = update(SamplerRow).where(SamplerRow.id == sampler_id)

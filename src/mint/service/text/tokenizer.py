@@ -58,14 +58,14 @@ class ModelTokenizer:
         text: str = self._tokenizer.decode([int(token) for token in tokens])
         return text
 
-    def text_of(self, token: int) -> str:
+    def decode_token(self, token: int) -> str:
         """Return one token as text; a special token as its name."""
         text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
 
-    def bytes_of(self, token: int) -> list[int]:
+    def decode_token_bytes(self, token: int) -> list[int]:
         """Return the bytes of one token, also if it is only part of a character."""
-        text = self.text_of(token)
+        text = self.decode_token(token)
         if _BROKEN not in text:
             return list(text.encode())
         name: str = self._tokenizer.id_to_token(token) or ""

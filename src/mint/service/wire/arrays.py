@@ -55,7 +55,7 @@ class Csr:
         dense[self._row_of_each, self.col] = values
         return dense
 
-    def values_of(self, dense: NDArray[Any]) -> NDArray[Any]:
+    def pick_cells(self, dense: NDArray[Any]) -> NDArray[Any]:
         """Return the listed cells of a matrix of this shape, in order."""
         listed: NDArray[Any] = dense[self._row_of_each, self.col]
         return listed

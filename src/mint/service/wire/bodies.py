@@ -2,13 +2,16 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import zstandard
 from pydantic_core import from_json
 
 from mint.engine.messages import UserError
+
+MAX_FIELDS = 1 << 16
+"""How many fields a protobuf message may have at its top level; each datum is one."""
 
 
 class BadBody(UserError):
@@ -36,8 +39,13 @@ def negative_number(key: str) -> int:
     return -1 - int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big")
 
 
-def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:
-    """Decompress a body to at most ``limit`` bytes. Raises BadBody."""
+def open_body(
+    body: bytes, encoding: str | None, limit: int, grow: Callable[[int], None] = lambda size: None
+) -> bytes:
+    """Decompress a body to at most ``limit`` bytes. Raises BadBody.
+
+    ``grow`` is called with the size of each piece, and may raise to end the decompression.
+    """
     if not encoding or encoding.lower() == "identity":
         return body
     if encoding.lower() != "zstd":
@@ -46,6 +54,7 @@ def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:
     try:
         with zstandard.ZstdDecompressor().stream_reader(body) as reader:
             while piece := reader.read(1 << 20):
+                grow(len(piece))
                 opened += piece
                 if len(opened) > limit:
                     raise BadBody(
@@ -58,7 +67,10 @@ def open_body(body: bytes, encoding: str | None, limit: int) -> bytes:
 
 
 def read_address(body: bytes, is_protobuf: bool) -> Address | None:
-    """Return the run and number of an operation, also if the rest of a message is damaged."""
+    """Return the run and number of an operation, also if the rest of a message is damaged.
+
+    Raises UserError for a message of more than ``MAX_FIELDS`` fields: they are read one by one.
+    """
     if is_protobuf:
         return _protobuf_address(body)
     try:
@@ -92,8 +104,11 @@ def _protobuf_address(body: bytes) -> Address | None:
 
 def _protobuf_fields(body: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Return the scalar fields and the run id; long fields are skipped without a copy."""
-    at = 0
+    at = count = 0
     while at < len(body):
+        count += 1
+        if count > MAX_FIELDS:
+            raise UserError(f"The message has more than {MAX_FIELDS} fields. Send fewer datums.")
         tag, at = _varint(body, at)
         number, kind = tag >> 3, tag & 7
         if kind == 0:

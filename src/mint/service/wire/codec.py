@@ -315,7 +315,7 @@ def _encode_tensor(values: NDArray[Any], dtype: int, csr: Csr | None = None) -> 
     if csr is None:
         tensor.dense = np.ascontiguousarray(values, _NUMPY_OF_WIRE[dtype]).tobytes()
         return tensor
-    listed = np.ascontiguousarray(csr.values_of(values), _NUMPY_OF_WIRE[dtype])
+    listed = np.ascontiguousarray(csr.pick_cells(values), _NUMPY_OF_WIRE[dtype])
     tensor.sparse_csr.values = listed.tobytes()
     tensor.sparse_csr.crow_indices = np.ascontiguousarray(csr.crow, "<i8").tobytes()
     tensor.sparse_csr.col_indices = np.ascontiguousarray(csr.col, "<i8").tobytes()

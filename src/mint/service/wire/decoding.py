@@ -6,10 +6,11 @@ heartbeat for seconds. Large bodies are therefore parsed in another process.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from multiprocessing import get_context
 from typing import TypeVar
 
@@ -41,15 +42,45 @@ class Decoder:
         self._taken = 0
         self._changed = asyncio.Condition()
         self._opening = asyncio.Semaphore(2)
+        self._held = 0
+        self._counting = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
 
-    async def open(self, body: bytes, encoding: str | None, is_protobuf: bool) -> bytes:
-        """Decompress a body. Raises BadBody, or ApiError 413 if it is too large."""
+    @contextmanager
+    def holding(self) -> Iterator[Callable[[int], None]]:
+        """Provide the counter of one opened body, which is counted until the end of the context.
+
+        All opened bodies together have at most the budget; the counter raises ApiError 429 beyond.
+        """
+        mine, is_over = 0, False
+
+        def grow(size: int) -> None:
+            nonlocal mine
+            with self._counting:
+                if is_over or self._held + size > self._budget:
+                    raise ApiError(429, "Too many large requests are being read at once; retry.")
+                mine += size
+                self._held += size
+
+        try:
+            yield grow
+        finally:
+            with self._counting:
+                is_over = True  # a thread may still be decompressing a request that was cancelled
+                self._held -= mine
+
+    async def open(
+        self, body: bytes, encoding: str | None, is_protobuf: bool, grow: Callable[[int], None]
+    ) -> bytes:
+        """Decompress a body, counted by ``grow`` of :meth:`holding`.
+
+        Raises BadBody, or ApiError 413 if it is too large, or 429 if there are too many.
+        """
         grows = _PROTOBUF_GROWS if is_protobuf else _JSON_GROWS
         limit = min(self._max_body_bytes, self._budget // grows)
         if encoding and encoding.lower() != "identity":
             async with self._opening:
-                return await asyncio.to_thread(open_body, body, encoding, limit)
+                return await asyncio.to_thread(open_body, body, encoding, limit, grow)
         if len(body) > limit:
             raise ApiError(413, f"The request has more than {limit} bytes. Send fewer datums.")
         return body

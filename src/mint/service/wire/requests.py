@@ -14,7 +14,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from mint.engine import messages
 from mint.engine.messages import MAX_SAMPLES, UserError
@@ -22,6 +22,7 @@ from mint.service.wire import codec
 from mint.service.wire.arrays import Csr
 
 MIN_TTL_S, MAX_TTL_S = 3600, 10 * 365 * 24 * 3600
+MAX_METADATA_BYTES = 64 * 1024
 MAX_TOP_K = 2**31 - 1  # more than any vocabulary has
 MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits / 1e-40 is infinite
 Model = TypeVar("Model", bound=BaseModel)
@@ -88,10 +89,18 @@ def _without_nul(texts: dict[str, str]) -> dict[str, str]:
     return texts
 
 
+def _small(value: Item) -> Item:
+    """Refuse metadata that would fill the disk: it is stored with every session and run."""
+    if (size := len(to_json(value))) > MAX_METADATA_BYTES:
+        raise ValueError(f"has {size} bytes of JSON; at most {MAX_METADATA_BYTES} are stored")
+    return value
+
+
 Texts = Annotated[
     dict[str, str],
     BeforeValidator(lambda d: {k: str(v) for k, v in d.items()} if isinstance(d, dict) else d),
     AfterValidator(_without_nul),
+    AfterValidator(_small),
 ]
 Ttl = Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S)]
 Temperature = Annotated[NotNegative, AfterValidator(lambda t: t if t >= MIN_TEMPERATURE else 0.0)]
@@ -111,6 +120,10 @@ class CreateSession(Request):
     project_id: str | None = None
     display_name: str | None = None
 
+    @model_validator(mode="after")
+    def _is_small(self) -> CreateSession:
+        return _small(self)
+
 
 class FinishReason(Request):
     type: Literal["success", "errored", "interrupted"] = "success"
@@ -118,7 +131,7 @@ class FinishReason(Request):
 
 class FinishSession(Request):
     reason: FinishReason = FinishReason()
-    detail: str | None = None
+    detail: Annotated[str | None, AfterValidator(_small)] = None
 
 
 class SessionProject(Request):

@@ -79,18 +79,18 @@ class Rollouts:
     def of_step(self, step: int) -> list[dict[str, Any]]:
         """Return the rollouts of a step in brief."""
         sql = f'SELECT {_BRIEF} FROM {{}} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
-        return [_brief(row) for row in self._ask(_of(step), sql, [step, MOST_ROLLOUTS])]
+        return [_brief(row) for row in self._ask(_containing(step), sql, [step, MOST_ROLLOUTS])]
 
     def sample(self, step: int, group: int, index: int) -> dict[str, Any] | None:
         """Return everything about one rollout."""
         sql = 'SELECT * FROM {} WHERE step = ? AND "group" = ? AND "index" = ? LIMIT 1'
-        rows = self._ask(_of(step), sql, [step, group, index])
+        rows = self._ask(_containing(step), sql, [step, group, index])
         return _whole(rows[0]) if rows else None
 
     def samples(self, step: int) -> list[dict[str, Any]]:
         """Return everything about all rollouts of a step."""
         sql = 'SELECT * FROM {} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
-        return [_whole(row) for row in self._ask(_of(step), sql, [step, MOST_ROLLOUTS])]
+        return [_whole(row) for row in self._ask(_containing(step), sql, [step, MOST_ROLLOUTS])]
 
     def of_prompts(self, identities: Sequence[str], limit: int = 1_000) -> dict[str, Any]:
         """Return the rollouts of some prompts across the steps, in brief, and how many there are.
@@ -251,7 +251,7 @@ def _confine(connection: Any, paths: Sequence[Path]) -> None:
     connection.execute("SET lock_configuration = true")
 
 
-def _of(step: int) -> Choice:
+def _containing(step: int) -> Choice:
     return lambda files: [file for file in files if file.first <= step <= file.last]
 
 

@@ -13,7 +13,7 @@ _CLEARER = 12.0
 """How much better a ramp that ends must fit than one that does not, in variances of the noise."""
 _SIGMAS = 2.5
 _LITTLE = 0.1
-"""The share of the whole rise under which what came after it does not count."""
+"""Later rises below this share of the whole rise are ignored."""
 _FEWEST = 20
 
 

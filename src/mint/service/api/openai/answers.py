@@ -99,8 +99,8 @@ class ChatForm(Form):
 
     def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
         return {
-            "token": self.job.tokenizer.text_of(token),
-            "bytes": self.job.tokenizer.bytes_of(token),
+            "token": self.job.tokenizer.decode_token(token),
+            "bytes": self.job.tokenizer.decode_token_bytes(token),
             "logprob": logprob,
         }
 
@@ -114,12 +114,12 @@ class CompletionForm(Form):
         return self._entry(piece, text=piece.text)
 
     def _logprobs(self, scores: list[TokenScore]) -> dict[str, Any]:
-        text_of = self.job.tokenizer.text_of
+        decode_token = self.job.tokenizer.decode_token
         return {
-            "tokens": [text_of(score.token) for score in scores],
+            "tokens": [decode_token(score.token) for score in scores],
             "token_logprobs": [score.logprob for score in scores],
             "top_logprobs": [
-                {text_of(token): logprob for token, logprob in score.top} or None
+                {decode_token(token): logprob for token, logprob in score.top} or None
                 for score in scores
             ],
             "text_offset": [score.offset for score in scores],

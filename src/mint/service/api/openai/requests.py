@@ -136,7 +136,7 @@ class Message(Request):
         as objects."""
         message = self.model_dump(exclude_none=True)
         if not isinstance(self.content, str):
-            message["content"] = "".join(_text_of(part) for part in self.content)
+            message["content"] = "".join(_read_text(part) for part in self.content)
         if self.tool_calls:
             message["tool_calls"] = [_with_object(call) for call in self.tool_calls]
         return message
@@ -163,7 +163,7 @@ class ChatCompletion(Inference):
         return self.tools or None if self.tool_choice == "auto" else None
 
 
-def _text_of(part: dict[str, Any]) -> str:
+def _read_text(part: dict[str, Any]) -> str:
     if part.get("type") != "text" or not isinstance(part.get("text"), str):
         raise UserError(
             f"messages: content of type {part.get('type')!r} is not supported. Send text only."

@@ -66,7 +66,9 @@ async def retrieve_futures(
     finished = await service.futures.finished_since(
         target.sampling_session_id,
         body.prev_cursor,
-        lambda future: future.user == caller.user and _clone_of(future) == target.cloned_sampler_id,
+        lambda future: (
+            future.user == caller.user and _clone_number(future) == target.cloned_sampler_id
+        ),
         limit if body.timeout is None else min(limit, body.timeout),
     )
     return {
@@ -75,7 +77,7 @@ async def retrieve_futures(
     }
 
 
-def _clone_of(future: Future) -> int:
+def _clone_number(future: Future) -> int:
     number = future.request_id.rpartition(":")[2]
     return int(number) // _CLONE_BLOCK if number.lstrip("-").isdigit() else 0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from mint.service.access.scopes import Caller
 from mint.service.api.routes.caller import (
     JsonRoute,
     OneField,
@@ -16,6 +17,7 @@ from mint.service.api.routes.caller import (
 )
 from mint.service.errors import ApiError
 from mint.service.futures import Response
+from mint.service.service import Service
 from mint.service.wire import codec, requests
 from mint.service.wire.bodies import BadBody
 
@@ -67,7 +69,7 @@ async def unload_model(
     service: TheService, caller: TrainCaller, model_id: OneField
 ) -> dict[str, str]:
     row = await asyncio.to_thread(service.runs.row, model_id, caller.user)
-    await service.runs.unload(row.id)
+    await service.runs.unload(row)
     request_id = f"{row.id}:unload"
     service.futures.open(request_id, caller.user)
     answer = Response.json({"model_id": row.id, "type": "unload_model"})
@@ -81,15 +83,28 @@ async def submit(service: TheService, caller: TrainCaller, request: Request) -> 
     Only the run and the number are read here. All other errors are returned through the future,
     because the client has used up the number either way.
     """
-    kind = request.url.path.rsplit("/", 1)[-1]
     content_type = request.headers.get("content-type", codec.JSON).partition(";")[0].strip()
+    encoding, is_protobuf = request.headers.get("content-encoding"), content_type == codec.PROTOBUF
     body, error = b"".join([piece async for piece in request.stream()]), None
-    is_protobuf, decoder = content_type == codec.PROTOBUF, service.decoder
-    try:
-        body = await decoder.open(body, request.headers.get("content-encoding"), is_protobuf)
-    except BadBody as bad:
-        body, error = bad.readable, str(bad)
-    address = await decoder.address(body, is_protobuf)
+    with service.decoder.holding() as grow:
+        try:
+            body = await service.decoder.open(body, encoding, is_protobuf, grow)
+        except BadBody as bad:
+            body, error = bad.readable, str(bad)
+        return await _accept(service, caller, request, content_type, body, error)
+
+
+async def _accept(
+    service: Service,
+    caller: Caller,
+    request: Request,
+    content_type: str,
+    body: bytes,
+    error: str | None,
+) -> dict[str, str]:
+    """Accept an operation whose body was opened, up to an ``error`` in it."""
+    kind = request.url.path.rsplit("/", 1)[-1]
+    address = await service.decoder.address(body, content_type == codec.PROTOBUF)
     if address is not None and address.run_id is None and kind == "load_weights" and error is None:
         request_id = await service.runs.create_by_load(
             caller, requests.parse(requests.CreateByLoad, body)

@@ -25,7 +25,7 @@ router = APIRouter(route_class=JsonRoute)
 def archive(service: TheService, caller: ReadCaller, request: Request, row: Readable) -> Response:
     """Redirect to a signed link to the checkpoint as a ``.tar.gz``."""
     link = service.links.make(row, caller.user)
-    url = _url_of(service, request, link, f"{row.name}.tar.gz")
+    url = _make_url(service, request, link, f"{row.name}.tar.gz")
     return RedirectResponse(url, 302, {"Expires": format_datetime(link.expires_at, usegmt=True)})
 
 
@@ -37,12 +37,12 @@ def external_weights_urls(
     names = sorted(file.name for file in service.checkpoints.folder(row).iterdir())
     links = {name: service.links.make(row, caller.user, name) for name in names}
     return {
-        "urls": {name: _url_of(service, request, link, name) for name, link in links.items()},
+        "urls": {name: _make_url(service, request, link, name) for name, link in links.items()},
         "expires": min(link.expires_at for link in links.values()).isoformat(),
     }
 
 
-def _url_of(service: TheService, request: Request, link: Link, name: str) -> str:
+def _make_url(service: TheService, request: Request, link: Link, name: str) -> str:
     return str(request.url_for("download", token=service.links.token(link), name=name))
 
 

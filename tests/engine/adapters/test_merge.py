@@ -17,7 +17,7 @@ from mint.engine.adapters.merge import Check, check_adapter, check_merged, conve
 from mint.engine.adapters.peft_files import write_adapter
 from mint.engine.messages import LoraSpec, UserError
 from mint.engine.model.base_model import BaseModel
-from tests.engine.test_trainer import randomise
+from tests.engine.training.test_trainer import randomise
 from tests.tiny import build_model
 
 

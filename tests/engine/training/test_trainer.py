@@ -203,6 +203,60 @@ def test_gradients_add_up_over_calls_until_the_step(base: BaseModel) -> None:
     assert gradients(apart) == {}
 
 
+def test_gradients_do_not_depend_on_which_operations_arrive_together(base: BaseModel) -> None:
+    operations = [ForwardBackward(group(seed=seed), "cross_entropy") for seed in range(4)]
+    found = []
+    for parts in ([4], [1, 3], [3, 1], [2, 2], [1, 1, 1, 1]):
+        run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 24)  # several passes each
+        randomise(run.adapter)
+        ends = np.cumsum(parts)
+        for start, end in zip(ends - parts, ends, strict=True):
+            run.forward_backward(operations[start:end])
+        found.append(gradients(run))
+    for other in found[1:]:
+        for name, pair in found[0].items():
+            for mine, theirs in zip(pair, other[name], strict=True):
+                assert torch.equal(mine, theirs), name
+
+
+class Cramped(LoraTrainer):
+    """A trainer that has memory for passes of few tokens only."""
+
+    room = 30
+
+    def _run_tree(self, tree, *rest):  # type: ignore[no-untyped-def]
+        if len(tree.tokens) > self.room:
+            raise torch.OutOfMemoryError("no room")
+        return super()._run_tree(tree, *rest)
+
+
+def test_a_batch_without_memory_is_split_and_gives_the_same_gradient(base: BaseModel) -> None:
+    data = [datum for seed in range(4) for datum in group(seed=seed)]
+    plain, cramped = (made(base, LoraSpec(rank=4, seed=1), 1024) for made in (LoraTrainer, Cramped))
+    for run in (plain, cramped):
+        randomise(run.adapter)
+    [want] = plain.forward_backward([ForwardBackward(data, "cross_entropy")])
+    [found] = cramped.forward_backward([ForwardBackward(data, "cross_entropy")])
+    for mine, theirs in zip(found.logprobs, want.logprobs, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    for name, pair in gradients(plain).items():
+        for one, other in zip(pair, gradients(cramped)[name], strict=True):
+            assert_close(other, one, name)
+
+
+def test_a_datum_that_never_fits_fails_alone_and_leaves_the_gradient(base: BaseModel) -> None:
+    run = Cramped(base, LoraSpec(rank=4, seed=1), 1024)
+    randomise(run.adapter)
+    run.forward_backward([ForwardBackward(group(seed=1), "cross_entropy")])
+    before = {name: (a.clone(), b.clone()) for name, (a, b) in gradients(run).items()}
+    run.room = 3
+    with pytest.raises(UserError, match="memory"):
+        run.forward_backward([ForwardBackward(group(seed=2), "cross_entropy")])
+    for name, pair in gradients(run).items():
+        for mine, theirs in zip(pair, before[name], strict=True):
+            assert torch.equal(mine, theirs), name
+
+
 def test_forward_only_computes_the_same_and_leaves_no_gradient(base: BaseModel) -> None:
     run = LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024)
     randomise(run.adapter)

@@ -22,11 +22,10 @@ from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import NoLora
 from mint.engine.training.logprobs import Targets, score_targets
 from mint.engine.training.trainer import LoraTrainer
+from tests.engine.conftest import ids, sample
+from tests.engine.sampling.test_sampler import trained_engine
+from tests.engine.training.test_trainer import PlainModel, assert_close, gradients, group, randomise
 from tests.tiny import VOCABULARY, build_model
-
-from .conftest import ids, sample
-from .test_sampler import trained_engine
-from .test_trainer import PlainModel, assert_close, gradients, group, randomise
 
 
 def with_kept(data: list[Datum], width: int = 9) -> list[Datum]:

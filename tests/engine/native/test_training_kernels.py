@@ -28,7 +28,8 @@ from mint.engine.native.training import (
 )
 from mint.engine.training.trainer import LoraTrainer
 from mint.engine.training.tree import pack
-from tests.engine.test_trainer import (
+from tests.engine.attention.test_tree_attention import FORESTS, HEADS, KEY_HEADS, dense
+from tests.engine.training.test_trainer import (
     PlainModel,
     assert_close,
     gradients,
@@ -36,7 +37,6 @@ from tests.engine.test_trainer import (
     loss_of,
     randomise,
 )
-from tests.engine.test_tree_attention import FORESTS, HEADS, KEY_HEADS, dense
 from tests.tiny import build_model
 
 pytestmark = pytest.mark.skipif(

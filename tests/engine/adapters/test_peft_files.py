@@ -15,7 +15,7 @@ from mint.engine.engine import Engine
 from mint.engine.messages import Datum, ForwardBackward, LoraSpec, SampleRequest, UserError
 from mint.engine.model.base_model import BaseModel
 from tests.engine.conftest import ids, sample
-from tests.engine.test_trainer import randomise
+from tests.engine.training.test_trainer import randomise
 from tests.tiny import build_model
 
 TEXT = ids("an adapter leaves the house")

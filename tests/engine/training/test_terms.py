@@ -14,8 +14,7 @@ from mint.engine.messages import Datum, ForwardBackward, LoraSpec, UserError
 from mint.engine.model.base_model import BaseModel
 from mint.engine.training.terms import Terms
 from mint.engine.training.trainer import LoraTrainer
-
-from .test_trainer import PlainModel, assert_close, gradients, group, randomise
+from tests.engine.training.test_trainer import PlainModel, assert_close, gradients, group, randomise
 
 Row = dict[str, float]
 

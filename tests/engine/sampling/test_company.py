@@ -19,7 +19,7 @@ from mint.engine.messages import (
 from mint.engine.model.base_model import BaseModel
 from tests.engine.conftest import ids, sample
 from tests.engine.counting import tokens_run
-from tests.engine.test_sampler import small_pool
+from tests.engine.sampling.test_sampler import small_pool
 from tests.tiny import build_model
 
 FEW_SHOT = ids("The quick brown fox jumps over the lazy dog. " * 3)

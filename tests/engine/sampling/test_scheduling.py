@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from mint.engine.engine import Engine
 from mint.engine.messages import SampleRequest, SampleResult, UserError
 from mint.engine.model.base_model import BaseModel
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
-from mint.engine.sampling.runner import Runner
+from mint.engine.sampling.runner import Runner, Tokens
 from mint.engine.sampling.sampler import Sampler
+from mint.engine.sampling.sequence import Job
 from tests.engine.conftest import ids, sample
 from tests.engine.counting import tokens_run
 from tests.engine.plain_decode import ReferenceDecode
-from tests.engine.test_sampler import small_pool, trained_engine, trainer_logprobs
+from tests.engine.sampling.test_sampler import small_pool, trained_engine, trainer_logprobs
 from tests.tiny import FAMILIES, VOCABULARY, build_model
 
 PROMPT = ids("Q: 1 + 1?\nA:")
@@ -213,14 +215,14 @@ def test_admission_looks_at_each_waiting_request_once(base_engine: Engine) -> No
     """10,000 waiting requests are not walked through at every step."""
     scheduler = base_engine.sampling.scheduler
     looked = 0
-    original = scheduler._prefill_of
+    original = scheduler._make_prefill
 
     def counting(*args):  # type: ignore[no-untyped-def]
         nonlocal looked
         looked += 1
         return original(*args)
 
-    scheduler._prefill_of = counting  # type: ignore[method-assign]
+    scheduler._make_prefill = counting  # type: ignore[method-assign]
     for ticket in range(2000):
         prompt = np.array([ticket % 250, ticket // 250, 7])
         base_engine.sample(ticket, "base", SampleRequest(prompt, 1, 2, seed=1, stop=[]))
@@ -283,10 +285,190 @@ def test_a_prompt_whose_prefill_fails_fails_alone(base: BaseModel) -> None:
     assert engine.sampling.scheduler.blocks.free == engine.sampling.scheduler.blocks.capacity
 
 
+class Faulty(Runner):
+    """A runner whose next ``failures`` passes of one kind run out of memory."""
+
+    kind = ""
+    failures = 0
+
+    def _maybe_fail(self, kind: str) -> None:
+        if kind == self.kind and self.failures > 0:
+            self.failures -= 1
+            raise torch.OutOfMemoryError("no room")
+
+    def first(self, sequences):  # type: ignore[no-untyped-def]
+        self._maybe_fail("first")
+        yield from super().first(sequences)
+
+    def decode(self, sequences, version, extended):  # type: ignore[no-untyped-def]
+        self._maybe_fail("decode")
+        return super().decode(sequences, version, extended)
+
+    def copy_blocks(self, copies):  # type: ignore[no-untyped-def]
+        self._maybe_fail("copy_blocks" if copies else "")
+        super().copy_blocks(copies)
+
+
+def finish(engine: Engine) -> dict[int, Job]:
+    """Run until nothing is left; return the jobs by ticket."""
+    over = {}
+    while not engine.sampling.is_idle:
+        over |= {job.ticket: job for job in engine.sampling.step()}
+    return over
+
+
+def engine_with(base: BaseModel, runner: type[Runner], max_rows: int = 16) -> tuple[Engine, Runner]:
+    engine = Engine(base)
+    pool = KVPool(base.kv_shapes, 60, torch.float32, torch.device("cpu"))
+    made = runner(base, pool)
+    engine.sampling = Sampler(made, max_rows=max_rows, chunk_tokens=64)
+    engine.create_sampler("base")
+    return engine, made
+
+
+@pytest.mark.parametrize("kind", ["first", "decode", "copy_blocks"])
+def test_a_pass_without_memory_is_retried_with_fewer_rows(base: BaseModel, kind: str) -> None:
+    requests = [SampleRequest(LONG[:20], 3, 8, seed=1, stop=[]), SampleRequest(PROMPT, 4, 9)]
+    engine, runner = engine_with(base, Faulty)
+    runner.kind, runner.failures = kind, 1  # type: ignore[attr-defined]
+    for ticket, request in enumerate(requests):
+        engine.sample(ticket, "base", replace(request, seed=ticket, stop=[]))
+    over = finish(engine)
+    plain = Engine(base)
+    plain.create_sampler("base")
+    for ticket, request in enumerate(requests):
+        [alone] = sample(plain, "base", replace(request, seed=ticket, stop=[]))
+        assert_same(over[ticket].result(), alone)
+    assert engine.sampling.scheduler.blocks.free == engine.sampling.scheduler.blocks.capacity
+
+
+@pytest.mark.parametrize(("kind", "failures"), [("first", 2), ("decode", 3), ("copy_blocks", 2)])
+def test_a_request_that_fails_alone_too_is_the_only_one_to_fail(
+    base: BaseModel, kind: str, failures: int
+) -> None:
+    """The pass of all rows fails, then those of ever fewer, until one row is left."""
+    engine, runner = engine_with(base, Faulty)
+    for ticket in range(4):
+        engine.sample(ticket, "base", SampleRequest(LONG[: 20 + ticket], 1, 8, seed=1, stop=[]))
+    runner.kind, runner.failures = kind, failures  # type: ignore[attr-defined]
+    over = finish(engine)
+    assert len(over) == 4
+    assert runner.failures == 0  # type: ignore[attr-defined]
+    assert [type(job.error) for job in over.values()].count(torch.OutOfMemoryError) == 1
+    assert sum(len(job.result().sequences) for job in over.values() if job.error is None) == 3
+
+
+def test_a_step_that_fails_for_ever_fails_its_requests_and_ends(base: BaseModel) -> None:
+    engine, runner = engine_with(base, Faulty)
+    runner.kind, runner.failures = "decode", 1000  # type: ignore[attr-defined]
+    for ticket in range(3):
+        engine.sample(ticket, "base", SampleRequest(PROMPT, 4, 8, seed=ticket, stop=[]))
+    over = finish(engine)
+    assert [type(over[ticket].error) for ticket in range(3)] == [torch.OutOfMemoryError] * 3
+
+
+class OneStepLate(Runner):
+    """A runner that returns the tokens of a step with the next one, as that of a GPU does."""
+
+    flight: Tokens | None = None
+
+    @property
+    def ahead(self) -> int:  # type: ignore[override]
+        return 0 if self.flight is None else 1
+
+    @property
+    def is_idle(self) -> bool:
+        return self.flight is None
+
+    def decode(self, sequences, version, extended):  # type: ignore[no-untyped-def]
+        before, self.flight = self.flight, None
+        unknown = [(s, token) for s, token, *_ in before.rows()] if before else []
+        for sequence, token in unknown:
+            sequence.tokens.append(token)
+        self.flight = super().decode(sequences, version, extended)
+        for sequence, _ in unknown:
+            sequence.tokens.pop()
+        return before
+
+    def drain(self) -> Tokens | None:
+        before, self.flight = self.flight, None
+        return before
+
+
+def test_answers_that_give_way_while_a_step_is_in_flight_are_not_changed(base: BaseModel) -> None:
+    """The rows of a crowd give way to another tenant, lengths at which answers end among them."""
+    engine, _ = engine_with(base, OneStepLate, max_rows=4)
+    requests = {
+        ticket: SampleRequest(
+            LONG[: 15 + ticket], 2, 7 + ticket % 5, seed=ticket, stop=[], tenant="crowd"
+        )
+        for ticket in range(8)
+    }
+    for ticket, request in requests.items():
+        engine.sample(ticket, "base", request)
+    over: dict[int, Job] = {}
+    for ticket in range(8, 14):
+        for _ in range(3):
+            over |= {job.ticket: job for job in engine.sampling.step()}
+        requests[ticket] = SampleRequest(PROMPT, 1, 5, seed=ticket, stop=[], tenant=f"t{ticket}")
+        engine.sample(ticket, "base", requests[ticket])
+    over |= finish(engine)
+    plain = Engine(base)
+    plain.create_sampler("base")
+    for ticket, request in requests.items():
+        assert_same(over[ticket].result(), sample(plain, "base", request)[0])
+
+
+def test_answers_that_the_failing_step_finished_are_kept(base: BaseModel) -> None:
+    class BreaksDown(Faulty):
+        def recover(self) -> None:
+            raise RuntimeError("the device is lost")
+
+    engine, runner = engine_with(base, BreaksDown)
+    engine.sample(0, "base", SampleRequest(PROMPT, 1, 2, seed=1, stop=[]))
+    engine.sampling.step()
+    engine.sample(1, "base", SampleRequest(LONG[:20], 1, 4, seed=1, stop=[]))
+    runner.kind, runner.failures = "first", 1  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError) as lost:
+        engine.sampling.step()
+    over = {job.ticket: job for job in engine.sampling.abandon(lost.value)}
+    assert len(over[0].result().sequences[0].tokens) == 2
+    assert over[1].error is lost.value
+
+
+def test_a_bank_that_could_not_grow_loads_its_adapters_again(tiny_model: Path) -> None:
+    base = BaseModel.load("tiny", tiny_model, device="cpu", precision="exact")
+    engine = trained_engine(base)
+    request = SampleRequest(PROMPT, 2, 6, seed=3, stop=[])
+    [alone] = sample(engine, "trained", request)
+    *_, last = (p for p in base.products.values() if p.sites)
+
+    def fail(slots: int, rank: int) -> None:
+        del last.new_bank  # type: ignore[method-assign]
+        raise torch.OutOfMemoryError("no room")
+
+    last.new_bank = fail  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError):
+        base.bank.use([engine._samplers["trained"], engine._samplers["fresh"]])
+    assert_same(alone, sample(engine, "trained", request)[0])
+
+
+def test_a_request_without_max_tokens_gets_what_the_pool_has(base: BaseModel) -> None:
+    engine = Engine(base)
+    small_pool(engine, blocks=3)  # fewer tokens than the context
+    engine.create_sampler("base")
+    [result] = sample(engine, "base", SampleRequest(PROMPT, 1, None, seed=1, stop=[]))
+    assert len(PROMPT) + len(result.sequences[0].tokens) == engine.sampling.capacity
+    with pytest.raises(UserError, match="this engine has memory for"):
+        engine.sample(0, "base", SampleRequest(LONG, 1, None))
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
         ({"stop": ["\ud800"]}, "not valid Unicode"),
+        ({"stop": ["x" * 1001]}, "1001 characters"),
+        ({"topk_sample_logprobs": 270, "num_samples": 4096, "max_tokens": 100}, "numbers in all"),
         ({"min_p": 1.5}, "min_p is 1.5"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
@@ -298,7 +480,7 @@ def test_a_bad_request_is_refused_before_it_joins_others(
     base_engine: Engine, bad: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        base_engine.sample(0, "base", SampleRequest(PROMPT, 1, 4, **bad))  # type: ignore[arg-type]
+        base_engine.sample(0, "base", SampleRequest(PROMPT, **{"max_tokens": 4, **bad}))  # type: ignore[arg-type]
     assert base_engine.sampling.is_idle
 
 
