@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -168,6 +169,31 @@ def test_a_long_prompt_is_prefilled_in_chunks_while_answers_go_on(base: BaseMode
             engine.sampling.step()
         assert seen == [1, chunk]  # the running answer's token, then the prompt
         assert len(running.tokens) == before + 1
+
+
+class RunsPassesLater(Runner):
+    """Launches prefill passes as a GPU does: when they end, the test says."""
+
+    has_ended = False
+
+    def pass_end(self) -> Callable[[], bool]:
+        return lambda: self.has_ended
+
+
+def test_running_answers_do_not_wait_for_the_first_token_of_a_prompt(base: BaseModel) -> None:
+    """Picking waits for the device, so it follows in the step after the pass has ended."""
+    engine, runner = engine_with(base, RunsPassesLater, max_rows=4)
+    engine.sample(0, "base", SampleRequest(PROMPT, 1, 50, seed=1, stop=[]))
+    engine.sampling.step()
+    assert engine.sampling.started == [0]  # nobody else runs
+    engine.sample(1, "base", SampleRequest(LONG, 1, 4, seed=1, stop=[]))
+    for _ in range(3):
+        engine.sampling.step()
+        assert engine.sampling.started == []
+    runner.has_ended = True  # type: ignore[attr-defined]
+    engine.sampling.step()
+    assert engine.sampling.started == [1]
+    finish(engine)
 
 
 def test_passes_are_short_while_few_prompts_wait_and_many_answers_run(base: BaseModel) -> None:

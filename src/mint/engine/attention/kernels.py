@@ -42,6 +42,7 @@ class Tile:
 # By padded head size. Float32 dots do not use tensor cores: small tiles avoid register spills.
 DECODE_TILES = {64: Tile(16, 64, 4, 3), 128: Tile(16, 64, 4, 2), 256: Tile(16, 32, 4, 2)}
 PREFILL_TILES = {64: Tile(128, 64, 8, 3), 128: Tile(128, 64, 8, 3), 256: Tile(128, 32, 8, 2)}
+SHORT_PREFILL_TILES = {64: Tile(64, 64, 4, 3), 128: Tile(64, 128, 4, 2), 256: Tile(64, 32, 4, 2)}
 FLOAT32_DECODE_TILE = Tile(16, 32, 4, 1)
 FLOAT32_TILE = Tile(32, 32, 8, 1)
 
@@ -383,6 +384,8 @@ def paged_prefill(
     q = unit_stride(q)
     group = heads // kv_heads
     tile = choose_tile(PREFILL_TILES, FLOAT32_TILE, pool.dtype, dim, group)
+    if kv_heads * triton.cdiv(total, tile.rows // group) < _SMS:  # they would not fill the device
+        tile = choose_tile(SHORT_PREFILL_TILES, FLOAT32_TILE, pool.dtype, dim, group)
     value_stride, block_stride, head_stride, slot_stride, _ = pool.stride()
     _prefill_kernel[(kv_heads, triton.cdiv(longest, tile.rows // group), sequences)](
         q, pool, block_table, starts, lengths_before, q if sinks is None else sinks, out, scale,

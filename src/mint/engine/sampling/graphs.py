@@ -7,6 +7,7 @@ the token after its end.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,6 +115,11 @@ class GraphRunner(Runner):
     def prefill(self, steps: list[PrefillStep]) -> Tensor:
         hidden = self._prefills.replay(steps)
         return super().prefill(steps) if hidden is None else hidden
+
+    def pass_end(self) -> Callable[[], bool]:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event.query
 
     def decode(
         self, sequences: list[Sequence], version: int, extended: list[Sequence]

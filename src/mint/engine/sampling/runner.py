@@ -1,6 +1,6 @@
 """The runner: runs the model on the sequences that the scheduler chose, and picks tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +80,10 @@ class Runner:
         has_kernels = self._model.precision.has_kernels
         view = prefill_attention(self.pool, chunks, has_kernels)
         return self._model.hidden(tokens, positions, view, self.lora(owners))
+
+    def pass_end(self) -> Callable[[], bool] | None:
+        """Return what tells whether the last pass has ended; None if passes are waited for."""
+        return None
 
     def first(self, sequences: list[Sequence]) -> Iterator[Tokens]:
         """Pick the first token of each sequence, from the last hidden state of its prompt."""

@@ -57,6 +57,7 @@ class Sampler:
     def step(self) -> list[Job]:
         """Advance everything by one token; return the jobs that this finished."""
         self.started = []
+        self.scheduler.begin_step()
         self._decode()  # before prompts: picking a first token waits for the pass of its prompt
         if self.scheduler.may_preempt():
             self._drain()
@@ -111,14 +112,14 @@ class Sampler:
                 for job in jobs:
                     self._fail(job, error)
             return
-        at = 0
+        at, has_ended = 0, self._runner.pass_end()
         for step in steps:
             prefill, count = step.prefill, len(step.chunk.tokens)
             if prefill.keeps_hidden:
                 prefill.hidden.append(hidden[at : at + count])
             at += count
             if step.completes:
-                prefill.last_hidden = hidden[at - 1]
+                prefill.last_hidden, prefill.has_ended = hidden[at - 1], has_ended
             self.scheduler.prefilled(step)
             if step.completes and prefill.keeps_hidden:
                 self._score(prefill.jobs[0], torch.cat(prefill.hidden))

@@ -56,6 +56,7 @@ class Scheduler:
         self._prefilling: list[Prefill] = []
         self._ready: deque[Prefill] = deque()  # with sequences that have not started
         self._prompts: dict[tuple[str, Adapter | None, bytes], Prefill] = {}
+        self._ended: set[Prefill] = set()  # of these, what the device had computed before the step
         self._overtaken = 0
         self._slot_turns = SlotTurns()
         self._may_preempt = False
@@ -75,6 +76,10 @@ class Scheduler:
     def submit(self, job: Job) -> None:
         """Queue a job."""
         self._waiting.add(job)
+
+    def begin_step(self) -> None:
+        """Note which prompts the device has computed, before the step waits for it."""
+        self._ended = {p for p in self._ready if p.has_ended is not None and p.has_ended()}
 
     def may_preempt(self) -> bool:
         """Return whether running sequences may be preempted in this step, once it has decoded.
@@ -285,12 +290,14 @@ class Scheduler:
         """Choose the sequences whose first token is picked next, among prompts in the pool.
 
         The tenant with the fewest rows comes first, and its prompts take turns. ``start``
-        allocates blocks later: most short answers need none.
+        allocates blocks later: most short answers need none. Picking waits for the device, so
+        a prompt is left out beside running answers unless its pass had ended before this step.
         """
         rows = Counter(sequence.job.tenant for sequence in self.running)
         turns: dict[str, deque[Prefill]] = {}
         for prefill in self._ready:
-            turns.setdefault(prefill.tenant, deque()).append(prefill)
+            if not self.running or prefill.has_ended is None or prefill in self._ended:
+                turns.setdefault(prefill.tenant, deque()).append(prefill)
         chosen: dict[Prefill, list[Sequence]] = {prefill: [] for prefill in self._ready}
         taken, short = 0, self._rows_now
         starting: set[Adapter | None] = set()

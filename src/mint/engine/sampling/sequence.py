@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -49,6 +50,7 @@ class Prefill:
     keeps_hidden: bool = False  # of all tokens, for scoring the prompt
     hidden: list[Tensor] = field(default_factory=list)
     last_hidden: Tensor | None = None
+    has_ended: Callable[[], bool] | None = None  # whether a GPU has run its last pass
 
     @property
     def is_done(self) -> bool:
