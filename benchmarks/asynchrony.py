@@ -5,6 +5,7 @@ A random byte model is paid for bytes below 128. How long an answer is, its task
 on one service, and rounds go back and forth, so that a machine that becomes slower is slower for
 all. The first step, in which the engine warms up, is left out.
 
+With ``--shape 0.6b`` the random byte model has the layers of Qwen3-0.6B, for a GPU.
 With ``--judge SECONDS`` the task is another one: SmolLM2-135M is asked to add numbers, and each
 answer is scored after that time, as by a judge on another machine.
 """
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.gpu.shapes import SHAPES, SPREAD
 from mint.rl import Chat, RLConfig, Run, grpo, run_loop
 from mint.watch.directory.recorder import METRICS, read_rows
 from tests.tiny import build_model
@@ -97,6 +99,14 @@ class Measured:
         """When it did."""
         reached = self.reached(goal)
         return None if reached is None else self.ended[reached - 1]
+
+
+def build_random(folder: Path, shape: str | None) -> Path:
+    """Write a random byte model: a tiny one, or one with the layers of a shape."""
+    if shape is None:
+        return build_model(folder / "llama", **MODEL)
+    config = {k: v for k, v in SHAPES[shape].config.items() if k != "vocab_size"}
+    return build_model(folder / "qwen3", "qwen3", SPREAD, **config)
 
 
 def measure(model: str, max_staleness: int, args: argparse.Namespace) -> Measured:
@@ -178,6 +188,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=1e-2)
+    parser.add_argument("--shape", choices=list(SHAPES), help="of the model, for a GPU")
     parser.add_argument("--judge", type=float, metavar="SECONDS")
     parser.add_argument("--goal", type=float, default=0.7)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/asynchrony"))
@@ -188,12 +199,13 @@ def main() -> None:
         os.environ["MINT_HOME"] = f"{folder}/home"
         model = JUDGED_MODEL
         if args.judge is None:
-            model = str(build_model(Path(folder, "model", "llama"), **MODEL))
+            model = str(build_random(Path(folder, "model"), args.shape))
         for round_ in range(args.rounds):
             for bound in args.staleness if round_ % 2 == 0 else args.staleness[::-1]:
                 found.append(measure(model, bound, args))
                 rows = json.dumps([asdict(each) for each in found])
                 name = args.rule if args.judge is None else "judged"
+                name += f"-{args.shape}" if args.shape else ""
                 (args.out / f"{name}.json").write_text(rows + "\n")
     print(table(found, args.goal))
 

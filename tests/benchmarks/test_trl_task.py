@@ -87,6 +87,7 @@ def prompts_of(run: Run) -> list[str]:
     return [row["prompts"] for row in run.steps]
 
 
+@pytest.mark.slow
 def test_mint_is_asked_the_prompts_of_the_task_and_a_failed_side_is_named(
     service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_running_service_is_measured_and_the_machine_is_not(service: str) -> None:
     done = run("--url", service, "--json", *SMALL)
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mint.service.checkpoints.storage import CheckpointPath
 from mint.service.store.database import now
 from tests.reliability.conftest import Faults
@@ -63,6 +65,7 @@ def test_a_bad_sample_and_a_failed_allocation_harm_nobody(
     assert service.worker_pids() == [worker], "no worker died"
 
 
+@pytest.mark.slow
 def test_what_came_without_a_number_happens_once_across_a_snapshot_and_a_crash(
     own_service: Start, faults: Faults
 ) -> None:

@@ -177,6 +177,7 @@ def test_a_failed_creation_is_tried_anew_when_asked_again(raw: RawClient) -> Non
     assert raw.result(again)["model_id"] == again.removesuffix(":0")
 
 
+@pytest.mark.slow
 def test_a_repeated_creation_that_fails_keeps_the_run(
     own_service: Start, faults: Faults, undisturbed: bytes
 ) -> None:

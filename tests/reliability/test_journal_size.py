@@ -19,6 +19,7 @@ Start = Callable[..., LiveService]
 LIMIT, PADDING = 100_000, "x" * 30_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_that_never_steps_keeps_a_small_journal(own_service: Start, fails: bool) -> None:
     """It only scores, as the reference of another run does; or all that it sends is wrong."""

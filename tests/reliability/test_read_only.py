@@ -19,6 +19,7 @@ from tests.service_fixture import LiveService
 Start = Callable[..., LiveService]
 
 
+@pytest.mark.slow
 def test_a_service_refuses_a_read_only_home_and_resumes_when_it_can_be_written(
     own_service: Start,
 ) -> None:

@@ -203,6 +203,7 @@ def test_a_sampler_of_an_unloaded_run_answers_with_its_weights_whatever_is_kille
     assert (after.headers.get(HEADER), after.content) == (before.headers[HEADER], before.content)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_unloaded_after_a_restart_of_the_service_keeps_its_samplers(
     own_service: Callable[..., LiveService],
 ) -> None:
@@ -236,6 +237,7 @@ def test_a_sampler_that_is_no_longer_kept_is_an_error_of_the_user(
     assert "no longer kept" in answer["error"]
 
 
+@pytest.mark.slow
 def test_a_sampler_that_a_replay_does_not_reproduce_is_refused_and_its_run_trains_on(
     own_service: Callable[..., LiveService],
 ) -> None:

@@ -31,7 +31,7 @@ def forest(groups: int, prompt: int, answers: int, length: int) -> PrefixTree:
 FORESTS = {
     "groups": forest(groups=4, prompt=40, answers=5, length=20),
     "long prompt": forest(groups=1, prompt=700, answers=9, length=30),
-    "long answers": forest(groups=2, prompt=90, answers=2, length=600),
+    "long answers": forest(groups=1, prompt=90, answers=2, length=600),
     "short": forest(groups=2, prompt=8, answers=2, length=4),
 }
 

@@ -85,7 +85,7 @@ def test_a_killed_service_goes_on_where_it_was(
     assert bool(has_snapshot) == (snapshot_after_bytes == 0)
 
 
-@DATABASES
+@SLOWLY_BOTH
 def test_the_unmodified_client_does_not_notice_a_restart(own_service: Start) -> None:
     service = own_service()
     client = tinker.ServiceClient(base_url=service.base_url, api_key="tml-test")
