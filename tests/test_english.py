@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,3 +84,14 @@ def test_no_message_or_page_has_an_avoided_phrase(source: object) -> None:
         for match in pattern.finditer(text)
     ]
     assert not found, "\n".join(found)
+
+
+def test_one_class_has_a_name() -> None:
+    """Private classes may share one, and so may a product of torch and its C kernel."""
+    found = defaultdict(list)
+    for path in sorted(ROOT.glob("src/mint/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(str(path.relative_to(ROOT)))
+    shared = {name: places for name, places in found.items() if len(places) > 1}
+    assert shared.keys() <= {"LoraProduct"}, shared

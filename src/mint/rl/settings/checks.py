@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mint.rl.settings.config import RLConfig
 
-_OF_THE_BATCH = ("batch", "global")  # advantages that compare all answers of a step
-_OF_LORA = ("rank", "train_mlp", "train_attn", "train_unembed")
-_OF_EVALUATION = ("eval_samples", "eval_temperature", "holdout_size")
+_BATCH_ADVANTAGES = ("batch", "global")  # advantages that compare all answers of a step
+_LORA_SETTINGS = ("rank", "train_mlp", "train_attn", "train_unembed")
+_EVALUATION_SETTINGS = ("eval_samples", "eval_temperature", "holdout_size")
 
 
 def conflicts(cfg: RLConfig) -> Iterator[str]:
-    """Return what is wrong with settings that are each right by themselves, and what to set."""
+    """Return what is wrong with settings that are valid one by one, and what to set."""
     if cfg.temperature == 0:
         yield "temperature is 0, so all answers of a group would be equal. Try 0.8."
     if cfg.temperature_schedule != "constant" and not cfg.temperature_end:
@@ -34,12 +34,12 @@ def conflicts(cfg: RLConfig) -> Iterator[str]:
             f"eval_samples is {cfg.eval_samples} but eval_temperature is 0, which makes all "
             "answers equal. Set eval_temperature, for example to 0.8."
         )
-    yield from _of_the_temperature(cfg)
-    yield from _of_the_order(cfg)
+    yield from _temperature_conflicts(cfg)
+    yield from _order_conflicts(cfg)
 
 
-def _of_the_temperature(cfg: RLConfig) -> Iterator[str]:
-    """Conflicts of training on the distribution that was sampled from."""
+def _temperature_conflicts(cfg: RLConfig) -> Iterator[str]:
+    """Return conflicts in training on the distribution that was sampled from."""
     if cfg.matches_sampling and cfg.kl_loss_coef > 0 and not cfg.samples_plainly:
         yield (
             "kl_loss_coef compares logprobs at temperature 1 over all tokens, but with "
@@ -59,14 +59,14 @@ def _of_the_temperature(cfg: RLConfig) -> Iterator[str]:
         )
 
 
-def _of_the_order(cfg: RLConfig) -> Iterator[str]:
-    """Conflicts of mini-batches and of sampling ahead."""
+def _order_conflicts(cfg: RLConfig) -> Iterator[str]:
+    """Return conflicts of mini-batches and of sampling ahead."""
     if cfg.mini_batches > cfg.batch_size:
         yield (
             f"mini_batches is {cfg.mini_batches}, more than the {cfg.batch_size} prompts of "
             "a batch. Lower it, or raise batch_size."
         )
-    if cfg.stream_mini_batches and (cfg.substeps > 1 or cfg.advantage in _OF_THE_BATCH):
+    if cfg.stream_mini_batches and (cfg.substeps > 1 or cfg.advantage in _BATCH_ADVANTAGES):
         why = f"substeps={cfg.substeps}" if cfg.substeps > 1 else f"advantage={cfg.advantage}"
         yield (
             "stream_mini_batches trains on the first answers of a step before the others are "
@@ -81,7 +81,7 @@ def _of_the_order(cfg: RLConfig) -> Iterator[str]:
 
 def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
     """Return warnings about suspicious settings, given the names of those not at their default."""
-    found = [f"{name} has no effect: {why}" for name, why in _idle(cfg) if name in changed]
+    found = [f"{name} has no effect: {why}" for name, why in _ineffective(cfg) if name in changed]
     corrected = cfg.truncated_importance is not None or cfg.matches_sampling
     if cfg.clips and cfg.temperature != 1.0 and not corrected:
         found.append(
@@ -111,8 +111,8 @@ def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
     return found
 
 
-def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
-    """Settings that have no effect beside the others, and why."""
+def _ineffective(cfg: RLConfig) -> Iterator[tuple[str, str]]:
+    """Return the settings that have no effect next to the others, and why."""
     clips = f"{cfg.loss_fn} does not clip: set loss_fn=ppo."
     measured = "no KL is measured: set kl_penalty_coef=0.05, or kl_samples=16."
     in_loss = (cfg.kl_loss_coef > 0, "set kl_loss_coef=0.01.")
@@ -130,8 +130,8 @@ def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
         "importance_level": corrected,
         "importance_rule": corrected,
         "importance_low": corrected if cfg.truncated_importance is None else masks,
-        **dict.fromkeys(_OF_LORA, (cfg.start_from is None, "start_from has its own.")),
-        **dict.fromkeys(_OF_EVALUATION, (cfg.eval_every > 0, "set eval_every=10.")),
+        **dict.fromkeys(_LORA_SETTINGS, (cfg.start_from is None, "start_from has its own.")),
+        **dict.fromkeys(_EVALUATION_SETTINGS, (cfg.eval_every > 0, "set eval_every=10.")),
         "stream_mini_batches": (cfg.mini_batches > 1, "set mini_batches=2."),
         "staleness_rule": (cfg.max_staleness > 1, "no answer can be too old: set max_staleness=2."),
         "measure_entropy": (cfg.entropy_coef == 0, "with entropy_coef, it is always measured."),
