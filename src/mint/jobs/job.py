@@ -44,7 +44,7 @@ def load_adapter(job: JobSettings) -> Any:
         raise
     except (TypeError, ValueError, OSError, AttributeError, LookupError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"task.arguments: {kind.__name__} refuses them: {reason}") from error
+        raise ConfigError(f"task.arguments: {kind.__name__} rejects them: {reason}") from error
 
 
 def check(job: JobSettings) -> None:

@@ -29,7 +29,7 @@ OnTokens = Callable[[list[SampledToken]], None]
 
 
 class WeightsMismatch(UserError):
-    """A sampler does not have the weights that it was created with, so it does not answer."""
+    """The weights of a sampler are not those that it was created with."""
 
 
 @dataclass(eq=False)
@@ -112,7 +112,7 @@ class SamplingSession:
         )
         if result.digest != self.row.digest:
             await self.drop()
-            raise self._mismatch("its engine answered with other weights")
+            raise self._mismatch("its engine has other weights")
         return result
 
     @property
@@ -196,7 +196,7 @@ class SamplingSession:
         if known is not None and known != found:
             log.error("the weights of %s have digest %s instead of %s", row.id, found, known)
             await engine.call("drop_sampler", sampler_id=row.id)
-            raise self._mismatch("their digest is not the one that was recorded at first")
+            raise self._mismatch("their digest is not the one that was recorded")
         if row.digest is None and found is not None:
             row.digest = found
             await asyncio.to_thread(self.parts.store.note_digest, row.id, found)
@@ -246,8 +246,8 @@ class SamplingSession:
 
     def _mismatch(self, why: str) -> WeightsMismatch:
         return WeightsMismatch(
-            f"The sampler {self.row.id} cannot prove its weights, so it does not answer: {why}. "
-            "Create a new one with save_weights_and_get_sampling_client(), or from a checkpoint "
-            "with create_sampling_client(model_path=...). If a file was damaged, check the disk "
-            "of the service."
+            f"The weights of the sampler {self.row.id} could not be verified, so it does not "
+            f"sample: {why}. Create a new one with save_weights_and_get_sampling_client(), or from "
+            "a checkpoint with create_sampling_client(model_path=...). If a file was damaged, "
+            "check the disk of the service."
         )

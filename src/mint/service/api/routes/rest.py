@@ -48,7 +48,7 @@ def get_run(
     if access_scope == "accessible":
         row = find_readable_run(service.store, run_id, caller.user)
         if row is None:
-            raise not_found("training run", run_id, "Its owner may publish a checkpoint of it.")
+            raise not_found("training run", run_id, "Its owner can publish one of its checkpoints.")
     else:
         row = service.runs.row(run_id, caller.user)
     return _describe_run(service, row, caller.user)
