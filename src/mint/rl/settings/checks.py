@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mint.rl.settings.config import RLConfig
 
-_BATCH_ADVANTAGES = ("batch", "global")  # advantages that compare all answers of a step
-_LORA_SETTINGS = ("rank", "train_mlp", "train_attn", "train_unembed")
-_EVALUATION_SETTINGS = ("eval_samples", "eval_temperature", "holdout_size")
+_OF_THE_BATCH = ("batch", "global")  # advantages that compare all answers of a step
+_OF_LORA = ("rank", "train_mlp", "train_attn", "train_unembed")
+_OF_EVALUATION = ("eval_samples", "eval_temperature", "holdout_size")
 
 
 def conflicts(cfg: RLConfig) -> Iterator[str]:
@@ -66,7 +66,7 @@ def _order_conflicts(cfg: RLConfig) -> Iterator[str]:
             f"mini_batches is {cfg.mini_batches}, more than the {cfg.batch_size} prompts of "
             "a batch. Lower it, or raise batch_size."
         )
-    if cfg.stream_mini_batches and (cfg.substeps > 1 or cfg.advantage in _BATCH_ADVANTAGES):
+    if cfg.stream_mini_batches and (cfg.substeps > 1 or cfg.advantage in _OF_THE_BATCH):
         why = f"substeps={cfg.substeps}" if cfg.substeps > 1 else f"advantage={cfg.advantage}"
         yield (
             "stream_mini_batches trains on the first answers of a step before the others are "
@@ -81,7 +81,7 @@ def _order_conflicts(cfg: RLConfig) -> Iterator[str]:
 
 def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
     """Return warnings about suspicious settings, given the names of those not at their default."""
-    found = [f"{name} has no effect: {why}" for name, why in _ineffective(cfg) if name in changed]
+    found = [f"{name} has no effect: {why}" for name, why in _idle(cfg) if name in changed]
     corrected = cfg.truncated_importance is not None or cfg.matches_sampling
     if cfg.clips and cfg.temperature != 1.0 and not corrected:
         found.append(
@@ -111,8 +111,8 @@ def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
     return found
 
 
-def _ineffective(cfg: RLConfig) -> Iterator[tuple[str, str]]:
-    """Return the settings that have no effect next to the others, and why."""
+def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
+    """Settings that have no effect beside the others, and why."""
     clips = f"{cfg.loss_fn} does not clip: set loss_fn=ppo."
     measured = "no KL is measured: set kl_penalty_coef=0.05, or kl_samples=16."
     in_loss = (cfg.kl_loss_coef > 0, "set kl_loss_coef=0.01.")
@@ -130,8 +130,8 @@ def _ineffective(cfg: RLConfig) -> Iterator[tuple[str, str]]:
         "importance_level": corrected,
         "importance_rule": corrected,
         "importance_low": corrected if cfg.truncated_importance is None else masks,
-        **dict.fromkeys(_LORA_SETTINGS, (cfg.start_from is None, "start_from has its own.")),
-        **dict.fromkeys(_EVALUATION_SETTINGS, (cfg.eval_every > 0, "set eval_every=10.")),
+        **dict.fromkeys(_OF_LORA, (cfg.start_from is None, "start_from has its own.")),
+        **dict.fromkeys(_OF_EVALUATION, (cfg.eval_every > 0, "set eval_every=10.")),
         "stream_mini_batches": (cfg.mini_batches > 1, "set mini_batches=2."),
         "staleness_rule": (cfg.max_staleness > 1, "no answer can be too old: set max_staleness=2."),
         "measure_entropy": (cfg.entropy_coef == 0, "with entropy_coef, it is always measured."),
