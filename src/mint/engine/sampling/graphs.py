@@ -201,7 +201,9 @@ class GraphRunner(Runner):
             self._memory = None  # the allocator forgets a pool with its last graph
             self._mask = torch.zeros(self._max_rows, self._bank.slots, device=self._device)
             fresh = sequences
-        if slots and fresh:
+        # Also without adapters: rows that join later may bring some back, and each row must then
+        # have a mask of its own, not that of the row before it.
+        if fresh and self._bank.slots:
             self._send_masks(fresh, adapters)
         return slots
 
