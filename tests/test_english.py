@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,8 @@ AVOIDED = {
     r"(?<!here )is no (?!longer|more|faster|slower|better|worse|need)[a-z]+": "is not a",
     r"best-paid": "with the highest rewards",
     r"nobody|everybody|anybody|somebody": "no client, every client, anyone",
+    r"(cannot|can) prove": "verify",
+    r"of real size": "full-size",
 }
 
 
@@ -68,12 +71,22 @@ def messages() -> Iterator[tuple[str, str]]:
                     yield f"{name}:{node.lineno}", text
 
 
+def docstrings() -> Iterator[tuple[str, str]]:
+    unread = {ROOT / "src/mint/engine/sampling/sequence.py"}  # has "anew"
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for path in sorted({*ROOT.glob("src/**/*.py")} - unread):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, kinds) and (text := ast.get_docstring(node)) is not None:
+                name = getattr(node, "name", "")
+                yield f"{path.relative_to(ROOT)} {name}", re.sub(r"\s+", " ", text)
+
+
 def _piece(value: ast.expr) -> str:
     return str(value.value) if isinstance(value, ast.Constant) else "{}"
 
 
-@pytest.mark.parametrize("source", [pages, messages])
-def test_no_message_or_page_has_an_avoided_phrase(source: object) -> None:
+@pytest.mark.parametrize("source", [pages, messages, docstrings])
+def test_no_text_has_an_avoided_phrase(source: object) -> None:
     assert callable(source)
     avoided = {re.compile(rf"\b({old})\b", re.I): new for old, new in AVOIDED.items()}
     found = [
@@ -83,3 +96,28 @@ def test_no_message_or_page_has_an_avoided_phrase(source: object) -> None:
         for match in pattern.finditer(text)
     ]
     assert not found, "\n".join(found)
+
+
+def test_one_class_has_a_name() -> None:
+    """Private classes may share one, and so may a product of torch and its C kernel."""
+    found = defaultdict(list)
+    for path in sorted(ROOT.glob("src/mint/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(str(path.relative_to(ROOT)))
+    shared = {name: places for name, places in found.items() if len(places) > 1}
+    assert shared.keys() <= {"LoraProduct"}, shared
+
+
+def test_files_named_on_pages_exist() -> None:
+    """A path in backquotes with a folder in it, from the root, the package or the engine."""
+    bases = ("", "src", "src/mint", "src/mint/engine")
+    examples = {"path/to/file.py", "conf/experiment/mine.yaml"}
+    missing = [
+        f"{page}: {name}"
+        for page, text in pages()
+        if page != "CHANGELOG.md"
+        for name in re.findall(r"`([\w.]+(?:/[\w.]+)+\.(?:py|sh|c|yaml|md))`", text)
+        if name not in examples and not any((ROOT / base / name).exists() for base in bases)
+    ]
+    assert not missing, "\n".join(missing)

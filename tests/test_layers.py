@@ -54,7 +54,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # The folders of a package, from the bottom up: each may import those before it.
 ORDER: dict[str, tuple[str, ...]] = {
     "mint.service": (
-        *("background", "errors", "files", "idleness", "wire", "admin", "store", "access"),
+        *("background", "errors", "files", "idleness", "turns", "wire", "admin"),
+        *("store", "access"),
         *("results", "futures", "engines", "checkpoints", "parts", "checkpoints.transfers"),
         *("sampling", "runs", "text", "service", "api", "server"),
     ),

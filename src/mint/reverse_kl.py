@@ -34,7 +34,7 @@ class ReverseKLDatum(BaseModel):
         return {**self.model_dump(mode="json"), "target_tokens": targets, "weights": weights}
 
 
-class Loss(BaseModel):
+class ReverseKLLoss(BaseModel):
     """The reverse KL of one datum, summed over its tokens."""
 
     data: list[float]
@@ -43,7 +43,7 @@ class Loss(BaseModel):
 class ReverseKLDatumOutput(BaseModel):
     """The result for one datum."""
 
-    loss: Loss
+    loss: ReverseKLLoss
 
 
 class ReverseKLOutput(BaseModel):

@@ -61,8 +61,8 @@ def test_without_a_service_one_is_started_and_the_machine_is_measured(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--answers", "8,1"], "write rising numbers, such as 1,8,48"),
-        (["--answers", "many"], "write rising numbers, such as 1,8,48"),
+        (["--answers", "8,1"], "write increasing numbers, such as 1,8,48"),
+        (["--answers", "many"], "write increasing numbers, such as 1,8,48"),
         (["--answers", "1,100000"], "512 is the maximum"),
         (["--model", "no/such-model"], "There is no model 'no/such-model'"),
     ],

@@ -343,6 +343,24 @@ def test_scoring_with_another_sampler_leaves_running_rows_their_own_weights(tmp_
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
+def test_rows_of_the_base_model_take_no_adapter_from_the_rows_before_them(tmp_path: Path) -> None:
+    """Rows of an adapter end, the base model's take their places, then the adapter comes back."""
+    engine = trained_engine(load("llama", tmp_path, "exact"))
+    engine.create_sampler("base")
+    request = SampleRequest(ids("Q: 1 + 1?\nA:"), 4, 30, seed=1, stop=[])
+    [alone] = sample(engine, "base", request)
+    sample(engine, "trained", request)
+    engine.sample(0, "base", request)
+    done = [job for _ in range(4) for job in engine.sampling.step()]
+    engine.sample(1, "trained", replace(request, num_samples=2))
+    while not engine.sampling.is_idle:
+        done += engine.sampling.step()
+    [mine] = [job.result() for job in done if job.ticket == 0]
+    for one, other in zip(alone.sequences, mine.sequences, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
 def test_a_prompt_is_scored_with_the_trained_output_layer_in_any_slot(tmp_path: Path) -> None:
     engine = trained_engine(load("llama", tmp_path, "exact"))  # others round by the product's size
     text = ids("The quick brown fox jumps over the lazy dog. " * 4)
@@ -383,6 +401,21 @@ def test_the_optimizer_steps_and_the_next_sampler_has_the_new_weights(tmp_path: 
     engine.create_sampler("newer", run_id="run")
     [newer] = sample(engine, "newer", request)
     assert abs(newer.sequences[0].logprobs[0] - before.sequences[0].logprobs[0]) > 1e-3
+
+
+def test_an_optimizer_from_files_steps_as_the_one_that_wrote_them(tmp_path: Path) -> None:
+    model = load("llama", tmp_path, "exact")
+    one, other = (LoraTrainer(model, LoraSpec(rank=4, seed=1), 1024) for _ in range(2))
+    operation, settings = ForwardBackward(group(seed=1), "cross_entropy"), AdamSettings(1e-2)
+    one.forward_backward([operation])
+    one.optim_step(settings)
+    one.save(tmp_path)
+    other.load(tmp_path, optimizer=True)
+    for run in (one, other):
+        run.forward_backward([operation])
+        run.optim_step(settings)
+    for mine, theirs in zip(one.adapter.parameters(), other.adapter.parameters(), strict=True):
+        assert (mine - theirs).norm() <= 2e-2 * mine.norm()
 
 
 def test_a_decode_step_syncs_once_and_replays_one_graph(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_task_is_made_of_its_reference_and_arguments() -> None:
     assert adapter.task == "gym:chain_sum"
 
 
-REFUSED = r"task\.arguments: VerifiableMathAdapter refuses them"
+REFUSED = r"task\.arguments: VerifiableMathAdapter rejects them"
 
 
 @pytest.mark.parametrize(

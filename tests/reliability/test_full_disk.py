@@ -87,17 +87,17 @@ def test_the_unmodified_client_hears_of_a_full_disk_and_resumes_when_there_is_sp
     sampler = training.save_weights_and_get_sampling_client()
     disk.fill(but=MEGABYTE)
     under_way = [*step(training, 1), *step(training, 2)]
-    line = heard.wait_for("paused for a full disk")
+    line = heard.wait_for("paused because the disk is full")
     assert "training needs 4.0 MB" in line
     assert "mint checkpoints prune" in line
     params = types.SamplingParams(max_tokens=4, stop=[])
     assert sampler.sample(prompt(), 1, params).result().sequences, "sampling continues"
-    assert "paused for a full disk" in httpx.get(f"{url}/readyz").json()["paused"]
+    assert "paused because the disk is full" in httpx.get(f"{url}/readyz").json()["paused"]
     assert "mint_runs_paused 1.0" in httpx.get(f"{url}/metrics").text
     [problem] = [f for f in check_service(Remote(url, "tml-test")) if f.level == "problem"]
-    assert "paused for a full disk" in problem.text
+    assert "paused because the disk is full" in problem.text
     [run] = [r for r in raw.http.get("/training_runs").json()["training_runs"] if is_paused(r)]
-    assert "paused for a full disk" in run["mint_status"]["reason"]
+    assert "paused because the disk is full" in run["mint_status"]["reason"]
     disk.make_room()
     for future in under_way:
         future.result()
@@ -153,11 +153,11 @@ def test_what_was_acknowledged_before_a_kill_on_a_full_disk_happens_after_it(
 
     service = own_service(service.port, disk_reserve_bytes=2**60, long_poll_s=0.05)
     loss, step = operate(raw, run, 3)
-    while "paused for a full disk" not in pending(raw, step):
+    while "paused because the disk is full" not in pending(raw, step):
         pass
-    assert "paused for a full disk" in pending(raw, loss)
+    assert "paused because the disk is full" in pending(raw, loss)
     _, never = operate(raw, given_up, 1)
-    while "paused for a full disk" not in pending(raw, never):
+    while "paused because the disk is full" not in pending(raw, never):
         pass
     assert raw.post("/unload_model", {"model_id": given_up}).status_code == 200
     assert "disk of the service is full" in raw.result(never)["error"]

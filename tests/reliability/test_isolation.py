@@ -16,7 +16,7 @@ from starlette.routing import Route
 from mint.service.access.auth import create_key
 from mint.service.checkpoints.storage import CheckpointPath, NewCheckpoint
 from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store
-from mint.watch.dashboard.library import Library
+from mint.watch.dashboard.run_index import RunIndex
 from mint.watch.dashboard.server import Watch, create_app
 from mint.watch.directory.recorder import RunDirectory
 from tests.reliability.local import Local, with_service
@@ -290,10 +290,10 @@ def test_no_route_of_the_dashboard_shows_another_user_anything(tmp_path: Path) -
         directory.write_config({"task": "SECRET"})
         directory.metrics({"step": 1, "SECRET": 1.0})
         directory.rollouts([{"step": 1, "prompt": "SECRET", "response": "SECRET"}])
-    library = Library([folder])
-    [place] = library.runs()
+    index = RunIndex([folder])
+    [place] = index.runs()
     parts = {"{run}": place.id, "{step:int}": "1", "{group:int}": "0", "{index:int}": "0"}
-    paths = [route.path for route in create_app(Watch(library)).routes if isinstance(route, Route)]
+    paths = [route.path for route in create_app(Watch(index)).routes if isinstance(route, Route)]
 
     async def work(local: Local) -> list[tuple[str, str]]:
         foreign = fill(local)

@@ -155,7 +155,7 @@ def test_a_snapshot_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
     journal.cut(folder, 1)
     journal.check_snapshot()
     (folder / "adapter_model.safetensors").write_bytes(b"weighus")
-    with pytest.raises(FilesDamaged, match=r"adapter_model\.safetensors is changed"):
+    with pytest.raises(FilesDamaged, match=r"adapter_model\.safetensors has changed"):
         journal.check_snapshot()
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(FilesDamaged, match="missing"):
@@ -243,10 +243,10 @@ def with_a_damaged_description(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (cut_short, f"{TENSORS} is changed"),
+        (cut_short, f"{TENSORS} has changed"),
         (without_tensors, f"{TENSORS} is missing"),
         (without_a_description, f"{DESCRIPTION} is missing"),
-        (with_a_damaged_description, f"{DESCRIPTION} has no checksums"),
+        (with_a_damaged_description, f"{DESCRIPTION} has lost its checksums"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_wherever_it_is_used(

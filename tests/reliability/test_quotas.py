@@ -125,7 +125,7 @@ def test_tokens_in_flight_are_waited_for(home_service: LiveService) -> None:
     its = sampler(key, key.session(), 0)
     never = sample(key, its, 102, 200)
     assert never.status_code == 400
-    assert "may take 20402 tokens" in never.json()["detail"]
+    assert "may use 20402 tokens" in never.json()["detail"]
     first = sample(key, its, 100, 200)
     later = sample(key, its, 3, 8)
     assert later.status_code == 200, "there is place beside it"
@@ -144,7 +144,7 @@ def test_samplers_take_turns_in_memory(home_service: LiveService) -> None:
     first = sample(key, one, 100, 200)
     waits = sample(key, other, 1, 4)
     assert waits.status_code == 429
-    assert "samples from 1 sampler now" in waits.json()["detail"]
+    assert "is sampling from 1 sampler" in waits.json()["detail"]
     key.retrieve(first.json()["request_id"])
     answers = []
     for its in (other, one, other):

@@ -92,7 +92,7 @@ def trained(weights_service: LiveService) -> Trained:
 
 
 def is_refused(answer: httpx.Response) -> bool:
-    return "cannot prove its weights" in answer.json().get("error", "")
+    return "could not be verified" in answer.json().get("error", "")
 
 
 def test_every_sample_carries_the_digest_of_the_weights_that_made_it(trained: Trained) -> None:

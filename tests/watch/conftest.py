@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from benchmarks.watch.generate import generate
-from mint.watch.dashboard.library import Library, RunPlace
+from mint.watch.dashboard.run_index import RunIndex, RunPlace
 from mint.watch.dashboard.server import Watch, create_app
 
 
@@ -24,11 +24,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def first(runs: Path) -> RunPlace:
-    return next(place for place in Library([runs]).runs() if place.path.name == "first")
+    return next(place for place in RunIndex([runs]).runs() if place.path.name == "first")
 
 
 @pytest.fixture
 def client(runs: Path) -> Iterator[TestClient]:
-    app = create_app(Watch(Library([runs])))
+    app = create_app(Watch(RunIndex([runs])))
     with TestClient(app, base_url="http://127.0.0.1:8265") as client:
         yield client

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mint.watch.dashboard.library import DEMO
+from mint.watch.dashboard.run_index import DEMO
 from mint.watch.directory.files import read_rows
 from mint.watch.verdict.verdict import NEEDED, VERDICTS, VerdictHistory, judge
 
@@ -127,7 +127,7 @@ def test_groups_without_a_difference_are_a_stall_with_its_share() -> None:
     for row in rows[10:]:
         row |= {"groups": 25.0, "groups/signal": 2.0, "groups/all_wrong": 23.0}
     found = judge(rows)
-    assert str(found) == "stalled: 92% of groups constant, all wrong."
+    assert str(found) == "stalled: 92% of the groups have equal rewards, all wrong."
     assert found.since == 11
     assert "partial credit" in found.advice
 
@@ -137,7 +137,7 @@ def test_a_solved_task_stalls_with_advice_to_stop() -> None:
     for row in rows:
         row |= {"groups/signal": 1.0, "groups/all_right": 7.0}
     found = judge(rows)
-    assert found.evidence == "88% of groups constant, all right."
+    assert found.evidence == "88% of the groups have equal rewards, all right."
     assert "harder" in found.advice
 
 

@@ -12,7 +12,7 @@ from mint.engine.adapters.peft_files import read_adapter, write_adapter
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.memory import describe, device_memory, plan_memory
 from mint.engine.model.precision import is_finite
-from mint.engine.sampling.kv_pool import KVPool
+from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 from mint.engine.sampling.runner import make_runner
 from mint.engine.sampling.sampler import Sampler
 from mint.engine.sampling.sequence import Job
@@ -166,17 +166,18 @@ class Engine:
         room = info.context_length - length
         max_tokens = request.max_tokens
         if max_tokens is None:
-            max_tokens = max(min(room, self.sampling.capacity - length), 1)
+            max_tokens = max(min(room, self.sampling.room(length)), 1)
         if not 1 <= max_tokens <= room:
             raise UserError(
                 f"max_tokens is {max_tokens}, but it must be from 1 to {room}: the prompt has "
                 f"{length} tokens and the model's context is {info.context_length}."
             )
-        if length + max_tokens > self.sampling.capacity:
+        if max_tokens > self.sampling.room(length):
             raise UserError(
-                f"The prompt's {length} tokens and max_tokens={max_tokens} are more than the "
-                f"{self.sampling.capacity} tokens that this engine has memory for. Lower "
-                "max_tokens, shorten the prompt, or give the engine more memory (memory_gb)."
+                f"The prompt's {length} tokens and max_tokens={max_tokens}, in blocks of "
+                f"{BLOCK_SIZE}, are more than the {self.sampling.capacity} tokens that this engine "
+                "has memory for. Lower max_tokens, shorten the prompt, or give the engine more "
+                "memory (memory_gb)."
             )
         _check_sampling_params(request, info.vocab_size)
         _check_scoring_params(request, info.vocab_size, max_tokens)

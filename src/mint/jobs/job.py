@@ -24,15 +24,15 @@ _MISSING = "???"
 _STAND_IN = "0"  # for a response: a number, a program, JSON
 _LOOKED_AT = 100  # samples of a dataset that are checked for what a reward function needs
 
-Job = Mapping[str, Any]
+JobSettings = Mapping[str, Any]
 
 
-def make_config(job: Job) -> RLConfig:
+def make_config(job: JobSettings) -> RLConfig:
     known = RLConfig.model_fields
     return RLConfig(**{n: each for own in job.values() for n, each in own.items() if n in known})
 
 
-def load_adapter(job: Job) -> Any:
+def load_adapter(job: JobSettings) -> Any:
     """Make the task, with the job's reward function if it has one."""
     task, training = job["task"], job["training"]
     kind: Any = TaskReference.read(task["adapter"]).load()
@@ -44,10 +44,10 @@ def load_adapter(job: Job) -> Any:
         raise
     except (TypeError, ValueError, OSError, AttributeError, LookupError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"task.arguments: {kind.__name__} refuses them: {reason}") from error
+        raise ConfigError(f"task.arguments: {kind.__name__} rejects them: {reason}") from error
 
 
-def check(job: Job) -> None:
+def check(job: JobSettings) -> None:
     """Raise :class:`ConfigError` for any value that cannot be right, without loading a task."""
     for group, own in CONFIG_GROUPS.items():
         _check_set(group, job[group])
@@ -70,13 +70,13 @@ def check(job: Job) -> None:
         load_reward(reward_function)
 
 
-def check_tasks(jobs: Iterable[Job]) -> None:
+def check_tasks(jobs: Iterable[JobSettings]) -> None:
     """Raise :class:`ConfigError` when a task of a sweep cannot be made, before any is run."""
     for job in {str(_what(job)): job for job in jobs}.values():
         load_adapter(job)
 
 
-def check_rewards(jobs: Iterable[Job]) -> None:
+def check_rewards(jobs: Iterable[JobSettings]) -> None:
     """Raise :class:`ConfigError` when a reward function asks for what no sample of its task has."""
     for job in {str(_what(job)): job for job in jobs}.values():
         reward_function = job["training"]["reward_function"]
@@ -84,7 +84,7 @@ def check_rewards(jobs: Iterable[Job]) -> None:
             continue
         task = load_adapter(job)  # of its own: what it draws for this check, the run draws again
         samples = [as_sample(each, _STAND_IN) for each in list(task.build_dataset())[:_LOOKED_AT]]
-        missing = list(takewhile(bool, (missing_from(task.paid_by, each) for each in samples)))
+        missing = list(takewhile(bool, (missing_from(task.other_reward, each) for each in samples)))
         if missing and len(missing) == len(samples):
             names = ", ".join(sorted(map(repr, samples[0].metadata)))
             has = f"only {names}" if names else "no metadata"
@@ -109,7 +109,7 @@ def _hint(group: str, fault: ErrorDetails) -> str:
     return f" Write it as '{group}.{fault['loc'][0]}={example}'" if example else ""
 
 
-def run_directory(job: Job, adapter: Any) -> str:
+def run_directory(job: JobSettings, adapter: Any) -> str:
     """Return the run directory of a job: as set, or of its unfinished run, or a new one."""
     named = job["logging"]["run_dir"]
     folder = Path(named or RUNS)
@@ -137,7 +137,7 @@ def make_folder(path: Path) -> None:
         ) from None
 
 
-def _what(job: Job) -> dict[str, Any]:
+def _what(job: JobSettings) -> dict[str, Any]:
     """Return what makes a job another one, beside the settings of the loop."""
     task = job["task"]
     return {
@@ -147,7 +147,7 @@ def _what(job: Job) -> dict[str, Any]:
     }
 
 
-def fingerprint(job: Job) -> str:
+def fingerprint(job: JobSettings) -> str:
     """Eight letters that identify the run, independent of its number of steps."""
     parts = [make_config(job).fingerprint(), _what(job)]
     return short_hash(json.dumps(parts, sort_keys=True, default=str))
@@ -157,10 +157,10 @@ def read_job(folder: Path) -> dict[str, Any]:
     return dict(yaml.safe_load((folder / JOB).read_text()))
 
 
-def write_job(folder: Path, job: Job) -> None:
+def write_job(folder: Path, job: JobSettings) -> None:
     (folder / JOB).write_text(as_yaml(job))
 
 
-def as_yaml(job: Job) -> str:
+def as_yaml(job: JobSettings) -> str:
     """A job as ``--cfg job`` prints it."""
     return str(yaml.safe_dump(dict(job), sort_keys=False, allow_unicode=True))

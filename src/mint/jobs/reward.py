@@ -73,7 +73,7 @@ def with_reward(task: type, reward: Reward) -> type:
     """Return a task's class with another reward in place of its own."""
     if hasattr(task, "rollout"):
         raise environment_refused(task.__name__)
-    return type(task.__name__, (_Paid, task), {"paid_by": reward})
+    return type(task.__name__, (_ReplacedReward, task), {"other_reward": reward})
 
 
 def environment_refused(name: str) -> ConfigError:
@@ -85,10 +85,10 @@ def environment_refused(name: str) -> ConfigError:
     )
 
 
-class _Paid:
-    """Replaces the reward of the class that it is mixed into."""
+class _ReplacedReward:
+    """Mixin that replaces the reward of a task's class."""
 
-    paid_by: Reward
+    other_reward: Reward
 
     def compute_rewards(self, responses: Sequence[str], sample: Any) -> Any:
-        return score_samples(self.paid_by, [as_sample(sample, text) for text in responses])
+        return score_samples(self.other_reward, [as_sample(sample, text) for text in responses])

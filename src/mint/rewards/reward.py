@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, Union
 
-from mint.rewards.score import Failure, Outcome, Sample, Score, read_score
+from mint.rewards.score import Failure, RewardOutcome, Sample, Score, read_score
 from mint.rewards.signature import SignatureError, read_signature
 
 Result = TypeVar("Result")
@@ -26,7 +26,7 @@ class Reward(ABC):
     name: str = "reward"
 
     @abstractmethod
-    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
+    async def outcomes(self, samples: Sequence[Sample]) -> list[RewardOutcome]:
         """Return a score, a failure, or None ("does not apply") for each sample. Never raises."""
 
     def score(self, samples: Sequence[Sample]) -> list[Score | None]:
@@ -58,10 +58,10 @@ class SingleReward(Reward):
     async def score_one(self, sample: Sample) -> Score | None:
         """Score one sample. An exception becomes the sample's failure."""
 
-    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
+    async def outcomes(self, samples: Sequence[Sample]) -> list[RewardOutcome]:
         slots = asyncio.Semaphore(self.parallel)
 
-        async def one(sample: Sample) -> Outcome:
+        async def one(sample: Sample) -> RewardOutcome:
             async with slots:
                 try:
                     return await self.score_one(sample)
@@ -84,7 +84,7 @@ class FunctionReward(SingleReward):
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.signature = read_signature(function)
 
-    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
+    async def outcomes(self, samples: Sequence[Sample]) -> list[RewardOutcome]:
         if self.signature.kind == "batched":
             return await self._batched(samples) if samples else []
         return await super().outcomes(samples)
@@ -96,7 +96,7 @@ class FunctionReward(SingleReward):
             value = self.function(sample.response, **self.signature.arguments(sample))
         return read_score(await value if self.signature.is_async else value)
 
-    async def _batched(self, samples: Sequence[Sample]) -> list[Outcome]:
+    async def _batched(self, samples: Sequence[Sample]) -> list[RewardOutcome]:
         try:
             values = self.function(**self.signature.columns(samples))
             if inspect.isawaitable(values):
@@ -109,7 +109,7 @@ class FunctionReward(SingleReward):
             return [Failure(self.name, error) for _ in samples]
         return [self._read(value) for value in values]
 
-    def _read(self, value: Any) -> Outcome:
+    def _read(self, value: Any) -> RewardOutcome:
         try:
             return read_score(value)
         except Exception as error:

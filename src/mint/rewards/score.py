@@ -54,7 +54,7 @@ class Failure:
         return f"{self.reward}: {type(self.error).__name__}: {self.error}"
 
 
-Outcome = Score | Failure | None
+RewardOutcome = Score | Failure | None
 
 
 def read_score(value: Any) -> Score | None:

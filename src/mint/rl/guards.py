@@ -41,7 +41,7 @@ class Guards:
         self.first: list[dict[str, float]] = []
         self.last: list[dict[str, float]] = []
         self.evaluations: list[dict[str, float]] = []
-        self.told: dict[str, int] = {}  # findings, and how many steps ago they were last seen
+        self.reported: dict[str, int] = {}  # findings, and how many steps ago they were last seen
 
     def begin(self, evaluation: Metrics) -> None:
         self.evaluations.append(dict(evaluation))
@@ -59,9 +59,9 @@ class Guards:
 
     def news(self, findings: list[Finding]) -> list[Finding]:
         """Return the findings that were not seen in the last steps: worth a line on the screen."""
-        fresh = [finding for finding in findings if finding.name not in self.told]
-        ago = {name: steps + 1 for name, steps in self.told.items() if steps < _WINDOW}
-        self.told = {**ago, **{finding.name: 0 for finding in findings}}
+        fresh = [finding for finding in findings if finding.name not in self.reported]
+        ago = {name: steps + 1 for name, steps in self.reported.items() if steps < _WINDOW}
+        self.reported = {**ago, **{finding.name: 0 for finding in findings}}
         return fresh
 
     def fatal(self, findings: Iterable[Finding]) -> Finding | None:
@@ -79,12 +79,12 @@ class Guards:
 
     def state(self) -> dict[str, Any]:
         history = {"first": self.first, "last": self.last, "evaluations": self.evaluations}
-        return {"history": history, "told": self.told}
+        return {"history": history, "told": self.reported}
 
     def load(self, state: Mapping[str, Any]) -> None:
         history = state["history"]
         self.first, self.last = list(history["first"]), list(history["last"])
-        self.evaluations, self.told = list(history["evaluations"]), dict(state["told"])
+        self.evaluations, self.reported = list(history["evaluations"]), dict(state["told"])
 
 
 def _mean(rows: list[dict[str, float]], name: str) -> float | None:

@@ -67,14 +67,14 @@ def verify(folder: Path, wanted: Mapping[str, str], what: str) -> None:
         if not (folder / name).is_file():
             raise damaged(what, f"{name} is missing")
         if _sha256(folder / name) != checksum:
-            raise damaged(what, f"{name} is changed")
+            raise damaged(what, f"{name} has changed since it was saved")
 
 
 def damaged(what: str, how: str) -> FilesDamaged:
     """Return the error for files that are not as they were saved."""
     return FilesDamaged(
-        f"{what} is damaged: {how} since it was saved. Nothing was loaded, and the files were not "
-        "touched. Use another checkpoint, or restore this one from a backup, and check the disk."
+        f"{what} is damaged: {how}. Nothing was loaded, and the files were not touched. "
+        "Use another checkpoint, or restore this one from a backup, and check the disk."
     )
 
 

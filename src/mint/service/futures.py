@@ -20,7 +20,7 @@ from mint.service.wire.codec import PROTOBUF
 
 from .background import in_background
 from .results import MAX_RESULTS, Queue, Share, write_body
-from .turns import Turns
+from .turns import LoopTurns
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Futures:
     """All futures of this service by request id."""
 
     def __init__(self, kept_s: float, memory_bytes: int, disk_bytes: int, folder: Path) -> None:
-        self.turns = Turns()
+        self.turns = LoopTurns()
         self._kept_s = kept_s
         self._futures: dict[str, Future] = {}
         self._of_owner: dict[str, dict[str, Future]] = {}
@@ -166,15 +166,15 @@ class Futures:
         self._keep_within_bounds()
 
     def _keep_within_bounds(self) -> None:
-        while (user := self._count.greediest()) is not None:
+        while (user := self._count.user_over_limit()) is not None:
             self._expire(user)
         is_moving = self._moving is not None and not self._moving.done()
-        if self.in_memory.bytes.greediest() is not None and not is_moving:
+        if self.in_memory.bytes.user_over_limit() is not None and not is_moving:
             self._moving = asyncio.create_task(self._move_to_disk())
 
     async def _move_to_disk(self) -> None:
         """Move bodies to disk until memory is within its bound; drop those beyond the disk's."""
-        while (user := self.in_memory.bytes.greediest()) is not None:
+        while (user := self.in_memory.bytes.user_over_limit()) is not None:
             request_id = self.in_memory.first(user)
             assert request_id is not None, "a user beyond the bound has results"
             future = self._futures[request_id]
@@ -191,7 +191,7 @@ class Futures:
                 future.file, future.answer = file, replace(future.answer, body=b"")
             else:
                 file.unlink(missing_ok=True)
-            while (user := self.on_disk.bytes.greediest()) is not None:
+            while (user := self.on_disk.bytes.user_over_limit()) is not None:
                 self._expire(user)
 
     def _expire(self, user: str) -> None:
@@ -239,7 +239,7 @@ class Futures:
         soon = time.monotonic() + self._kept_s / 10
         future.forget_at = min(future.forget_at, soon)
         for queue in (self.in_memory, self.on_disk):
-            queue.hurry(future.user, future.request_id)
+            queue.move_to_front(future.user, future.request_id)
 
     def forget_old(self) -> None:
         """Drop results that were kept for their time."""

@@ -38,14 +38,14 @@ class Share:
         if self._of[user] <= 0:
             del self._of[user]
 
-    def greediest(self) -> str | None:
-        """Return the user that holds the most, if that is more than one user may hold.
+    def user_over_limit(self) -> str | None:
+        """Return the user that holds the most, if it is over the limit of one user.
 
         >>> share = Share(100)
         >>> share.add("ada", 80)
-        >>> share.greediest()
+        >>> share.user_over_limit()
         >>> share.add("bob", 10)
-        >>> share.greediest()
+        >>> share.user_over_limit()
         'ada'
         """
         if not self._of:
@@ -84,7 +84,7 @@ class Queue:
             if not mine:
                 del self._of[user]
 
-    def hurry(self, user: str, request_id: str) -> None:
+    def move_to_front(self, user: str, request_id: str) -> None:
         """Move a result to the front, to be dropped before the others of its user."""
         if request_id in self._of.get(user, ()):
             self._of[user].move_to_end(request_id, last=False)

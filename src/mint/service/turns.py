@@ -1,4 +1,4 @@
-"""A limit on the work of one turn of the event loop."""
+"""Limit how much work one turn of the event loop does."""
 
 import asyncio
 from collections import deque
@@ -7,8 +7,8 @@ PER_TURN = 32
 """The number of polls that begin, or are answered, in one turn: about 20 ms of work."""
 
 
-class Turns:
-    """Spread work over turns of the event loop, first come, first served.
+class LoopTurns:
+    """Spreads work over turns of the event loop, first come, first served.
 
     Thousands of polls that arrive or end at the same moment would otherwise all run in one turn,
     and a health check or a heartbeat would wait for the last of them.

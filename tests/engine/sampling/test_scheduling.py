@@ -445,6 +445,31 @@ def test_answers_that_give_way_while_a_step_is_in_flight_are_not_changed(base: B
         assert_same(over[ticket].result(), sample(plain, "base", request)[0])
 
 
+def test_an_answer_that_ends_while_another_is_cancelled_is_returned(base: BaseModel) -> None:
+    """Cancelling waits for the step in flight, which may hold the last token of another."""
+    engine, _ = engine_with(base, OneStepLate)
+    engine.sample(0, "base", SampleRequest(PROMPT, 1, 3, seed=1, stop=[]))
+    engine.sample(1, "base", SampleRequest(PROMPT, 1, 50, seed=2, stop=[]))
+    for _ in range(3):
+        engine.sampling.step()
+    assert engine.sampling.cancel(1)
+    assert list(finish(engine)) == [0]
+
+
+def test_a_request_that_fails_leaves_its_prompt_to_those_that_share_it(base: BaseModel) -> None:
+    """Its first rows fail while more of its answers wait; the other's first tokens are picked."""
+    engine, _ = engine_with(base, Runner, max_rows=4)
+    good = SampleRequest(LONG[:20], 1, 5, seed=1, stop=[])
+    engine.sample(0, "base", good)
+    engine.sample(1, "base", replace(good, num_samples=9, repetition_penalty=1e-300))
+    over = finish(engine)
+    assert isinstance(over[1].error, UserError)
+    plain = Engine(base)
+    plain.create_sampler("base")
+    assert_same(over[0].result(), sample(plain, "base", good)[0])
+    assert engine.sampling.scheduler.blocks.free == engine.sampling.scheduler.blocks.capacity
+
+
 def test_answers_that_the_failing_step_finished_are_kept(base: BaseModel) -> None:
     class BreaksDown(Faulty):
         def recover(self) -> None:
@@ -474,8 +499,10 @@ def test_a_bank_that_could_not_grow_loads_its_adapters_again(tiny_model: Path) -
         raise torch.OutOfMemoryError("no room")
 
     last.new_bank = fail  # type: ignore[method-assign]
+    before = base.bank.writes
     with pytest.raises(torch.OutOfMemoryError):
         base.bank.use([engine._samplers["trained"], engine._samplers["fresh"]])
+    assert base.bank.writes > before  # whoever remembers slots, as a GPU's runner, looks again
     assert_same(alone, sample(engine, "trained", request)[0])
 
 
@@ -487,6 +514,21 @@ def test_a_request_without_max_tokens_gets_what_the_pool_has(base: BaseModel) ->
     assert len(PROMPT) + len(result.sequences[0].tokens) == engine.sampling.capacity
     with pytest.raises(UserError, match="this engine has memory for"):
         engine.sample(0, "base", SampleRequest(LONG, 1, None))
+
+
+def test_a_prompt_that_leaves_no_block_to_begin_an_answer_is_refused(base: BaseModel) -> None:
+    """It would wait for a block for ever, and everyone else with it."""
+    engine = Engine(base)
+    small_pool(engine, blocks=4)
+    engine.create_sampler("base")
+    prompt = LONG[: 2 * BLOCK_SIZE + 4]  # in all three blocks, the last with room for 12 tokens
+    with pytest.raises(UserError, match="has memory for"):
+        engine.sample(0, "base", SampleRequest(prompt, 1, 12))
+    for max_tokens in (1, None):  # a single token needs no block
+        [result] = sample(engine, "base", SampleRequest(prompt, 1, max_tokens, stop=[]))
+        assert len(result.sequences[0].tokens) == 1
+    [result] = sample(engine, "base", SampleRequest(prompt[: 2 * BLOCK_SIZE], 1, 16, stop=[]))
+    assert len(result.sequences[0].tokens) == 16
 
 
 @pytest.mark.parametrize(

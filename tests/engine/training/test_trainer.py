@@ -17,6 +17,7 @@ from mint.engine.engine import Engine
 from mint.engine.messages import AdamSettings, Datum, ForwardBackward, LoraSpec, UserError
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.layers import decoder_layers
+from mint.engine.training import trainer
 from mint.engine.training.trainer import LoraTrainer
 from tests.tiny import FAMILIES, VOCABULARY, build_model
 
@@ -241,6 +242,27 @@ def test_a_batch_without_memory_is_split_and_gives_the_same_gradient(base: BaseM
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     for name, pair in gradients(plain).items():
         for one, other in zip(pair, gradients(cramped)[name], strict=True):
+            assert_close(other, one, name)
+
+
+def test_a_pass_that_runs_out_of_memory_at_its_end_counts_once(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = [datum for seed in range(2) for datum in group(seed=seed)]
+    plain, late = (LoraTrainer(base, LoraSpec(rank=4, seed=1), 1024) for _ in range(2))
+    for run in (plain, late):
+        randomise(run.adapter)
+    plain.forward_backward([ForwardBackward(data, "cross_entropy")])
+    made = trainer._Pass
+
+    def fail(*_: object) -> None:
+        monkeypatch.setattr(trainer, "_Pass", made)
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(trainer, "_Pass", fail)
+    late.forward_backward([ForwardBackward(data, "cross_entropy")])
+    for name, pair in gradients(plain).items():
+        for one, other in zip(pair, gradients(late)[name], strict=True):
             assert_close(other, one, name)
 
 

@@ -16,7 +16,7 @@ from mint.rl import Chat, Environment, RLConfig, Rollout, run_grpo, run_tools, t
 from mint.rl.messages.tool_calls import ToolCall
 from mint.rl.rollouts.failures import CodeFailure, FailureLog, noting
 from mint.rl.rollouts.rollout import Group
-from mint.rl.rollouts.scoring import Ledger, apply_score
+from mint.rl.rollouts.scoring import FailureCounter, apply_score
 from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.conftest import Letters
@@ -24,64 +24,64 @@ from tests.rl.conftest import Letters
 Settings = Callable[..., RLConfig]
 
 
-def step_of(ledger: Ledger, *rewards: Any, group_size: int = 4) -> None:
+def step_of(counter: FailureCounter, *rewards: Any, group_size: int = 4) -> None:
     """A step whose answers get these rewards, or raise these exceptions."""
     rollouts = [Rollout([], "text") for _ in rewards]
     for rollout, reward in zip(rollouts, rewards, strict=True):
         apply_score(rollout, reward)
-        ledger.record("sample", rollout)
+        counter.record("sample", rollout)
     parts = [rollouts[i : i + group_size] for i in range(0, len(rollouts), group_size)]
-    ledger.check([Group("sample", str(i), "prompt", part) for i, part in enumerate(parts)])
+    counter.check([Group("sample", str(i), "prompt", part) for i, part in enumerate(parts)])
 
 
 @pytest.mark.parametrize("good_steps", [0, 10, 400])
 def test_a_reward_that_always_fails_stops_the_run_at_once_however_long_it_worked(
     good_steps: int,
 ) -> None:
-    ledger = Ledger(max_share=0.2)
+    counter = FailureCounter(max_share=0.2)
     for _ in range(good_steps):
-        step_of(ledger, *[1.0] * 8)
+        step_of(counter, *[1.0] * 8)
     with pytest.raises(TooManyFailures, match=r"8 of 8 rollouts .*KeyError \(8×\)"):
-        step_of(ledger, *[KeyError("answer")] * 8)
+        step_of(counter, *[KeyError("answer")] * 8)
 
 
 @pytest.mark.parametrize("good_steps", [10, 400])
 def test_failures_of_some_answers_are_counted_over_recent_ones_only(good_steps: int) -> None:
-    ledger = Ledger(max_share=0.2)
+    counter = FailureCounter(max_share=0.2)
     for _ in range(good_steps):
-        step_of(ledger, *[1.0] * 20)
+        step_of(counter, *[1.0] * 20)
     half = [*[1.0] * 10, *[KeyError("answer")] * 10]
     for _ in range(4):
-        step_of(ledger, *half)
+        step_of(counter, *half)
     with pytest.raises(TooManyFailures, match="50 of the last 200 rollouts"):
-        step_of(ledger, *half)
+        step_of(counter, *half)
 
 
 def test_a_share_of_failures_that_is_allowed_never_stops_a_run() -> None:
-    ledger = Ledger(max_share=0.2)
+    counter = FailureCounter(max_share=0.2)
     for _ in range(100):
-        step_of(ledger, *[1.0] * 9, ValueError("x"))
+        step_of(counter, *[1.0] * 9, ValueError("x"))
 
 
 def test_one_prompt_that_fails_whole_stops_nothing_once_others_were_scored() -> None:
-    ledger = Ledger(max_share=0.2)
-    step_of(ledger, *[1.0] * 40)
-    step_of(ledger, *[ValueError("too long")] * 4)
+    counter = FailureCounter(max_share=0.2)
+    step_of(counter, *[1.0] * 40)
+    step_of(counter, *[ValueError("too long")] * 4)
 
 
 def test_none_for_every_answer_is_a_forgotten_return() -> None:
     with pytest.raises(TooManyFailures, match=r"All 8 rewards of the step are None.*return"):
-        step_of(Ledger(max_share=1.0), *[None] * 8)
+        step_of(FailureCounter(max_share=1.0), *[None] * 8)
 
 
 def test_none_where_a_reward_does_not_apply_stops_nothing() -> None:
-    ledger = Ledger(max_share=0.2)
-    step_of(ledger, *[None] * 4, *[1.0] * 4)
-    step_of(ledger, *[None] * 8)
+    counter = FailureCounter(max_share=0.2)
+    step_of(counter, *[None] * 4, *[1.0] * 4)
+    step_of(counter, *[None] * 8)
 
 
-def test_a_ledger_resumes_from_its_state() -> None:
-    first, second = Ledger(0.2), Ledger(0.2)
+def test_a_failure_counter_resumes_from_its_state() -> None:
+    first, second = FailureCounter(0.2), FailureCounter(0.2)
     step_of(first, *[1.0] * 30, *[ValueError("x")] * 5)
     second.load(first.state())
     assert second.state() == first.state()

@@ -17,7 +17,7 @@ from mint import types
 from mint.rewards import Score, TooManyFailures
 from mint.rl import Chat, RLConfig, RunStopped, run_grpo
 from mint.rl.datums.datum import replaced, values
-from mint.rl.settings.fields import Advantage, Aggregation, Loss
+from mint.rl.settings.fields import Advantage, Aggregation, LossName
 from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import EVENTS, read_rows
 from tests.rl.conftest import Letters
@@ -36,7 +36,7 @@ def one_step(adapter: Any, cfg: RLConfig, client: mint.ServiceClient) -> tuple[A
         return batch, datums, run
 
 
-@pytest.mark.parametrize("loss_fn", get_args(Loss))
+@pytest.mark.parametrize("loss_fn", get_args(LossName))
 def test_every_loss_trains(
     client: mint.ServiceClient, settings: Settings, metrics: Rows, loss_fn: str
 ) -> None:

@@ -31,7 +31,7 @@ def auth(store: Store, home: Path, **settings: object) -> Auth:
 
 
 def user(auth: Auth, key: str | None) -> str:
-    return asyncio.run(auth.user_of(key))
+    return asyncio.run(auth.find_user(key))
 
 
 def refused(auth: Auth, key: str | None) -> str:

@@ -58,7 +58,7 @@ def test_a_gap_is_named_and_can_be_given_up() -> None:
     for number in (2, 4):
         stream.accept(Operation(number, "optim_step", is_ready=True))
     assert stream.gap == 1
-    assert [op.seq_id for op in stream.give_up()] == [2, 4]
+    assert [op.seq_id for op in stream.drop_waiting()] == [2, 4]
     assert stream.next == 5
 
 

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 import mint.watch
 from benchmarks.watch.generate import append, generate
 from mint.watch.dashboard.bundle import write_bundle
-from mint.watch.dashboard.library import DEMO
+from mint.watch.dashboard.run_index import DEMO
 from tests.needs import need_browser
 from tests.watch.dashboard.browser_checks import problems_of
 

@@ -11,9 +11,9 @@ from benchmarks.watch.generate import generate
 from mint.commands.shared.output import Mistake
 from mint.commands.training.watch import watch
 from mint.watch.dashboard.bundle import NoRuns, spread
-from mint.watch.dashboard.library import DEMO, Library
 from mint.watch.dashboard.overview import Tables
 from mint.watch.dashboard.query import Rollouts
+from mint.watch.dashboard.run_index import DEMO, RunIndex
 from mint.watch.dashboard.server import list_runs
 
 
@@ -72,10 +72,10 @@ def test_steps_of_a_bundle_are_spread_evenly() -> None:
 def test_the_demo_is_a_real_run_of_few_bytes() -> None:
     files = [path for path in DEMO.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 500_000
-    library = Library([DEMO])
-    [run] = list_runs(library, Tables())
+    index = RunIndex([DEMO])
+    [run] = list_runs(index, Tables())
     assert run["verdict"]["evidence"]
-    rollouts = Rollouts(library.runs()[0])
+    rollouts = Rollouts(index.runs()[0])
     sample = rollouts.sample(run["step"], 0, 0)
     assert sample is not None
     assert sample["segments"][0]["pieces"]

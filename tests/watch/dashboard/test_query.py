@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.watch.generate import generate
 from mint.watch.dashboard.filters import BadFilter, Filter
-from mint.watch.dashboard.library import Library, RunPlace, UnknownRun
 from mint.watch.dashboard.query import FilesMerged, QueryFailed, Rollouts, _confine
+from mint.watch.dashboard.run_index import RunIndex, RunPlace, UnknownRun
 from mint.watch.directory.files import step_file
 from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import RunDirectory
@@ -21,7 +21,7 @@ from mint.watch.directory.schema import SEGMENT, build_table
 
 
 def place_of(path: Path) -> RunPlace:
-    return Library([path]).runs()[0]
+    return RunIndex([path]).runs()[0]
 
 
 def test_a_step_has_its_rollouts_in_brief_and_in_order(first: RunPlace) -> None:
@@ -207,7 +207,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (inside / "config.yaml").unlink()
     (inside / "config.yaml").symlink_to(outside / "config.yaml")
     (tmp_path / "inside" / "linked").symlink_to(outside)
-    places = Library([tmp_path / "inside"]).runs()
+    places = RunIndex([tmp_path / "inside"]).runs()
     assert [place.path.name for place in places] == ["run"]
     assert [file.first for file in places[0].rollout_files()] == [1]
     assert places[0].file("config.yaml") is None
@@ -222,10 +222,10 @@ def test_a_link_in_place_of_the_rollouts_folder_is_not_followed(tmp_path: Path) 
 
 
 def test_names_of_runs_are_not_paths(runs: Path) -> None:
-    library = Library([runs])
+    index = RunIndex([runs])
     for name in ("..", "../first", "first", "/etc", "first/../second", ""):
         with pytest.raises(UnknownRun):
-            library.get(name)
+            index.get(name)
 
 
 def test_a_connection_reads_its_own_files_only(first: RunPlace, tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from benchmarks.watch.generate import append, generate
-from mint.watch.dashboard.library import Library, RunPlace
+from mint.watch.dashboard.run_index import RunIndex, RunPlace
 from mint.watch.dashboard.server import Watch, create_app
 
 SECRET = "the word in a file outside"
 
 
 def client_of(folder: Path, **options: Any) -> TestClient:
-    app = create_app(Watch(Library([folder])), **options)
+    app = create_app(Watch(RunIndex([folder])), **options)
     return TestClient(app, base_url="http://127.0.0.1:8265")
 
 

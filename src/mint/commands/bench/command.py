@@ -49,7 +49,7 @@ def parse_counts(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     counts = [int(part) for part in parts if part.isdecimal()]
     if len(counts) < len(parts) or counts[0] < 1 or sorted(set(counts)) != counts:
-        raise Mistake(f"--answers {text}: write rising numbers, such as 1,8,48")
+        raise Mistake(f"--answers {text}: write increasing numbers, such as 1,8,48")
     if counts[-1] > MOST_ANSWERS:
         raise Mistake(f"--answers {text}: {MOST_ANSWERS} is the maximum")
     return counts
@@ -96,11 +96,11 @@ def describe_machine(report: BenchReport) -> dict[str, str]:
     threads = f"CPU, {report.ceilings['threads']} threads"
     fields = {
         "machine": threads if report.ceilings["device"] == "cpu" else report.ceilings["device"],
-        "large products": ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {name}" for name, rate in rates),
+        "matmul": ", ".join(f"{rate / 1e9:,.0f} GFLOP/s {name}" for name, rate in rates),
         "memory": f"{report.ceilings['copy'] / 1e9:,.0f} GB/s read and written",
     }
     if (share := report.matmul_share) is not None:
-        fields["reached"] = f"{share:.1%} of the large products' rate, by the fastest sampling"
+        fields["reached"] = f"{share:.1%} of the matmul rate, by the fastest sampling"
     return fields
 
 

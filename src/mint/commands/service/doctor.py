@@ -127,7 +127,7 @@ def check_home(settings: Settings) -> Iterator[CheckResult]:
         text = f"{home} can be read by other users of this machine (mode {mode:o})."
         yield warning("home", text, f"chmod 700 {home}")
     else:
-        yield CheckResult("home", f"{home} can be written, by you alone.")
+        yield CheckResult("home", f"{home} is writable, by you only.")
 
 
 def check_disk(settings: Settings) -> Iterator[CheckResult]:

@@ -34,7 +34,7 @@ def create_key(
         str,
         typer.Option(
             metavar="NAME",
-            help="The user who owns what is made with the key. Keys of one user share runs, "
+            help="The user who owns what the key creates. Keys of one user share runs, "
             "checkpoints and speed; keys of different users do not see each other's.",
         ),
     ] = "local",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mint.commands.shared.output import Mistake
-from mint.watch.dashboard.library import DEMO, Library
+from mint.watch.dashboard.run_index import DEMO, RunIndex
 
 DEFAULT_PORT = 8265
 
@@ -82,7 +82,7 @@ def _serve(folders: list[Path], host: str, port: int | None, key: str | None, de
             "Require a key: --key WORD, or listen on this machine only: --host 127.0.0.1"
         )
     sock = _bind(host, port)
-    app = create_app(Watch(Library(folders), demo=demo), key=key or None, hosts=[host])
+    app = create_app(Watch(RunIndex(folders), demo=demo), key=key or None, hosts=[host])
     at, number = sock.getsockname()[:2]
     shown = f"[{at}]" if ":" in at else at
     print(f"mint watch is ready at http://{shown}:{number}", flush=True)

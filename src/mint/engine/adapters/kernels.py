@@ -11,7 +11,7 @@ from torch import Tensor
 
 @triton.jit
 def _expand_kernel(
-    y, b, mask, rows, columns, y_row, b_slot, b_row, mask_row,
+    y, b, mask, rows, columns, y_row, b_row, mask_row,
     SLOTS: tl.constexpr, RANK: tl.constexpr, SLOTS_PAD: tl.constexpr, STEP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -37,7 +37,7 @@ def _expand_kernel(
                 other=0.0,
             )
             up = tl.load(
-                b + slot * b_slot + rank[:, None] * b_row + column[None, :],
+                b + (slot * RANK + rank).to(tl.int64)[:, None] * b_row + column[None, :],
                 mask=(rank < RANK)[:, None] & is_column[None, :],
                 other=0.0,
             )
@@ -53,12 +53,13 @@ def lora_expand(y: Tensor, b: Tensor, mask: Tensor) -> None:
     16-bit format; mask [M, S] float32 has a 1 where a row uses a slot.
     """
     slots, rank, columns = b.shape
+    assert b.is_contiguous()
     rows = y.shape[0]
     # Tiles are short: the fewer adapters they meet, the fewer products they take.
     tall, wide = 16, 128 if columns > 2048 else 64
     grid = (triton.cdiv(rows, tall), triton.cdiv(columns, wide))
     _expand_kernel[grid](
-        y, b, mask, rows, columns, y.stride(0), b.stride(0), b.stride(1), mask.stride(0),
+        y, b, mask, rows, columns, y.stride(0), b.stride(1), mask.stride(0),
         SLOTS=slots, RANK=rank, SLOTS_PAD=triton.next_power_of_2(slots),
         STEP=min(64, max(16, triton.next_power_of_2(rank))), ROWS=tall, COLUMNS=wide,
         num_warps=4, num_stages=2,

@@ -142,6 +142,7 @@ class AdapterBank:
         # Should memory run out on the way, nothing counts as loaded and the next use tries again.
         self._slots, self._rank = [], 0
         self.generation += 1
+        self.writes += 1
         for product in self._banked():
             product.new_bank(slots, rank)
         self._slots, self._rank = [None] * slots, rank

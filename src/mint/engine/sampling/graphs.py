@@ -134,9 +134,9 @@ class GraphRunner(Runner):
             self._send_blocks(extended)
             self._widest = max(self._widest, max(len(s.blocks) for s in extended))
         width = min(1 << (self._widest - 1).bit_length(), self._buffers.table.shape[1])
-        logits = self._replay(batch.size, max(width, _NARROWEST), batch.slots, not batch.is_special)
+        result = self._replay(batch.size, max(width, _NARROWEST), batch.slots, not batch.is_special)
         if batch.is_special:
-            return self._pick_special(batch, logits)
+            return self._pick_special(batch, result)
         before, self._flight = self._flight, self._send(batch)
         return _land(before)
 
@@ -201,7 +201,9 @@ class GraphRunner(Runner):
             self._memory = None  # the allocator forgets a pool with its last graph
             self._mask = torch.zeros(self._max_rows, self._bank.slots, device=self._device)
             fresh = sequences
-        if slots and fresh:
+        # Also without adapters: rows that join later may bring some back, and each row must then
+        # have a mask of its own, not that of the row before it.
+        if fresh and self._bank.slots:
             self._send_masks(fresh, adapters)
         return slots
 
@@ -246,7 +248,7 @@ class GraphRunner(Runner):
     # ---- steps ----------------------------------------------------------------------------------
 
     def _replay(self, size: int, width: int, slots: int, picks: bool) -> Tensor:
-        """Run one step for the first ``size`` rows; return their logits."""
+        """Run one step for the first ``size`` rows; return what it picks, or else their logits."""
         key = (size, width, slots, picks)
         if self._is_capturable and key not in self._graphs:
             try:
@@ -258,10 +260,10 @@ class GraphRunner(Runner):
                 self._is_capturable = False
         if not self._is_capturable:
             return self._step(*key)
-        graph, logits = self._graphs[key]
+        graph, result = self._graphs[key]
         graph.replay()
         self.replays += 1
-        return logits
+        return result
 
     def _capture(
         self, size: int, width: int, slots: int, picks: bool
@@ -272,14 +274,17 @@ class GraphRunner(Runner):
         saved = positions.clone()
         positions.fill_(_EMPTY)
         try:
-            graph, logits = record(lambda: self._step(size, width, slots, picks), self._memory, 3)
+            graph, result = record(lambda: self._step(size, width, slots, picks), self._memory, 3)
         finally:
             positions.copy_(saved)
         self._memory = self._memory or graph.pool()
-        return graph, logits
+        return graph, result
 
     def _step(self, size: int, width: int, slots: int, picks: bool) -> Tensor:
-        """Compute one step on the static buffers: this is what a graph records."""
+        """Compute one step on the static buffers: this is what a graph records.
+
+        Logits that nobody reads are not returned: each graph would keep memory for its own.
+        """
         b = self._buffers
         positions, table = b.positions[:size], b.table[:size, :width]
         is_running = positions >= 0
@@ -290,16 +295,17 @@ class GraphRunner(Runner):
         lora: Lora = BankedLora(slots, self._mask[:size, :slots]) if slots else NoLora()
         hidden = self._model.hidden(b.tokens[:size], at, view, lora)
         logits = self.head.logits(hidden, lora)
-        if picks:
-            tokens, logprobs = self._pick_plain(
-                logits, b.temperatures[:size], b.seeds[:size], b.samples[:size], b.steps[:size]
-            )
-            b.picked[:size] = tokens
-            b.logprobs[:size] = logprobs
-            b.tokens[:size] = torch.where(is_running, tokens, b.tokens[:size])
-            b.positions[:size] += is_running
-            b.steps[:size] += is_running
-        return logits
+        if not picks:
+            return logits
+        tokens, logprobs = self._pick_plain(
+            logits, b.temperatures[:size], b.seeds[:size], b.samples[:size], b.steps[:size]
+        )
+        b.picked[:size] = tokens
+        b.logprobs[:size] = logprobs
+        b.tokens[:size] = torch.where(is_running, tokens, b.tokens[:size])
+        b.positions[:size] += is_running
+        b.steps[:size] += is_running
+        return b.picked
 
     def _send(self, batch: _Batch) -> _Flight:
         """Start copying a step's tokens to the host."""

@@ -34,6 +34,14 @@ class Sampler:
         """The number of tokens that the pool holds."""
         return self._blocks.capacity * BLOCK_SIZE
 
+    def room(self, prompt: int) -> int:
+        """Return how many tokens an answer to a prompt of this length can have.
+
+        More than one take a block to begin in, beside those of the prompt.
+        """
+        left = self.capacity - prompt
+        return left if left >= BLOCK_SIZE else min(left, 1)
+
     @property
     def tokens_held(self) -> int:
         """The number of tokens in blocks that are in use or known."""
@@ -46,7 +54,7 @@ class Sampler:
 
     @property
     def is_idle(self) -> bool:
-        return self.scheduler.is_idle and self._runner.is_idle
+        return self.scheduler.is_idle and self._runner.is_idle and not self._over
 
     def submit(self, job: Job) -> None:
         """Queue a job. A later ``step`` returns it when it is done or has failed."""

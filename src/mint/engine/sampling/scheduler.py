@@ -500,13 +500,12 @@ class Scheduler:
             self._release(sequence)
 
     def cancel(self, job: Job) -> None:
-        """Remove a job's running sequences; waiting ones are skipped when their turn comes."""
+        """Remove a job's running sequences; waiting ones are skipped when their turn comes.
+
+        Its prompt stays until then: sequences of other jobs may be about to start from it.
+        """
         self.retire({s for s in self.running if s.job is job})
         self._waiting.cancel(job)
-        for prefill in [p for p in self._ready if job in p.jobs]:
-            prefill.jobs.remove(job)
-            if not prefill.jobs:
-                self._free(prefill)
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.release(sequence.blocks)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter
+from mint.engine.cuda_graph import capture, warm_up
 from mint.engine.messages import LoraSpec
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import Lora
@@ -128,21 +129,15 @@ class _RecordedPass:
         def run_backward(hidden: Tensor, grad: Tensor) -> list[Tensor | None]:
             return list(torch.autograd.grad(hidden, parameters, grad, allow_unused=True))
 
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # whatever has to be compiled is compiled here
-            warm = run_forward()
-            hidden_grad = torch.zeros_like(warm)
-            run_backward(warm, hidden_grad)
-            del warm
-        torch.cuda.current_stream().wait_stream(stream)
-        forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward, pool=memory):
+        def run_both() -> None:
             hidden = run_forward()
-        with torch.cuda.graph(backward, pool=forward.pool()):
-            grads = run_backward(hidden, hidden_grad)
-        hidden = hidden.detach()
-        return cls(adapter, lora, inputs, hidden, hidden_grad, grads, forward, backward)
+            run_backward(hidden, torch.zeros_like(hidden))
+
+        warm_up(run_both)
+        forward, hidden = capture(run_forward, memory)
+        hidden_grad = torch.zeros_like(hidden)
+        backward, grads = capture(lambda: run_backward(hidden, hidden_grad), forward.pool())
+        return cls(adapter, lora, inputs, hidden.detach(), hidden_grad, grads, forward, backward)
 
     @torch.no_grad()
     def load(self, tree: PrefixTree, adapter: Adapter) -> None:

@@ -252,20 +252,22 @@ class LoraTrainer:
                 bonus = terms.entropy_loss(entropy, batch.inputs)
                 each, sums["entropy_loss"] = each + bonus, bonus.sum()
             sums["loss"] = each.sum()
+        grads: list[Tensor | None] = [None] * len(parameters)
         if not forward_only:
             if replay is not None:
                 grads = replay.gradients(sums["loss"], parameters)
             else:
                 grads = [*torch.autograd.grad(sums["loss"], parameters, allow_unused=True)]
             sums["gradient_norm"] = _norm(grads)
-            accumulate(parameters, grads)
         arrays = {"logprobs": lp, "losses": each}
         if terms.entropy and entropy is not None:
             arrays["entropy"] = entropy
         if batch.targets.kept is not None:
             sums["kept_tokens"] = (batch.targets.kept >= 0).any(-1).sum()
         sums, arrays = ({k: v.detach() for k, v in d.items()} for d in (sums, arrays))
-        return _Pass(sums, arrays, batch.shapes)
+        result = _Pass(sums, arrays, batch.shapes)
+        accumulate(parameters, grads)  # last: what fails before is run again
+        return result
 
     def optim_step(self, params: AdamSettings) -> dict[str, float]:
         """One AdamW step on the accumulated gradient, which is then cleared.
@@ -343,8 +345,8 @@ class LoraTrainer:
         for key, value in state.items():
             index, _, field = key.partition(".")
             parameter = parameters[int(index)]
-            place = value if field == "step" else value.to(parameter.device)
-            self._optimizer.state[parameter][field] = place
+            # The step too: a GPU's optimizer, one kernel for all tensors, reads it there.
+            self._optimizer.state[parameter][field] = value.to(parameter.device)
 
     def _require_same_shape(self, loaded: Adapter) -> None:
         mine, theirs = self.adapter.spec, loaded.spec

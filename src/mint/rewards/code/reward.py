@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mint.rewards.code.inside.wire import Channel, Gone, decode, encode, no_reference, refuse
+from mint.rewards.code.inside.wire import Gone, MessageSocket, decode, encode, no_reference, refuse
 from mint.rewards.code.sandbox import Limits, Sandbox, python_command
 from mint.rewards.code.tests import (
     AssertTest,
@@ -161,7 +161,7 @@ def _run_checker(
                 inside=("checker", "wire"),
             )
             checker.enter_context(started)
-        control = Channel(host.fileno(), _JOB_LIMIT)
+        control = MessageSocket(host.fileno(), _JOB_LIMIT)
         control.send(encode(job, refuse))
         results = [TestResult(False, "not run: out of time")] * len(tests)
         was_started = False

@@ -13,7 +13,7 @@ import numpy as np
 from mint.rewards.judges.endpoint import ChatEndpoint
 from mint.rewards.judges.judge import marked
 from mint.rewards.reward import Reward
-from mint.rewards.score import Failure, Outcome, Sample, Score
+from mint.rewards.score import Failure, RewardOutcome, Sample, Score
 
 Pair = tuple[int, int]
 
@@ -60,17 +60,17 @@ class PairwiseJudge(Reward):
         self.endpoint, self.criterion, self.mode = endpoint, criterion, mode
         self.swap, self.longest, self.seed = swap, longest, seed
 
-    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
+    async def outcomes(self, samples: Sequence[Sample]) -> list[RewardOutcome]:
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for index, sample in enumerate(samples):
             groups[sample.metadata.get("group", sample.prompt)].append(index)
         slots = asyncio.Semaphore(self.endpoint.parallel)
-        outcomes: list[Outcome] = [None] * len(samples)
+        outcomes: list[RewardOutcome] = [None] * len(samples)
 
         async def one(members: list[int]) -> None:
             group = [samples[index] for index in members]
             try:
-                scored: Sequence[Outcome] = await self._scored(group, slots)
+                scored: Sequence[RewardOutcome] = await self._scored(group, slots)
             except Exception as error:
                 scored = [Failure(self.name, error) for _ in group]
             for index, outcome in zip(members, scored, strict=True):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from mint.rewards.reward import Reward, RewardLike, as_reward
-from mint.rewards.score import Failure, Outcome, Sample, Score
+from mint.rewards.score import Failure, RewardOutcome, Sample, Score
 
 Weights = Mapping[str, float]
 Scores = Mapping[str, Score]
@@ -20,12 +20,12 @@ class Combined(Reward):
     def __init__(self, name: str, components: Mapping[str, Reward], combine: Combine) -> None:
         self.name, self.components, self.combine = name, dict(components), combine
 
-    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
+    async def outcomes(self, samples: Sequence[Sample]) -> list[RewardOutcome]:
         rewards = self.components.values()
         columns = await asyncio.gather(*(reward.outcomes(samples) for reward in rewards))
         return [self._outcome(row) for row in zip(*columns, strict=True)]
 
-    def _outcome(self, row: Sequence[Outcome]) -> Outcome:
+    def _outcome(self, row: Sequence[RewardOutcome]) -> RewardOutcome:
         failure = next((outcome for outcome in row if isinstance(outcome, Failure)), None)
         named = zip(self.components, row, strict=True)
         return failure or self.combine({n: each for n, each in named if isinstance(each, Score)})
@@ -187,8 +187,8 @@ class MultiTask(Reward):
     def __init__(self, rewards: Mapping[str, Reward], key: str) -> None:
         self.rewards, self.key = dict(rewards), key
 
-    async def outcomes(self, samples: Sequence[Sample]) -> list[Outcome]:
-        outcomes: list[Outcome] = [None] * len(samples)
+    async def outcomes(self, samples: Sequence[Sample]) -> list[RewardOutcome]:
+        outcomes: list[RewardOutcome] = [None] * len(samples)
         for task, reward in self.rewards.items():
             chosen = [i for i, each in enumerate(samples) if each.metadata.get(self.key) == task]
             scored = await reward.outcomes([samples[index] for index in chosen]) if chosen else []

@@ -30,6 +30,8 @@ class ContextFull(RuntimeError):
 
 @dataclass(frozen=True)
 class Reply:
+    """A reply of the model."""
+
     text: str
     tokens: list[int] = field(repr=False)
     truncated: bool = False
@@ -38,7 +40,7 @@ class Reply:
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """The tools that the reply calls. What stands in a thought is not a call."""
+        """The tool calls of the reply. Calls inside a thought do not count."""
         return parse_tool_calls(self.text, self.thinking)
 
     @property
@@ -48,9 +50,9 @@ class Reply:
 
 
 class Chat:
-    """The conversation that an environment leads.
+    """A conversation between an environment and the model.
 
-    Either say things and ask for replies::
+    Either add messages and ask for replies::
 
         chat.user("What is 2 + 2?")
         reply = await chat.reply()

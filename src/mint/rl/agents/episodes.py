@@ -20,7 +20,8 @@ class Episodes(ABC):
 
     ``make`` returns a new environment, or a client of one, for every rollout; ``tasks`` are
     arguments of its ``reset``. ``to_action`` turns a reply into an action; its ``ValueError`` is
-    shown to the model and paid with ``invalid_reward``. ``show`` turns an observation into text.
+    shown to the model, and the reply gets ``invalid_reward``. ``show`` turns an observation into
+    text.
     """
 
     make: Callable[[], Any]

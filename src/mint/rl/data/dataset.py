@@ -1,4 +1,4 @@
-"""Own data as a task: prompts, gold answers and metadata from the rows of a file.
+"""Your own data as a task: prompts, gold answers and metadata from the rows of a file.
 
     from mint.rl import DatasetTask, RLConfig, run_grpo
 
@@ -110,7 +110,7 @@ class DatasetTask(RLAdapter):
         self.name = f"{Path(file).resolve().stem} {digest}"
 
     def _chosen_reward(self, reward: RewardLike | None, file: str) -> Reward:
-        given = reward if reward is not None else getattr(self, "paid_by", None)
+        given = reward if reward is not None else getattr(self, "other_reward", None)
         if given is None:
             if self.columns.answer is None:
                 raise self.columns.no_answer(file)

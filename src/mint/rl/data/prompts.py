@@ -20,7 +20,7 @@ from mint.rl.task import identify, overrides
 from mint.tokenizer import plain_tokenizer
 
 _RandomState = tuple[Any, Any]  # of the modules ``random`` and ``numpy.random``
-_MOST_CALLS = 20  # of ``build_dataset`` for one step, before it has to do with fewer items
+_MOST_CALLS = 20  # of ``build_dataset`` for one step, before it makes do with fewer items
 _USED_UP = 3  # calls that return nothing new to a step, before the dataset is used up
 _NO_MORE_HELD_OUT = 5  # calls in a row without a new item, before the holdout is complete
 

@@ -119,7 +119,7 @@ def compare(first: SetResult, second: SetResult, seed: int = 0) -> Comparison:
 
 
 def _rates(result: SetResult) -> dict[tuple[str, int], float]:
-    """The success rate of each prompt. One that comes twice is told apart by its place."""
+    """Return the success rates by prompt; the occurrences of a repeated prompt are numbered."""
     seen: Counter[str] = Counter()
     found = {}
     for prompt in result.prompts:

@@ -22,7 +22,7 @@ from mint.rl.evaluation.scores import Evaluation, evaluate
 from mint.rl.rollouts.failures import FailureLog
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
-from mint.rl.rollouts.scoring import Ledger
+from mint.rl.rollouts.scoring import FailureCounter
 from mint.rl.runtime.connection import ServiceMonitor, connect
 from mint.rl.runtime.threads import to_thread
 from mint.rl.sampling.collector import Collector
@@ -119,8 +119,8 @@ class Examiner:
     async def _result(
         self, name: str, items: Sequence[Item], client: Any, tokenizer: Any
     ) -> SetResult:
-        adapter, cfg, ledger = self.adapter, self.cfg, Ledger(1.0, expected=LIMITS)
-        groups = await sample_groups(adapter, cfg, items, client, tokenizer, ledger, name=name)
+        adapter, cfg, counter = self.adapter, self.cfg, FailureCounter(1.0, expected=LIMITS)
+        groups = await sample_groups(adapter, cfg, items, client, tokenizer, counter, name=name)
         errors = [rollout.error for group in groups for rollout in group.rollouts]
         if errors and all(e and e.partition(":")[0] not in LIMITS for e in errors):
             raise TooManyFailures(f"No answer to the set {name!r} could be scored: {errors[0]}")
@@ -160,8 +160,8 @@ class Holdout:
         failures: FailureLog | None = None,
     ) -> Evaluation:
         """Return the result of some weights."""
-        ledger = Ledger(cfg.max_reward_failures, expected=LIMITS)
-        groups = await sample_groups(adapter, cfg, items, client, tokenizer, ledger, failures)
+        counter = FailureCounter(cfg.max_reward_failures, expected=LIMITS)
+        groups = await sample_groups(adapter, cfg, items, client, tokenizer, counter, failures)
         if self.left_out is None:
             self.left_out = find_left_out(groups)
         kept = [group for group in groups if group.identity not in self.left_out]
@@ -176,7 +176,7 @@ async def sample_groups(
     items: Sequence[Item],
     client: Any,
     tokenizer: Any,
-    ledger: Ledger,
+    counter: FailureCounter,
     failures: FailureLog | None = None,
     name: str = HOLDOUT,
 ) -> list[Group]:
@@ -186,7 +186,7 @@ async def sample_groups(
     fixed = {"reward_weights": weights if task is adapter else None, "reward_weights_end": None}
     cfg = cfg.model_copy(update=fixed)
     policy = Policy(client, tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
-    collector = Collector(task, cfg, ledger, failures, "evaluation")
+    collector = Collector(task, cfg, counter, failures, "evaluation")
     return await collector.groups(policy, items, 1, cfg.eval_samples, f"{name} ")
 
 

@@ -13,7 +13,7 @@ import mint
 from mint.rewards.reward import in_event_loop
 from mint.rl.loop.run import Run, open_run
 from mint.rl.loop.stages import compare_answers, mini_batch_sizes, penalise, policy_before, sample
-from mint.rl.loop.update import Loss, service_loss, train
+from mint.rl.loop.update import LossFunction, service_loss, train
 from mint.rl.runtime.endings import Interrupted
 from mint.rl.runtime.interruption import Interruption
 from mint.rl.runtime.threads import in_a_thread
@@ -21,7 +21,7 @@ from mint.rl.settings.config import RLConfig
 from mint.rl.settings.schedules import learning_rate_at
 
 
-async def grpo(run: Run, loss: Loss = service_loss) -> None:
+async def grpo(run: Run, loss: LossFunction = service_loss) -> None:
     """Train a run to its last step. ``loss`` computes the gradients of a mini-batch."""
     cfg, client, queue, reference = run.cfg, run.client, run.queue, run.reference
     for step in run.steps():
@@ -53,7 +53,7 @@ def run_grpo(
     cfg: RLConfig | None = None,
     *,
     service: mint.ServiceClient | None = None,
-    loss: Loss = service_loss,
+    loss: LossFunction = service_loss,
 ) -> str:
     """Train on a task, and return the path of the trained weights. Called again, it resumes.
 

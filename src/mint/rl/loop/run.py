@@ -25,14 +25,14 @@ from mint.rl.evaluation.scores import Evaluation, advice, closing_lines, evaluat
 from mint.rl.guards import Finding, Guards, masked_loss, stability_advice
 from mint.rl.loop.checkpoints import RunCheckpoints
 from mint.rl.loop.clients import reference, training_client
-from mint.rl.loop.measures import measure, staleness
+from mint.rl.loop.metrics import measure, staleness
 from mint.rl.loop.progress import step_line
 from mint.rl.loop.stages import weights_before
 from mint.rl.recording.directory import open_directory, write_service
-from mint.rl.recording.report import Analyst, RewardLog
+from mint.rl.recording.report import AnalysisWriter, RewardLog
 from mint.rl.recording.tables import rollout_rows
 from mint.rl.rollouts.failures import CodeFailure, FailureLog
-from mint.rl.rollouts.scoring import Ledger
+from mint.rl.rollouts.scoring import FailureCounter
 from mint.rl.runtime.connection import NoAnswer, ServiceMonitor, connect
 from mint.rl.runtime.endings import Interrupted, RewardsFailed, RunStopped, lost, resume_hint
 from mint.rl.runtime.interruption import Interruption
@@ -86,10 +86,10 @@ class Run:
         self.final: str | None = None
         self.interruption = interruption
         self.guards = Guards(cfg)
-        self.ledger = Ledger(cfg.max_reward_failures)
+        self.failure_counter = FailureCounter(cfg.max_reward_failures)
         self.checkpoints = RunCheckpoints(cfg.checkpoint_every, cfg.keep_every)
         self.monitors: list[Callable[[Batch], None]] = []  # called with the batch of every step
-        self._analyst: Analyst | None = None
+        self._analyst: AnalysisWriter | None = None
         self._half_done = False  # a step is partly trained: the weights match no step
         self._failures = FailureLog(self._keep_failure)
         self._elapsed, self._began = 0.0, time.monotonic()
@@ -107,7 +107,7 @@ class Run:
         self.data = Data(self.adapter, self.tokenizer, cfg)
         self._held_out = self.data.holdout() if cfg.eval_every else []
         self._holdout = Holdout()
-        collector = Collector(self.adapter, cfg, self.ledger, self._failures)
+        collector = Collector(self.adapter, cfg, self.failure_counter, self._failures)
         self.queue = GroupQueue(collector, self.data, cfg)
         self.reference = await reference(self.service, cfg)
         print(f"Model: {cfg.base_model}, run directory: {folder}", flush=True)
@@ -131,7 +131,7 @@ class Run:
         if cfg.log_rewards:
             self.monitors.append(RewardLog(folder))
         if cfg.save_reward_analysis:
-            self._analyst = Analyst(folder)
+            self._analyst = AnalysisWriter(folder)
             self.monitors.append(self._analyst.see)
         self._began = self._since = time.monotonic()
 
@@ -140,7 +140,7 @@ class Run:
         self.final = state["final"]
         self._elapsed = state["elapsed"]
         self.guards.load(state["guards"])
-        self.ledger.load(state["ledger"])
+        self.failure_counter.load(state["ledger"])
         self._holdout.left_out = state.get("left_out")
         if self.data.curriculum is not None:
             self.data.curriculum.load(state["curriculum"])
@@ -257,7 +257,7 @@ class Run:
             "elapsed": self._elapsed + time.monotonic() - self._began,
             "checkpoints": self.checkpoints.state(),
             "guards": self.guards.state(),
-            "ledger": self.ledger.state(),
+            "ledger": self.failure_counter.state(),
             "left_out": self._holdout.left_out,
             "curriculum": curriculum.state() if curriculum else {},
         }

@@ -33,7 +33,7 @@ def loss_config(cfg: RLConfig, temperature: float = 1.0) -> dict[str, float | st
     return {**own, **extensions(cfg, temperature)} or None
 
 
-Loss = Callable[
+LossFunction = Callable[
     [mint.TrainingClient, list[types.Datum], RLConfig, float],
     Awaitable[types.ForwardBackwardOutput],
 ]
@@ -56,7 +56,7 @@ async def train(
     learning_rate: float,
     reference: Reference | None = None,
     policy: Policy | None = None,
-    loss: Loss = service_loss,
+    loss: LossFunction = service_loss,
 ) -> Update:
     """Train on datums that a policy sampled. All requests are sent before any is awaited."""
     since, temperature = time.monotonic(), policy.temperature if policy else 1.0
@@ -88,7 +88,7 @@ async def _update(
     learning_rate: float,
     reference: Reference | None,
     temperature: float,
-    loss: Loss,
+    loss: LossFunction,
 ) -> Update:
     """Request the gradients and the optimizer steps, and read the answers."""
     batch, found = list(datums), dict[str, float]()

@@ -27,7 +27,7 @@ _EXAMPLES = 3
 _SHOWN = 1000
 
 
-class Analyst:
+class AnalysisWriter:
     """Collects the right answers during a run, and writes the analysis at its end."""
 
     def __init__(self, folder: Path) -> None:

@@ -125,7 +125,7 @@ def _figures(data: Data) -> str:
         f"{data['count']} rewards of {data['rollouts']} rollouts{read}, {data['failed']} not "
         f"scored; mean {data['mean']:.3f}, standard deviation {data['std']:.3f}, variance "
         f"{data['variance']:.3f}, skewness {data['skewness']:+.2f}, from {data['minimum']:.3f} to "
-        f"{data['maximum']:.3f}; {data['ties']:.0%} of {data['groups']} groups constant; "
+        f"{data['maximum']:.3f}; {data['ties']:.0%} of {data['groups']} groups have equal rewards; "
         f"correlation with length {data['length_correlation']:+.2f}."
     )
 

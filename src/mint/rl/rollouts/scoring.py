@@ -26,8 +26,8 @@ _QUESTIONS = ("prompt", "question", "problem")
 ANSWERS = ("answer", "ground_truth")
 
 
-class Ledger:
-    """Counts failed rewards, but for ``expected`` exceptions, and stops a run at too many."""
+class FailureCounter:
+    """Counts failed rewards, except ``expected`` exceptions; too many of them stop a run."""
 
     def __init__(self, max_share: float, expected: Sequence[str] = ()) -> None:
         self.max_share = max_share
@@ -36,7 +36,7 @@ class Ledger:
         self.ever_scored = False
 
     def record(self, sample: Any, rollout: Rollout) -> None:
-        """Take a rollout into account, and log it when it could not be scored."""
+        """Count a rollout, and log it if it could not be scored."""
         reason = self._reason(rollout)
         self.recent.append(reason)
         self.ever_scored |= reason == _SCORED
@@ -64,7 +64,7 @@ class Ledger:
             raise TooManyFailures(self._message(failed, of))
 
     def _check_step(self, fresh: Sequence[str], prompts: int) -> None:
-        """Nothing of a step was scored. A single prompt may be at fault, except at the start."""
+        """Raise if nothing of a step was scored, unless a single prompt may be at fault."""
         failed = [reason for reason in fresh if reason != _NONE]
         if failed and self.max_share < 1 and (prompts > 1 or not self.ever_scored):
             raise TooManyFailures(self._message(failed, str(len(fresh))))

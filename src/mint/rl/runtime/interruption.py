@@ -2,8 +2,8 @@
 
 ``asyncio.Runner`` cancels its task at the first Ctrl-C, wherever that is, and raises in the middle
 of anything at the second. It cannot let a step that is being trained on end first, leave the saving
-at the end of a run alone, or be told by a notebook, whose Ctrl-C arrives in another thread; and it
-waits for ever for a task or a thread that does not end. That is all that this module adds.
+at the end of a run alone, or react to a notebook, whose Ctrl-C arrives in another thread; and it
+waits forever for a task or a thread that does not end. That is all that this module adds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Interruption:
     cancel at the second press; or ``ignore`` it while the run is closed, which takes no time. A
     press while an earlier one has been waiting for the event loop means that a user's code blocks
     the loop, and raises ``KeyboardInterrupt`` there. (Never at once: raised inside asyncio, it
-    would lose the wake-up of a task, which then waits for ever.)
+    would lose the wake-up of a task, which then waits forever.)
     """
 
     def __init__(self) -> None:

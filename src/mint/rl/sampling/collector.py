@@ -16,7 +16,7 @@ from mint.rl.data.prompts import Item
 from mint.rl.rollouts.failures import CodeFailure, FailureLog
 from mint.rl.rollouts.policy import Policy, make_segment, seed_for
 from mint.rl.rollouts.rollout import Group, Rollout
-from mint.rl.rollouts.scoring import Ledger, apply_score, score_responses
+from mint.rl.rollouts.scoring import FailureCounter, apply_score, score_responses
 from mint.rl.sampling.batch import Batch
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.schedules import reward_weights_at
@@ -38,13 +38,13 @@ class Collector:
         self,
         adapter: Any,
         cfg: RLConfig,
-        ledger: Ledger,
+        counter: FailureCounter,
         failures: FailureLog | None = None,
         sampled_for: str = "training",
     ) -> None:
         self.adapter = adapter
         self.cfg = cfg
-        self.ledger = ledger
+        self.counter = counter
         self.workers = asyncio.Semaphore(cfg.reward_workers) if cfg.reward_workers else None
         self.failures = failures or FailureLog()
         self.sampled_for = sampled_for
@@ -69,7 +69,7 @@ class Collector:
     def check(self, groups: list[Group], policy: Policy, step: int) -> None:
         """Raise :class:`StepFailed` when too many rewards are missing."""
         try:
-            self.ledger.check(groups)
+            self.counter.check(groups)
         except TooManyFailures as error:
             batch = Batch(step, groups, policy)
             raise StepFailed(str(error), batch, self.sampled_for) from error
@@ -87,7 +87,7 @@ class Collector:
         now, cfg = time.time(), self.cfg
         for rollout in group.rollouts:
             rollout.sampled_at = now
-            self.ledger.record(item.sample, rollout)
+            self.counter.record(item.sample, rollout)
             for failure in rollout.failures:
                 self.failures.see(failure, step, self.sampled_for)
             rollout.masked = rollout.truncated and cfg.mask_truncated

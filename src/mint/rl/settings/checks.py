@@ -14,7 +14,7 @@ _OF_EVALUATION = ("eval_samples", "eval_temperature", "holdout_size")
 
 
 def conflicts(cfg: RLConfig) -> Iterator[str]:
-    """Return what is wrong with settings that are each right by themselves, and what to set."""
+    """Return what is wrong with settings that are valid one by one, and what to set."""
     if cfg.temperature == 0:
         yield "temperature is 0, so all answers of a group would be equal. Try 0.8."
     if cfg.temperature_schedule != "constant" and not cfg.temperature_end:
@@ -34,12 +34,12 @@ def conflicts(cfg: RLConfig) -> Iterator[str]:
             f"eval_samples is {cfg.eval_samples} but eval_temperature is 0, which makes all "
             "answers equal. Set eval_temperature, for example to 0.8."
         )
-    yield from _of_the_temperature(cfg)
-    yield from _of_the_order(cfg)
+    yield from _temperature_conflicts(cfg)
+    yield from _order_conflicts(cfg)
 
 
-def _of_the_temperature(cfg: RLConfig) -> Iterator[str]:
-    """Conflicts of training on the distribution that was sampled from."""
+def _temperature_conflicts(cfg: RLConfig) -> Iterator[str]:
+    """Return conflicts in training on the distribution that was sampled from."""
     if cfg.matches_sampling and cfg.kl_loss_coef > 0 and not cfg.samples_plainly:
         yield (
             "kl_loss_coef compares logprobs at temperature 1 over all tokens, but with "
@@ -59,8 +59,8 @@ def _of_the_temperature(cfg: RLConfig) -> Iterator[str]:
         )
 
 
-def _of_the_order(cfg: RLConfig) -> Iterator[str]:
-    """Conflicts of mini-batches and of sampling ahead."""
+def _order_conflicts(cfg: RLConfig) -> Iterator[str]:
+    """Return conflicts of mini-batches and of sampling ahead."""
     if cfg.mini_batches > cfg.batch_size:
         yield (
             f"mini_batches is {cfg.mini_batches}, more than the {cfg.batch_size} prompts of "

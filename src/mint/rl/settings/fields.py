@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from mint.settings import Strings, listed, setting
 from mint.watch.sinks import SinkName
 
-Loss = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"]
+LossName = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"]
 Advantage = Literal["centre", "standardise", "leave_one_out", "dr_grpo", "batch", "global"]
 Estimator = Literal["k1", "k2", "k3"]
 Aggregation = Literal["sum", "token", "sequence", "constant"]
@@ -51,7 +51,7 @@ class ModelSettings(StrictSettings):
 class AlgorithmSettings(StrictSettings):
     """The loss, the advantages, the KL, and how a batch is used."""
 
-    loss_fn: Loss = setting(
+    loss_fn: LossName = setting(
         "importance_sampling",
         "ppo, cispo or gspo when batches are used twice or training is unstable",
     )

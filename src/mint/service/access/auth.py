@@ -35,7 +35,7 @@ def create_key(
     """Create a key and return it; only its hash is stored. MinT's client takes ``sk-`` keys."""
     key = f"{prefix}{secrets.token_urlsafe(24)}"
     row = ApiKey(
-        hash=_hash_of(key),
+        hash=_hash_key(key),
         name=name,
         user=user,
         scope=scope.label,
@@ -46,7 +46,7 @@ def create_key(
     return key
 
 
-def _hash_of(key: str) -> str:
+def _hash_key(key: str) -> str:
     return hashlib.sha256(key.removeprefix("tml-").encode()).hexdigest()
 
 
@@ -57,7 +57,7 @@ class Auth:
         self._settings = settings
         self._store = store
         self.secret = _read_secret(settings.home / "secret")
-        self._only_key = _hash_of(settings.api_key) if settings.api_key else None
+        self._only_key = _hash_key(settings.api_key) if settings.api_key else None
         # once there is a key, even a revoked one, keys are required
         self._keys: dict[str, ApiKey] = {}
         self._quotas: dict[str, Quota] = {}
@@ -76,7 +76,7 @@ class Auth:
 
     async def caller(self, presented: str | None) -> Caller:
         """Return the caller of a key or token, and record its use. Raises ApiError 401."""
-        key_hash = self._hash_of(presented)
+        key_hash = self._find_hash(presented)
         if self._only_key is not None:
             if hmac.compare_digest(key_hash, self._only_key):
                 return Caller(LOCAL_USER, LOCAL_USER)
@@ -94,20 +94,20 @@ class Auth:
         self._store.note_use(ApiKey, key_hash)
         return Caller(key.user, key.name, Scope.parse(key.scope))
 
-    async def user_of(self, presented: str | None) -> str:
+    async def find_user(self, presented: str | None) -> str:
         """Return the user of a key or token. Raises ApiError 401."""
         return (await self.caller(presented)).user
 
-    async def key_of(self, presented: str | None) -> ApiKey | None:
+    async def find_key(self, presented: str | None) -> ApiKey | None:
         """Return the row of an accepted key; None if the key is not in the store."""
         await self.caller(presented)
-        return self._keys.get(self._hash_of(presented))
+        return self._keys.get(self._find_hash(presented))
 
-    def _hash_of(self, presented: str | None) -> str:
+    def _find_hash(self, presented: str | None) -> str:
         """Return the hash of a key, or of the key that a token replaces."""
         key = presented or ""
         if not (key.startswith("eyJ") and key.count(".") == 2):
-            return _hash_of(key)
+            return _hash_key(key)
         try:
             claims = jwt.decode(key, self.secret, ["HS256"], {"require": ["exp", "key"]})
         except jwt.ExpiredSignatureError:
@@ -132,9 +132,9 @@ class Auth:
         """Return a signed token that replaces the presented key for an hour."""
         issued = int(time.time())
         claims = {
-            "sub": await self.user_of(presented),
+            "sub": await self.find_user(presented),
             "org_id": "mint",
-            "key": self._hash_of(presented),
+            "key": self._find_hash(presented),
             "iat": issued,
             "exp": issued + TOKEN_LIFE_S,
         }

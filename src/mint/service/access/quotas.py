@@ -56,7 +56,7 @@ class Quota:
         if self.bytes is not None and held_bytes + more_bytes > self.bytes:
             held_size, size, limit = map(readable_bytes, (held_bytes, more_bytes, self.bytes))
             raise UserError(
-                f"The checkpoints of the key {key!r} have {held_size}, this one has {size}, and "
+                f"The checkpoints of the key {key!r} take {held_size}, this one takes {size}, and "
                 f"the quota is {limit}.{_DELETE}{_raise(key, 'bytes')}"
             )
 
@@ -65,7 +65,7 @@ class Quota:
         if self.samplers is not None and in_use >= self.samplers:
             raise ApiError(
                 429,
-                f"The key {key!r} samples from {_many(in_use, 'sampler')} now, and its quota is "
+                f"The key {key!r} is sampling from {_many(in_use, 'sampler')}, and its quota is "
                 f"{self.samplers}; retry when one of them is idle.{_raise(key, 'samplers')}",
             )
 
@@ -76,13 +76,13 @@ class Quota:
             return
         if more > limit:
             raise UserError(
-                f"This request may take {more} tokens (prompt, and max_tokens for each sample), "
+                f"This request may use {more} tokens (prompt, and max_tokens for each sample), "
                 f"and the key {key!r} may have {limit} in flight. Ask for fewer samples or a "
                 f"smaller max_tokens.{_raise(key, 'tokens-in-flight')}"
             )
         raise ApiError(
             429,
-            f"The key {key!r} has {in_flight} tokens in flight and this request may take {more} "
+            f"The key {key!r} has {in_flight} tokens in flight and this request may use {more} "
             f"more, beyond its quota of {limit}; retry when others are done.",
         )
 

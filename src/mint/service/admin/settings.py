@@ -115,8 +115,8 @@ class Settings(BaseModel):
     model_idle_s: Seconds = 1800.0
     """A base model that is idle for this long is unloaded; those in ``models`` stay."""
     memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """What all loaded base models may take, of the GPU's memory on a GPU and of the machine's on a
-    CPU; the least recently used is unloaded to make room."""
+    """Memory for all loaded base models: the GPU's on a GPU, the machine's on a CPU. The least
+    recently used one is unloaded to make room."""
     link_kept_s: Seconds = 3600.0
     """How long a signed download link works."""
     disk_reserve_bytes: ByteSize = ByteSize(512 * 1024 * 1024)
@@ -127,11 +127,11 @@ class Settings(BaseModel):
     """Samples in progress at once; further requests get 429, and clients retry. A user may have
     four fifths of what the others leave."""
     max_result_bytes: NonNegativeInt = 256 * 1024 * 1024
-    """What finished results may take in memory; beyond it, the oldest move to the disk. A user may
-    have four fifths of what the others leave."""
+    """Memory for finished results; beyond it, the oldest are moved to disk. A user may have four
+    fifths of what the others leave."""
     max_stored_result_bytes: NonNegativeInt = 4 * 1024 * 1024 * 1024
-    """What finished results may take on disk; beyond it, the oldest are no longer kept, and clients
-    send the sample again."""
+    """Disk space for finished results; beyond it, the oldest are dropped, and clients send the
+    sample again."""
     request_limit_s: Seconds = 60.0
     """How long the headers of a request may take to arrive; its body may take as long, and a second
     more for every 10 kB."""

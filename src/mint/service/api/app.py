@@ -8,6 +8,7 @@ from mint.service.api.dashboard import Dashboard
 from mint.service.api.failures import HANDLED, describe_failure
 from mint.service.api.gauges import Gauges
 from mint.service.api.limits import BodyLimit
+from mint.service.api.origins import OriginCheck
 from mint.service.api.routes import (
     futures,
     health,
@@ -21,7 +22,6 @@ from mint.service.api.routes import (
     usage,
     weights,
 )
-from mint.service.api.visitors import Visitors
 from mint.service.service import Service
 from mint.service.wire.decoding import machine_budget
 
@@ -56,7 +56,7 @@ def create_app(service: Service) -> FastAPI:
         on_disk=(_UPLOAD,),
     )
     app.add_middleware(
-        Visitors,
+        OriginCheck,
         is_loopback=service.settings.is_loopback,
         allowed_hosts=service.settings.allowed_hosts,
     )

@@ -36,12 +36,12 @@ class Dashboard:
         await self._app(scope, receive, send)
 
     def _create(self) -> ASGIApp:
-        from mint.watch.dashboard.library import Library
+        from mint.watch.dashboard.run_index import RunIndex
         from mint.watch.dashboard.server import Watch, create_app
 
         folders = [Path(self._service.settings.runs).expanduser().absolute()]
-        library = Library(folders, more=self._trained_here)
-        watch = Watch(library, service=self._status, may_read=self._may_read_runs)
+        index = RunIndex(folders, more=self._trained_here)
+        watch = Watch(index, service=self._status, may_read=self._may_read_runs)
         return create_app(watch, hosts=() if self._service.settings.is_loopback else None)
 
     def _trained_here(self) -> list[Path]:
@@ -62,7 +62,7 @@ class Dashboard:
         return is_local and user == LOCAL_USER
 
     async def _user(self, request: Request) -> str:
-        return await self._service.auth.user_of(request.headers.get("x-api-key"))
+        return await self._service.auth.find_user(request.headers.get("x-api-key"))
 
     async def _status(self, request: Request) -> dict[str, Any]:
         """Return the state of the service, as far as the caller may see it."""

@@ -98,7 +98,7 @@ class BodyLimit:
             if received > limit:
                 raise ApiError(413, f"The request has more than {limit} bytes. Send less.")
             if in_memory and self.held > max(self.memory, received):
-                raise ApiError(429, "Too many large requests arrive at once; retry.")
+                raise ApiError(429, "Too many large requests are arriving at once; retry.")
             return message
 
         try:

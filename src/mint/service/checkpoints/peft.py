@@ -134,7 +134,7 @@ def mix(
     rank = sum(adapter.rank for adapter in adapters)
     if rank > MAX_RANK:
         raise UserError(
-            f"The sum of these adapters has rank {rank}, and the largest is {MAX_RANK}. "
+            f"The sum of these adapters has rank {rank}, and at most {MAX_RANK} is supported. "
             "Interpolate fewer at a time."
         )
     spec = LoraSpec(rank)

@@ -158,9 +158,9 @@ class CheckpointStore:
         except FileNotFoundError as error:
             raise damaged(what, f"{DESCRIPTION} is missing") from error
         except ValidationError as error:
-            raise damaged(what, f"{DESCRIPTION} is changed") from error
+            raise damaged(what, f"{DESCRIPTION} has changed since it was saved") from error
         if not found.sha256 and "adapter_digest" in found.model_fields_set:
-            raise damaged(what, f"{DESCRIPTION} has no checksums any more, so it is changed")
+            raise damaged(what, f"{DESCRIPTION} has lost its checksums")
         return found
 
     # ---- saving: begin, let the engine write into the draft, then publish or discard -------------

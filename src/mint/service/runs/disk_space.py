@@ -21,9 +21,9 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 5.0
 
 
 def why_paused(free: int, reserve: int) -> str:
-    """Return that training is paused for a full disk, and what to do."""
+    """Say that training is paused because the disk is full, and what to do."""
     return (
-        f"paused for a full disk: {_megabytes(free)} are free on the disk of the service"
+        f"paused because the disk is full: {_megabytes(free)} are free on the disk of the service"
         f"{f', and training needs {_megabytes(reserve)}' if free < reserve else ''}. It resumes "
         "when there is space: delete files, for example old checkpoints (mint checkpoints prune)"
     )

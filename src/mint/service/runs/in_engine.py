@@ -47,7 +47,7 @@ _CHANGES_THE_RUN = (*GRADIENT_KINDS, "optim_step", "load_weights")
 
 
 @dataclass(frozen=True)
-class Done:
+class GroupResult:
     """The result of a group: a response per operation, and the JSON result if it is small."""
 
     answers: list[Response]
@@ -55,7 +55,7 @@ class Done:
     tokens: int = 0
 
     @classmethod
-    def json(cls, kind: str, tokens: int = 0, **fields: Any) -> "Done":
+    def json(cls, kind: str, tokens: int = 0, **fields: Any) -> "GroupResult":
         result = {**fields, "type": kind}
         return cls([Response.json(result)], result, tokens)
 
@@ -95,10 +95,10 @@ class RunInEngine:
         """Load the run into its engine, if it is not there."""
         await self._in_engine("loading", lambda engine: asyncio.sleep(0))
 
-    async def perform(self, kind: str, seq_ids: Sequence[int]) -> Done:
+    async def perform(self, kind: str, seq_ids: Sequence[int]) -> GroupResult:
         """Execute a group of operations. Raises UserError for the user's mistakes."""
 
-        async def work(engine: EngineProcess) -> Done:
+        async def work(engine: EngineProcess) -> GroupResult:
             start = time.monotonic()
             try:
                 return await self._perform(engine, kind, seq_ids)
@@ -204,10 +204,12 @@ class RunInEngine:
 
     # ---- operations: training -------------------------------------------------------------------
 
-    async def _perform(self, engine: EngineProcess, kind: str, seq_ids: Sequence[int]) -> Done:
+    async def _perform(
+        self, engine: EngineProcess, kind: str, seq_ids: Sequence[int]
+    ) -> GroupResult:
         if kind in ("forward", "forward_backward"):
             return await self._forward_backward(engine, seq_ids)
-        kinds: dict[str, tuple[type[requests.Request], Callable[..., Awaitable[Done]]]] = {
+        kinds: dict[str, tuple[type[requests.Request], Callable[..., Awaitable[GroupResult]]]] = {
             "forward_backward_reverse_kl": (requests.ReverseKl, self._reverse_kl),
             "optim_step": (requests.OptimStep, self._optim_step),
             "save_weights": (requests.SaveWeights, self._save),
@@ -221,7 +223,7 @@ class RunInEngine:
         request = await asyncio.to_thread(requests.parse, model, body)
         return await work(engine, seq_id, request)
 
-    async def _forward_backward(self, engine: EngineProcess, seq_ids: Sequence[int]) -> Done:
+    async def _forward_backward(self, engine: EngineProcess, seq_ids: Sequence[int]) -> GroupResult:
         bodies = await asyncio.to_thread(lambda: [self._journal.body(n) for n in seq_ids])
         entries = [self._journal.entries[n] for n in seq_ids]
         operations = await self._parts.decoder.forward_backward(
@@ -236,11 +238,11 @@ class RunInEngine:
             lambda: [codec.encode_forward_backward(result) for result in results]
         )
         tokens = sum(operation.tokens for operation in operations)
-        return Done([Response.protobuf(body) for body in encoded], tokens=tokens)
+        return GroupResult([Response.protobuf(body) for body in encoded], tokens=tokens)
 
     async def _reverse_kl(
         self, engine: EngineProcess, seq_id: int, request: requests.ReverseKl
-    ) -> Done:
+    ) -> GroupResult:
         data = await asyncio.to_thread(codec.decode_reverse_kl, request.data)
         reference = await self._references.load(engine, request.reference_model_path, seq_id)
         losses, metrics = await engine.call(
@@ -253,41 +255,41 @@ class RunInEngine:
         outputs = [{"loss": {"data": [x], "shape": [1], "dtype": "float32"}} for x in losses]
         tokens = sum(len(datum.student) for datum in data)
         kind = "mint_forward_backward_reverse_kl"
-        return Done.json(kind, tokens, outputs=outputs, metrics=metrics)
+        return GroupResult.json(kind, tokens, outputs=outputs, metrics=metrics)
 
     async def _optim_step(
         self, engine: EngineProcess, seq_id: int, request: requests.OptimStep
-    ) -> Done:
+    ) -> GroupResult:
         params = AdamSettings(**request.adam_params.model_dump())
         metrics = await engine.call("optim_step", run_id=self._row.id, params=params)
-        return Done.json("optim_step", metrics=metrics)
+        return GroupResult.json("optim_step", metrics=metrics)
 
     # ---- operations: weights --------------------------------------------------------------------
 
     async def _save(
         self, engine: EngineProcess, seq_id: int, request: requests.SaveWeights
-    ) -> Done:
+    ) -> GroupResult:
         row = await self._write(engine, "save_state", self._new(TRAINING, seq_id, request))
-        return Done.json("save_weights", path=row.uri)
+        return GroupResult.json("save_weights", path=row.uri)
 
     async def _export(
         self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsExternal
-    ) -> Done:
+    ) -> GroupResult:
         path = CheckpointPath(self._row.id, EXTERNAL, check_name(request.path))
         new = NewCheckpoint(path, seq_id, ttl_seconds=request.ttl_seconds)
         row = await self._write(engine, "save_adapter", new)
-        return Done.json("save_weights_external", path=row.uri, size_bytes=row.size_bytes)
+        return GroupResult.json("save_weights_external", path=row.uri, size_bytes=row.size_bytes)
 
     async def _save_for_sampler(
         self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsForSampler
-    ) -> Done:
+    ) -> GroupResult:
         kind = "save_weights_for_sampler"
         if request.path is None and request.sampling_session_seq_id is not None:
             sampler_id = f"{self._row.session_id}:sample:{request.sampling_session_seq_id}"
             await self._samplers.freeze(self._row, sampler_id, engine, seq_id)
-            return Done.json(kind, sampling_session_id=sampler_id)
+            return GroupResult.json(kind, sampling_session_id=sampler_id)
         row = await self._write(engine, "save_adapter", self._new(SAMPLER, seq_id, request))
-        return Done.json(kind, path=row.uri)
+        return GroupResult.json(kind, path=row.uri)
 
     def _new(self, kind: str, seq_id: int, request: requests.SaveWeights) -> NewCheckpoint:
         name = f"operation-{seq_id}" if request.path is None else check_name(request.path)
@@ -310,12 +312,12 @@ class RunInEngine:
 
     async def _load(
         self, engine: EngineProcess, seq_id: int, request: requests.LoadWeights
-    ) -> Done:
+    ) -> GroupResult:
         folder = await asyncio.to_thread(self._references.to_load, request, seq_id)
         await engine.call(
             "load_state", run_id=self._row.id, folder=str(folder), optimizer=request.optimizer
         )
-        return Done.json("load_weights", path=CheckpointPath.parse(request.path).uri)
+        return GroupResult.json("load_weights", path=CheckpointPath.parse(request.path).uri)
 
     # ---- snapshots ------------------------------------------------------------------------------
 

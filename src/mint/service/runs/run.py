@@ -18,7 +18,7 @@ from mint.service.errors import ApiError, EngineDied, UserError, explain, readab
 from mint.service.futures import Response, WaitReason
 from mint.service.parts import Parts
 from mint.service.runs.disk_space import DiskSpace
-from mint.service.runs.in_engine import Done, RunInEngine
+from mint.service.runs.in_engine import GroupResult, RunInEngine
 from mint.service.runs.journal import Journal, Outcome
 from mint.service.runs.stream import Operation, Stream
 from mint.service.sampling.samplers import Samplers
@@ -221,12 +221,12 @@ class TrainingRun:
 
     async def abandon(self, why: str) -> None:
         """Fail all operations that wait for a missing number."""
-        for operation in self._stream.give_up():
+        for operation in self._stream.drop_waiting():
             await self._close(Outcome(operation.kind, [operation.seq_id], why, "user"), None)
 
     async def _run(self, group: list[Operation]) -> None:
         kind, seq_ids = group[0].kind, [operation.seq_id for operation in group]
-        done: Done | None = None
+        done: GroupResult | None = None
         try:
             for operation in group:
                 if operation.error is not None:
@@ -251,7 +251,7 @@ class TrainingRun:
             self._usage.add(self.row.key, self.row.id, **{counted: done.tokens})
         await self._in_engine.maybe_snapshot(kind if done is not None else None, self._stream.next)
 
-    async def _close(self, outcome: Outcome, done: Done | None) -> None:
+    async def _close(self, outcome: Outcome, done: GroupResult | None) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)
         self._in_engine.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         for index, seq_id in enumerate(outcome.seq_ids):

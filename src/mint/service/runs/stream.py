@@ -95,7 +95,7 @@ class Stream:
     def _is_turn_of_unnumbered(self) -> bool:
         return bool(self._unnumbered) and self._unnumbered[0][0] <= self.next
 
-    def give_up(self) -> list[Operation]:
+    def drop_waiting(self) -> list[Operation]:
         """Remove everything that waits for a missing number, so that later numbers can run."""
         stranded = [self._waiting[n] for n in sorted(self._waiting)]
         self.next = max(self._waiting, default=self.next - 1) + 1

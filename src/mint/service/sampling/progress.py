@@ -68,6 +68,6 @@ class AdmittedSample:
         before = max(self.number - started[self.line], 0)
         everyone = sum(came[line] - started[line] for line in came if line[0] == base_model)
         return (
-            f"queued behind {before} samples of this user; {everyone} samples of all users "
-            f"wait for {base_model}"
+            f"queued behind {before} samples of this user; {everyone} samples in all wait "
+            f"for {base_model}"
         )

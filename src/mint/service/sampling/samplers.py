@@ -137,7 +137,7 @@ class Samplers:
         return sampler.engine is engine or self.evicted.find(sampler.row) is not None
 
     def are_kept(self, run: RunRow) -> bool:
-        """Return whether all ephemeral samplers of a run are on disk, or none is to be."""
+        """Return whether all ephemeral samplers of a run are on disk, or need not be."""
         if self._settings.samplers_kept_per_run == 0:
             return True
         rows = self._parts.store.samplers_of_run(run)
@@ -170,15 +170,15 @@ class Samplers:
     async def release_session(self, session_id: str) -> None:
         """Free the memory. What is not on disk can be replayed from the journal of its run, or was
         beyond what is kept of an unloaded run."""
-        for sampler in self._of_session(session_id):
+        for sampler in self._in_session(session_id):
             await sampler.drop()
             self._samplers.pop(sampler.row.id, None)
 
     def is_sampling(self, session_id: str) -> bool:
         """Return whether a sampler of the session is in use."""
-        return any(sampler.users for sampler in self._of_session(session_id))
+        return any(sampler.users for sampler in self._in_session(session_id))
 
-    def _of_session(self, session_id: str) -> list[SamplingSession]:
+    def _in_session(self, session_id: str) -> list[SamplingSession]:
         return [s for s in self._samplers.values() if s.row.session_id == session_id]
 
     def open_paths(self) -> set[str]:

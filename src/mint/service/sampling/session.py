@@ -28,8 +28,8 @@ RestoreRun = Callable[[str, str], Awaitable[None]]
 OnTokens = Callable[[list[SampledToken]], None]
 
 
-class WeightsUnproven(UserError):
-    """A sampler does not have the weights that it was created with, so it does not answer."""
+class WeightsMismatch(UserError):
+    """The weights of a sampler are not those that it was created with."""
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class SamplingSession:
     tenant: str
     """Whose samples these are: tenants share the engine evenly."""
     engine: EngineProcess | None = None
-    refused: WeightsUnproven | None = None
+    refused: WeightsMismatch | None = None
     users: int = 0
     used_at: float = field(default_factory=time.monotonic)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -112,7 +112,7 @@ class SamplingSession:
         )
         if result.digest != self.row.digest:
             await self.drop()
-            raise self._unproven("its engine answered with other weights")
+            raise self._mismatch("its engine has other weights")
         return result
 
     @property
@@ -162,8 +162,8 @@ class SamplingSession:
         row = self.row
         digest = await engine.call("create_sampler", sampler_id=row.id, run_id=row.run_id)
         try:
-            await self._prove(digest, engine)
-        except WeightsUnproven as error:
+            await self._check_digest(digest, engine)
+        except WeightsMismatch as error:
             self.refused = error
         else:
             self.engine, self.refused = engine, None
@@ -183,20 +183,20 @@ class SamplingSession:
         self, engine: EngineProcess, folder: str | None, saved: str | None = None
     ) -> None:
         digest = await engine.call("create_sampler", sampler_id=self.row.id, folder=folder)
-        await self._prove(digest, engine, saved)
+        await self._check_digest(digest, engine, saved)
 
-    async def _prove(
+    async def _check_digest(
         self, found: str | None, engine: EngineProcess, saved: str | None = None
     ) -> None:
         """Compare the digest of weights in an engine with the sampler's, or else with ``saved``.
 
-        The first digest is recorded. Raises WeightsUnproven.
+        The first digest is recorded. Raises WeightsMismatch.
         """
         row, known = self.row, self.row.digest or saved
         if known is not None and known != found:
             log.error("the weights of %s have digest %s instead of %s", row.id, found, known)
             await engine.call("drop_sampler", sampler_id=row.id)
-            raise self._unproven("their digest is not the one that was recorded at first")
+            raise self._mismatch("their digest is not the one that was recorded")
         if row.digest is None and found is not None:
             row.digest = found
             await asyncio.to_thread(self.parts.store.note_digest, row.id, found)
@@ -244,10 +244,10 @@ class SamplingSession:
             "save_weights_for_sampler()."
         )
 
-    def _unproven(self, why: str) -> WeightsUnproven:
-        return WeightsUnproven(
-            f"The sampler {self.row.id} cannot prove its weights, so it does not answer: {why}. "
-            "Create a new one with save_weights_and_get_sampling_client(), or from a checkpoint "
-            "with create_sampling_client(model_path=...). If a file was damaged, check the disk "
-            "of the service."
+    def _mismatch(self, why: str) -> WeightsMismatch:
+        return WeightsMismatch(
+            f"The weights of the sampler {self.row.id} could not be verified, so it does not "
+            f"sample: {why}. Create a new one with save_weights_and_get_sampling_client(), or from "
+            "a checkpoint with create_sampling_client(model_path=...). If a file was damaged, "
+            "check the disk of the service."
         )

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mint.watch.dashboard.library import Library, RunPlace
 from mint.watch.dashboard.overview import Tables
 from mint.watch.dashboard.query import Rollouts
+from mint.watch.dashboard.run_index import RunIndex, RunPlace
 from mint.watch.dashboard.server import (
     ASSETS,
     PlainJson,
@@ -38,12 +38,12 @@ class NoRuns(ValueError):
 
 def write_bundle(folders: Sequence[Path], target: Path, limit: int) -> str:
     """Write runs, with at most ``limit`` bytes of rollouts, to an HTML file; describe it."""
-    library, tables = Library(folders), Tables()
-    places = library.runs()
+    index, tables = RunIndex(folders), Tables()
+    places = index.runs()
     if not places:
         names = ", ".join(str(folder) for folder in folders)
         raise NoRuns(f"There is no run in {names}. Name a folder that contains a metrics.jsonl.")
-    runs = [{**run, "path": run["name"]} for run in list_runs(library, tables)]
+    runs = [{**run, "path": run["name"]} for run in list_runs(index, tables)]
     answers: dict[str, Any] = {"runs": {"runs": runs}}
     answers["about"] = {"service": False, "demo": False, "bundle": True}
     kept = total = 0

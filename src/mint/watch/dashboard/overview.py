@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import yaml
 
 from mint.watch.dashboard.curves import columns, read_step, spark
-from mint.watch.dashboard.library import RunPlace
 from mint.watch.dashboard.query import Rollouts
+from mint.watch.dashboard.run_index import RunPlace
 from mint.watch.dashboard.tail import Tail, open_regular
 from mint.watch.directory.files import CONFIG, EVENTS, METRICS, SUMMARY
 from mint.watch.directory.reader import RunReader, summarise

@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from mint.watch.dashboard.filters import BadFilter, Filter
-from mint.watch.dashboard.library import RunPlace
+from mint.watch.dashboard.run_index import RunPlace
 from mint.watch.directory.files import ROLLOUTS_1, RolloutFile
 from mint.watch.directory.schema import SCHEMA
 

@@ -27,9 +27,9 @@ from starlette.staticfiles import StaticFiles
 from mint.watch.dashboard.access import Access
 from mint.watch.dashboard.curves import columns, read_step
 from mint.watch.dashboard.filters import BadFilter, Filter
-from mint.watch.dashboard.library import Library, RunPlace, UnknownRun
 from mint.watch.dashboard.overview import Tables, flat, overview, read_config, stop_strings
 from mint.watch.dashboard.query import Place, QueryFailed, Rollouts
+from mint.watch.dashboard.run_index import RunIndex, RunPlace, UnknownRun
 from mint.watch.dashboard.tail import Tail
 from mint.watch.directory.files import lines, plain
 from mint.watch.verdict.series import number
@@ -48,7 +48,7 @@ _STATUSES = {UnknownRun: 404, BadFilter: 400, QueryFailed: 422}
 class Watch:
     """The state of the routes: the runs, and the service that the dashboard is attached to."""
 
-    library: Library
+    index: RunIndex
     demo: bool = False
     service: Status | None = None
     may_read: Permission | None = None
@@ -74,7 +74,7 @@ class Watch:
         """List the runs."""
         if self.may_read is not None and not await self.may_read(request):
             return PlainJson({"runs": [], "hidden": True})
-        return PlainJson({"runs": await self.work(list_runs, self.library, self.tables)})
+        return PlainJson({"runs": await self.work(list_runs, self.index, self.tables)})
 
     def of_run(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         """Return an endpoint that answers a question about one run, in a thread."""
@@ -82,7 +82,7 @@ class Watch:
         async def endpoint(request: Request) -> Response:
             if self.may_read is not None and not await self.may_read(request):
                 raise UnknownRun("Run directories are shown on the service's own machine only.")
-            place = await asyncio.to_thread(self.library.get, request.path_params["run"])
+            place = await asyncio.to_thread(self.index.get, request.path_params["run"])
             found = await self.work(answer, place, self.tables, request)
             return found if isinstance(found, Response) else PlainJson(found)
 
@@ -137,9 +137,9 @@ async def _error(_: Request, error: Exception) -> Response:
 # ---- runs ----
 
 
-def list_runs(library: Library, tables: Tables) -> list[dict[str, Any]]:
+def list_runs(index: RunIndex, tables: Tables) -> list[dict[str, Any]]:
     """Describe all runs, the one that was written to last first."""
-    found = [tables.overview(place) for place in library.runs()]
+    found = [tables.overview(place) for place in index.runs()]
     return sorted(found, key=lambda run: (-(run["updated"] or 0.0), run["name"]))
 
 

@@ -299,7 +299,7 @@ def _constant(trained: Sequence[Row]) -> Verdict | None:
         else "Give partial credit, use easier prompts, or raise group_size and temperature, so "
         "that some answers are better than others."
     )
-    return Verdict(STALLED, f"{recent:.0%} of groups constant{kind}.", since, advice)
+    return Verdict(STALLED, f"{recent:.0%} of the groups have equal rewards{kind}.", since, advice)
 
 
 def _moved(rows: Sequence[Row], trained: Sequence[Row]) -> Verdict:

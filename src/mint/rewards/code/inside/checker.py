@@ -31,7 +31,7 @@ class Host:
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _socket.socket(fileno=descriptor)
-        self.channel = wire.Channel(descriptor, _CONTROL_LIMIT)
+        self.channel = wire.MessageSocket(descriptor, _CONTROL_LIMIT)
 
     def tell(self, **message: Any) -> None:
         """Send a report."""
@@ -51,7 +51,7 @@ class Program:
 
     def __init__(self, host: Host, seconds: float, limit: int) -> None:
         self._host, self._seconds, self._limit = host, seconds, limit
-        self._channel: wire.Channel | None = None
+        self._channel: wire.MessageSocket | None = None
         self._deadline = 0.0
         self.failed: str | None = None
 
@@ -61,7 +61,7 @@ class Program:
         A program that fails to load is not tried again.
         """
         if self._channel is None:
-            self._channel = wire.Channel(self._host.fresh_program(), self._limit)
+            self._channel = wire.MessageSocket(self._host.fresh_program(), self._limit)
             self._deadline = time.monotonic() + self._seconds
             try:
                 loaded = self._receive()
@@ -95,7 +95,7 @@ class Program:
         assert self._channel is not None
         message = self._channel.receive(self._deadline)
         try:
-            reply = wire.decode(message, lambda number: Remote(self, number))
+            reply = wire.decode(message, lambda number: RemoteObject(self, number))
         except Exception:
             raise wire.Gone("the program broke the protocol") from None
         if not isinstance(reply, dict):
@@ -103,7 +103,7 @@ class Program:
         return reply
 
 
-class Remote:
+class RemoteObject:
     """An object of the program.
 
     It equals only itself and supports neither comparison nor arithmetic: only plain values that the
@@ -138,10 +138,10 @@ class Remote:
 def _forward(operation: str) -> None:
     """Make a method of a proxy run in the program."""
 
-    def method(self: Remote, *arguments: Any) -> Any:
+    def method(self: RemoteObject, *arguments: Any) -> Any:
         return self._program.ask(operation, self, *arguments)
 
-    setattr(Remote, f"__{operation}__", method)
+    setattr(RemoteObject, f"__{operation}__", method)
 
 
 for _operation in ("getattr", "setattr", "getitem", "setitem", "len", "next", "str", "repr"):
@@ -167,7 +167,7 @@ class Global:
 
 
 def _number(value: Any) -> int:
-    if isinstance(value, Remote):
+    if isinstance(value, RemoteObject):
         return value._number
     raise wire.Unsupported(f"a {type(value).__name__} cannot be passed to the program")
 
@@ -193,7 +193,7 @@ def same(value: Any, expected: Any, tolerance: float) -> bool:
     if isinstance(value, dict) and isinstance(expected, dict):
         keys = value.keys() == expected.keys()
         return keys and all(same(value[key], expected[key], tolerance) for key in expected)
-    return type(value) is not Remote and bool(value == expected)
+    return type(value) is not RemoteObject and bool(value == expected)
 
 
 def verdict(test: dict[str, Any], program: Program, asserts: Any) -> dict[str, Any]:

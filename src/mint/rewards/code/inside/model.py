@@ -48,7 +48,7 @@ def answer(request: dict[str, Any], program: Any) -> Any:
 
 def main() -> None:
     """Load /box/solution.py, then answer requests until the other side closes."""
-    channel = wire.Channel(int(sys.argv[1]), int(sys.argv[2]))
+    channel = wire.MessageSocket(int(sys.argv[1]), int(sys.argv[2]))
     held: list[Any] = []  # the objects that the checker refers to, by their numbers
 
     def refer(value: Any) -> int:

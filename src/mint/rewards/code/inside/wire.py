@@ -115,7 +115,7 @@ def _scalar(kind: bytes, text: str, follow: Callable[[int], Any]) -> Any:
     return follow(int(text, 16))
 
 
-class Channel:
+class MessageSocket:
     """Messages over a socket, each at most ``limit`` bytes."""
 
     def __init__(self, descriptor: int, limit: int) -> None:

@@ -15,7 +15,7 @@ from mint.service.store.search import NO_PROJECT, SessionSearch, search
 from mint.service.wire import requests
 
 router = APIRouter(route_class=JsonRoute)
-Scope = Literal["owned", "accessible"]
+RunScope = Literal["owned", "accessible"]
 
 
 @router.get("/training_runs")
@@ -24,7 +24,7 @@ def list_runs(
     caller: ReadCaller,
     limit: Limit = 20,
     offset: Offset = 0,
-    access_scope: Scope = "owned",
+    access_scope: RunScope = "owned",
     project_id: str | None = None,
 ) -> dict[str, Any]:
     """List the caller's runs. Others' runs with public checkpoints are found by their ids."""
@@ -43,12 +43,12 @@ def list_runs(
 
 @router.get("/training_runs/{run_id}")
 def get_run(
-    service: TheService, caller: ReadCaller, run_id: str, access_scope: Scope = "owned"
+    service: TheService, caller: ReadCaller, run_id: str, access_scope: RunScope = "owned"
 ) -> dict[str, Any]:
     if access_scope == "accessible":
         row = find_readable_run(service.store, run_id, caller.user)
         if row is None:
-            raise not_found("training run", run_id, "Its owner may publish a checkpoint of it.")
+            raise not_found("training run", run_id, "Its owner can publish one of its checkpoints.")
     else:
         row = service.runs.row(run_id, caller.user)
     return _describe_run(service, row, caller.user)
@@ -82,7 +82,7 @@ def list_sessions(
     caller: ReadCaller,
     limit: Limit = 20,
     offset: Offset = 0,
-    access_scope: Scope = "owned",
+    access_scope: RunScope = "owned",
 ) -> dict[str, Any]:
     rows, _ = service.store.page(SessionRow, caller.user, limit, offset)
     return {"sessions": [row.id for row in rows]}
@@ -95,7 +95,7 @@ def search_sessions(service: TheService, caller: ReadCaller, body: SessionSearch
 
 @router.get("/sessions/{session_id}")
 def get_session(
-    service: TheService, caller: ReadCaller, session_id: str, access_scope: Scope = "owned"
+    service: TheService, caller: ReadCaller, session_id: str, access_scope: RunScope = "owned"
 ) -> dict[str, Any]:
     row = _session(service, caller.user, session_id)
     runs, _ = service.store.page(

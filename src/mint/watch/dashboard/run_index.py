@@ -47,10 +47,10 @@ class RunPlace:
         return [file for file in rollout_files(self.path) if _is_file(file.path)]
 
 
-class Library:
+class RunIndex:
     """Finds runs in the folders that a user named, and those that ``more`` returns.
 
-    >>> Library([Path("/nowhere")]).runs()
+    >>> RunIndex([Path("/nowhere")]).runs()
     []
     """
 

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mint.service.admin.settings import is_loopback
 
 
-class Visitors:
-    """Refuses requests that are addressed to another host, and those of other web pages."""
+class OriginCheck:
+    """Refuses requests to other host names and from other web pages."""
 
     def __init__(self, app: ASGIApp, is_loopback: bool, allowed_hosts: Iterable[str]) -> None:
         self._app = app
