@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Judge = Callable[[dict[str, Any]], str]
+Judge = Callable[[dict[str, Any]], str | dict[str, Any]]
+"""Returns the content of its message, or the message."""
 
 
 @dataclass
@@ -34,7 +35,8 @@ class JudgeServer:
             if self.statuses:
                 status = self.statuses.pop(0)
                 return status, {"error": {"message": f"status {status}"}}
-        message = {"role": "assistant", "content": self.judge(body)}
+        said = self.judge(body)
+        message = {"role": "assistant", **(said if isinstance(said, dict) else {"content": said})}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
         return 200, {"object": "chat.completion", "choices": [choice], "usage": usage}

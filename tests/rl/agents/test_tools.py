@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from mint.rl import calculator, run_tools, search_tool, tool
+from mint.rl import calculator, parse_tool_calls, run_tools, search_tool, tool
 from mint.rl.agents.tools import schemas
 from mint.rl.messages.tool_calls import ToolCall
 
@@ -78,6 +78,38 @@ def answer(name: str, **arguments: Any) -> str:
 )
 def test_a_call_is_answered_with_the_result_as_text(call: ToolCall, result: str) -> None:
     assert asyncio.run(run_tools(TOOLS, [call])) == [result]
+
+
+def write(name: str, content: str, places: list[int], note: str | None = None) -> str:
+    """Say what was passed."""
+    return repr((name, content, places, note))
+
+
+UNTYPED = {
+    "Qwen3-Coder": ("<function=write>", "<parameter={}>\n{}\n</parameter>", "</function>"),
+    "GLM-4.5": (
+        "<tool_call>write\n",
+        "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>",
+        "</tool_call>",
+    ),
+    "MiniMax-M2": (
+        '<minimax:tool_call><invoke name="write">',
+        '<parameter name="{}">{}</parameter>',
+        "</invoke></minimax:tool_call>",
+    ),
+}
+"""Forms in which nothing tells a string from JSON: before the arguments, each, and after them."""
+
+
+@pytest.mark.parametrize("form", UNTYPED)
+def test_a_string_that_could_be_json_reaches_its_tool_as_it_was_written(form: str) -> None:
+    begin, each, end = UNTYPED[form]
+    given = {"name": "a.json", "content": '{"a":  [1]}', "places": "[1, 2]", "note": "[]"}
+    said = begin + "\n".join(each.format(*pair) for pair in given.items()) + end
+    (call,) = parse_tool_calls(said)
+    assert call.arguments["places"] == [1, 2]
+    wanted = repr(("a.json", '{"a":  [1]}', [1, 2], "[]"))
+    assert asyncio.run(run_tools([write], [call])) == [wanted]
 
 
 @pytest.mark.parametrize(

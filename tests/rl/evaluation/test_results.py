@@ -13,7 +13,7 @@ import pytest
 import mint
 from mint import types
 from mint.config_error import ConfigError
-from mint.rl import Chat, RLAdapter, RLConfig
+from mint.rl import Chat, RLAdapter, RLConfig, run_tools
 from mint.rl.evaluation.comparison import bootstrap, compare, mcnemar, sign_test
 from mint.rl.evaluation.endpoint import (
     EndpointClient,
@@ -24,6 +24,7 @@ from mint.rl.evaluation.endpoint import (
 from mint.rl.evaluation.evaluator import Examiner
 from mint.rl.evaluation.results import PromptResult, SetResult
 from mint.rl.messages.rendering import Renderer
+from tests.rewards.judges.judge_server import judge_server
 from tests.service_fixture import MODEL
 
 
@@ -209,6 +210,37 @@ def test_a_model_behind_an_endpoint_is_examined(
     rewards = [reward for prompt in found["holdout"].prompts for reward in prompt.rewards]
     assert len(rewards) == 2 * len(task.build_holdout())
     assert None not in rewards
+
+
+def test_calls_that_a_server_parsed_return_to_it_as_it_sent_them() -> None:
+    """OpenAI's server accepts the result of a tool only after a message with that very call."""
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "half", "arguments": arguments}}
+        for name, arguments in (("c1", '{"number": 3}'), ("c2", '{"number": "</tool_call>"}'))
+    ]
+
+    def answer(body: dict[str, Any]) -> str | dict[str, Any]:
+        asked = body["messages"][-1]["role"] == "user"
+        return {"content": None, "tool_calls": calls} if asked else "1.5"
+
+    class Calls(Talk):
+        async def rollout(self, task: dict[str, int], chat: Chat) -> float:
+            chat.use_tools([self.half])
+            chat.user("Halve it.")
+            for result in await run_tools([self.half], (await chat.reply()).tool_calls):
+                chat.tool(result)
+            return float((await chat.reply()).text == "1.5")
+
+    with judge_server(answer) as server:
+        cfg = RLConfig(base_model=MODEL, max_tokens=64, holdout_size=1)
+        found = Examiner(Calls(), cfg, ["holdout"]).of_endpoint(server.url, "any")
+    assert found["holdout"].pass_at(1) == 1.0
+    asked, called, first, second = server.requests[-1]["messages"]
+    assert asked == {"role": "user", "content": "Halve it."}
+    assert called == {"role": "assistant", "content": "", "tool_calls": calls}
+    assert (first["role"], first["content"], first["tool_call_id"]) == ("tool", "1.5", "c1")
+    assert (second["role"], second["tool_call_id"]) == ("tool", "c2")
+    assert second["content"].startswith("error: number: Input should be a valid integer")
 
 
 def test_an_endpoint_that_refuses_says_what_to_check(service: str) -> None:

@@ -193,7 +193,17 @@ def test_what_is_probably_not_meant_is_said() -> None:
     assert "loss_fn=ppo" in RLConfig(substeps=2).notes()[0]
     sampled = RLConfig(eval_samples=4, eval_temperature=0.8).notes()
     assert [note.split()[0] for note in sampled] == ["eval_samples", "eval_temperature"]
-    assert "kl_samples=16" in RLConfig(stop_on=("kl_runaway",)).notes()[0]
+    unchecked = RLConfig(stop_on=("kl_runaway", "reward_hacking", "mismatch", "truncation")).notes()
+    assert [note.split(": ")[0] for note in unchecked] == [
+        f"{name} in stop_on has no effect" for name in ("kl_runaway", "reward_hacking", "mismatch")
+    ]
+    assert [note.rstrip(".").split()[-1] for note in unchecked] == [
+        "kl_samples=16",
+        "eval_every=10",
+        "match_sampling=true",
+    ]
+    stops = {"stop_on": ("kl_runaway", "reward_hacking", "mismatch"), "temperature": 1.0}
+    assert RLConfig(kl_samples=16, eval_every=5, holdout_fraction=0.1, **stops).notes() == []
     begun = RLConfig(start_from="tinker://a/weights/b", kl_penalty_coef=0.1)
     assert (
         f"The KL is measured against {begun.base_model}, not against start_from" in begun.notes()[0]

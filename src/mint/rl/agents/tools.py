@@ -52,8 +52,10 @@ class Tool:
         """Return the result of a call, or what was wrong with it, as text for the model."""
         if call.error:
             return f"error: {call.error}"
+        texts = {name: text for name, text in call.texts.items() if self._takes_text(name)}
+        function = partial(self.function, **{**call.arguments, **texts})
         try:
-            return _shortened(str(await threads.call(partial(self.function, **call.arguments))))
+            return _shortened(str(await threads.call(function)))
         except ToolError as error:
             reason = str(error)
         except ValidationError as error:  # of the arguments
@@ -63,6 +65,12 @@ class Tool:
             note(error)
             reason = f"{type(error).__name__}: {error}"
         return _shortened(f"error: {reason}")
+
+    def _takes_text(self, name: str) -> bool:
+        """Return whether an argument is a string and cannot be a list or an object."""
+        described = self.parameters.get("properties", {}).get(name, {})
+        kinds = {each.get("type") for each in (described, *described.get("anyOf", ()))}
+        return "string" in kinds and not kinds & {"array", "object"}
 
 
 def _shortened(text: str) -> str:

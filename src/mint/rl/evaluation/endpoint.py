@@ -24,6 +24,9 @@ _MESSAGE = re.compile(
     f"{_BEGIN}([^{_MORE}{_CONTENT}]*){_MORE}([^{_CONTENT}]*){_CONTENT}([^{_END}]*)", re.DOTALL
 )
 _TOOLS = "tools"
+_OF_A_CALL = ("id", "name", "arguments")
+_CALL = re.compile(r"<tool_call>(\{[^<]*\})</tool_call>")
+_CALLS = re.compile(rf"(?:{_CALL.pattern})+\Z")
 _PARALLEL, _TIMEOUT, _RETRY_WAIT = 16, 120.0, 0.5
 """Requests at a time, seconds for each, and seconds before one is repeated."""
 
@@ -73,7 +76,22 @@ def read_request(prompt: str) -> dict[str, Any]:
     messages = [{"role": role, "content": said, **json.loads(more)} for role, more, said in found]
     tools = [json.loads(m["content"]) for m in messages if m["role"] == _TOOLS]
     spoken = [m for m in messages[:-1] if m["role"] != _TOOLS]  # the last is still to be said
-    return {"messages": spoken, **({"tools": tools[0]} if tools else {})}
+    return {"messages": _with_calls(spoken), **({"tools": tools[0]} if tools else {})}
+
+
+def _with_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with the calls that the server parsed as it sent them, and their ids at the
+    results: some servers accept results of tools in no other form."""
+    found, ids = list[dict[str, Any]](), list[str]()
+    for message in messages:
+        if message["role"] == "tool" and ids:
+            message = {**message, "tool_call_id": ids.pop(0)}
+        elif message["role"] == "assistant":
+            said, calls = _split_calls(message["content"])
+            ids = [call["id"] for call in calls]
+            message = {**message, "content": said, **({"tool_calls": calls} if calls else {})}
+        found.append(message)
+    return found
 
 
 class EndpointClient:
@@ -146,9 +164,35 @@ class EndpointClient:
 
 def _said(message: Mapping[str, Any]) -> str:
     """Return the text of a message; tool calls that the server parsed are serialised again."""
-    calls = [
-        json.dumps({"name": call["function"]["name"], "arguments": call["function"]["arguments"]})
-        for call in message.get("tool_calls") or []
-    ]
-    written = "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+    written = "".join(
+        f"<tool_call>{_written_call(call, index)}</tool_call>"
+        for index, call in enumerate(message.get("tool_calls") or [])
+    )
     return str(message.get("content") or "") + written
+
+
+def _written_call(call: Mapping[str, Any], index: int) -> str:
+    """Write a call with its id, by which it is known as one that the server parsed."""
+    function = call["function"]
+    given = function["arguments"] or {}
+    arguments = given if isinstance(given, str) else json.dumps(given)
+    named = {"id": call.get("id") or f"call{index:05}", "name": function["name"]}
+    return json.dumps({**named, "arguments": arguments}).replace("<", "\\u003c")
+
+
+def _split_calls(content: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return what was said beside the calls that :func:`_said` wrote, and these calls.
+
+    >>> call = {"id": "a1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    >>> _split_calls(_said({"content": "Look.", "tool_calls": [call]})) == ("Look.", [call])
+    True
+    """
+    written = _CALLS.search(content)
+    try:
+        calls = [json.loads(call) for call in _CALL.findall(written[0])] if written else []
+    except ValueError:
+        calls = []
+    if written is None or not all(isinstance(c.get(k), str) for c in calls for k in _OF_A_CALL):
+        return content, []
+    sent = [{"id": call.pop("id"), "type": "function", "function": call} for call in calls]
+    return content[: written.start()] if sent else content, sent

@@ -7,8 +7,8 @@ reply without a mark is a call only when it is nothing else.
 
 import json
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mint.rl.messages.argument_syntax import (
@@ -108,6 +108,8 @@ class ToolCall:
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     id: str | None = None  # that the model itself gave the call
+    texts: dict[str, str] = field(default_factory=dict, compare=False)
+    """Arguments of a form without types that were read as JSON, as they were written."""
 
 
 _CUT_OFF = ToolCall("", error="the call is cut off")
@@ -201,11 +203,12 @@ def _named(form: str) -> Callable[[str], list[ToolCall]]:
 
 def _functions(said: str) -> list[ToolCall]:
     """Read ``<function=name>``, which is followed by JSON or by parameters."""
-    parts = [
-        (name, given if given.lstrip().startswith("{") else _values(_PARAMETER.findall(given)))
+    found = [
+        _call({"name": name, "arguments": given})
+        if given.lstrip().startswith("{")
+        else _untyped(name, _PARAMETER.findall(given))
         for name, given in _FUNCTION.findall(said)
     ]
-    found = [_call({"name": name, "arguments": given}) for name, given in parts]
     return found or ([_CUT_OFF] if said.strip().startswith("<function=") else [])
 
 
@@ -248,18 +251,14 @@ def _read(piece: str) -> list[ToolCall]:
     if piece.startswith("<function="):
         return _functions(piece)
     if _INVOKED.match(piece):
-        found = [(name, _named_parameters(given)) for name, given in _INVOKE.findall(piece)]
-    elif keyed := _KEYED.fullmatch(piece):
-        found = [(keyed[1], _values(_ARGUMENT.findall(keyed[2])))]
-    elif piece.startswith("call:"):
+        return [_invoked(name, given) for name, given in _INVOKE.findall(piece)] or [_CUT_OFF]
+    if keyed := _KEYED.fullmatch(piece):
+        return [_untyped(keyed[1], _ARGUMENT.findall(keyed[2]))]
+    if piece.startswith("call:"):
         return _braced(piece)
-    elif piece.startswith(("{", '["', "[{", "[\n")) or not re.match(r"\[?[A-Za-z_]", piece):
+    if piece.startswith(("{", '["', "[{", "[\n")) or not re.match(r"\[?[A-Za-z_]", piece):
         return _from_json(piece)
-    else:
-        return _from_python(piece)
-    if not found:
-        return [_CUT_OFF]
-    return [_call({"name": name, "arguments": given}) for name, given in found]
+    return _from_python(piece)
 
 
 def _from_json(text: str, whole: bool = True) -> list[ToolCall]:
@@ -315,17 +314,23 @@ def _bare(text: str) -> list[ToolCall]:
     return [_call(value) for value in found] if marked or (found and all(wanted)) else []
 
 
-def _values(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+def _untyped(name: str, pairs: Sequence[tuple[str, str]]) -> ToolCall:
     """Values are strings; only lists and objects are JSON. A tool's types do the rest."""
-    return {name: list_or_object(value) for name, value in pairs}
+    given = dict(pairs)
+    values = {key: list_or_object(text) for key, text in given.items()}
+    return ToolCall(name, values, texts={k: t for k, t in given.items() if values[k] is not t})
 
 
-def _named_parameters(text: str) -> dict[str, Any]:
-    found: Iterable[tuple[str, str, str]] = _NAMED_PARAMETER.findall(text)
-    return {
-        name: value if is_string == "true" else list_or_object(value, scalars=is_string == "false")
-        for name, is_string, value in found
+def _invoked(name: str, given: str) -> ToolCall:
+    """The same, where a value may say whether it is a string."""
+    found: list[tuple[str, str, str]] = _NAMED_PARAMETER.findall(given)
+    call = _untyped(name, [(key, text) for key, _, text in found])
+    sure = {
+        key: text if is_string == "true" else list_or_object(text, scalars=True)
+        for key, is_string, text in found
+        if is_string
     }
+    return replace(call, arguments={**call.arguments, **sure})
 
 
 def _call(value: Any) -> ToolCall:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 _OF_THE_BATCH = ("batch", "global")  # advantages that compare all answers of a step
 _OF_LORA = ("rank", "train_mlp", "train_attn", "train_unembed")
 _OF_EVALUATION = ("eval_samples", "eval_temperature", "holdout_size")
+_NO_KL = "no KL is measured: set kl_penalty_coef=0.05, or kl_samples=16."
+_NO_MISMATCH = "it is only checked at temperature=1.0 or with match_sampling=true."
 
 
 def conflicts(cfg: RLConfig) -> Iterator[str]:
@@ -94,11 +96,9 @@ def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
             f"substeps={cfg.substeps} reuses each batch, and {cfg.loss_fn} does not limit the "
             "change of the policy: set loss_fn=ppo."
         )
-    if "kl_runaway" in cfg.stop_on and not cfg.measures_kl:
-        found.append(
-            "kl_runaway in stop_on has no effect, because no KL is measured: set "
-            "kl_penalty_coef=0.05, or kl_samples=16."
-        )
+    for finding, (is_checked, why) in _checked_findings(cfg).items():
+        if finding in cfg.stop_on and not is_checked:
+            found.append(f"{finding} in stop_on has no effect: {why}")
     if cfg.start_from and cfg.measures_kl and cfg.kl_reference == "base":
         found.append(
             f"The KL is measured against {cfg.base_model}, not against start_from: set "
@@ -111,10 +111,18 @@ def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
     return found
 
 
+def _checked_findings(cfg: RLConfig) -> dict[str, tuple[bool, str]]:
+    """The findings that need other settings: whether they are checked, and if not, why."""
+    return {
+        "kl_runaway": (cfg.measures_kl, _NO_KL),
+        "reward_hacking": (cfg.eval_every > 0, "nothing is evaluated: set eval_every=10."),
+        "mismatch": (cfg.temperature == 1.0 or cfg.matches_sampling, _NO_MISMATCH),
+    }
+
+
 def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
     """Settings that have no effect beside the others, and why."""
     clips = f"{cfg.loss_fn} does not clip: set loss_fn=ppo."
-    measured = "no KL is measured: set kl_penalty_coef=0.05, or kl_samples=16."
     in_loss = (cfg.kl_loss_coef > 0, "set kl_loss_coef=0.01.")
     corrected = (cfg.truncated_importance is not None, "set truncated_importance=2.0.")
     masks = (cfg.importance_rule == "mask", "set importance_rule=mask.")
@@ -122,8 +130,8 @@ def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
         "clip_low_threshold": (cfg.clips, clips),
         "clip_high_threshold": (cfg.clips, clips),
         "dro_beta": (cfg.loss_fn == "dro", "set loss_fn=dro."),
-        "kl_reference": (cfg.measures_kl, measured),
-        "kl_limit": (cfg.measures_kl, measured),
+        "kl_reference": (cfg.measures_kl, _NO_KL),
+        "kl_limit": (cfg.measures_kl, _NO_KL),
         "kl_samples": (cfg.kl_penalty_coef == 0, "with kl_penalty_coef, all answers are measured."),
         "kl_loss": in_loss,
         "kl_loss_ratio": in_loss,
@@ -141,10 +149,7 @@ def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
             if cfg.top_k
             else "at temperature=1.0 the logprobs are the same.",
         ),
-        "mismatch_limit": (
-            cfg.temperature == 1.0 or cfg.matches_sampling,
-            "it is only checked at temperature=1.0 or with match_sampling=true.",
-        ),
+        "mismatch_limit": (cfg.temperature == 1.0 or cfg.matches_sampling, _NO_MISMATCH),
         "temperature_end": (
             cfg.temperature_schedule != "constant",
             "set temperature_schedule=linear.",
