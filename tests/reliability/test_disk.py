@@ -132,6 +132,32 @@ def check_journal(folder: Path, done: Acknowledged, disk: Disk) -> None:
     journal.close()
 
 
+def test_a_power_failure_changes_no_answer_that_a_replay_would_not_repeat(tmp_path: Path) -> None:
+    """A client resends what failed, and was told of a gradient that it counts.
+
+    Operation 4 is in the journal before the outcomes of the others, as clients do not wait.
+    """
+    disk = Disk(tmp_path / "home")
+    disk.root.mkdir()
+    outcomes = [
+        Outcome("optim_step", [1], "The engine died. This happened 3 times.", "server"),
+        Outcome("forward_backward", [2, 3]),
+    ]
+    with disk.failing():
+        journal = Journal(disk.root / "runs" / "run")
+        kinds = ("optim_step", "forward_backward", "forward_backward", "forward_backward")
+        for number, kind in enumerate(kinds, 1):
+            journal.append_operation(number, kind, "application/json", b"{}")
+        for outcome in outcomes:
+            journal.append_outcome(outcome)
+    journal.close()
+    disk.cut_power(tmp_path / "after")
+    journal = Journal(tmp_path / "after" / "runs" / "run")
+    assert journal.outcomes == outcomes
+    assert journal.next == 4
+    journal.close()
+
+
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path, failure: str) -> None:
     """The second save replaces the first; whichever was acknowledged last is there."""

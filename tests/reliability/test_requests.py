@@ -26,7 +26,7 @@ from mint.service.access.auth import LOCAL_USER, create_key
 from mint.service.admin.logs import _read_path
 from mint.service.api.openai.requests import Message
 from mint.service.checkpoints.archives import unpack
-from mint.service.checkpoints.storage import check_name
+from mint.service.checkpoints.storage import DESCRIPTION, CheckpointPath, check_name
 from mint.service.engines.pool import MAX_LOOK_UPS
 from mint.service.errors import ApiError, UserError
 from mint.service.files import shorten_logs
@@ -37,6 +37,7 @@ from mint.service.wire.codec import decode_forward_backward, decode_targets
 from mint.service.wire.decoding import LARGE, Decoder
 from mint.service.wire.requests import Request
 from tests.reliability.local import Local, with_service
+from tests.reliability.test_isolation import PATH, fill
 from tests.service.samples import batch, json_datum
 
 FOREIGN = {"X-API-Key": "tml-guess"}
@@ -550,7 +551,9 @@ def test_old_files_are_kept_by_a_service_that_just_started(tmp_path: Path) -> No
     assert with_service(tmp_path, work)
 
 
-def test_a_stray_file_among_the_runs_does_not_stop_housekeeping(tmp_path: Path) -> None:
+def test_a_stray_file_among_the_runs_does_not_stop_housekeeping(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "notes.txt").write_text("of the administrator")
 
@@ -558,6 +561,26 @@ def test_a_stray_file_among_the_runs_does_not_stop_housekeeping(tmp_path: Path) 
         await local.service.tidy()
 
     with_service(tmp_path, work)
+    assert "housekeeping failed" not in caplog.text
+
+
+def test_a_step_of_housekeeping_that_fails_does_not_stop_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here sessions cannot be read; a log is shortened in a later step."""
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "engine.log"
+    with open(log, "wb") as file:
+        file.truncate(65 * 1024**2)
+
+    async def work(local: Local) -> None:
+        with local.service.store._engine.connect() as connection:
+            connection.exec_driver_sql("drop table sessions")
+        await local.service.tidy()
+
+    with_service(tmp_path, work)
+    assert "housekeeping failed" in caplog.text
+    assert log.stat().st_size == 1024**2
 
 
 def test_silent_sessions_go_after_a_while_and_not_because_of_a_clock(tmp_path: Path) -> None:
@@ -677,3 +700,58 @@ def test_models_that_are_looked_for_delay_nobody(
     codes = with_service(tmp_path, work)
     assert set(codes) == {400, 429}
     assert codes.count(429) == 300 - MAX_LOOK_UPS
+
+
+def test_a_heartbeat_does_not_wait_for_the_services_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are busy, with slow disks or large checkpoints, and the keys are read again."""
+    monkeypatch.setattr("mint.service.access.auth._RELOAD_KEYS_S", -1.0)
+    is_over = threading.Event()
+
+    async def work(local: Local) -> None:
+        session = await local.session()
+        busy = [asyncio.create_task(asyncio.to_thread(is_over.wait, 60)) for _ in range(100)]
+        try:
+            body = {"session_id": session}
+            beats = [local.post("/session_heartbeat", body) for _ in range(50)]
+            async with asyncio.timeout(30):
+                answers = await asyncio.gather(*beats)
+            assert {answer.status_code for answer in answers} == {200}
+        finally:
+            is_over.set()
+            await asyncio.gather(*busy)
+
+    with_service(tmp_path, work)
+
+
+def test_copies_of_checkpoints_do_not_take_all_of_the_services_threads(tmp_path: Path) -> None:
+    """Each reads a file that does not come, as of a disk that hangs."""
+
+    async def work(local: Local) -> None:
+        headers = fill(local)
+        store, path = local.service.store, CheckpointPath.parse(PATH)
+        row = local.service.checkpoints.find(path, "ada")
+        assert row is not None
+        store.change_checkpoint(row, public=True)
+        file = local.service.checkpoints.folder(path) / DESCRIPTION
+        pipe, kept = tmp_path / "pipe", tmp_path / "kept"
+        os.mkfifo(pipe)
+        file.rename(kept)
+        os.link(pipe, file)
+        body = {"source_path": PATH, "destination_project_id": "p"}
+        copies = [
+            asyncio.create_task(local.post("/copy_weights", body, headers=headers))
+            for _ in range(100)
+        ]
+        try:
+            async with asyncio.timeout(30):
+                for _ in range(20):
+                    await local.session(headers=headers)
+        finally:
+            kept.replace(file)
+            os.close(os.open(pipe, os.O_RDWR))
+            answers = await asyncio.gather(*copies)
+        assert {answer.status_code for answer in answers} == {200, 400}
+
+    with_service(tmp_path, work)

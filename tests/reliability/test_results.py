@@ -6,10 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tinker.proto import tinker_public_pb2 as wire
 
 from mint.service import results
-from mint.service.access.auth import create_key
+from mint.service.access.auth import LOCAL_USER, create_key
+from mint.service.api.app import create_app
+from mint.service.api.pieces import PIECE
 from mint.service.futures import Future, Futures, Response
 from tests.reliability.local import Local, with_service
 from tests.service_fixture import MODEL
@@ -115,3 +118,42 @@ def test_the_number_of_results_is_bounded_and_retrieved_ones_go_first(
         return [futures.find(f"s:{number}", "ada") for number in range(9)]
 
     assert [found is not None for found in asyncio.run(work())] == [True] * 7 + [False, True]
+
+
+@pytest.mark.parametrize("memory", [0, 2**30], ids=["on disk", "in memory"])
+def test_a_client_that_does_not_read_holds_one_piece_of_a_large_result(
+    tmp_path: Path, memory: int
+) -> None:
+    """The server copies what it is given, for each of the connections that ask for a result."""
+    body = bytes(range(256)) * (5 * PIECE // 256) + b"end"
+
+    async def work(local: Local) -> None:
+        futures = local.service.futures
+        future = futures.open("s:sample:1:0", LOCAL_USER)
+        futures.finish(future.request_id, Response(body, "application/x-protobuf"))
+        if futures._moving is not None:
+            await futures._moving
+        assert (future.file is None) == (memory > 0)
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        question = iter([{"type": "http.request", "body": b'{"request_id": "s:sample:1:0"}'}])
+
+        async def receive() -> Any:
+            return next(question)
+
+        path = "/api/v1/retrieve_future"
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "query_string": b""}
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        scope |= {"path": path, "raw_path": path.encode(), "headers": headers, "client": None}
+        await create_app(local.service)(scope, receive, send)
+        start, *pieces = sent
+        assert start["status"] == 200
+        assert (b"content-length", str(len(body)).encode()) in start["headers"]
+        assert max(len(piece["body"]) for piece in pieces) == PIECE
+        assert b"".join(piece["body"] for piece in pieces) == body
+        assert [piece["more_body"] for piece in pieces] == [True] * 5 + [False]
+
+    with_service(tmp_path, work, max_result_bytes=memory)

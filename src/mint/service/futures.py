@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import logging
+import mmap
 import shutil
 import time
 import uuid
@@ -19,7 +20,7 @@ from mint.service.errors import Category, explain
 from mint.service.wire.codec import PROTOBUF
 
 from .background import in_background
-from .results import MAX_RESULTS, Queue, Share, write_body
+from .results import MAX_RESULTS, Queue, Share, map_body, write_body
 from .turns import LoopTurns
 
 log = logging.getLogger(__name__)
@@ -38,12 +39,17 @@ Reason = Callable[[], WaitReason | None]
 
 @dataclass(frozen=True)
 class Response:
-    """The body of a finished future. ``digest`` is of the adapter that a sample was drawn from."""
+    """The body of a finished future. ``digest`` is of the adapter that a sample was drawn from.
+
+    A body that was moved to disk is ``mapped`` while it is sent, so that many who ask for it do not
+    hold a copy each.
+    """
 
     body: bytes
     content_type: str = "application/json"
     is_failure: bool = False
     digest: str | None = None
+    mapped: mmap.mmap | None = None
 
     @classmethod
     def json(cls, value: dict[str, Any]) -> Response:
@@ -82,7 +88,15 @@ class Future:
                 return None
         if self.file is None:
             return self.answer
-        return await asyncio.to_thread(self.read)
+        return await asyncio.to_thread(self._map)
+
+    def _map(self) -> Response | None:
+        if self.answer is None or (file := self.file) is None:
+            return self.answer
+        try:
+            return replace(self.answer, mapped=map_body(file))
+        except FileNotFoundError:
+            raise ResultExpired from None
 
     def read(self) -> Response | None:
         """Return the answer, read from disk if it was moved there. Raises ResultExpired."""

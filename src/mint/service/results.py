@@ -5,6 +5,7 @@ Beyond it, results of the user that has the most are moved or dropped: first tho
 retrieved, then the oldest.
 """
 
+import mmap
 import uuid
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -104,3 +105,9 @@ def write_body(folder: Path, body: bytes) -> Path:
         file.unlink(missing_ok=True)
         raise
     return file
+
+
+def map_body(file: Path) -> mmap.mmap:
+    """Return the body of a result in a file, of which only what is read is in memory."""
+    with open(file, "rb") as opened:
+        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)

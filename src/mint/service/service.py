@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 
 from sqlalchemy.exc import OperationalError
 
@@ -79,6 +80,7 @@ class Service(Parts):
         await self.runs.close()
         await self.engines.stop()
         self.decoder.close()
+        self.transfers.close()
         await self.store.save_uses()
         await self.usage.save()
         self.store.close()
@@ -149,10 +151,27 @@ class Service(Parts):
             log.warning("samplers of %s were not saved: %s", engine.name, error)
 
     async def tidy(self) -> None:
-        """Save heartbeats, release silent sessions, drop old results, delete what has expired."""
-        await self.store.save_uses()
+        """Save heartbeats, release silent sessions, drop old results, delete what has expired.
+
+        A step that fails is logged and tried again in the next round; the others are done.
+        """
+        kept_s, idleness = self.settings.run_kept_s, self.idleness
         self.futures.forget_old()
-        await self.engines.unload_idle()
+        for step in (
+            self.store.save_uses,
+            self.engines.unload_idle,
+            self._release_silent_sessions,
+            partial(self.samplers.release_named, self.settings.session_idle_s),
+            partial(asyncio.to_thread, self._delete_due),
+            partial(asyncio.to_thread, self._delete_silent_sessions),
+            partial(asyncio.to_thread, self.runs.delete_forgotten, idleness),
+            partial(asyncio.to_thread, shorten_logs, self.settings.logs),
+            partial(asyncio.to_thread, self.samplers.evicted.delete_unused, kept_s, idleness),
+            partial(asyncio.to_thread, idleness.save),
+        ):
+            await _try(step)
+
+    async def _release_silent_sessions(self) -> None:
         for session_id in self.sessions.idle(self.settings.session_idle_s):
             if self.samplers.is_sampling(session_id):
                 continue
@@ -160,24 +179,20 @@ class Service(Parts):
                 await self.samplers.release_session(session_id)
                 self.sessions.forget(session_id)
                 log.info("released session %s", session_id)
-        await asyncio.to_thread(self._delete_due)
-        await asyncio.to_thread(self._delete_silent_sessions)
-        await asyncio.to_thread(self.runs.delete_forgotten, self.idleness)
-        await asyncio.to_thread(shorten_logs, self.settings.logs)
-        await asyncio.to_thread(
-            self.samplers.evicted.delete_unused, self.settings.run_kept_s, self.idleness
-        )
-        await asyncio.to_thread(self.idleness.save)
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
     """Run some work periodically; a failure is logged, and the next round tries again."""
     while True:
         await asyncio.sleep(seconds)
-        try:
-            await work()
-        except Exception:
-            log.exception("housekeeping failed and will be retried")
+        await _try(work)
+
+
+async def _try(work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except Exception:
+        log.exception("housekeeping failed and will be retried")
 
 
 def gone(request_id: str) -> ApiError:

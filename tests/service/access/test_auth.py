@@ -15,8 +15,9 @@ from mint.service.access.auth import Auth, create_key
 from mint.service.access.scopes import Caller, Scope
 from mint.service.admin.settings import Settings
 from mint.service.checkpoints.links import Link, Links
-from mint.service.errors import ApiError
+from mint.service.errors import ApiError, UserError
 from mint.service.store.database import Store, now
+from tests.reliability.disk import Disk
 
 
 @pytest.fixture
@@ -119,6 +120,24 @@ def test_a_forged_or_expired_token_is_refused(
 def test_the_signing_secret_is_private(store: Store, tmp_path: Path) -> None:
     auth(store, tmp_path)
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("left", [b"", b"half of it"])
+def test_a_signing_secret_that_was_cut_short_is_refused(
+    store: Store, tmp_path: Path, left: bytes
+) -> None:
+    """With an empty secret everyone could sign tokens and links."""
+    (tmp_path / "secret").write_bytes(left)
+    with pytest.raises(UserError, match="Delete the file"):
+        auth(store, tmp_path)
+
+
+def test_a_signing_secret_survives_a_power_failure(store: Store, tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "home")
+    disk.root.mkdir()
+    with disk.failing():
+        secret = auth(store, disk.root).secret
+    assert disk.synced[(disk.root / "secret").stat().st_ino] == secret
 
 
 # ---- scopes and expiry ---------------------------------------------------------------------------

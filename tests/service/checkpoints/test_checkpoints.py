@@ -17,6 +17,7 @@ from mint.service.checkpoints.storage import (
     check_name,
     run_folder_name,
 )
+from mint.service.errors import NotFound
 from mint.service.files import delete_leftovers
 from mint.service.store.database import CheckpointRow, RunRow, Store, now
 
@@ -176,6 +177,40 @@ def test_deleting_removes_row_and_folder(checkpoints: CheckpointStore, run: RunR
     checkpoints.delete(row)
     assert checkpoints.find(new().path, "ada") is None
     assert not checkpoints.folder(new().path).exists()
+
+
+def test_deleting_spares_a_checkpoint_that_replaced_the_listed_one(
+    checkpoints: CheckpointStore, run: RunRow
+) -> None:
+    """Housekeeping and pruning list checkpoints first; one may be overwritten before its turn."""
+    listed = save(checkpoints, run, new(), "old")
+    save(checkpoints, run, new(seq_id=2, overwrite=True), "new")
+    checkpoints.delete(listed)
+    found = checkpoints.find(new().path, "ada")
+    assert found is not None
+    assert content(checkpoints, new()) == "new"
+    checkpoints.verified_folder(found)
+    checkpoints.delete(found)
+    assert not checkpoints.folder(new().path).exists()
+
+
+def test_a_change_does_not_reach_the_checkpoint_that_has_the_number_of_a_deleted_one(
+    checkpoints: CheckpointStore, run: RunRow, store: Store
+) -> None:
+    """SQLite gives the number of the last row, once deleted, to the next one: another user's."""
+    mine = save(checkpoints, run, new(), "mine")
+    checkpoints.delete(mine)
+    its_run = RunRow(
+        id="4f0c-2:train:0", session_id="4f0c-2", user="eve", base_model="m", lora=LORA
+    )
+    theirs = NewCheckpoint(CheckpointPath(its_run.id, "weights", "a"), 1)
+    save(checkpoints, its_run, theirs, "theirs")
+    with pytest.raises(NotFound, match="deleted or replaced"):
+        store.change_checkpoint(mine, public=True)
+    checkpoints.delete(mine)
+    found = checkpoints.find(theirs.path, "eve")
+    assert found is not None
+    assert not found.public
 
 
 def test_expired_checkpoints_are_not_found(

@@ -15,6 +15,7 @@ from mint.service.checkpoints.storage import CheckpointPath, NewCheckpoint
 from mint.service.idleness import Idleness
 from mint.service.store.database import RunRow, SamplerRow, SessionRow, now
 from tests.reliability.local import Local, with_service
+from tests.service_fixture import MODEL
 
 DAY = 86400
 LORA = {"rank": 4, "seed": 1, "train_attn": True, "train_mlp": True, "train_unembed": True}
@@ -88,6 +89,41 @@ def test_what_is_in_use_stays(tmp_path: Path) -> None:
         assert names(local, everything) == ["old", "sampled-of-b-1", "newest", "old"]
 
     with_service(tmp_path, work)
+
+
+def test_a_checkpoint_that_was_sampled_by_name_is_in_use_for_a_while(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """Clients of the OpenAI API have no session that ends."""
+
+    async def work(local: Local) -> None:
+        service, everything = local.service, Rule(0, 0, ())
+        made = {"session_id": await local.session(), "model_seq_id": 0, "base_model": MODEL}
+        made |= {"lora_config": {"rank": 4, "seed": 1}}
+        run = str((await result(local, await local.post("/create_model", made)))["model_id"])
+        saving = {"model_id": run, "seq_id": 1, "path": "a"}
+        saved = await result(local, await local.post("/save_weights_for_sampler", saving))
+        await service.runs.release(run)
+        body = {"model": saved["path"], "prompt": [1, 2], "max_tokens": 1}
+        assert (await local.http.post("/v1/completions", json=body)).status_code == 200
+        session = service.store.get(SessionRow, made["session_id"], LOCAL_USER)
+        assert session is not None
+        service.store.finish_session(session.id, "success", None)
+        assert names(local, everything) == []
+        await service.samplers.release_named(idle_s=3600.0)
+        assert names(local, everything) == [], "it was used just now"
+        await service.samplers.release_named(idle_s=-1.0)
+        assert names(local, everything) == ["a"]
+        assert (await local.http.post("/v1/completions", json=body)).status_code == 200
+
+    with_service(tmp_path, work, aliases={MODEL: tiny_model}, precision="exact")
+
+
+async def result(local: Local, answer: httpx.Response) -> dict[str, Any]:
+    found = await local.post("/retrieve_future", {"request_id": answer.json()["request_id"]})
+    assert found.status_code == 200
+    body: dict[str, Any] = found.json()
+    return body
 
 
 def test_pruning_reaches_only_the_callers_checkpoints(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from mint.engine.messages import EnginePlan
+from mint.engine.messages import EngineOptions, EnginePlan, SampleRequest
 from mint.service.admin.settings import Settings
 from mint.service.engines.pool import Engines, Slot
 from mint.service.engines.process import GB, EngineProcess
@@ -213,3 +213,30 @@ def test_an_idle_model_is_unloaded_and_its_run_goes_on(
         pass
     assert list((service.home / "runs").glob("*/snapshot-*")), "it comes back without a replay"
     train(raw, run, following)
+
+
+def test_progress_that_cannot_be_passed_on_fails_its_own_call_only(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """A listener that fails must not end the reading of the engine's other answers."""
+
+    def broken(_: object) -> None:
+        raise ValueError("this token has no text")
+
+    async def work() -> int:
+        log, options = tmp_path / "engine.log", EngineOptions("exact", None)
+        engine = await EngineProcess.start("tiny", tiny_model, log, 120.0, options)
+        try:
+            await engine.call("create_sampler", sampler_id="s", folder=None)
+            request = SampleRequest(np.array([1, 2, 3]), max_tokens=8, stop=[], progress=True)
+            streamed = engine.call("sample", broken, sampler_id="s", request=request)
+            other = engine.call("sample", sampler_id="s", request=request)
+            failed, sampled = await asyncio.gather(streamed, other, return_exceptions=True)
+            assert isinstance(failed, ValueError)
+            assert engine.is_alive
+            assert engine.depth == 0
+            return len(sampled.sequences[0].tokens)
+        finally:
+            await engine.stop()
+
+    assert asyncio.run(work()) == 8

@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -15,12 +16,13 @@ import jwt
 from mint.service.access.quotas import Quota
 from mint.service.access.scopes import Caller, Scope
 from mint.service.admin.settings import Settings
-from mint.service.errors import ApiError
+from mint.service.errors import ApiError, UserError
 from mint.service.store.database import ApiKey, Store, now
 
 LOCAL_USER = "local"
 TOKEN_LIFE_S = 3600
 _RELOAD_KEYS_S = 2.0
+_SECRET_BYTES = 32
 
 
 def create_key(
@@ -62,6 +64,8 @@ class Auth:
         self._keys: dict[str, ApiKey] = {}
         self._quotas: dict[str, Quota] = {}
         self._loaded_at = float("-inf")
+        self._loading: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mint-keys")
 
     def check_start(self) -> None:
         """Refuse to serve other machines without a key."""
@@ -118,11 +122,21 @@ class Auth:
 
     async def _all_keys(self) -> dict[str, ApiKey]:
         if time.monotonic() - self._loaded_at > _RELOAD_KEYS_S:
-            keys = await asyncio.to_thread(self._store.all_keys)
-            self._keys = {key.hash: key for key in keys}
-            self._quotas = {key.name: Quota.of(self._settings, key.quota) for key in keys}
-            self._loaded_at = time.monotonic()
+            if self._loading is None or self._loading.done():
+                self._loading = asyncio.create_task(self._load_keys())
+            await asyncio.shield(self._loading)
         return self._keys
+
+    async def _load_keys(self) -> None:
+        """Read all keys, once for all requests that wait, and in a thread that has no other work.
+
+        Every request needs them, also a heartbeat while all other threads are busy.
+        """
+        loop = asyncio.get_running_loop()
+        keys = await loop.run_in_executor(self._thread, self._store.all_keys)
+        self._keys = {key.hash: key for key in keys}
+        self._quotas = {key.name: Quota.of(self._settings, key.quota) for key in keys}
+        self._loaded_at = time.monotonic()
 
     def find_quota(self, key: str) -> Quota:
         """Return the limits of a key, by its name."""
@@ -150,16 +164,28 @@ def _refused(why: str = "The API key is not accepted by this service.") -> ApiEr
 
 
 def _read_secret(path: Path) -> bytes:
-    """Return the signing secret of this home folder, created once and readable by its owner."""
+    """Return the signing secret of this home folder, created once and readable by its owner.
+
+    Raises UserError for a file that was cut short: everyone could sign with an empty secret.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "wb") as file:
-        file.write(secrets.token_bytes(32))
+        file.write(secrets.token_bytes(_SECRET_BYTES))
+        file.flush()
+        os.fsync(descriptor)
     try:
         os.link(draft, path)
     except FileExistsError:
         pass
     finally:
         draft.unlink()
-    return path.read_bytes()
+    secret = path.read_bytes()
+    if len(secret) != _SECRET_BYTES:
+        raise UserError(
+            f"The signing secret {path} has {len(secret)} bytes instead of {_SECRET_BYTES}, so it "
+            "was damaged. Delete the file and start again: a new one is created, and clients "
+            "request new tokens and download links. Check the disk."
+        )
+    return secret

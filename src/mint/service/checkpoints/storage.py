@@ -246,13 +246,17 @@ class CheckpointStore:
         self._store.change_checkpoint(row, expires_at=_expiry(ttl_seconds))
 
     def delete(self, row: CheckpointRow) -> None:
-        """Delete a checkpoint, so that a crash never leaves a part of it visible."""
+        """Delete a checkpoint, so that a crash never leaves a part of it visible.
+
+        One that replaced it under the same name since ``row`` was read stays.
+        """
         folder = self.folder(row)
-        self._store.delete_checkpoint(row)
         gone = folder.with_name(f".draft-{uuid.uuid4().hex}")
-        if folder.exists():
+        with self._publishing:
+            if not self._store.delete_checkpoint(row) or not folder.exists():
+                return
             folder.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def require_optimizer(row: CheckpointRow) -> None:

@@ -9,10 +9,13 @@ import json
 import os
 import tempfile
 import uuid
+from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -39,6 +42,9 @@ from mint.service.wire.requests import CopyWeights, Interpolate, describe
 
 INTERPOLATION = "interpolation-"
 _MAX_DESCRIPTION_BYTES = 1024 * 1024
+_MOST_AT_ONCE, _MOST_OF_USER = 4, 2
+"""How many checkpoints are unpacked, checked, copied or mixed at once, in all and of one user."""
+T = TypeVar("T")
 
 
 class Transfers:
@@ -47,6 +53,18 @@ class Transfers:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._checkpoints = parts.checkpoints
+        self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="mint-transfers")
+        self._turns = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, _MOST_OF_USER))
+
+    def close(self) -> None:
+        """Start no more transfers."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, user: str, work: Callable[..., T], *arguments: Any) -> T:
+        """Run long work on files in threads of their own, which users share."""
+        loop = asyncio.get_running_loop()
+        async with self._turns[user]:
+            return await loop.run_in_executor(self._threads, work, *arguments)
 
     async def copy(
         self, caller: Caller, request: CopyWeights, identifier: str | None
@@ -71,7 +89,9 @@ class Transfers:
             files = self._checkpoints.verified_folder(source).iterdir()
             link_files((file for file in files if file.name != DESCRIPTION), draft)
 
-        return await asyncio.to_thread(self._write, new, run, fill, request.destination_project_id)
+        return await self._in_thread(
+            user, self._write, new, run, fill, request.destination_project_id
+        )
 
     def _write(
         self,
@@ -124,18 +144,18 @@ class Transfers:
         folder.mkdir()
         room = free_bytes(self._parts.settings.home) - self._parts.settings.disk_reserve_bytes
         limit = max(0, min(self._parts.settings.max_upload_bytes, room))
-        await asyncio.to_thread(unpack, archive, folder, limit)
-        adapter, origin = await asyncio.to_thread(_read, folder)
+        await self._in_thread(caller.user, unpack, archive, folder, limit)
+        adapter, origin = await self._in_thread(caller.user, _read, folder)
         base = base_model or (origin and origin.base_model) or adapter.base_model
         model = await self._parts.engines.locate(base)
-        await asyncio.to_thread(_check, adapter, model, base)
+        await self._in_thread(caller.user, _check, adapter, model, base)
         holder = _holder(caller, f"{uuid.uuid4()}:train:0", base, asdict(adapter.lora))
         name = name or (CheckpointPath.parse(origin.path).name if origin else "uploaded")
         kind = TRAINING if (folder / OPTIMIZER).exists() else SAMPLER
         path = CheckpointPath(holder.id, kind, check_name(name))
         new = NewCheckpoint(path, seq_id=0, user_metadata=origin.user_metadata if origin else {})
-        return await asyncio.to_thread(
-            self._write, new, holder, lambda draft: link_files(folder.iterdir(), draft)
+        return await self._in_thread(
+            caller.user, self._write, new, holder, lambda draft: link_files(folder.iterdir(), draft)
         )
 
     async def interpolate(self, caller: Caller, request: Interpolate) -> str:
@@ -153,7 +173,8 @@ class Transfers:
         request_id = f"{INTERPOLATION}{-number:x}"
         path = await self._output(user, request, sources[0], number)
         if self._parts.futures.find(request_id, user) is None:
-            work = asyncio.to_thread(self._interpolate, caller, request, sources, path, number)
+            arguments = caller, request, sources, path, number
+            work = self._in_thread(user, self._interpolate, *arguments)
             self._parts.futures.compute(request_id, user, "interpolation", work)
         return request_id
 

@@ -115,7 +115,7 @@ class EngineProcess:
             return await measured(method, arguments, answer)
         except asyncio.CancelledError:
             if method == "sample" and self._waiting.pop(call_id, None) is not None:
-                self._channel.send(Call(next(self._ids), "cancel_sample", {"call_id": call_id}))
+                self._cancel_sample(call_id)
             raise
         finally:
             self._listening.pop(call_id, None)
@@ -173,8 +173,7 @@ class EngineProcess:
     def _settle(self, reply: EngineReply) -> None:
         self._last_answer = time.monotonic()
         if not reply.is_final:
-            if (listener := self._listening.get(reply.id)) is not None:
-                listener(reply.value)
+            self._report(reply)
             return
         answer = self._waiting.pop(reply.id, None)
         if answer is None or answer.done():
@@ -187,6 +186,22 @@ class EngineProcess:
             answer.set_exception(OSError(reply.errno, reply.error))
         else:
             answer.set_exception(RuntimeError(reply.error))
+
+    def _report(self, reply: EngineReply) -> None:
+        """Pass progress on. If that fails, its call fails, and not all calls of the engine."""
+        if (listener := self._listening.get(reply.id)) is None:
+            return
+        try:
+            listener(reply.value)
+        except Exception as error:
+            del self._listening[reply.id]
+            answer = self._waiting.pop(reply.id, None)
+            if answer is not None and not answer.done():
+                answer.set_exception(error)
+                self._cancel_sample(reply.id)  # nothing else reports progress
+
+    def _cancel_sample(self, call_id: int) -> None:
+        self._channel.send(Call(next(self._ids), "cancel_sample", {"call_id": call_id}))
 
     def _death(self) -> EngineDied:
         code = self._process.poll()

@@ -20,6 +20,7 @@ from mint.service.errors import Category
 from mint.service.files import checksums, link_files, sync, sync_folder, verify
 from mint.service.futures import Response
 from mint.service.runs.journal_records import encode, read_record, records_after
+from mint.service.runs.stream import GRADIENT_KINDS
 
 log = logging.getLogger(__name__)
 TORN = "journal.torn"
@@ -124,13 +125,19 @@ class Journal:
             self._append(header, body, durable=True)
 
     def append_outcome(self, outcome: Outcome) -> None:
-        """Record how operations ended. On a full disk the record is written with the next one."""
+        """Record how operations ended. On a full disk the record is written with the next one.
+
+        A power failure may lose the record of other successes, as a replay repeats them. But an
+        operation that was reported as failed would take effect after all; and a gradient would
+        share the fate of one that arrived later, with which it would be executed as one group.
+        """
+        durable = outcome.error is not None or outcome.kind in GRADIENT_KINDS
         header: dict[str, Any] = {"done": outcome.seq_ids, "of": outcome.kind}
         optional = {key: getattr(outcome, key) for key in _OF_OUTCOME}
         header |= {key: value for key, value in optional.items() if value is not None}
         with self._lock:
             try:
-                self._append(header, b"", durable=False)
+                self._append(header, b"", durable)
             except OSError:
                 self._unwritten.append(encode(header))
                 self._note(header, 0, 0)
@@ -222,8 +229,8 @@ class Journal:
     def _cut_torn_end(self, at: int, size: int) -> None:
         """Cut off an incomplete end. Raises JournalDamaged if acknowledged records follow it.
 
-        Operations are synced before they are acknowledged, but outcomes are not: a power failure
-        may lose one outcome and keep a later one; the operation is then replayed. Any other
+        Operations are synced before they are acknowledged, but most outcomes are not: a power
+        failure may lose one and keep a later one; the operation is then replayed. Any other
         complete record after a broken one means that the broken one was damaged later.
         """
         for record in records_after(self._file, at, size):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 import uuid
 
 from mint.engine.messages import SampleRequest, SampleResult
@@ -90,7 +91,9 @@ class Samplers:
         row = await self._describe(caller, None if is_path else model, model if is_path else None)
         name = row.model_path or row.base_model
         row.id, row.session_id = f"{_NAMED}:{caller.key}:{name}@{row.version}", _NAMED
-        return self._open(row, caller.user)
+        sampler = self._open(row, caller.user)
+        sampler.used_at = time.monotonic()
+        return sampler
 
     async def freeze(
         self, run: RunRow, sampler_id: str, engine: EngineProcess, seq_id: int
@@ -173,6 +176,14 @@ class Samplers:
         for sampler in self._in_session(session_id):
             await sampler.drop()
             self._samplers.pop(sampler.row.id, None)
+
+    async def release_named(self, idle_s: float) -> None:
+        """Free the memory of samplers that clients without a session have not used for a while."""
+        cutoff = time.monotonic() - idle_s
+        for sampler in self._of_session(_NAMED):
+            if sampler.users == 0 and sampler.used_at < cutoff:
+                self._samplers.pop(sampler.row.id, None)
+                await sampler.drop()
 
     def is_sampling(self, session_id: str) -> bool:
         """Return whether a sampler of the session is in use."""

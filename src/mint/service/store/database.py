@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from mint.service.errors import UserError
+from mint.service.errors import NotFound, UserError
 from mint.service.store import migrations
 
 
@@ -376,13 +376,25 @@ class Store:
             session.add(row)
 
     def change_checkpoint(self, row: CheckpointRow, **values: Any) -> None:
-        self._change(update(CheckpointRow).where(CheckpointRow.id == row.id).values(**values))
+        """Change a row. Raises NotFound if it was deleted or replaced since it was read."""
+        changed = update(CheckpointRow).where(_is_version(row)).values(**values)
+        with self.transaction() as session:
+            if session.scalar(changed.returning(CheckpointRow.id)) is None:
+                raise NotFound(f"{row.uri} was deleted or replaced meanwhile. Try again.")
 
-    def delete_checkpoint(self, row: CheckpointRow) -> None:
-        self._change(delete(CheckpointRow).where(CheckpointRow.id == row.id))
+    def delete_checkpoint(self, row: CheckpointRow) -> bool:
+        """Delete a row; return False if it was deleted or replaced since it was read."""
+        gone = delete(CheckpointRow).where(_is_version(row)).returning(CheckpointRow.id)
+        with self.transaction() as session:
+            return session.scalar(gone) is not None
 
     def expired_checkpoints(self) -> list[CheckpointRow]:
         return self._all(select(CheckpointRow).where(CheckpointRow.expires_at <= now()))
+
+
+def _is_version(row: CheckpointRow) -> Condition:
+    """Return the condition that a row is this one: SQLite gives ids of deleted rows to new ones."""
+    return and_(CheckpointRow.id == row.id, CheckpointRow.created_at == row.created_at)
 
 
 def is_at(run_id: str, kind: str, name: str) -> Condition:

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from mint.service.api.pieces import PiecewiseResponse
 from mint.service.api.routes.caller import JsonRoute, OneField, SampleCaller, TheService
 from mint.service.futures import Future, ResultExpired
 from mint.service.service import gone
@@ -46,7 +47,7 @@ async def retrieve_future(
     if answer is not None:
         service.futures.retrieved(future)
         headers = {WEIGHTS_HEADER: answer.digest} if answer.digest else None
-        return Response(answer.body, media_type=answer.content_type, headers=headers)
+        return PiecewiseResponse(answer.mapped or answer.body, answer.content_type, headers)
     pending = {"type": "try_again", "request_id": future.request_id, "queue_state": "active"}
     if (why := future.reason()) is not None:
         pending |= {"queue_state": why.state, "queue_state_reason": why.reason}
