@@ -35,7 +35,7 @@ from mint.service.store.database import RunRow, SamplerRow, SessionRow, Store, n
 from mint.service.wire.bodies import MAX_FIELDS, Address, BadBody, read_address
 from mint.service.wire.codec import decode_forward_backward, decode_targets
 from mint.service.wire.decoding import LARGE, Decoder
-from mint.service.wire.requests import Request
+from mint.service.wire.requests import MAX_PROMPT_TOKENS, Request, SampleBody
 from tests.reliability.local import Local, with_service
 from tests.reliability.test_isolation import PATH, fill
 from tests.service.samples import batch, json_datum
@@ -337,6 +337,13 @@ def test_ten_megabytes_of_text_are_refused(
     answer = with_service(tmp_path, work, aliases={"tiny": tiny_model})
     assert answer.status_code == 400
     assert "at most 1000000 at once" in answer.json()["error"]["message"]
+
+
+def test_a_prompt_of_millions_of_tokens_is_refused_before_it_is_converted() -> None:
+    chunks = [{"tokens": [1] * MAX_PROMPT_TOKENS}, {"tokens": ["not", "converted"]}]
+    body = SampleBody(prompt={"chunks": chunks}, sampling_params={}, sampling_session_id="s")
+    with pytest.raises(UserError, match="more tokens than a request may have"):
+        body.to_engine()
 
 
 # ---- archives ------------------------------------------------------------------------------------

@@ -283,7 +283,7 @@ class GraphRunner(Runner):
     def _step(self, size: int, width: int, slots: int, picks: bool) -> Tensor:
         """Compute one step on the static buffers: this is what a graph records.
 
-        Logits that nobody reads are not returned: each graph would keep memory for its own.
+        Logits are returned only where they are read: each graph would keep memory for its own.
         """
         b = self._buffers
         positions, table = b.positions[:size], b.table[:size, :width]

@@ -291,12 +291,13 @@ class Scheduler:
 
         The tenant with the fewest rows comes first, and its prompts take turns. ``start``
         allocates blocks later: most short answers need none. Picking waits for the device, so
-        a prompt is left out beside running answers unless its pass had ended before this step.
+        a prompt is left out beside many running answers until its pass has ended before a step.
         """
+        waits = self._is_busy()
         rows = Counter(sequence.job.tenant for sequence in self.running)
         turns: dict[str, deque[Prefill]] = {}
         for prefill in self._ready:
-            if not self.running or prefill.has_ended is None or prefill in self._ended:
+            if not waits or prefill.has_ended is None or prefill in self._ended:
                 turns.setdefault(prefill.tenant, deque()).append(prefill)
         chosen: dict[Prefill, list[Sequence]] = {prefill: [] for prefill in self._ready}
         taken, short = 0, self._rows_now

@@ -83,7 +83,7 @@ class Sequence:
         return self.stop_reason is not None
 
     def renew_uid(self) -> None:
-        """Take another uid: the sequence begins anew for whoever knows it by this number."""
+        """Take another uid, so that rows that were assigned to the old one are not used again."""
         self.uid = next(_uids)
 
     @property

@@ -180,7 +180,7 @@ class Samplers:
     async def release_named(self, idle_s: float) -> None:
         """Free the memory of samplers that clients without a session have not used for a while."""
         cutoff = time.monotonic() - idle_s
-        for sampler in self._of_session(_NAMED):
+        for sampler in self._in_session(_NAMED):
             if sampler.users == 0 and sampler.used_at < cutoff:
                 self._samplers.pop(sampler.row.id, None)
                 await sampler.drop()

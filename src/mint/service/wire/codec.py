@@ -4,6 +4,7 @@ The protobuf classes are loaded from a file of the ``tinker`` package without im
 because that would import torch.
 """
 
+import math
 import runpy
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import distribution
@@ -171,15 +172,22 @@ def _decode_model_input(datum: Mapping[str, Any], name: str, where: str) -> IntA
     return decode_chunks(model_input.get("chunks"), f"{where}.{name}")
 
 
-def decode_chunks(chunks: Any, where: str) -> IntArray:
-    """Return the token ids of a JSON ``ModelInput``, with its text chunks joined."""
+def decode_chunks(chunks: Any, where: str, limit: float = math.inf) -> IntArray:
+    """Return the token ids of a JSON ``ModelInput``, with its text chunks joined.
+
+    More than ``limit`` tokens are refused before they are converted.
+    """
     pieces = []
     for chunk in _expect(chunks, list, f"{where}.chunks"):
         chunk = _expect(chunk, dict, f"{where}.chunks[]")
         kind = chunk.get("type", "encoded_text")
         if kind != "encoded_text":
             raise _unsupported_chunk(where, kind)
-        pieces.append(_numbers(chunk.get("tokens"), np.dtype(np.int64), f"{where}.tokens"))
+        tokens = _expect(chunk.get("tokens"), list, f"{where}.tokens")
+        limit -= len(tokens)
+        if limit < 0:
+            raise UserError(f"{where} has more tokens than a request may have. Shorten it.")
+        pieces.append(_numbers(tokens, np.dtype(np.int64), f"{where}.tokens"))
     return _concatenate(pieces)
 
 

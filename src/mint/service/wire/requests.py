@@ -23,6 +23,7 @@ from mint.service.wire.arrays import Csr
 
 MIN_TTL_S, MAX_TTL_S = 3600, 10 * 365 * 24 * 3600
 MAX_METADATA_BYTES = 64 * 1024
+MAX_PROMPT_TOKENS = 2**20  # ten times as many would take the event loop a second to check
 MAX_TOP_K = 2**31 - 1  # more than any vocabulary has
 MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in vLLM: logits / 1e-40 is infinite
 Model = TypeVar("Model", bound=BaseModel)
@@ -348,7 +349,7 @@ class SampleBody(Request):
             raise UserError(
                 "sampling_session_id is missing. Create one with create_sampling_session first."
             )
-        prompt = codec.decode_chunks(self.prompt.chunks, "prompt")
+        prompt = codec.decode_chunks(self.prompt.chunks, "prompt", MAX_PROMPT_TOKENS)
         targets = self.target_prompt_logprobs
         return messages.SampleRequest(
             **engine_fields(self.sampling_params)
