@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: tests share few cores
 if "PYTEST_XDIST_WORKER" in os.environ:  # more processes than cores: threads would only wait
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts jobs in the background so
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("MINT_PRECISION", "exact")  # for the services that tests start: they compare
 
 from mint.embedded import stop_embedded_service
