@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 from mint.service.files import checksums
 from mint.service.store.database import SamplerRow, Store
+from tests.reliability.local import Local, with_service
+from tests.reliability.machine import tokens_of
 from tests.service_fixture import MODEL, LiveService, RawClient, start_service
 
 HEADER = "X-Mint-Weights"
@@ -255,3 +258,60 @@ def test_a_sampler_that_a_replay_does_not_reproduce_is_refused_and_its_run_train
     assert is_refused(trained.sample(sampler, 0))
     assert "metrics" in trained.train()
     assert HEADER in trained.sample(trained.sampler(), 0).headers
+
+
+def test_a_sampler_is_restored_though_the_engine_dies_meanwhile(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """It was reported as no longer kept: its run was restored in the next engine."""
+
+    async def work(local: Local) -> None:
+        async def result(path: str, **body: Any) -> httpx.Response:
+            request_id = (await local.post(path, body)).json()["request_id"]
+            while True:
+                answer = await local.post("/retrieve_future", {"request_id": request_id})
+                if answer.status_code != 408:
+                    return answer
+
+        session = await local.session()
+        created = await result(
+            "/create_model", session_id=session, model_seq_id=0, base_model="tiny",
+            lora_config={"rank": 4},
+        )  # fmt: skip
+        fields = {"seq_id": 1, "sampling_session_seq_id": 0}
+        saved = await result(
+            "/save_weights_for_sampler", model_id=created.json()["model_id"], **fields
+        )
+        sampler_id = saved.json()["sampling_session_id"]
+
+        def sample() -> Awaitable[httpx.Response]:
+            return result(
+                "/asample", sampling_session_id=sampler_id, num_samples=1,
+                prompt={"chunks": [{"tokens": [1, 2, 3]}]},
+                sampling_params={"max_tokens": 4, "temperature": 0},
+            )  # fmt: skip
+
+        before = await sample()
+        sampler = local.service.samplers._samplers[sampler_id]
+        restore, engines = sampler.restore_run, local.service.engines
+
+        async def kill() -> None:
+            engine = engines.running("tiny")
+            assert engine is not None
+            engine.kill()
+            while engine.is_alive:
+                await asyncio.sleep(0)
+
+        async def restore_in_the_next_engine(run_id: str, user: str) -> None:
+            sampler.restore_run = restore
+            await kill()
+            await restore(run_id, user)
+
+        sampler.restore_run = restore_in_the_next_engine
+        await kill()
+        after = await sample()
+        assert sampler.restore_run is restore, "the second engine died"
+        assert b'"error"' not in after.content, after.text
+        assert tokens_of(after) == tokens_of(before)
+
+    with_service(tmp_path, work, aliases={"tiny": tiny_model})

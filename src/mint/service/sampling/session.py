@@ -136,6 +136,8 @@ class SamplingSession:
             await self.restore_run(row.run_id, row.user)
             if self.engine is engine:
                 return
+            if not engine.is_alive:  # it died meanwhile, and the run may be in the next one
+                raise EngineDied("the engine died while the weights of a sampler were restored")
             evicted = await asyncio.to_thread(self.evicted.find, row)  # by unload_model, meanwhile
         if evicted is not None:
             await self._read(engine, str(evicted))
