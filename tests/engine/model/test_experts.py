@@ -162,8 +162,10 @@ def test_every_layout_of_rows_gives_what_float64_gives(
     with torch.no_grad():
         for product in layer.products:
             product.new_bank(4, 5)  # of which the pass uses three
-            product.write_slot(0, pairs, 0.5)
-            product.write_slot(2, other, 2.0)
+            for slot, own, scale in ((0, pairs, 0.5), (2, other, 2.0)):
+                scaled = {name: (a, scale * b) for name, (a, b) in own.items()}
+                for target, source in product.write_slot(slot, scaled):
+                    target.copy_(source)
     check(layer.run(kind, BankedLora(1, None)), layer.wanted(pairs, 0.5))
     owners = torch.tensor([0, 2, -1, 0, 2, 2, -1])
     mask = (owners[:, None] == torch.arange(3)).float().to(device)

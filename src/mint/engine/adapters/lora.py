@@ -149,8 +149,15 @@ class AdapterBank:
 
     @torch.no_grad()
     def _write(self, adapter: Adapter, slot: int) -> None:
-        for product in self._banked():
-            product.write_slot(slot, adapter.pairs, adapter.scale)
+        """Write an adapter into a slot, all layers by one call: many calls would cost more."""
+        self._slots[slot] = None
+        scaled = torch._foreach_mul([b for _, b in adapter.pairs.values()], adapter.scale)
+        pairs = {
+            name: (a, b) for (name, (a, _)), b in zip(adapter.pairs.items(), scaled, strict=True)
+        }
+        copies = [copy for product in self._banked() for copy in product.write_slot(slot, pairs)]
+        if copies:
+            torch._foreach_copy_([target for target, _ in copies], [source for _, source in copies])
         self._slots[slot] = adapter
         self.writes += 1
 

@@ -19,14 +19,14 @@ not depend on what the router chose, as a CUDA graph needs. All routes have thes
 - ``combine`` sums the rows of each token by its shares [N, K].
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mint.engine.model.context import BankedLora, TrainedLora, active
-from mint.engine.model.linear import FrozenLinear, Site, product_gradients
+from mint.engine.model.linear import Copies, FrozenLinear, Pairs, Site, product_gradients
 from mint.engine.model.precision import Precision, f32, multiply, multiply_gradient
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
@@ -191,16 +191,15 @@ class ExpertsLinear(nn.Module):
         a, b = (self.weight.new_zeros(size, dtype=self.precision.lora) for size in sizes)
         self.bank, self._slots = (a, b), slots
 
-    def write_slot(
-        self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
-    ) -> None:
+    def write_slot(self, slot: int, pairs: Pairs) -> Copies:
         assert self.bank is not None
         height = self.bank[0].shape[1] // self._slots
         a, b = (t[:, slot * height : (slot + 1) * height].zero_() for t in self.bank)
-        if pair := pairs.get(self.sites[0].name):
-            own_a, own_b = split_experts(pair, len(self.weight), f32)
-            a[:, : own_a.shape[1]] = own_a
-            b[:, : own_a.shape[1]] = scale * own_b.mT
+        if not (pair := pairs.get(self.sites[0].name)):
+            return []
+        own_a, own_b = split_experts(pair, len(self.weight), f32)
+        rank = own_a.shape[1]
+        return [(a[:, :rank], own_a), (b[:, :rank], own_b.mT)]
 
 
 Product = FrozenLinear | ExpertsLinear

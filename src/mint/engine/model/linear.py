@@ -29,6 +29,9 @@ from mint.engine.model.precision import (
 from mint.engine.native.training import LANES
 from mint.engine.native.training import LoraProduct as KernelLoraProduct
 
+Pairs = Mapping[str, tuple[Tensor, Tensor]]  # A and B by the name of their site
+Copies = list[tuple[Tensor, Tensor]]  # each a target and its source
+
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
@@ -149,41 +152,42 @@ class FrozenLinear(nn.Module):
         self.extended, self.weight = rows, rows[:outputs]
         self.bank = (rows[outputs:].view(slots, height, inputs), b)
 
-    def write_slot(
-        self, slot: int, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
-    ) -> None:
-        """Put the A and B that an adapter has for these sites into a slot of the bank."""
+    def write_slot(self, slot: int, pairs: Pairs) -> Copies:
+        """Put the A and scaled B of these sites into a slot; return the copies left to do."""
+        (outputs, inputs), sites = self.weight.shape, len(self.sites)
+        ranks = [len(pairs[site.name][0]) if site.name in pairs else 0 for site in self.sites]
         if self.weight.is_cuda:
             assert self.bank is not None
-            a, b = (tensor[slot].zero_() for tensor in self.bank)
-            self._join_sites(a, b, pairs, scale)
-            return
-        (outputs, inputs), sites = self.weight.shape, len(self.sites)
-        ranks = [len(pairs[site.name][0]) for site in self.sites if site.name in pairs]
-        rank = max(ranks, default=0)
+            a, b = (tensor[slot] for tensor in self.bank)
+            if min(ranks) * sites < len(a):  # else the copies fill what another adapter filled
+                a.zero_(), b.zero_()
+            return self._slot_copies(a, b, pairs)
+        rank = max(ranks)
         a = torch.zeros(sites * rank, inputs)
         b = torch.zeros(sites * rank if self.packed is None else rank, outputs)
-        self._join_sites(a, b, pairs, scale)
+        for target, source in self._slot_copies(a, b, pairs):
+            target.copy_(source)
         if self.packed is None:
             self.slots[slot] = (a, b) if rank else None
         else:
             self.packed.set_adapter(slot, a, b)
+        return []
 
-    def _join_sites(
-        self, a: Tensor, b: Tensor, pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float
-    ) -> None:
-        """Write an adapter's A of all sites one below the other, and its B side by side.
+    def _slot_copies(self, a: Tensor, b: Tensor, pairs: Pairs) -> Copies:
+        """Return the copies that write all A one below the other, and all B side by side.
 
         A ``b`` of the same height as ``a`` has the rows of its sites one below the other too.
         """
-        height, column = len(a) // len(self.sites), 0
+        height, column, copies = len(a) // len(self.sites), 0, []
         for index, site in enumerate(self.sites):
             if pair := pairs.get(site.name):
                 rank, first = len(pair[0]), index * height
-                a[first : first + rank] = pair[0].detach()
+                copies.append((a[first : first + rank], pair[0]))
                 first = first if len(b) == len(a) else 0
-                b[first : first + rank, column : column + site.outputs] = scale * pair[1].detach().T
+                target = b[first : first + rank, column : column + site.outputs]
+                copies.append((target, pair[1].T))
             column += site.outputs
+        return copies
 
     def _joint(self, x: Tensor, b: Tensor, lora: BankedLora) -> Tensor:
         """Multiply by the weight and every slot's A at once, then add B times the latter.
