@@ -11,6 +11,7 @@ import torch
 
 from mint.engine.messages import Datum, DistillDatum, LoraSpec, UserError
 from mint.engine.model.base_model import BaseModel
+from mint.engine.training import distill
 from mint.engine.training.trainer import LoraTrainer
 from tests.engine.training.test_trainer import PlainModel, assert_close, gradients, randomise
 from tests.tiny import VOCABULARY
@@ -64,6 +65,40 @@ def test_value_and_gradient_follow_the_formula(
     for name, pair in gradients(run).items():
         for mine, wanted in zip(pair, student.pairs[name], strict=True):
             assert_close(mine, wanted.grad, name)
+
+
+@pytest.mark.parametrize("trained", ["all", "unembed"])
+def test_a_batch_without_memory_is_split_and_gives_the_same(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch, trained: str
+) -> None:
+    spec = LoraSpec(rank=4, seed=1, train_attn=trained == "all", train_mlp=trained == "all")
+    plain, cramped = (LoraTrainer(base, spec, 1024) for _ in range(2))
+    for run in (plain, cramped):
+        randomise(run.adapter)
+    wanted = plain.reverse_kl(None, make_data(), 1.0)
+    compute, calls = distill._logprobs, list[int]()
+    failing = {3}  # the second chunk of both datums, after the backward pass of the first chunk
+
+    def logprobs(model, adapter, hidden, temperature):  # type: ignore[no-untyped-def]
+        calls.append(len(hidden))
+        if len(calls) in failing:
+            raise torch.OutOfMemoryError("no room")
+        return compute(model, adapter, hidden, temperature)
+
+    monkeypatch.setattr(distill, "_logprobs", logprobs)
+    monkeypatch.setattr(type(base.head), "chunk_rows", lambda _: 6)
+    assert cramped.reverse_kl(None, make_data(), 1.0) == pytest.approx(wanted, rel=1e-5)
+    assert calls == [6, 6, 6, 6, 6, 1, 1, 5, 5] or calls == [6, 6, 6, 5, 5, 6, 6, 1, 1]
+    before = {name: (a.clone(), b.clone()) for name, (a, b) in gradients(cramped).items()}
+    failing |= {10, 11}  # both datums, then the first of them alone
+    with pytest.raises(UserError, match="memory"):
+        cramped.reverse_kl(None, make_data(), 1.0)
+    for name, pair in before.items():
+        for one, other in zip(pair, gradients(cramped)[name], strict=True):
+            assert torch.equal(one, other), name
+    for name, pair in gradients(plain).items():
+        for one, other in zip(pair, gradients(cramped)[name], strict=True):
+            assert_close(other, one, name)
 
 
 def test_a_student_equal_to_its_reference_has_no_loss(base: BaseModel) -> None:

@@ -262,6 +262,7 @@ void train_attention(const Forest *f, const Heads *q, const Heads *k, const Head
     #pragma omp parallel
     {
         float *memory = aligned_alloc(64, work_size(f, 1) * sizeof(float)), *at = memory;
+        if (!memory) abort();
         long most = padded(f->most_rows);
         float *rows = take(&at, most * size), *columns = take(&at, most * size);
         float *keys = take(&at, f->most_keys * size), *values = take(&at, f->most_keys * size);
@@ -317,6 +318,7 @@ void train_attention_backward(const Forest *f, const Heads *q, const Heads *k, c
     for (long part = 0; part < parts; part++) {
         float *memory = aligned_alloc(64, (work_size(f, 2) + 2 * padded(f->most_rows)) * 4);
         float *at = memory;
+        if (!memory) abort();
         long most = padded(f->most_rows), tasks = f->key_heads * f->blocks;
         float *rows = take(&at, most * size), *columns = take(&at, most * size);
         float *slopes = take(&at, most * size), *slope_columns = take(&at, most * size);

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter
 from mint.engine.attention import tree_attention
-from mint.engine.messages import DistillDatum, IntArray, UserError
+from mint.engine.messages import DistillDatum, FloatArray, IntArray, ModelInfo, UserError
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import Lora, NoLora
 from mint.engine.training.tree import PrefixTree, pack
@@ -22,34 +22,31 @@ def reverse_kl(
     model: BaseModel,
     student: Adapter,
     reference: Adapter | None,
+    tree: PrefixTree,
     data: list[DistillDatum],
     temperature: float,
     budget: int,
-) -> list[float]:
-    """Add the gradient of the summed loss to the student's; return the loss of each datum."""
-    _check(data, temperature, model.info.vocab_size, model.info.context_length)
-    losses = np.zeros(len(data))
-    for tree in pack([datum.student for datum in data], budget):
-        members = [data[member] for member in tree.members]
-        owners = np.repeat(tree.members, [len(datum.targets) for datum in members])
-        weights = model.tensor(np.concatenate([datum.weights for datum in members]))
+) -> FloatArray:
+    """Run the pass of a tree; return the loss of each member. The student gets its gradient."""
+    members = [data[member] for member in tree.members]
+    weights = model.tensor(np.concatenate([datum.weights for datum in members]))
+    with torch.no_grad():
+        theirs = _reference_hidden(model, reference, members, budget)
+    mine = _hidden(model, student, tree, members, recompute=len(tree.tokens) > budget)
+    leaf = mine.detach().requires_grad_()
+    values = []  # chunk by chunk: a bounded number of rows of logits exist at a time
+    for start in range(0, len(leaf), model.head.chunk_rows()):
+        part = slice(start, start + model.head.chunk_rows())
         with torch.no_grad():
-            theirs = _reference_hidden(model, reference, members, budget)
-        mine = _hidden(model, student, tree, members, recompute=len(tree.tokens) > budget)
-        leaf = mine.detach().requires_grad_()
-        values = []  # chunk by chunk: a bounded number of rows of logits exist at a time
-        for start in range(0, len(leaf), model.head.chunk_rows()):
-            part = slice(start, start + model.head.chunk_rows())
-            with torch.no_grad():
-                log_r = _logprobs(model, reference, theirs[part], temperature)
-            log_p = _logprobs(model, student, leaf[part], temperature)
-            loss = weights[part] * (log_p.exp() * (log_p - log_r)).sum(-1)
-            loss.sum().backward()  # type: ignore[no-untyped-call]
-            values.append(loss.detach().cpu().numpy())
-        np.add.at(losses, owners, np.concatenate(values))
-        if leaf.grad is not None:
-            mine.backward(leaf.grad)  # type: ignore[no-untyped-call]
-    return [float(loss) for loss in losses]
+            log_r = _logprobs(model, reference, theirs[part], temperature)
+        log_p = _logprobs(model, student, leaf[part], temperature)
+        loss = weights[part] * (log_p.exp() * (log_p - log_r)).sum(-1)
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+        values.append(loss.detach().cpu().numpy())
+    if mine.requires_grad:  # not where the output layer alone is trained
+        mine.backward(leaf.grad)  # type: ignore[no-untyped-call]
+    starts = np.cumsum([0, *(len(datum.targets) for datum in members[:-1])])
+    return np.add.reduceat(np.concatenate(values, dtype=np.float64), starts)
 
 
 def _activate(model: BaseModel, adapter: Adapter | None) -> Lora:
@@ -93,7 +90,9 @@ def _hidden(
     return hidden[model.tensor(np.concatenate(rows))]
 
 
-def _check(data: list[DistillDatum], temperature: float, vocabulary: int, context: int) -> None:
+def check_distillation(data: list[DistillDatum], temperature: float, info: ModelInfo) -> None:
+    """Raise UserError for what the loss cannot be computed of."""
+    vocabulary, context = info.vocab_size, info.context_length
     if not data:
         raise UserError("The batch is empty: data has no datum. Pass at least one datum.")
     if not (math.isfinite(temperature) and temperature > 0):

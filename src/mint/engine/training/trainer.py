@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate as running_sums
@@ -25,13 +25,14 @@ from mint.engine.messages import (
     FloatArray,
     ForwardBackward,
     ForwardBackwardResult,
+    IntArray,
     LoraSpec,
     UserError,
 )
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.precision import is_finite
 from mint.engine.training.batch import PackedBatch, check_request, make_batch
-from mint.engine.training.distill import reverse_kl
+from mint.engine.training.distill import check_distillation, reverse_kl
 from mint.engine.training.graphs import TrunkGraphs
 from mint.engine.training.logprobs import Scoring, score_targets
 from mint.engine.training.losses import Loss
@@ -168,8 +169,19 @@ class LoraTrainer:
         self, reference: Adapter | None, data: list[DistillDatum], temperature: float
     ) -> list[float]:
         """Return the loss of each datum; gradients add up as those of ``forward_backward`` do."""
-        with self._all_or_nothing():
-            return reverse_kl(self._model, self.adapter, reference, data, temperature, self.budget)
+        check_distillation(data, temperature, self._model.info)
+        losses = np.zeros(len(data))
+
+        def run(tree: PrefixTree) -> FloatArray:
+            self._optimizer.zero_grad()  # what a pass left that ran out of memory
+            settings = (tree, data, temperature, self.budget)
+            return reverse_kl(self._model, self.adapter, reference, *settings)
+
+        with self._all_or_nothing() as gradients:
+            for tree, found in self._passes([datum.student for datum in data], run):
+                losses[tree.members] = found
+                gradients.fold()
+        return losses.tolist()
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[_GradientSum]:
@@ -186,18 +198,11 @@ class LoraTrainer:
         data, loss, settings, terms = check_request(request, self._model.info)
         arrays: dict[str, list[FloatArray]] = {}
         metrics: dict[str, float] = {}
-        budget = self.budget
-        trees = deque(_pack(data, range(len(data)), budget))
-        while trees:
-            tree = trees.popleft()
-            try:
-                done = self._run_tree(tree, data, loss, settings, terms, request.forward_only)
-            except torch.OutOfMemoryError as error:
-                left = [member for each in (tree, *trees) for member in each.members]
-                if not self._graphs.release():
-                    budget = _smaller(budget, tree.members, len(tree.tokens), error)
-                trees = deque(_pack(data, left, budget))
-                continue
+
+        def run(tree: PrefixTree) -> _Pass:
+            return self._run_tree(tree, data, loss, settings, terms, request.forward_only)
+
+        for tree, done in self._passes([datum.tokens for datum in data], run):
             sums, parts = done.read()
             norms.append(sums.pop("gradient_norm", 0.0))
             for name, value in sums.items():
@@ -218,6 +223,24 @@ class LoraTrainer:
         return ForwardBackwardResult(
             arrays["logprobs"], metrics, arrays["losses"], arrays.get("entropy", [])
         )
+
+    def _passes(
+        self, sequences: list[IntArray], run: Callable[[PrefixTree], T]
+    ) -> Iterator[tuple[PrefixTree, T]]:
+        """Run the passes that sequences take; one without memory is split and run again."""
+        budget = self.budget
+        trees = deque(_pack(sequences, range(len(sequences)), budget))
+        while trees:
+            tree = trees.popleft()
+            try:
+                done = run(tree)
+            except torch.OutOfMemoryError as error:
+                left = [member for each in (tree, *trees) for member in each.members]
+                if not self._graphs.release():
+                    budget = _smaller(budget, tree.members, len(tree.tokens), error)
+                trees = deque(_pack(sequences, left, budget))
+            else:
+                yield tree, done
 
     def _run_tree(
         self,
@@ -365,9 +388,9 @@ def _token_losses(loss: Loss, lp: Tensor, batch: PackedBatch, settings: dict[str
     return loss.function(lp, batch.inputs, config, batch.datum)
 
 
-def _pack(data: list[Datum], members: Sequence[int], budget: int) -> list[PrefixTree]:
-    """Pack some of the datums into the trees of as many passes."""
-    trees = pack_evenly([data[i].tokens for i in members], budget)
+def _pack(sequences: list[IntArray], members: Sequence[int], budget: int) -> list[PrefixTree]:
+    """Pack some of the sequences into the trees of as many passes."""
+    trees = pack_evenly([sequences[i] for i in members], budget)
     return [replace(tree, members=[members[m] for m in tree.members]) for tree in trees]
 
 
