@@ -3,6 +3,8 @@
 A step schedules, runs and records. A request that arrives while others run joins at the next step.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from mint.engine.messages import SampledToken
@@ -150,39 +152,29 @@ class Sampler:
         if not sequences:
             return
         self.started = [s.job.ticket for s in sequences if s.index == 0]
-        self._pick_first(sequences)
-        copies = {}
-        for sequence in sequences:
-            if not sequence.is_done and not sequence.job.is_over:
-                copies[sequence] = self.scheduler.start(sequence)
-        self._copy_blocks({s: copy for s, copy in copies.items() if copy is not None})
+        self._try(self._pick_first, sequences)
+        growing = [s for s in sequences if not s.is_done and not s.job.is_over]
+        started = {sequence: self.scheduler.start(sequence) for sequence in growing}
+        copies = {sequence: copy for sequence, copy in started.items() if copy is not None}
+        self._try(lambda some: self._runner.copy_blocks([copies[s] for s in some]), [*copies])
         self.scheduler.started(sequences)
 
     def _pick_first(self, sequences: list[Sequence]) -> None:
-        """Pick first tokens. If that fails, retry one by one."""
+        waiting = [s for s in sequences if not s.tokens and not s.job.is_over]
+        for tokens in self._runner.first(waiting):
+            self._append(tokens)
+
+    def _try(self, run: Callable[[list[Sequence]], None], sequences: list[Sequence]) -> None:
+        """Run something for several answers. If it fails, retry for each alone."""
         try:
-            for tokens in self._runner.first(sequences):
-                self._append(tokens)
+            run(sequences)
         except Exception as error:
             self._runner.recover()
             if len(sequences) == 1:
                 self._fail(sequences[0].job, error)
                 return
             for sequence in sequences:
-                if not sequence.tokens and not sequence.job.is_over:
-                    self._pick_first([sequence])
-
-    def _copy_blocks(self, copies: dict[Sequence, tuple[int, int]]) -> None:
-        """Copy the last block of prompts for their answers. If that fails, retry one by one."""
-        try:
-            self._runner.copy_blocks([*copies.values()])
-        except Exception as error:
-            self._runner.recover()
-            if len(copies) == 1:
-                self._fail(next(iter(copies)).job, error)
-                return
-            for sequence, copy in copies.items():
-                self._copy_blocks({sequence: copy})
+                self._try(run, [sequence])
 
     def _decode(self) -> None:
         scheduler = self.scheduler

@@ -138,10 +138,7 @@ class Scheduler:
         steps.append(PrefillStep(prefill, Chunk(tokens, prefill.done, prefill.blocks)))
         # Known from here on: a prompt that shares these blocks is computed in the same pass or a
         # later one, and within a pass keys are written before they are read.
-        for index in range(prefill.known, end // BLOCK_SIZE):
-            part = prefill.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
-            prefill.number = self.blocks.learn(prefill.blocks[index], prefill.number, part)
-            prefill.known += 1
+        self._learn(prefill, end)
         return len(tokens)
 
     def _admit(self, adapters: set[Adapter | None], held: Holdings) -> Prefill | None:
@@ -199,8 +196,6 @@ class Scheduler:
                 queue.popleft()
                 shared.jobs.append(job)
                 job.prefill = shared
-                if shared.is_done and shared not in self._ready:
-                    self._ready.append(shared)
             else:
                 prefill = Prefill(job.request.prompt, adapter, tenant=tenant, jobs=[job])
                 prefill.keeps_hidden = job.wants_scores
@@ -484,12 +479,14 @@ class Scheduler:
 
     def grew(self, sequence: Sequence) -> None:
         """Record that a sequence has a new token, which may have filled a block."""
-        full = (sequence.length - 1) // BLOCK_SIZE
-        while sequence.known < min(full, len(sequence.blocks)):
-            part = sequence.block(sequence.known)
-            block = sequence.blocks[sequence.known]
-            sequence.number = self.blocks.learn(block, sequence.number, part)
-            sequence.known += 1
+        self._learn(sequence, sequence.length - 1)
+
+    def _learn(self, holder: Prefill | Sequence, tokens: int) -> None:
+        """Record the contents of the blocks that the first tokens of a holder fill."""
+        while holder.known < min(tokens // BLOCK_SIZE, len(holder.blocks)):
+            block, part = holder.blocks[holder.known], holder.block(holder.known)
+            holder.number = self.blocks.learn(block, holder.number, part)
+            holder.known += 1
 
     def retire(self, done: set[Sequence]) -> None:
         """Remove finished sequences."""

@@ -56,6 +56,10 @@ class Prefill:
     def is_done(self) -> bool:
         return self.done == len(self.tokens)
 
+    def block(self, index: int) -> IntArray:
+        """Return the tokens of one full block."""
+        return self.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
+
 
 @dataclass(eq=False)
 class Sequence:
