@@ -156,12 +156,14 @@ class ExpertsLinear(nn.Module):
         lora, pair = active().lora, self.pairs
         if torch.is_grad_enabled():
             assert isinstance(routes, Sorted)
-            if isinstance(lora, TrainedLora) and pair:
-                return LoraExpertsProduct.apply(  # type: ignore[no-any-return, no-untyped-call]
-                    self.precision, lora.scale, routes.groups, rows, self.weight, *pair
-                )
-            return FrozenExpertsProduct.apply(  # type: ignore[no-any-return, no-untyped-call]
-                self.precision, routes.groups, rows, self.weight
+            scale = lora.scale if isinstance(lora, TrainedLora) and pair else None
+            return ExpertsProduct.apply(  # type: ignore[no-any-return, no-untyped-call]
+                self.precision,
+                scale,
+                routes.groups,
+                rows,
+                self.weight,
+                *(pair if scale is not None else ()),
             )
         y = routes.multiply(rows, self.weight, self.precision)
         if isinstance(lora, TrainedLora) and pair:
@@ -229,50 +231,41 @@ class FrozenExperts(nn.Module):
         return routes.combine(rows, shares.float())
 
 
-class FrozenExpertsProduct(torch.autograd.Function):
-    """The products of sorted rows with their experts' weights, differentiable in the rows alone."""
+class ExpertsProduct(torch.autograd.Function):
+    """The products of sorted rows with their experts' weights and one adapter, if there is one.
+
+    They are differentiable in the rows, A and B.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, precision: Precision, groups: list[tuple[int, slice]], x: Tensor, weight: Tensor
-    ) -> Tensor:
-        ctx.precision, ctx.groups, ctx.weight = precision, groups, weight
-        return _multiply_groups(x, weight, groups, precision)
+        ctx: Any, precision: Precision, scale: Tensor | None, groups: list[tuple[int, slice]],
+        x: Tensor, weight: Tensor, *pair: Tensor,
+    ) -> Tensor:  # fmt: skip
+        ctx.precision, ctx.scale, ctx.groups, ctx.weight = precision, scale, groups, weight
+        y = _multiply_groups(x, weight, groups, precision)
+        if scale is None:
+            return y
+        low = x.to(precision.lora)
+        a, b = split_experts(pair, len(weight), precision.lora)
+        inner = (_multiply_groups(low, a, groups, precision) * scale).to(precision.lora)
+        ctx.save_for_backward(low, inner, *pair)
+        return y.add_(_multiply_groups(inner, b, groups, precision))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         [grad], weight = grads, ctx.weight
         x_grad = torch.empty(len(grad), weight.shape[2], device=grad.device)
-        for expert, rows in ctx.groups:
-            x_grad[rows] = multiply_gradient(grad[rows], weight[expert], ctx.precision)
-        return None, None, x_grad, None
-
-
-class LoraExpertsProduct(torch.autograd.Function):
-    """The same with one adapter, differentiable in the rows, A and B."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, precision: Precision, scale: Tensor, groups: list[tuple[int, slice]], x: Tensor,
-        weight: Tensor, *pair: Tensor,
-    ) -> Tensor:  # fmt: skip
-        low = x.to(precision.lora)
-        a, b = split_experts(pair, len(weight), precision.lora)
-        inner = (_multiply_groups(low, a, groups, precision) * scale).to(precision.lora)
-        ctx.precision, ctx.scale, ctx.groups = precision, scale, groups
-        ctx.save_for_backward(low, inner, weight, *pair)
-        y = _multiply_groups(x, weight, groups, precision)
-        return y.add_(_multiply_groups(inner, b, groups, precision))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        low, inner, weight, *pair = ctx.saved_tensors
+        if not ctx.saved_tensors:
+            for expert, rows in ctx.groups:
+                x_grad[rows] = multiply_gradient(grad[rows], weight[expert], ctx.precision)
+            return None, None, None, x_grad, None
+        low, inner, *pair = ctx.saved_tensors
         a, b = split_experts(pair, len(weight), ctx.precision.lora_gradients)
         a_grad, b_grad = (torch.zeros_like(tensor, dtype=f32) for tensor in (a, b))
-        x_grad = torch.empty(len(low), weight.shape[2], device=low.device)
         for expert, rows in ctx.groups:
             x_grad[rows], a_grad[expert], b_grad[expert] = product_gradients(
-                ctx.precision, ctx.scale, [weight.shape[1]], grads[0][rows], low[rows],
+                ctx.precision, ctx.scale, [weight.shape[1]], grad[rows], low[rows],
                 inner[rows], weight[expert], (a[expert], b[expert]),
             )  # fmt: skip
         return None, None, None, x_grad, None, *join_experts(a_grad, b_grad)
