@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mint.engine.attention.layout import DecodeRows
 from mint.engine.attention.reference import attend, store
+from mint.engine.model.context import Scores
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
 
 
@@ -22,16 +23,13 @@ class ReferenceDecode:
         current = self._table.gather(1, (positions // BLOCK_SIZE)[:, None]).squeeze(1)
         self._slots = current * BLOCK_SIZE + positions % BLOCK_SIZE
 
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
-        softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
         pool = find_pool(module)
         store(pool, k, v, self._slots)
         keys, values = (part[self._table].transpose(1, 2).flatten(2, 3) for part in pool)
         distance = self._positions[:, None] - torch.arange(keys.shape[2], device=q.device)
         mask = distance >= 0
-        if window:
-            mask &= distance < window
-        output = attend(q[:, :, None], keys, values, mask[:, None, None], scale, softcap, sinks)
+        if how.window:
+            mask &= distance < how.window
+        output = attend(q[:, :, None], keys, values, mask[:, None, None], how)
         return output[:, :, 0]

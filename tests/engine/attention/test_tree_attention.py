@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mint.engine.attention.reference import ReferenceTree, cut
+from mint.engine.model.context import Scores
 from mint.engine.training.tree import PrefixTree, pack
 
 HEADS, KEY_HEADS, SIZE = 6, 2, 16
@@ -73,7 +74,7 @@ def test_output_and_gradients_are_those_of_dense_attention(
     wanted_grads = torch.autograd.grad(wanted, inputs, out)
     single = [tensor.detach().float().requires_grad_() for tensor in inputs]
     attention = ReferenceTree(tree, torch.device("cpu"))
-    found = attention.attend(nn.Module(), *single, SIZE**-0.5, window, softcap, sinks)
+    found = attention.attend(nn.Module(), *single, Scores(SIZE**-0.5, window, softcap, sinks))
     grads = torch.autograd.grad(found, single, out.float())
     for mine, theirs in zip([found, *grads], [wanted, *wanted_grads], strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=5e-5, atol=5e-5)

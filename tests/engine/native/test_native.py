@@ -16,7 +16,7 @@ from mint.engine import native
 from mint.engine.attention import Chunk, DecodeRows
 from mint.engine.attention.paged import PagedAttention
 from mint.engine.model.base_model import BaseModel
-from mint.engine.model.context import NoLora
+from mint.engine.model.context import NoLora, Scores
 from mint.engine.model.sampled_trunk import SampledTrunk
 from mint.engine.native.layers import gate, norm, pick
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
@@ -186,17 +186,17 @@ def test_decoding_attends_as_the_float64_reference(
         pool.layers()[0][0, last].view(heads, size, BLOCK_SIZE)[:, :, offset:] = np.nan
         pool.layers()[0][1, last, :, offset:] = np.nan
     q, k, v = (numbers(generator, count, n, size) for n in (heads * repeat, heads, heads))
-    settings = (scale, window, softcap, sinks)
+    how = Scores(scale, window, softcap, sinks)
     pool.bind()
-    y = PagedAttention.of_rows(rows).attend(module, q, k, v, *settings)
+    y = PagedAttention.of_rows(rows).attend(module, q, k, v, how)
     for row in range(count):
         alone = DecodeRows(rows.positions[[row]], [rows.blocks[row]], [shared])
         own = (part[row : row + 1] for part in (q, k, v))
-        assert torch.equal(PagedAttention.of_rows(alone).attend(module, *own, *settings)[0], y[row])
+        assert torch.equal(PagedAttention.of_rows(alone).attend(module, *own, how)[0], y[row])
     wide.bind()
     double = None if sinks is None else sinks.double()
     expected = ReferenceDecode(wide, rows).attend(
-        module, q.double(), k.half().double(), v.half().double(), scale, window, softcap, double
+        module, q.double(), k.half().double(), v.half().double(), how._replace(sinks=double)
     )
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
 
@@ -211,10 +211,10 @@ def test_prefill_has_the_bits_of_decoding_however_it_is_cut(
     module = torch.nn.Module()
     blocks = [3, 1, 6, 2, 5, 4]
     q, k, v = (numbers(generator, length, n, size) for n in (heads * repeat, heads, heads))
-    settings = (size**-0.5, window, 0.0, None)
+    how = Scores(size**-0.5, window)
 
     def run(view: PagedAttention, start: int, stop: int) -> Tensor:
-        return view.attend(module, q[start:stop], k[start:stop], v[start:stop], *settings)
+        return view.attend(module, q[start:stop], k[start:stop], v[start:stop], how)
 
     results = []
     for edges in ([0, *sorted(cut for cut in cuts if cut < length), length], [0, length]):

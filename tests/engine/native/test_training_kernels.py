@@ -18,6 +18,7 @@ from mint.engine.attention.native import NativeTree
 from mint.engine.attention.reference import ReferenceTree
 from mint.engine.messages import ForwardBackward, LoraSpec
 from mint.engine.model.base_model import BaseModel
+from mint.engine.model.context import Scores
 from mint.engine.native.training import (
     Gated,
     LoraProduct,
@@ -123,7 +124,7 @@ def test_attention_in_a_forest(name: str, window: int) -> None:
     count = len(tree.tokens)
     view = NativeTree(tree, ReferenceTree(tree, torch.device("cpu")), torch.float32)
     assert_same(
-        lambda q, k, v: view.attend(nn.Module(), q, k, v, 16**-0.5, window, 0.0, None),
+        lambda q, k, v: view.attend(nn.Module(), q, k, v, Scores(16**-0.5, window)),
         lambda q, k, v: dense(tree, q, k, v, window, 0.0, None),
         *(numbers(count, heads, 16, seed=heads) for heads in (HEADS, KEY_HEADS, KEY_HEADS)),
     )
@@ -141,7 +142,7 @@ def test_keys_and_values_are_rounded_as_those_of_the_pool(softcap: float) -> Non
         return x + (x.float().clamp(-most, most).half().double() - x).detach()
 
     assert_same(
-        lambda q, k, v: view.attend(nn.Module(), q, k, v, 16**-0.5, 0, softcap, None),
+        lambda q, k, v: view.attend(nn.Module(), q, k, v, Scores(16**-0.5, softcap=softcap)),
         lambda q, k, v: dense(tree, q, rounded(k), rounded(v), 0, softcap, None),
         q, k, v,
     )  # fmt: skip

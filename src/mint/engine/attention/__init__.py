@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from mint.engine.model.context import Attention, active
+from mint.engine.model.context import Attention, Scores, active
 from mint.engine.model.precision import Precision
 from mint.engine.sampling.kv_pool import KVPool
 from mint.engine.training.tree import PrefixTree
@@ -35,17 +35,13 @@ def _attention(
 ) -> tuple[Tensor, None]:
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [N, heads, D]
     scale = kwargs.get("scaling")
-    output = active().attention.attend(
-        module,
-        q,
-        k,
-        v,
+    how = Scores(
         scale if scale is not None else q.shape[-1] ** -0.5,
         kwargs.get("sliding_window") or 0,
         kwargs.get("softcap") or 0.0,
         kwargs.get("s_aux"),
     )
-    return output[None], None
+    return active().attention.attend(module, q, k, v, how)[None], None
 
 
 AttentionInterface.register(NAME, _attention)  # and no mask: transformers then makes none

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mint.engine.messages import IntArray
+from mint.engine.model.context import Scores
 from mint.engine.model.precision import fill_up
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, find_pool
 
@@ -77,32 +78,25 @@ class BlockedAttention:
                 rows = list(range(row, row + len(positions)))
                 groups.append(_Group(rows, _fill(chunk.blocks, end), distance))
                 row += len(positions)
-        return cls(np.concatenate([chunk.slots(BLOCK_SIZE) for chunk in chunks]), groups)
+        return cls(np.concatenate([chunk.slots for chunk in chunks]), groups)
 
     @classmethod
     def of_rows(cls, rows: DecodeRows) -> BlockedAttention:
         """Return the attention of one new token per sequence."""
-        sharing: dict[tuple[int, ...], list[int]] = {}
-        for row, blocks in enumerate(rows.blocks):
-            common = rows.shared[row] // WIDTH * WIDTH // BLOCK_SIZE
-            sharing.setdefault(tuple(blocks[:common]), []).append(row)
         groups = []
-        for shared, members in sharing.items():
+        for shared, members in rows.by_prompt(WIDTH).items():
             size = _GROUP if shared else 1
             for at in range(0, len(members), size):
                 groups.append(_Group.of_answers(rows, members[at : at + size], list(shared)))
-        return cls(rows.slots(BLOCK_SIZE), groups)
+        return cls(rows.slots, groups)
 
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
-        softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
         pool = find_pool(module)
         pool[:, self._begun] = 0.0  # whatever was there must not be multiplied by 0
         store(pool, k, v, self._slots)
         output = torch.empty_like(q)
         for part in self._parts:
-            output[part.rows] = part.attend(pool, q[part.rows], scale, window, softcap, sinks)
+            output[part.rows] = part.attend(pool, q[part.rows], how)
         return output
 
 
@@ -115,12 +109,9 @@ class _Part:
         self._distance = torch.as_tensor(np.stack([group.distance for group in groups]))
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(
-        self, pool: Tensor, q: Tensor, scale: float, window: int, softcap: float,
-        sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, pool: Tensor, q: Tensor, how: Scores) -> Tensor:
         (_, total, heads, _, dim), (groups, queries, _) = pool.shape, self._distance.shape
-        blocks, hidden = self._visible(window)
+        blocks, hidden = self._visible(how.window)
         sides, each = torch.arange(2)[:, None, None, None], torch.arange(heads)[:, None]
         places = ((sides * total + blocks[:, None]) * heads + each).flatten()  # groups, heads
         keys, values = (
@@ -132,14 +123,14 @@ class _Part:
         rows = q.view(groups, queries, heads, -1, dim).transpose(1, 2)
         repeat, count = rows.shape[3], queries * rows.shape[3]
         rows = fill_up(rows.reshape(groups * heads, count, dim))
-        scores = torch.bmm(rows, keys.transpose(1, 2)).mul_(scale)
-        if softcap:
-            scores = softcap * torch.tanh(scores / softcap)
+        scores = torch.bmm(rows, keys.transpose(1, 2)).mul_(how.scale)
+        if how.softcap:
+            scores = how.softcap * torch.tanh(scores / how.softcap)
         scores[:, :count].view(groups, heads, queries, repeat, -1).masked_fill_(
             hidden, float("-inf")
         )
-        if sinks is not None:
-            column = sinks.float().view(heads, 1, repeat).expand(groups, -1, queries, -1)
+        if how.sinks is not None:
+            column = how.sinks.float().view(heads, 1, repeat).expand(groups, -1, queries, -1)
             column = fill_up(column.reshape(groups * heads, count, 1))
             scores = torch.cat([scores, column], -1)
         weights = torch.softmax(scores, -1)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mint.engine.attention import kernels
-from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool, find_pool
+from mint.engine.model.context import Scores
+from mint.engine.sampling.kv_pool import KVPool, find_pool
 from mint.engine.training.tree import PrefixTree
 
 from .layout import Chunk
@@ -31,14 +32,8 @@ class KernelTree:
         ends, roots, positions = torch.as_tensor(arrays).to(device)
         return cls(ends, roots, positions, dtype)
 
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
-        softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        return tree_attention(
-            q, k, v, self.ends, self.roots, self.positions, self.dtype, scale, window, softcap,
-            sinks,
-        )  # fmt: skip
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
+        return tree_attention(q, k, v, self.ends, self.roots, self.positions, self.dtype, *how)
 
 
 @dataclass(frozen=True)
@@ -64,23 +59,18 @@ class KernelPrefill:
             return torch.as_tensor(array, dtype=dtype).to(pool.device)
 
         return cls(
-            slots=tensor(np.concatenate([c.slots(BLOCK_SIZE) for c in chunks]), torch.int64),
+            slots=tensor(np.concatenate([c.slots for c in chunks]), torch.int64),
             table=tensor(table, torch.int32),
             starts=tensor(np.concatenate([[0], np.cumsum(lengths)]), torch.int32),
             before=tensor([chunk.start for chunk in chunks], torch.int32),
             longest=1 << (max(lengths) - 1).bit_length(),
         )
 
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
-        softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
         pool = find_pool(module)
         kernels.store(pool, k, v, self.slots)
-        mixed: Tensor = kernels.paged_prefill(
-            q, pool, self.table, self.starts, self.before, scale, window, softcap, sinks,
-            self.longest,
-        )  # fmt: skip
+        places = (self.table, self.starts, self.before)
+        mixed: Tensor = kernels.paged_prefill(q, pool, *places, *how, self.longest)
         if self.is_padded:
             mixed = torch.where((self.slots >= 0)[:, None, None], mixed, 0.0)
         return mixed
@@ -94,12 +84,7 @@ class KernelDecode:
     table: Tensor
     lengths: Tensor
 
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
-        softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
         pool = find_pool(module)
         kernels.store(pool, k, v, self.slots)
-        return kernels.paged_decode(  # type: ignore[no-any-return]
-            q, pool, self.table, self.lengths, scale, window, softcap, sinks
-        )
+        return kernels.paged_decode(q, pool, self.table, self.lengths, *how)  # type: ignore[no-any-return]

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..messages import IntArray
+from mint.engine.messages import IntArray
+from mint.engine.sampling.kv_pool import BLOCK_SIZE
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,12 @@ class Chunk:
     def positions(self) -> IntArray:
         return np.arange(self.start, self.end, dtype=np.int64)
 
-    def slots(self, block_size: int) -> IntArray:
-        """Return where the keys and values of these tokens go in the pool."""
+    @property
+    def slots(self) -> IntArray:
+        """Where the keys and values of these tokens go in the pool."""
         blocks = np.asarray(self.blocks, np.int64)
         positions = self.positions
-        return blocks[positions // block_size] * block_size + positions % block_size
+        return blocks[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,17 @@ class DecodeRows:
     blocks: list[list[int]]
     shared: list[int]  # first tokens of each that others may have in common: its prompt
 
-    def slots(self, block_size: int) -> IntArray:
-        """Return where the keys and values of these tokens go in the pool."""
-        pairs = zip(self.blocks, self.positions // block_size, strict=True)
+    @property
+    def slots(self) -> IntArray:
+        """Where the keys and values of these tokens go in the pool."""
+        pairs = zip(self.blocks, self.positions // BLOCK_SIZE, strict=True)
         blocks = np.array([blocks[number] for blocks, number in pairs], np.int64)
-        return blocks * block_size + self.positions % block_size
+        return blocks * BLOCK_SIZE + self.positions % BLOCK_SIZE
+
+    def by_prompt(self, width: int) -> dict[tuple[int, ...], list[int]]:
+        """Return the rows by the blocks of their prompts, up to a multiple of so many tokens."""
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, blocks in enumerate(self.blocks):
+            common = self.shared[row] // width * width // BLOCK_SIZE
+            rows.setdefault(tuple(blocks[:common]), []).append(row)
+        return rows

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from mint.engine.model.context import Scores
 from mint.engine.native.training import LANES, Forest, TreeAttention
 from mint.engine.training.tree import PrefixTree
 
@@ -20,15 +21,12 @@ class NativeTree:
         self.forest = Forest(tree, blocks, seen, rounds=keys == torch.float16)
         self._plain = plain  # for soft caps, sinks and odd sizes
 
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
-        softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        if softcap or sinks is not None or q.shape[-1] % LANES:
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
+        if how.softcap or how.sinks is not None or q.shape[-1] % LANES:
             k, v = (_rounded(x) if self.forest.rounds else x for x in (k, v))
-            return self._plain.attend(module, q, k, v, scale, window, softcap, sinks)
+            return self._plain.attend(module, q, k, v, how)
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        return TreeAttention.apply(self.forest, window, scale, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
+        return TreeAttention.apply(self.forest, how.window, how.scale, q, k, v)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _rounded(x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mint.engine.messages import IntArray
+from mint.engine.model.context import Scores
 from mint.engine.native.layers import AttentionLayer, Layout
 from mint.engine.sampling.kv_pool import BLOCK_SIZE, find_pool
 
@@ -66,21 +67,15 @@ class PagedAttention:
     @classmethod
     def of_rows(cls, rows: DecodeRows) -> PagedAttention:
         """Return the attention of one new token per sequence."""
-        sharing: dict[tuple[int, ...], list[int]] = {}
-        for row, blocks in enumerate(rows.blocks):
-            sharing.setdefault(tuple(blocks[: rows.shared[row] // BLOCK_SIZE]), []).append(row)
         groups, common = [], []
-        for blocks_, members in sharing.items():
+        for shared, members in rows.by_prompt(BLOCK_SIZE).items():
             for at in range(0, len(members), _GROUP):
                 groups.append(members[at : at + _GROUP])
-                common.append(len(blocks_))
+                common.append(len(shared))
         return cls(rows.blocks, np.arange(len(rows.blocks)), rows.positions, groups, common)
 
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
-        softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        layer = AttentionLayer(find_pool(module), q.shape[1], scale, window, softcap, sinks)
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
+        layer = AttentionLayer(find_pool(module), q.shape[1], *how)
         x = torch.cat([part.flatten(1) for part in (q, k, v)], 1)
         layer.store(x, self.layout.slots)
         return layer.attend(x, self.layout.struct).view(q.shape)

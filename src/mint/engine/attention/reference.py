@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mint.engine.messages import IntArray
+from mint.engine.model.context import Scores
 from mint.engine.sampling.kv_pool import BLOCK_SIZE
 from mint.engine.training.tree import PrefixTree
 
@@ -31,24 +32,21 @@ class ReferenceTree:
         self._positions = torch.as_tensor(tree.positions, device=device)
         self._masks: dict[int, list[Tensor]] = {}
 
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
-        softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
         count, heads, dim = k.shape
-        if sinks is not None:
-            sinks = sinks.view(heads, -1)
+        if how.sinks is not None:
+            how = how._replace(sinks=how.sinks.view(heads, -1))
         queries = q.view(count, heads, -1, dim)  # those of a key head together
         outputs = []
         for rows, keys, values, mask in zip(
             torch.split(queries, self._sizes),
             *(torch.split(part.index_select(0, self._keys), self._counts) for part in (k, v)),
-            self._piece_masks(window),
+            self._piece_masks(how.window),
             strict=True,
         ):
             rows, keys, values = rows.permute(1, 2, 0, 3), keys[:, :, None], values[:, :, None]
             keys, values = (part.permute(1, 2, 0, 3) for part in (keys, values))
-            output = attend(rows, keys, values, mask, scale, softcap, sinks)
+            output = attend(rows, keys, values, mask, how)
             outputs.append(output.permute(2, 0, 1, 3).flatten(1, 2))
         return torch.cat(outputs)
 
@@ -98,10 +96,7 @@ def store(pool: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
     pool.permute(1, 3, 0, 2, 4)[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = pairs
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float,
-    sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Scores) -> Tensor:
     """Attend with q [..., H, Q, D] to k and v [..., Hkv, K, D]; ``mask=None`` is causal."""
     k, v = k.to(q.dtype), v.to(q.dtype)
     groups = q.shape[-3] // k.shape[-3]
@@ -110,18 +105,18 @@ def attend(
             k, v = (t.expand(*t.shape[:-3], groups, *t.shape[-2:]) for t in (k, v))
         else:
             k, v = (t.repeat_interleave(groups, dim=-3) for t in (k, v))
-    if not softcap and sinks is None:
+    if not how.softcap and how.sinks is None:
         rows, keys, values = (t if t.dim() == 4 else t[None] for t in (q, k, v))
         return F.scaled_dot_product_attention(
-            rows, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
+            rows, keys, values, attn_mask=mask, is_causal=mask is None, scale=how.scale
         ).view_as(q)
-    scores = q @ k.transpose(-1, -2) * scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = q @ k.transpose(-1, -2) * how.scale
+    if how.softcap:
+        scores = how.softcap * torch.tanh(scores / how.softcap)
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     scores = scores.masked_fill(~mask, float("-inf"))
-    if sinks is not None:
-        column = sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)
+    if how.sinks is not None:
+        column = how.sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, column], dim=-1)
     return torch.softmax(scores, dim=-1)[..., : k.shape[-2]] @ v

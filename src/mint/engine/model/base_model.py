@@ -14,7 +14,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 from mint.engine import attention
 from mint.engine.adapters.lora import AdapterBank, find_sites
 from mint.engine.messages import IntArray, ModelInfo, UserError
-from mint.engine.model.context import Attention, Lora, NoLora, running
+from mint.engine.model.context import Attention, Lora, NoLora, Scores, running
 from mint.engine.model.experts import Product, replace_experts
 from mint.engine.model.head import Head
 from mint.engine.model.layers import wrap_layers
@@ -148,17 +148,14 @@ class _Probe:
         for tensor in tensors:
             self.largest = torch.maximum(self.largest, tensor.detach().float().abs().max())
 
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int,
-        softcap: float, sinks: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
         if k.shape != v.shape:
             arch = self._model.info.arch
             raise _refusal(self._model.name, arch, "keys and values of different sizes")
         self.shapes[module] = (k.shape[1], k.shape[2])
         self.note(q, k, v)
         q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))
-        return attention.attend(q, k, v, None, scale, softcap, sinks).transpose(0, 1)
+        return attention.attend(q, k, v, None, how).transpose(0, 1)
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,24 +16,20 @@ from torch import Tensor, nn
 from mint.engine.native import NO_ADAPTER, RowsBySlot
 
 
+class Scores(NamedTuple):
+    """How a layer scores keys. A window or soft cap of 0 is none."""
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: Tensor | None = None  # [H], of keys that everyone sees and that have no value
+
+
 class Attention(Protocol):
     """Attention of the tokens of one pass to what each of them may see."""
 
-    def attend(
-        self,
-        module: nn.Module,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        window: int,
-        softcap: float,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """Attend with q [N, H, D] to k and v [N, Hkv, D]; return [N, H, D].
-
-        ``window`` and ``softcap`` are 0 for none.
-        """
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
+        """Attend with q [N, H, D] to k and v [N, Hkv, D]; return [N, H, D]."""
         ...
 
 

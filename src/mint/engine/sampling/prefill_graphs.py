@@ -130,7 +130,7 @@ class _Buffers:
         for at, (step, adapter) in enumerate(zip(steps, adapters, strict=True)):
             chunk, first = step.chunk, starts[at]
             part = slice(first, first + len(chunk.tokens))
-            rows[:, part] = chunk.tokens, chunk.positions, chunk.slots(BLOCK_SIZE)
+            rows[:, part] = chunk.tokens, chunk.positions, chunk.slots
             starts[at + 1 :], before[at] = part.stop, chunk.start
             table[at, : len(chunk.blocks)] = chunk.blocks
             if adapter >= 0:
