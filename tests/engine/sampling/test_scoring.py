@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from mint.engine.engine import Engine
-from mint.engine.messages import SampleRequest, UserError
+from mint.engine.messages import Datum, ForwardBackward, SampleRequest, UserError
+from mint.engine.model.base_model import BaseModel
 from tests.engine.conftest import ids, sample
+from tests.engine.sampling.test_sampler import trained_engine
 from tests.tiny import VOCABULARY
 
 PROMPT = ids("Q: 1 + 1?\nA:")
@@ -44,6 +48,21 @@ def test_only_the_last_n_prompt_tokens_are_scored_when_asked(base_engine: Engine
     assert part.topk_prompt_logprobs is not None
     assert (part.topk_prompt_logprobs.logprobs[:-4] == -99999.0).all()
     assert (part.topk_prompt_logprobs.logprobs[-4:] > -99999.0).all()
+
+
+@pytest.mark.parametrize("precision", ["exact", "bfloat16"])
+def test_a_prompt_is_scored_with_the_adapter_of_the_output_layer(
+    tiny_model: Path, precision: str
+) -> None:
+    model = BaseModel.load("tiny", tiny_model, device="cpu", precision=precision)
+    engine = trained_engine(model)
+    asked = SampleRequest(PROMPT, 1, 1, prompt_logprobs=True)
+    [result] = sample(engine, "trained", asked)
+    datum = Datum(PROMPT[:-1], {"target_tokens": PROMPT[1:]})
+    forward = ForwardBackward([datum], "cross_entropy", forward_only=True)
+    [trained] = engine.forward_backward("run", [forward])
+    assert result.prompt_logprobs is not None
+    np.testing.assert_allclose(result.prompt_logprobs[1:], trained.logprobs[0], atol=0.05)
 
 
 def test_chosen_tokens_are_scored_where_asked_and_nowhere_else(base_engine: Engine) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mint.engine.messages import IntArray
-from mint.engine.model.context import Lora, NoLora, TrainedLora
+from mint.engine.model.context import Lora, TrainedLora
 from mint.engine.model.head import Head
 from mint.engine.model.precision import to_device
 from mint.engine.native.training import softmax_
@@ -111,11 +111,9 @@ def score_targets(
     pair = head.linear.pairs if isinstance(lora, TrainedLora) else ()
     is_plain = not pair and targets.kept is None and not scoring.entropy_gradient
     looks_ahead = is_plain and hidden.requires_grad and torch.is_grad_enabled()
-    if is_plain and head.has_kernels and not scoring.entropy:
-        settings = (head, targets, scoring.temperature, looks_ahead)
-        return _KernelLogprobs.apply(*settings, hidden), None  # type: ignore[no-untyped-call]
+    by_kernels = is_plain and head.has_kernels and not scoring.entropy
     logprobs, entropies = _TargetLogprobs.apply(  # type: ignore[no-untyped-call]
-        head, lora, targets, scoring, looks_ahead, hidden, *pair
+        head, lora, targets, scoring, looks_ahead, by_kernels, hidden, *pair
     )
     return logprobs, entropies if scoring.entropy else None
 
@@ -124,21 +122,29 @@ class _TargetLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, head: Head, lora: Lora, targets: Targets, scoring: Scoring, looks_ahead: bool,
-        hidden: Tensor, *pair: Tensor,
+        by_kernels: bool, hidden: Tensor, *pair: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         tokens, temperature = targets.tokens, scoring.temperature
         logprobs = torch.empty(len(tokens), device=hidden.device)
         entropies = torch.empty(len(tokens) if scoring.entropy else 0, device=hidden.device)
         sums = torch.empty(len(targets.nodes), device=hidden.device)
         pulls = hidden.new_empty(targets.trained if looks_ahead else 0, hidden.shape[1])
-        own_slopes = torch.ones_like(logprobs)
-        weight = head.pulling_weight() if looks_ahead else None
+        own_slopes = torch.full_like(logprobs, head.multiplier / temperature)
+        weight = head.pulling_weight() if looks_ahead and not by_kernels else None
         ctx.known = None
-        for chunk, entries in targets.chunks(head.chunk_rows()):
-            logits = _heated(head.logits(hidden[targets.nodes[chunk]], lora), temperature)
+        for chunk, entries in targets.chunks(head.chunk_rows(by_kernels)):
+            logits = head.logits(hidden[targets.nodes[chunk]], lora)
             rows = targets.rows[entries] - chunk.start
+            cells = (rows, tokens[entries])
+            if by_kernels:
+                own = logits[cells] / temperature
+                logprobs[entries] = own - softmax_(logits, temperature)[rows]
+                if looks_ahead and chunk.start < targets.trained:
+                    pulls[chunk] = head.pull_back(logits, cells, temperature)
+                continue
+            logits = _heated(logits, temperature)
             sums[chunk] = total = head.logsumexp(logits)
-            own = logits[rows, tokens[entries]]
+            own = logits[cells]
             logprobs[entries] = own - total[rows]
             if scoring.entropy:
                 entropies[entries] = head.entropy(logits, total)[rows]
@@ -149,7 +155,6 @@ class _TargetLogprobs(torch.autograd.Function):
                 if scoring.entropy:
                     entropies[place] = kept.entropy
             if weight is not None and chunk.start < targets.trained:
-                cells = (rows, tokens[entries])
                 pulls[chunk] = head.pull(logits, total, cells, weight, temperature)
                 own_slopes[entries] = head.logit_slope(own, temperature)
             elif chunk == slice(0, targets.trained) and not hidden.is_cuda:
@@ -167,7 +172,7 @@ class _TargetLogprobs(torch.autograd.Function):
         targets: Targets = ctx.targets
         if ctx.looks_ahead:
             known = (hidden, logprobs, pulls, own_slopes)
-            return None, None, None, None, None, _scale_pulls(head, targets, grad, *known)
+            return (*[None] * 6, _scale_pulls(head, targets, grad, *known))
         hidden_grad = torch.zeros_like(hidden)
         pair_grads = [torch.zeros_like(tensor) for tensor in pair]
         temperature, has_entropy = ctx.scoring.temperature, ctx.scoring.entropy_gradient
@@ -196,7 +201,7 @@ class _TargetLogprobs(torch.autograd.Function):
             hidden_grad[targets.nodes[chunk]] = results[0]
             for sum_, part in zip(pair_grads, results[1:], strict=True):
                 sum_ += part
-        return None, None, None, None, None, hidden_grad, *pair_grads
+        return (*[None] * 6, hidden_grad, *pair_grads)
 
 
 def _scale_pulls(
@@ -213,36 +218,6 @@ def _scale_pulls(
     hidden_grad = torch.zeros_like(hidden)
     hidden_grad[targets.nodes[:trained]] = part.index_add_(0, rows, own)
     return hidden_grad
-
-
-class _KernelLogprobs(torch.autograd.Function):
-    """The logprobs alone, by a CPU's kernels, without an adapter on the output layer."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, head: Head, targets: Targets, temperature: float, looks_ahead: bool,
-        hidden: Tensor,
-    ) -> Tensor:  # fmt: skip
-        logprobs = hidden.new_empty(len(targets.tokens))
-        pulls = hidden.new_empty(targets.trained if looks_ahead else 0, hidden.shape[1])
-        for chunk, entries in targets.chunks(head.chunk_rows(by_kernels=True)):
-            logits = head.logits(hidden[targets.nodes[chunk]], NoLora())
-            cells = (targets.rows[entries] - chunk.start, targets.tokens[entries])
-            own = logits[cells] / temperature
-            logprobs[entries] = own - softmax_(logits, temperature)[cells[0]]
-            if looks_ahead and chunk.start < targets.trained:
-                pulls[chunk] = head.pull_back(logits, cells, temperature)
-        ctx.head, ctx.targets, ctx.slope = head, targets, head.multiplier / temperature
-        ctx.save_for_backward(hidden, logprobs, pulls)
-        return logprobs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, logprobs, pulls = ctx.saved_tensors
-        slopes = torch.full_like(logprobs, ctx.slope)
-        known = (hidden, logprobs, pulls, slopes)
-        return None, None, None, None, _scale_pulls(ctx.head, ctx.targets, grad, *known)
 
 
 @dataclass(frozen=True)
