@@ -256,11 +256,12 @@ class ExpertsProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         [grad], weight = grads, ctx.weight
         x_grad = torch.empty(len(grad), weight.shape[2], device=grad.device)
-        if not ctx.saved_tensors:
+        saved = ctx.saved_tensors  # once: checkpoints unpack them only once
+        if not saved:
             for expert, rows in ctx.groups:
                 x_grad[rows] = multiply_gradient(grad[rows], weight[expert], ctx.precision)
             return None, None, None, x_grad, None
-        low, inner, *pair = ctx.saved_tensors
+        low, inner, *pair = saved
         a, b = split_experts(pair, len(weight), ctx.precision.lora_gradients)
         a_grad, b_grad = (torch.zeros_like(tensor, dtype=f32) for tensor in (a, b))
         for expert, rows in ctx.groups:
