@@ -284,7 +284,7 @@ def test_recorded_prompts_are_scored_as_others_are(precision: str, tmp_path: Pat
     text = ids("The quick brown fox jumps over the lazy dog. " * 4)
 
     def scores(extra: int, is_recorded: bool) -> list[np.ndarray]:
-        recorder._is_possible = is_recorded
+        recorder.is_possible = is_recorded
         for ticket, name in enumerate(("trained", "base", "fresh")):
             prompt = text[ticket : 20 + 9 * ticket + extra]
             engine.sample(ticket, name, SampleRequest(prompt, max_tokens=1, prompt_logprobs=True))
@@ -435,13 +435,14 @@ def test_a_decode_step_syncs_once_and_replays_one_graph(tmp_path: Path) -> None:
     for rows in (8, 64):
         request = SampleRequest(ids("Q: 1 + 1?"), rows, 20, seed=1, stop=[])
         sample(engine, "trained", request)
-        before = runner.replays  # type: ignore[attr-defined]
+        before = runner.graphs.replays  # type: ignore[attr-defined]
         torch.cuda.set_sync_debug_mode("warn")
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             sample(engine, "trained", request)
         torch.cuda.set_sync_debug_mode("default")
-        assert runner.replays - before == 20  # 19 tokens after the first, and one thrown away
+        # 19 tokens after the first, and one thrown away
+        assert runner.graphs.replays - before == 20
         syncs.append(sum("synchroniz" in str(warning.message) for warning in found))
         with torch.profiler.profile() as profile:
             sample(engine, "trained", request)

@@ -1,11 +1,81 @@
-"""Recording work on a GPU as a CUDA graph."""
+"""Work on a GPU that is recorded as CUDA graphs and replayed."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import logging
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 import torch
 
+from mint.engine.adapters.lora import AdapterBank
+
+log = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Recordings(Generic[Key, Result]):
+    """The recordings of one kind of pass, by a key.
+
+    They share their memory, because a pass ends before the next one begins, and are forgotten when
+    the bank's tensors move: their kernels read the old ones.
+    """
+
+    def __init__(self, bank: AdapterBank, what: str, most: int | None = None) -> None:
+        """``what`` says in the log what runs without graphs where recording is not possible."""
+        self.is_possible = True
+        self.replays = 0
+        self._what, self._most = what, most
+        self._bank, self._generation = bank, bank.generation
+        self._known: dict[Key, Result] = {}
+        self._seen: set[Key] = set()
+        self._memory: Any = None
+
+    def find(
+        self,
+        key: Key,
+        make: Callable[[Any], tuple[Result, torch.cuda.CUDAGraph]],
+        at_once: bool = False,
+    ) -> Result | None:
+        """Return the recording of a key, or None: the pass runs without.
+
+        It is made when a key comes for the second time, as that takes about as long as three
+        passes, or ``at_once``. ``make`` gets the shared memory.
+        """
+        if self._generation != self._bank.generation:
+            self.release()
+            self._generation = self._bank.generation
+        if not self.is_possible:
+            return None
+        if not at_once and key not in self._seen:
+            self._seen.add(key)
+            return None
+        if key not in self._known:
+            if self._most is not None and len(self._known) >= self._most:
+                self.release()
+            try:
+                self._known[key], graph = make(self._memory)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                log.warning("%s without CUDA graphs, more slowly: %s", self._what, error)
+                self.is_possible = False
+                self.release()
+                return None
+            self._memory = self._memory or graph.pool()
+        self.replays += 1
+        return self._known[key]
+
+    def release(self) -> bool:
+        """Free the memory of all recordings; return whether there was any."""
+        had_any = bool(self._known)
+        if had_any:
+            torch.cuda.synchronize()  # one of them may still run
+            self._known.clear()
+            self._memory = None  # the allocator forgets a pool with its last graph
+            torch.cuda.empty_cache()
+        self._seen.clear()
+        return had_any
 
 
 def record(

@@ -6,7 +6,6 @@ read the tokens of the last one, so it learns one step late that a sequence has 
 the token after its end.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter
 from mint.engine.attention.gpu import KernelDecode
-from mint.engine.cuda_graph import record
+from mint.engine.cuda_graph import Recordings, record
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import BankedLora, Lora, NoLora
 from mint.engine.model.precision import to_device
@@ -28,10 +27,11 @@ from mint.engine.sampling.runner import Runner, Tokens
 from mint.engine.sampling.scheduler import PrefillStep
 from mint.engine.sampling.sequence import Sequence
 
-log = logging.getLogger(__name__)
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 _NARROWEST = 16  # blocks of the smallest table
 _EMPTY = -1  # the position of a row without a sequence
+_Key = tuple[int, int, int, bool]  # rows, blocks of the table, slots, whether it picks
+_Recorded = tuple[torch.cuda.CUDAGraph, Tensor]
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,10 @@ class GraphRunner(Runner):
         self._widest = 1  # block table among the rows
         self._prefills = PrefillGraphs(model, pool)
         self._pick_plain = torch.compile(pick_plain)
-        self._graphs: dict[tuple[int, int, int, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        # Not possible where a layer needs the host, such as some ropes do.
+        self.graphs: Recordings[_Key, _Recorded] = Recordings(model.bank, "This model decodes")
         self._generation = 0
         self._writes = 0  # of the bank, when the slots of the rows were last set
-        self._is_capturable = True  # not so where a layer needs the host, such as some ropes do
-        self._memory: Any = None  # the pool that all graphs share
-        self.replays = 0
 
     @property
     def ahead(self) -> int:  # type: ignore[override]
@@ -196,9 +194,7 @@ class GraphRunner(Runner):
             fresh = sequences
         if self._bank.generation != self._generation:
             self._generation = self._bank.generation
-            torch.cuda.synchronize()  # the step in flight still replays one of these
-            self._graphs.clear()
-            self._memory = None  # the allocator forgets a pool with its last graph
+            self.graphs.release()
             self._mask = torch.zeros(self._max_rows, self._bank.slots, device=self._device)
             fresh = sequences
         # Also without adapters: rows that join later may bring some back, and each row must then
@@ -250,35 +246,24 @@ class GraphRunner(Runner):
     def _replay(self, size: int, width: int, slots: int, picks: bool) -> Tensor:
         """Run one step for the first ``size`` rows; return what it picks, or else their logits."""
         key = (size, width, slots, picks)
-        if self._is_capturable and key not in self._graphs:
-            try:
-                self._graphs[key] = self._capture(*key)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                log.warning("This model decodes without CUDA graphs, more slowly: %s", error)
-                self._is_capturable = False
-        if not self._is_capturable:
+        recorded = self.graphs.find(key, lambda memory: self._capture(key, memory), at_once=True)
+        if recorded is None:
             return self._step(*key)
-        graph, result = self._graphs[key]
+        graph, result = recorded
         graph.replay()
-        self.replays += 1
         return result
 
-    def _capture(
-        self, size: int, width: int, slots: int, picks: bool
-    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, key: _Key, memory: Any) -> tuple[_Recorded, torch.cuda.CUDAGraph]:
         """Record a step as a graph. The warm-up runs on empty rows, so that nothing advances."""
         self.pool.bind()
         positions = self._buffers.positions
         saved = positions.clone()
         positions.fill_(_EMPTY)
         try:
-            graph, result = record(lambda: self._step(size, width, slots, picks), self._memory, 3)
+            graph, result = record(lambda: self._step(*key), memory, 3)
         finally:
             positions.copy_(saved)
-        self._memory = self._memory or graph.pool()
-        return graph, result
+        return (graph, result), graph
 
     def _step(self, size: int, width: int, slots: int, picks: bool) -> Tensor:
         """Compute one step on the static buffers: this is what a graph records.

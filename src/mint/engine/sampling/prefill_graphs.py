@@ -7,7 +7,6 @@ few sizes, and replayed.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from mint.engine.adapters.lora import MAX_SLOTS
 from mint.engine.attention.gpu import KernelPrefill
-from mint.engine.cuda_graph import record
+from mint.engine.cuda_graph import Recordings, record
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import BankedLora, Lora, NoLora
 from mint.engine.model.precision import to_device
@@ -25,72 +24,46 @@ from mint.engine.sampling.kv_pool import BLOCK_SIZE, KVPool
 if TYPE_CHECKING:
     from mint.engine.sampling.scheduler import PrefillStep
 
-log = logging.getLogger(__name__)
 MOST_TOKENS = 512
 _SIZES = (64, 128, 256, MOST_TOKENS)
 _CHUNKS = 16  # of different prompts in one pass
 _NOWHERE = -1  # the place in the pool of a token that fills up
 
 
-class PrefillGraphs:
-    """The recorded passes of one model. A size is recorded when it comes for the second time."""
+class PrefillGraphs(Recordings[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]]):
+    """The recorded passes of one model, by their size and number of slots."""
 
     def __init__(self, model: BaseModel, pool: KVPool) -> None:
+        super().__init__(model.bank, "Prompts are computed")
+        self.is_possible = not model.has_experts  # what these run depends on the data
         self._model, self._pool = model, pool
-        self._is_possible = not model.has_experts  # what these run depends on the data
         self._buffers = _Buffers(model, pool)
-        self._recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self._seen: set[tuple[int, int]] = set()
-        self._generation = 0
-        self._memory: Any = None  # that all graphs share
-        self.replays = 0
 
     def replay(self, steps: list[PrefillStep]) -> Tensor | None:
         """Return the hidden states [N, H] of chunks, or None: run them without a graph."""
         count = sum(len(step.chunk.tokens) for step in steps)
-        if not self._is_possible or count > MOST_TOKENS or len(steps) > _CHUNKS:
+        if not self.is_possible or count > MOST_TOKENS or len(steps) > _CHUNKS:
             return None
         bank = self._model.bank
         adapters = [step.prefill.adapter for step in steps]
         slots = bank.use(adapter for adapter in adapters if adapter is not None)
-        if bank.generation != self._generation:  # the weights have moved
-            self.release()
-            self._generation = bank.generation
         key = (next(size for size in _SIZES if size >= count), bank.slots if slots else 0)
-        if key not in self._seen:
-            self._seen.add(key)
-            return None
-        if key not in self._recorded and not self._record(key):
+        if (recorded := self.find(key, lambda memory: self._record(key, memory))) is None:
             return None
         owners = [-1 if adapter is None else slots[adapter] for adapter in adapters]
         self._buffers.load(steps, owners, key[0])
-        graph, hidden = self._recorded[key]
+        graph, hidden = recorded
         graph.replay()
-        self.replays += 1
         return hidden[:count].clone()  # the next replay overwrites it
 
-    def release(self) -> None:
-        """Forget all recorded passes."""
-        torch.cuda.synchronize()
-        self._recorded.clear()
-        self._seen.clear()
-        self._memory = None  # the allocator forgets a pool with its last graph
-
-    def _record(self, key: tuple[int, int]) -> bool:
-        """Record a pass of this size and number of slots; return whether it was possible."""
+    def _record(
+        self, key: tuple[int, int], memory: Any
+    ) -> tuple[tuple[torch.cuda.CUDAGraph, Tensor], torch.cuda.CUDAGraph]:
+        """Record a pass of this size and number of slots."""
         self._pool.bind()
         self._buffers.clear()  # what runs while recording writes nothing into the pool
-        try:
-            graph, hidden = record(lambda: self._run(*key), self._memory)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            log.warning("Prompts are computed without CUDA graphs, more slowly: %s", error)
-            self._is_possible = False
-            return False
-        self._memory = self._memory or graph.pool()
-        self._recorded[key] = graph, hidden
-        return True
+        graph, hidden = record(lambda: self._run(*key), memory)
+        return (graph, hidden), graph
 
     def _run(self, size: int, slots: int) -> Tensor:
         b = self._buffers

@@ -8,7 +8,6 @@ The output layer and the loss run between the two, without a graph: they depend 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,86 +17,50 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter
-from mint.engine.cuda_graph import capture, warm_up
+from mint.engine.cuda_graph import Recordings, capture, warm_up
 from mint.engine.messages import LoraSpec
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import Lora
 from mint.engine.model.precision import to_device
 from mint.engine.training.tree import PrefixTree
 
-log = logging.getLogger(__name__)
 _STEP = 512  # a pass is filled up to a multiple of this many tokens
 _MOST = 64  # recorded passes; each takes some memory of its own
 _Key = tuple[LoraSpec, int]
 
 
-class TrunkGraphs:
-    """The recorded passes of one model.
-
-    They share their memory, because a pass ends before the next one begins. A size is recorded when
-    it comes for the second time: recording takes about as long as three passes.
-    """
+class TrunkGraphs(Recordings[_Key, "_RecordedPass"]):
+    """The recorded passes of one model, by the shape of the adapter and the number of tokens."""
 
     def __init__(self, model: BaseModel) -> None:
-        self._is_possible = model.device.type == "cuda" and not model.has_experts
+        super().__init__(model.bank, "Training runs", _MOST)
+        self.is_possible = model.device.type == "cuda" and not model.has_experts
         self._model = model
-        self._recorded: dict[_Key, _RecordedPass] = {}
-        self._seen: set[_Key] = set()
-        self._memory: Any = None
-        self._generation = model.bank.generation
-        self.replays = 0
 
     def replay(self, tree: PrefixTree, adapter: Adapter) -> Replay | None:
         """Run the forward pass of a tree, or return None: run it without a graph."""
-        if not self._is_possible or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return None
-        if self._generation != self._model.bank.generation:  # the weights have moved
-            self.release()
-            self._generation = self._model.bank.generation
         key = (replace(adapter.spec, seed=None), -(-len(tree.tokens) // _STEP) * _STEP)
-        if key not in self._seen:
-            self._seen.add(key)
+        try:
+            recorded = self.find(key, lambda memory: self._record(key, adapter, memory))
+        except torch.OutOfMemoryError:  # it is tried again when the size was seen twice more
+            self.release()
             return None
-        if key not in self._recorded and not self._record(key, adapter):
+        if recorded is None:
             return None
-        self.replays += 1
-        recorded = self._recorded[key]
         recorded.load(tree, adapter)
         recorded.forward.replay()
         return Replay(recorded, recorded.hidden.detach().requires_grad_())
 
-    def release(self) -> bool:
-        """Free the memory of all recorded passes; return whether there was any."""
-        had_any = bool(self._recorded)
-        if had_any:
-            torch.cuda.synchronize()
-            self._recorded.clear()
-            self._memory = None  # the allocator forgets a pool with its last graph
-            torch.cuda.empty_cache()
-        self._seen.clear()
-        return had_any
-
-    def _record(self, key: _Key, adapter: Adapter) -> bool:
-        """Record a pass; return whether it was possible."""
-        if len(self._recorded) >= _MOST:
-            self.release()
-        _, size = key
-        twin = next((p.adapter for (spec, _), p in self._recorded.items() if spec == key[0]), None)
-        try:
-            recorded = _RecordedPass.record(
-                self._model, size, twin or adapter.trainable_copy(self._model.device), self._memory
-            )
-        except torch.OutOfMemoryError:  # it is tried again when the size was seen twice more
-            self.release()
-            return False
-        except RuntimeError as error:
-            log.warning("Training runs without CUDA graphs, more slowly: %s", error)
-            self._is_possible = False
-            self.release()
-            return False
-        self._recorded[key] = recorded
-        self._memory = recorded.forward.pool()
-        return True
+    def _record(
+        self, key: _Key, adapter: Adapter, memory: Any
+    ) -> tuple[_RecordedPass, torch.cuda.CUDAGraph]:
+        spec, size = key
+        twin = next((p.adapter for (other, _), p in self._known.items() if other == spec), None)
+        own = twin or adapter.trainable_copy(self._model.device)
+        recorded = _RecordedPass.record(self._model, size, own, memory)
+        return recorded, recorded.forward
 
 
 @dataclass(frozen=True)
