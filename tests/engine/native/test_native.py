@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mint.engine import native
-from mint.engine.attention import Chunk, DecodeRows
+from mint.engine.attention.layout import Chunk, DecodeRows
 from mint.engine.attention.paged import PagedAttention
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import NoLora, Scores

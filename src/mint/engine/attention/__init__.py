@@ -20,7 +20,7 @@ from .blocked import BlockedAttention
 from .layout import Chunk, DecodeRows
 from .native import NativeTree
 from .paged import PagedAttention
-from .reference import ReferenceTree, attend
+from .reference import ReferenceTree
 
 NAME = "mint"
 
@@ -69,15 +69,3 @@ def prefill_attention(pool: KVPool, chunks: list[Chunk], has_kernels: bool) -> A
 def decode_attention(rows: DecodeRows, has_kernels: bool) -> Attention:
     """Return the attention of a decode step on a CPU."""
     return (PagedAttention if has_kernels else BlockedAttention).of_rows(rows)
-
-
-__all__ = [
-    "NAME",
-    "Chunk",
-    "DecodeRows",
-    "NativeTree",
-    "attend",
-    "decode_attention",
-    "prefill_attention",
-    "tree_attention",
-]

@@ -13,6 +13,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from mint.engine import attention
 from mint.engine.adapters.lora import AdapterBank, find_sites
+from mint.engine.attention.reference import attend
 from mint.engine.messages import IntArray, ModelInfo, UserError
 from mint.engine.model.context import Attention, Lora, NoLora, Scores, running
 from mint.engine.model.experts import Product, replace_experts
@@ -155,7 +156,7 @@ class _Probe:
         self.shapes[module] = (k.shape[1], k.shape[2])
         self.note(q, k, v)
         q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))
-        return attention.attend(q, k, v, None, how).transpose(0, 1)
+        return attend(q, k, v, None, how).transpose(0, 1)
 
 
 @torch.inference_mode()

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mint.engine.attention import NativeTree, tree_attention
+from mint.engine.attention import tree_attention
+from mint.engine.attention.native import NativeTree
 from mint.engine.model.context import Attention, NoLora, active, running
 from mint.engine.model.linear import FrozenLinear
 from mint.engine.model.precision import Precision

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter
-from mint.engine.attention import DecodeRows, decode_attention, prefill_attention
+from mint.engine.attention import decode_attention, prefill_attention
+from mint.engine.attention.layout import DecodeRows
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import Lora
 from mint.engine.model.head import Head
