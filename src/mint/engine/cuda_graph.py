@@ -47,10 +47,10 @@ class Recordings(Generic[Key, Result]):
             self._generation = self._bank.generation
         if not self.is_possible:
             return None
-        if not at_once and key not in self._seen:
-            self._seen.add(key)
-            return None
         if key not in self._known:
+            if not at_once and key not in self._seen:
+                self._seen.add(key)
+                return None
             if self._most is not None and len(self._known) >= self._most:
                 self.release()
             try:
