@@ -73,7 +73,7 @@ def test_output_and_gradients_are_those_of_dense_attention(
     wanted = dense(tree, *inputs, window, softcap, None if sinks is None else sinks.double())
     wanted_grads = torch.autograd.grad(wanted, inputs, out)
     single = [tensor.detach().float().requires_grad_() for tensor in inputs]
-    attention = ReferenceTree(tree, torch.device("cpu"))
+    attention = ReferenceTree(tree)
     found = attention.attend(nn.Module(), *single, Scores(SIZE**-0.5, window, softcap, sinks))
     grads = torch.autograd.grad(found, single, out.float())
     for mine, theirs in zip([found, *grads], [wanted, *wanted_grads], strict=True):

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from mint.engine import native
 from mint.engine.attention import tree_attention
 from mint.engine.attention.native import NativeTree
-from mint.engine.attention.reference import ReferenceTree
 from mint.engine.messages import ForwardBackward, LoraSpec
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import Scores
@@ -122,7 +121,7 @@ def test_adapters_of_a_joint_product(rank: int, sizes: list[int]) -> None:
 def test_attention_in_a_forest(name: str, window: int) -> None:
     tree = FORESTS[name]
     count = len(tree.tokens)
-    view = NativeTree(tree, ReferenceTree(tree, torch.device("cpu")), torch.float32)
+    view = NativeTree(tree, torch.float32)
     assert_same(
         lambda q, k, v: view.attend(nn.Module(), q, k, v, Scores(16**-0.5, window)),
         lambda q, k, v: dense(tree, q, k, v, window, 0.0, None),
@@ -134,7 +133,7 @@ def test_attention_in_a_forest(name: str, window: int) -> None:
 def test_keys_and_values_are_rounded_as_those_of_the_pool(softcap: float) -> None:
     tree = FORESTS["groups"]
     count, most = len(tree.tokens), torch.finfo(torch.float16).max
-    view = NativeTree(tree, ReferenceTree(tree, torch.device("cpu")), torch.float16)
+    view = NativeTree(tree, torch.float16)
     q, k, v = (numbers(count, n, 16, seed=n) for n in (HEADS, KEY_HEADS, KEY_HEADS))
     v[0, 0, 0] = 1e6  # beyond float16
 
@@ -152,7 +151,7 @@ def test_attention_of_turned_rows() -> None:
     tree, size = FORESTS["groups"], 32
     count = len(tree.tokens)
     cosine, sine = numbers(count, size), numbers(count, size, seed=1)
-    forest = NativeTree(tree, ReferenceTree(tree, torch.device("cpu")), torch.float32).forest
+    forest = NativeTree(tree, torch.float32).forest
 
     def turned(rows: Tensor) -> Tensor:
         heads = rows.view(count, -1, size)

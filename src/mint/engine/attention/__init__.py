@@ -53,8 +53,7 @@ def tree_attention(tree: PrefixTree, device: torch.device, precision: Precision)
         from .gpu import KernelTree
 
         return KernelTree.of(tree, device, precision.keys)
-    plain = ReferenceTree(tree, device)
-    return NativeTree(tree, plain, precision.keys) if precision.has_kernels else plain
+    return NativeTree(tree, precision.keys) if precision.has_kernels else ReferenceTree(tree)
 
 
 def prefill_attention(pool: KVPool, chunks: list[Chunk], has_kernels: bool) -> Attention:

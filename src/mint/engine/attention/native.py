@@ -1,5 +1,7 @@
 """Attention in a prefix forest by the kernels for CPUs."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 
@@ -15,11 +17,16 @@ _SHORTEST, _LONGEST = 8, 32  # nodes of a block
 class NativeTree:
     """Each node of a prefix forest sees its ancestors, with keys and values of a format."""
 
-    def __init__(self, tree: PrefixTree, plain: ReferenceTree, keys: torch.dtype) -> None:
+    def __init__(self, tree: PrefixTree, keys: torch.dtype) -> None:
         blocks = cut(tree, _SHORTEST, _LONGEST)
         seen = [visible(tree, *block) for block in blocks]
         self.forest = Forest(tree, blocks, seen, rounds=keys == torch.float16)
-        self._plain = plain  # for soft caps, sinks and odd sizes
+        self._tree = tree
+
+    @cached_property
+    def _plain(self) -> ReferenceTree:
+        """The same in torch, for soft caps, sinks and odd sizes."""
+        return ReferenceTree(self._tree)
 
     def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
         if how.softcap or how.sinks is not None or q.shape[-1] % LANES:

@@ -22,14 +22,14 @@ class ReferenceTree:
     the ancestors of the piece's first node: the keys of other branches are left out.
     """
 
-    def __init__(self, tree: PrefixTree, device: torch.device) -> None:
+    def __init__(self, tree: PrefixTree) -> None:
         pieces = cut(tree)
         keys = [visible(tree, start, stop) for start, stop in pieces]
         self._sizes = [stop - start for start, stop in pieces]
         self._counts = [len(part) for part in keys]
-        self._keys = torch.as_tensor(np.concatenate(keys), device=device)
-        self._ends = torch.as_tensor(tree.ends, device=device)
-        self._positions = torch.as_tensor(tree.positions, device=device)
+        self._keys = torch.as_tensor(np.concatenate(keys))
+        self._ends = torch.as_tensor(tree.ends)
+        self._positions = torch.as_tensor(tree.positions)
         self._masks: dict[int, list[Tensor]] = {}
 
     def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
@@ -53,7 +53,7 @@ class ReferenceTree:
     def _piece_masks(self, window: int) -> list[Tensor]:
         """Return which of its keys each node of a piece sees, piece by piece."""
         if window not in self._masks:
-            everything = torch.arange(len(self._ends), device=self._ends.device)[:, None]
+            everything = torch.arange(len(self._ends))[:, None]
             masks = []
             for nodes, keys in zip(
                 torch.split(everything, self._sizes),
