@@ -423,6 +423,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "mamba": {},
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32},
+    "diffllama": {},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
     "deepseek_v3": {
         "head_dim": 4,
         "q_lora_rank": 8,

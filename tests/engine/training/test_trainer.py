@@ -153,6 +153,22 @@ def test_gradients_equal_those_of_a_plain_float64_model(
             assert_close(mine, reference.grad, name)
 
 
+@pytest.mark.parametrize("precision", ["exact", "bfloat16"])
+def test_a_model_that_clips_its_queries_in_place_trains_as_it_samples(
+    precision: str, tmp_path: Path
+) -> None:
+    folder = build_model(tmp_path / "olmo", "olmo", clip_qkv=0.5)
+    model = BaseModel.load("olmo", folder, device="cpu", precision=precision)
+    run = LoraTrainer(model, LoraSpec(rank=4, seed=1), 1024)
+    randomise(run.adapter)
+    data = group(seed=5)
+    [result] = run.forward_backward([ForwardBackward(data, "cross_entropy")])
+    plain = PlainModel(folder, run.adapter)
+    for datum, logprobs in zip(data, result.logprobs, strict=True):
+        wanted = plain.logprobs(datum)[:, 0].detach()
+        np.testing.assert_allclose(logprobs, wanted, atol=1e-4 if precision == "exact" else 0.2)
+
+
 def test_two_dimensional_cross_entropy_sums_over_all_targets(tiny_model: Path) -> None:
     model = BaseModel.load("tiny", tiny_model, device="cpu", precision="exact")
     run = LoraTrainer(model, LoraSpec(rank=4, seed=1), 1024)

@@ -66,12 +66,18 @@ class BaseModel:
     def _build(
         cls, name: str, folder: str | Path, device: torch.device, precision: Precision
     ) -> BaseModel:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=f32 if device.type == "cpu" else "auto",
-            attn_implementation=attention.NAME,
-            quantization_config=dequantization(folder),
-        )
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=f32 if device.type == "cpu" else "auto",
+                attn_implementation=attention.NAME,
+                quantization_config=dequantization(folder),
+            )
+        except KeyError as error:  # from a model that looks for our attention in a list of its own
+            if error.args != (attention.NAME,):
+                raise
+            kind = AutoConfig.from_pretrained(folder).model_type
+            raise _refusal(name, kind, "a custom attention") from error
         _check_architecture(model, name)
         model.to(device)  # type: ignore[arg-type]
         model.train(False).requires_grad_(False)
@@ -150,9 +156,11 @@ class _Probe:
             self.largest = torch.maximum(self.largest, tensor.detach().float().abs().max())
 
     def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, how: Scores) -> Tensor:
+        name, arch = self._model.name, self._model.info.arch
         if k.shape != v.shape:
-            arch = self._model.info.arch
-            raise _refusal(self._model.name, arch, "keys and values of different sizes")
+            raise _refusal(name, arch, "keys and values of different sizes")
+        if module in self.shapes:  # its second keys would overwrite the first ones in the pool
+            raise _refusal(name, arch, "layers that attend twice")
         self.shapes[module] = (k.shape[1], k.shape[2])
         self.note(q, k, v)
         q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))

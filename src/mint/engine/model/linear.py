@@ -373,7 +373,9 @@ def replace_layers(
 ) -> dict[str, FrozenLinear]:
     """Replace the model's linear layers by ours; return each product by its first site's name."""
     products = {}
-    for group in _find_groups(sites):
+    # Clipping works in place, which parts of a joint product do not allow.
+    clips = getattr(model.config, "clip_qkv", None) is not None
+    for group in [[site] for site in sites] if clips else _find_groups(sites):
         layers = [model.get_submodule(site.name) for site in group]
         product = FrozenLinear(group, layers, precision)
         products[group[0].name] = product
