@@ -424,6 +424,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "mamba": {},
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32},
     "diffllama": {},
+    "doge": {},
     "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
     "deepseek_v3": {
         "head_dim": 4,

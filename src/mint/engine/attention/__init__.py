@@ -25,6 +25,10 @@ from .reference import ReferenceTree
 NAME = "mint"
 
 
+class OwnMask(Exception):
+    """A model has made a mask itself: its tokens see others than we would let them see."""
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -33,6 +37,8 @@ def _attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
+    if attention_mask is not None:
+        raise OwnMask
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [N, heads, D]
     scale = kwargs.get("scaling")
     how = Scores(

@@ -178,7 +178,10 @@ def _probe(model: BaseModel) -> tuple[dict[nn.Module, tuple[int, int]], float]:
     count = min(_PROBE_TOKENS, model.info.context_length)
     ids = torch.arange(count) * 7919 % model.info.vocab_size
     with torch.compiler.set_stance("force_eager"):  # the hooks would be compiled, layer by layer
-        probe.note(model.hidden(ids, torch.arange(count), probe, NoLora()))
+        try:
+            probe.note(model.hidden(ids, torch.arange(count), probe, NoLora()))
+        except attention.OwnMask:
+            raise _refusal(model.name, model.info.arch, "masks of its own") from None
     for hook in hooks:
         hook.remove()
     return probe.shapes, float(probe.largest)
