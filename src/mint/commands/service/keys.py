@@ -58,7 +58,7 @@ def create_key(
 
     Once a key exists, the service of this home folder requires one from every client. For another
     person, or a program that must not see your runs, create the key with a user of its own:
-    mint keys create ada --user ada
+    `mint keys create ada --user ada`
     """
     from mint.service.access.auth import create_key as create
     from mint.service.access.quotas import change
