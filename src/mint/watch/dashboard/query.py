@@ -8,10 +8,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -43,6 +43,7 @@ Place = tuple[int, int, int]
 _HIGH = 2**31 - 1
 _TRIES = 3
 Choice = Callable[[list[RolloutFile]], list[RolloutFile]]
+Found = TypeVar("Found")
 
 
 class QueryFailed(RuntimeError):
@@ -173,11 +174,16 @@ class Rollouts:
             SELECT * EXCLUDE (segments) FROM {{}} WHERE {condition}
             ORDER BY step, "group", "index" LIMIT ?
         """
-        files = [f for f in self.files() if wanted.may_be_in(f.first, f.last)]
-        if not files:
-            return pa.table({})
-        with self._query(files, sql, [*values, limit]) as found:
-            return found.to_arrow_table()
+
+        def read(files: list[RolloutFile]) -> pa.Table:
+            if not files:
+                return pa.table({})
+            with self._query(files, sql, [*values, limit]) as found:
+                return found.to_arrow_table()
+
+        return self._retry(
+            lambda files: [f for f in files if wanted.may_be_in(f.first, f.last)], read
+        )
 
     def component_names(self) -> list[str]:
         """Return the names of the reward's components in the last file."""
@@ -187,12 +193,14 @@ class Rollouts:
     # ---- DuckDB ----
 
     def _ask(self, choose: Choice, sql: str, values: list[Any]) -> list[dict[str, Any]]:
-        """Query some of the files; again if the run merged them in the meantime."""
+        """Query some of the files."""
+        return self._retry(choose, lambda files: self._ask_files(files, sql, values))
+
+    def _retry(self, choose: Choice, read: Callable[[list[RolloutFile]], Found]) -> Found:
+        """Read some of the files; again if the run merged them in the meantime."""
         for _ in range(_TRIES):
-            try:
-                return self._ask_files(choose(self.files()), sql, values)
-            except FilesMerged:
-                continue
+            with suppress(FilesMerged):
+                return read(choose(self.files()))
         raise QueryFailed("The files of this run changed while they were read. Try again.")
 
     def _ask_files(
