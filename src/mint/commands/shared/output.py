@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 from rich.table import Table
 
@@ -85,13 +86,7 @@ def size(count: float | None) -> str:
     >>> size(1536), size(None)
     ('1.5 kB', '-')
     """
-    if count is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TB"
+    return "-" if count is None else decimal(int(count))
 
 
 def when(time: str | None) -> str:

@@ -79,19 +79,21 @@ class Rollouts:
 
     def of_step(self, step: int) -> list[dict[str, Any]]:
         """Return the rollouts of a step in brief."""
-        sql = f'SELECT {_BRIEF} FROM {{}} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
-        return [_brief(row) for row in self._ask(_containing(step), sql, [step, MOST_ROLLOUTS])]
+        return [_brief(row) for row in self._of_step(_BRIEF, step)]
+
+    def samples(self, step: int) -> list[dict[str, Any]]:
+        """Return everything about all rollouts of a step."""
+        return [_whole(row) for row in self._of_step("*", step)]
+
+    def _of_step(self, columns: str, step: int) -> list[dict[str, Any]]:
+        sql = f'SELECT {columns} FROM {{}} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
+        return self._ask(_containing(step), sql, [step, MOST_ROLLOUTS])
 
     def sample(self, step: int, group: int, index: int) -> dict[str, Any] | None:
         """Return everything about one rollout."""
         sql = 'SELECT * FROM {} WHERE step = ? AND "group" = ? AND "index" = ? LIMIT 1'
         rows = self._ask(_containing(step), sql, [step, group, index])
         return _whole(rows[0]) if rows else None
-
-    def samples(self, step: int) -> list[dict[str, Any]]:
-        """Return everything about all rollouts of a step."""
-        sql = 'SELECT * FROM {} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
-        return [_whole(row) for row in self._ask(_containing(step), sql, [step, MOST_ROLLOUTS])]
 
     def of_prompts(self, identities: Sequence[str], limit: int = 1_000) -> dict[str, Any]:
         """Return the rollouts of some prompts across the steps, in brief, and how many there are.

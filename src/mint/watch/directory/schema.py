@@ -42,16 +42,8 @@ def _json(value: Any) -> str | None:
     return clean(json.dumps(plain(value), ensure_ascii=False, default=repr))
 
 
-def _numbers(value: Any) -> list[tuple[str, float | None]]:
-    return [(clean(str(name)), _optional_number(x)) for name, x in dict(value or {}).items()]
-
-
-def _texts(value: Any) -> list[tuple[str, str]]:
-    return [(clean(str(name)), _text(x)) for name, x in dict(value or {}).items()]
-
-
-def _digests(value: Any) -> list[tuple[int, str]]:
-    return [(int(version), _text(x)) for version, x in (value or {}).items()]
+def _pairs(key: Callable[[Any], Any], read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: [(key(name), read(x)) for name, x in dict(value or {}).items()]
 
 
 SEGMENT = pa.struct(
@@ -84,8 +76,8 @@ _COLUMNS: dict[str, _Column] = {
     "messages": _JSON,
     "response": _TEXT,
     "reward": _NUMBER,
-    "components": (pa.map_(pa.string(), pa.float64()), _numbers),
-    "reasons": (pa.map_(pa.string(), pa.string()), _texts),
+    "components": (pa.map_(pa.string(), pa.float64()), _pairs(_text, _optional_number)),
+    "reasons": (pa.map_(pa.string(), pa.string()), _pairs(_text, _text)),
     "penalty": (pa.float64(), lambda value: _optional_number(value) or 0.0),
     "advantage": _NUMBER,
     "length": _INTEGER,
@@ -96,7 +88,7 @@ _COLUMNS: dict[str, _Column] = {
     "traceback": _OPTIONAL_TEXT,
     "trace": _JSON,
     "version": _INTEGER,
-    "digests": (pa.map_(pa.int32(), pa.string()), _digests),
+    "digests": (pa.map_(pa.int32(), pa.string()), _pairs(int, _text)),
     "replaced": _FLAG,
     "sampled_at": _NUMBER,
 }
