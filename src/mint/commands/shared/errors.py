@@ -45,8 +45,6 @@ def _exit_code(error: Exception) -> int | None:
     from mint.catalog import ModelNotFound
     from mint.embedded import EmbeddedServiceError
     from mint.rewards import SandboxUnavailable, TooManyFailures
-    from mint.rewards.registry import RewardNotFound
-    from mint.rewards.signature import SignatureError
     from mint.rewards.tasks import GymUnavailable
     from mint.rl import CheckpointGone, RunStopped, ServiceLost
     from mint.rl.data.prompts import NotEnoughData
@@ -55,10 +53,9 @@ def _exit_code(error: Exception) -> int | None:
     from mint.watch.directory.recorder import RunDirectoryBusy
 
     mistakes = (ModelNotFound, CheckpointGone, NotEnoughData, RunDirectoryBusy)
-    rewards = (RewardNotFound, SignatureError, GymUnavailable, SandboxUnavailable)
-    refused = (mint.NotFoundError, mint.BadRequestError)
+    missing = (GymUnavailable, SandboxUnavailable, mint.NotFoundError, mint.BadRequestError)
     lost = (ServiceLost, NoAnswer, EndpointFailed, EmbeddedServiceError, mint.TinkerError)
-    if isinstance(error, mistakes + rewards + refused):
+    if isinstance(error, mistakes + missing):
         return MISTAKE
     if isinstance(error, mint.RequestFailedError) and error.category == "user":
         return MISTAKE

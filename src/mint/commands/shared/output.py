@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.filesize import decimal
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 from rich.table import Table
 
@@ -86,7 +85,13 @@ def size(count: float | None) -> str:
     >>> size(1536), size(None)
     ('1.5 kB', '-')
     """
-    return "-" if count is None else decimal(int(count))
+    if count is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TB"
 
 
 def when(time: str | None) -> str:

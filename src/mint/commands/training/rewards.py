@@ -9,9 +9,11 @@ import typer
 from mint.commands.shared.output import Mistake, print_json, print_table
 from mint.rewards.analysis import analyse
 from mint.rewards.audit import audit_reward
-from mint.rewards.registry import find_reward, list_rewards
+from mint.rewards.registry import RewardNotFound, find_reward, list_rewards
+from mint.rewards.reward import Reward
 from mint.rewards.score import Sample
 from mint.rewards.scoring import Scored, Scorer
+from mint.rewards.signature import SignatureError
 from mint.watch import open_run
 
 app = typer.Typer(help="List, test and audit reward functions.", no_args_is_help=True)
@@ -41,7 +43,7 @@ def try_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
 ) -> None:
     """Try a reward on a file of samples: a table, statistics and a histogram."""
-    scorer = Scorer(find_reward(reward), max_failure_share=1.0, on_failure=lambda *_: None)
+    scorer = Scorer(_find_reward(reward), max_failure_share=1.0, on_failure=lambda *_: None)
     scored = scorer.score(_read_samples(samples))
     analysis = analyse(scored)
     if plot is not None:
@@ -60,7 +62,7 @@ def try_command(
 @app.command("audit")
 def audit_command(samples: _Samples, reward: _RewardName) -> None:
     """Probe a reward with degenerate answers and report what can be hacked."""
-    findings = audit_reward(find_reward(reward), _read_samples(samples))
+    findings = audit_reward(_find_reward(reward), _read_samples(samples))
     rows = (
         (p.probe, p.finding, _figure(p.highest), _figure(p.honest), p.error or repr(p.example[:50]))
         for p in findings
@@ -93,9 +95,16 @@ def report(
         print(f"  {path}")
 
 
+def _find_reward(name: str) -> Reward:
+    try:
+        return find_reward(name)
+    except (RewardNotFound, SignatureError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def _read_samples(path: Path) -> list[Sample]:
     if not path.is_file():
-        raise Mistake(f"There is no file {path}.")
+        raise typer.BadParameter(f"There is no file {path}.")
     samples = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
@@ -105,7 +114,9 @@ def _read_samples(path: Path) -> list[Sample]:
             response = str(row.pop("response", row.pop("completion", "")))
             metadata = {**row.pop("metadata", {}), **row}
         except (ValueError, AttributeError, TypeError):
-            raise Mistake(f"{path}:{number} is not a JSON object with a 'response'.") from None
+            raise typer.BadParameter(
+                f"{path}:{number} is not a JSON object with a 'response'."
+            ) from None
         samples.append(Sample(response, str(metadata.pop("prompt", "")), metadata))
     return samples
 

@@ -109,18 +109,10 @@ class RunReader:
         return found
 
     def _computed(self) -> Row:
-        rows, events, config = self.metrics(), self.events(), self.config()
+        rows, events = self.metrics(), self.events()
         unended = "finished" if self.state().get("finished") else "running"
-        last: Row = rows[-1] if rows else {}
-        return {
-            "format": self.format,
-            "task": config.get("task"),
-            "name": self.path.resolve().name,
-            **summarise(rows, events, unended),
-            "step": last.get("step", 0),
-            "steps": config.get("steps"),
-            "last": last,
-        }
+        known = describe_run(self.path, self.config(), rows[-1] if rows else {})
+        return {**known, "format": self.format, **summarise(rows, events, unended)}
 
     def damaged(self) -> list[str]:
         """Return the names of damaged files."""
@@ -204,6 +196,18 @@ class RunReader:
 
     def _is_inside(self, file: Path) -> bool:
         return file.resolve().is_relative_to(self.path.resolve())
+
+
+def describe_run(path: Path, config: Row, last: Row) -> Row:
+    """Return the part of a summary that follows from the settings and the last metrics."""
+    return {
+        "format": FORMAT,
+        "task": config.get("task"),
+        "name": path.resolve().name,
+        "step": last.get("step", 0),
+        "steps": config.get("steps"),
+        "last": last,
+    }
 
 
 def summarise(rows: Sequence[Row], events: Sequence[Row], unended: str) -> Row:

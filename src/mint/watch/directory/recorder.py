@@ -37,7 +37,6 @@ from mint.watch.directory.files import (
     BLOCK,
     CONFIG,
     EVENTS,
-    FORMAT,
     METRICS,
     ROLLOUTS,
     ROLLOUTS_1,
@@ -54,6 +53,7 @@ from mint.watch.directory.files import (
     step_file,
     sync_folder,
 )
+from mint.watch.directory.reader import describe_run
 from mint.watch.sinks import Sinks
 from mint.watch.sinks.opentelemetry import is_configured
 from mint.watch.verdict.verdict import VerdictHistory, judge
@@ -276,18 +276,13 @@ class RunDirectory:
         """Write status, last metrics and verdict."""
         history = self._history
         summary = {
-            "format": FORMAT,
-            "task": self._config.get("task"),
-            "name": self.path.resolve().name,
+            **describe_run(self.path, self._config, history.last),
             "status": self._status,
-            "step": history.last.get("step", 0),
-            "steps": self._config.get("steps"),
             "started": self._started,
             "updated": round(time.time(), 3),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "verdict": judge(history.rows, history.events, self._status).as_dict(),
-            "last": history.last,
         }
         replace_file(self.path / SUMMARY, lines([summary]), durable=False)
 
