@@ -74,7 +74,7 @@ class Sweep:
 
 
 def _name(composed: Composed) -> str:
-    """A job's folder: what was swept, in letters that a file system takes."""
+    """Return the name of a job's folder: its swept settings, without unusual characters."""
     pairs = [each.partition("=") for each in composed.swept]
     name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs) or "job"
     clean = re.sub(r"[^\w.,=+-]+", "-", name)[:80]

@@ -83,7 +83,7 @@ def measure(
 
 
 def affordable_tokens(run: TimedRun, tokens: int) -> int:
-    """Return the length of an answer that a slow model can afford, at most ``tokens``."""
+    """Return how many tokens a slow model samples in a few seconds, at most ``tokens``."""
     run.handoff()
     run.sample(1, 1, 2)
     few = min(8, tokens)

@@ -72,7 +72,7 @@ def create_key(
             expires_at = datetime.now(UTC) + timedelta(seconds=parse_duration(expires))
         except OverflowError as error:
             raise Mistake(
-                "This expiry is beyond the last date. For a key without expiry, write never."
+                "This expiry is too far in the future. For a key without expiry, write never."
             ) from error
     store = _store(home)
     shared = [key.name for key in store.active_keys() if key.user == user]

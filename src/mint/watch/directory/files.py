@@ -33,7 +33,7 @@ class RolloutFile:
 
     @property
     def merged(self) -> bool:
-        """Whether it stands for a block of steps."""
+        """Whether it contains a block of steps."""
         return "-" in self.path.name
 
 

@@ -10,8 +10,8 @@
 A call returns when its data is written, and a process killed at any point leaves a readable
 directory. ``write_step`` alone returns at once: the next call waits for it. A file of rollouts gets
 its name when it is complete. ``state.json`` also has the lengths of the tables when it was written:
-a resumed run truncates them, so that its files have no gap and no repeat. Files of rollouts that
-the state covers are merged by the hundred.
+a resumed run truncates them, so that its files have no gaps and no duplicates. Files of rollouts
+that the state covers are merged by the hundred.
 
 Format 1 had one table of rollouts, ``rollouts.jsonl``. A run that began in it resumes: its old
 rows stay where they are.
