@@ -220,7 +220,7 @@ def prune(
         ),
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List them, delete none.")] = False,
     yes: YesOption = False,
     url: UrlOption = None,
     as_json: JsonOption = False,

@@ -27,10 +27,6 @@ def _text(value: Any) -> str:
     return "" if value is None else clean(str(value))
 
 
-def _optional_text(value: Any) -> str | None:
-    return None if value is None else clean(str(value))
-
-
 def _optional_number(value: Any) -> float | None:
     found = None if value is None else float(value)
     return found if found is None or math.isfinite(found) else None
@@ -65,7 +61,7 @@ _INTEGER: _Column = (pa.int32(), lambda value: int(value or 0))
 _NUMBER: _Column = (pa.float64(), _optional_number)
 _FLAG: _Column = (pa.bool_(), bool)
 _TEXT: _Column = (pa.string(), _text)
-_OPTIONAL_TEXT: _Column = (pa.string(), _optional_text)
+_OPTIONAL_TEXT: _Column = (pa.string(), lambda value: None if value is None else _text(value))
 _JSON: _Column = (pa.string(), _json)
 _COLUMNS: dict[str, _Column] = {
     "step": _INTEGER,
