@@ -58,10 +58,9 @@ class WeightsPackage:
     def gguf(self) -> Path | None:
         """Return the weights file, or None when the package is not installed."""
         spec = find_spec(self.module)
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            if (path := Path(folder) / self.file).is_file():
-                return path
-        return None
+        folders = (spec.submodule_search_locations or ()) if spec else ()
+        files = (Path(folder) / self.file for folder in folders)
+        return next((file for file in files if file.is_file()), None)
 
 
 WEIGHTS_PACKAGES = (

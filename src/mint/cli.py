@@ -1,5 +1,6 @@
 """The ``mint`` command."""
 
+import inspect
 import sys
 from typing import Annotated
 
@@ -53,6 +54,19 @@ def eval_command(context: typer.Context) -> None:
     from mint.commands.training import evaluate
 
     raise typer.Exit(evaluate.main(context.args))
+
+
+def _unwrap_help(commands: typer.Typer) -> None:
+    """Join the lines of each paragraph of the help, which typer prints with their line breaks."""
+    for command in commands.registered_commands:
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    for group in commands.registered_groups:
+        if group.typer_instance is not None:
+            _unwrap_help(group.typer_instance)
+
+
+_unwrap_help(app)
 
 
 def _print_version(wanted: bool) -> None:

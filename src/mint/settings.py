@@ -1,4 +1,4 @@
-"""Settings are pydantic models. Here: messages for mistakes, environment variables, and tables.
+"""Settings are pydantic models. Here: messages for mistakes, and environment variables.
 
 A field's description is its line in the documentation and in ``--help``. Its variable is a prefix
 and its name, or the ``env`` of its ``json_schema_extra``; None means that it has none.
@@ -179,12 +179,3 @@ def unescaped(text: str) -> str:
     """
     escapes = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
     return re.sub(r"\\([ntr\\])", lambda found: escapes[found[1]], text)
-
-
-def table(model: type[BaseModel], prefix: str, defaults: Mapping[str, str], about: str) -> str:
-    """Return the settings as a Markdown table; ``about`` is the heading of the last column."""
-    rows = [f"| setting | default | variable | {about} |", "|---|---|---|---|"]
-    for name, variable in variables(model, prefix).items():
-        description = " ".join((model.model_fields[name].description or "").split())
-        rows.append(f"| `{name}` | `{defaults[name]}` | `{variable}` | {description} |")
-    return "\n".join(rows)

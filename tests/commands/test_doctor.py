@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -160,6 +161,7 @@ def test_models_that_are_not_there_are_a_problem(
 def test_a_port_of_another_program_is_a_problem(tmp_path: Path, service: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
+        threading.Thread(target=lambda: other.accept()[0].close()).start()
         found = one(check_port, tmp_path, "port", port=port)
         other.close()
     assert found.level == "problem"

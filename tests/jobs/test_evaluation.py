@@ -153,7 +153,7 @@ def test_a_mistake_in_what_to_bisect_is_one_message(
 def test_a_run_that_held_is_told_without_a_negative_zero(train: Command) -> None:
     assert train(*TASK, "evaluation.eval_every=1", "logging.run_dir=run").code == 0
     ended = train("bisect", "run")
-    assert "Nothing broke: pass@1 did not fall from step 0 to step 2 (+0.000" in ended.out
+    assert "No drop: pass@1 did not fall from step 0 to step 2 (+0.000" in ended.out
 
 
 BREAKING = """

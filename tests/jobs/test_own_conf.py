@@ -73,7 +73,10 @@ def test_an_own_file_goes_before_one_of_the_same_name(
     assert composed(capsys)["sampling"]["temperature"] == 0.3
 
 
-def test_help_lists_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     write(tmp_path / "conf/experiment/mine.yaml", EXPERIMENT)
     assert main(["--help"]) == 0
     (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("  experiment=")]

@@ -235,7 +235,7 @@ ENDS = [
     ({0: 0.2, 20: 0.6, 40: 0.7}, "Use the final weights: they are the best on the holdout, 70% "),
     ({0: 0.2, 20: 0.6, 40: 0.55}, f"{BEFORE_THE_END}the final weights reach 55% (95% interval "),
     ({20: 0.6, 40: 0.6}, f"{BEFORE_THE_END}the final weights reach the same rate."),
-    ({0: 0.2, 20: 0.6}, f"{BEFORE_THE_END}the end was not evaluated."),
+    ({0: 0.2, 20: 0.6}, f"{BEFORE_THE_END}the final weights were not evaluated."),
     ({0: 0.6, 20: 0.5, 40: 0.55}, "Use the model before training: it is the best on the holdout, "),
     ({}, "Evaluate the final weights on a holdout. "),
 ]

@@ -39,14 +39,14 @@ FOLDERS = (*CONFIG_GROUPS, EXPERIMENT)  # the folders of ``conf/``
 
 @dataclass(frozen=True)
 class Composed:
-    """A job: all its settings, and which of them were swept, in words."""
+    """A job: all its settings, and the overrides in which it differs from others of its sweep."""
 
     job: dict[str, Any]
     swept: tuple[str, ...] = ()
 
 
 class BundledConf(SearchPathPlugin):
-    """Lets Hydra find in mint's own ``conf/`` what the user's does not have."""
+    """Adds mint's own ``conf/`` to Hydra's search path, after the user's."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("mint", str(bundled() / "conf"))
@@ -99,7 +99,7 @@ def compose_jobs(
 
 
 def list_choices(conf: Path) -> dict[str, list[str]]:
-    """The files of every group."""
+    """Return the files of every group."""
     with initialize_config_dir(str(conf), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         return {group: loader.get_group_options(group) for group in FOLDERS}
@@ -181,8 +181,8 @@ def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
         read_escapes(job, key)
     if not job.keys() >= CONFIG_GROUPS.keys():
         raise ConfigError(
-            f"{CONFIG}.yaml must have `settings` as the first of its defaults, which gives every "
-            "setting its own; see conf/config.yaml of the repository."
+            f"{CONFIG}.yaml must have `settings` as the first of its defaults: it provides the "
+            "default of every setting. See conf/config.yaml in the repository."
         )
     plain = [(key, re.sub(r"\\(.)", r"\1", value)) for key, value, swept in typed if swept]
     return Composed(job, tuple(f"{key}={value}" for key, value in plain))  # as they were typed
@@ -206,7 +206,7 @@ def _check_typed(primary: str, key: str, value: str) -> None:
 
 
 def _locate_files(job: dict[str, Any], roots: Sequence[Path]) -> None:
-    """Look for files here, then in the folder that holds ``conf/``, then in those of mint."""
+    """Look for files here, then in the folder that contains ``conf/``, then among mint's own."""
     for values, name in ((job["task"], "adapter"), (job["training"], "reward_function")):
         place = str(values[name] or "").rpartition(":")[0]
         if place.endswith(".py") and not Path(place).is_file():
@@ -240,7 +240,7 @@ def check_names(job: Mapping[str, Any]) -> None:
 
 
 def check_key(key: str, value: Any = None) -> None:
-    """Raise :class:`ConfigError` for a setting that does not exist or is below a single value."""
+    """Raise :class:`ConfigError` for a setting that is unknown or nested in a single value."""
     group, _, rest = key.partition(".")
     name, *below = rest.split(".")
     own = CONFIG_GROUPS[group].model_fields if group in CONFIG_GROUPS else {}
@@ -251,7 +251,7 @@ def check_key(key: str, value: Any = None) -> None:
 
 
 def _unknown(key: str) -> ConfigError:
-    """The error for a setting that does not exist, with the nearest that does."""
+    """Return the error for an unknown setting, with a suggestion."""
     hint = (
         _nearest(key) or f"The groups are {', '.join(CONFIG_GROUPS)}; --help lists their settings."
     )

@@ -33,14 +33,14 @@ def make_config(job: JobSettings) -> RLConfig:
 
 
 def load_adapter(job: JobSettings) -> Any:
-    """Make the task, with the job's reward function if it has one."""
+    """Create the task, with the job's reward function if it has one."""
     task, training = job["task"], job["training"]
     kind: Any = TaskReference.read(task["adapter"]).load()
     if training["reward_function"] is not None:
         kind = with_reward(kind, load_reward(training["reward_function"]))
     try:
         return kind(**task["arguments"] or {})
-    except ConfigError:  # its text says all
+    except ConfigError:  # its message is complete
         raise
     except (TypeError, ValueError, OSError, AttributeError, LookupError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -48,7 +48,7 @@ def load_adapter(job: JobSettings) -> Any:
 
 
 def check(job: JobSettings) -> None:
-    """Raise :class:`ConfigError` for any value that cannot be right, without loading a task."""
+    """Raise :class:`ConfigError` for an invalid value, without loading a task."""
     for group, own in CONFIG_GROUPS.items():
         _check_set(group, job[group])
         with reporting(own.model_fields, f"{group}.".format, partial(_hint, group)):
@@ -71,18 +71,18 @@ def check(job: JobSettings) -> None:
 
 
 def check_tasks(jobs: Iterable[JobSettings]) -> None:
-    """Raise :class:`ConfigError` when a task of a sweep cannot be made, before any is run."""
+    """Raise :class:`ConfigError` when a task of a sweep cannot be created, before any is run."""
     for job in {str(_what(job)): job for job in jobs}.values():
         load_adapter(job)
 
 
 def check_rewards(jobs: Iterable[JobSettings]) -> None:
-    """Raise :class:`ConfigError` when a reward function asks for what no sample of its task has."""
+    """Raise :class:`ConfigError` when a reward function needs metadata that no sample has."""
     for job in {str(_what(job)): job for job in jobs}.values():
         reward_function = job["training"]["reward_function"]
         if reward_function is None:
             continue
-        task = load_adapter(job)  # of its own: what it draws for this check, the run draws again
+        task = load_adapter(job)  # a separate one: the run draws the same samples again
         samples = [as_sample(each, _STAND_IN) for each in list(task.build_dataset())[:_LOOKED_AT]]
         missing = list(takewhile(bool, (missing_from(task.other_reward, each) for each in samples)))
         if missing and len(missing) == len(samples):
@@ -127,7 +127,7 @@ def run_directory(job: JobSettings, adapter: Any) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder to write to, where there is none."""
+    """Create a folder unless it exists."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -138,7 +138,7 @@ def make_folder(path: Path) -> None:
 
 
 def _what(job: JobSettings) -> dict[str, Any]:
-    """Return what makes a job another one, beside the settings of the loop."""
+    """Return the settings that identify a job, besides those of the loop."""
     task = job["task"]
     return {
         "task.adapter": task["adapter"],
@@ -148,7 +148,7 @@ def _what(job: JobSettings) -> dict[str, Any]:
 
 
 def fingerprint(job: JobSettings) -> str:
-    """Eight letters that identify the run, independent of its number of steps."""
+    """Return eight letters that identify the run, independent of its number of steps."""
     parts = [make_config(job).fingerprint(), _what(job)]
     return short_hash(json.dumps(parts, sort_keys=True, default=str))
 
@@ -162,5 +162,5 @@ def write_job(folder: Path, job: JobSettings) -> None:
 
 
 def as_yaml(job: JobSettings) -> str:
-    """A job as ``--cfg job`` prints it."""
+    """Return a job as ``--cfg job`` prints it."""
     return str(yaml.safe_dump(dict(job), sort_keys=False, allow_unicode=True))

@@ -1,4 +1,4 @@
-"""Replace the reward of a task by a function of the user."""
+"""Replace the reward of a task by the user's function."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from mint.rl.rollouts.scoring import as_sample, score_samples
 
 
 def load_reward(name: str) -> Reward:
-    """The reward of this name, of ``file.py:function``, or of ``package.module:function``."""
+    """Return the reward with a name, or of ``file.py:function`` or ``package.module:function``."""
     place, separator, function = name.rpartition(":")
     in_file = place.endswith(".py")
     dotted = f"{place}.{function}" if separator and not in_file else name

@@ -18,7 +18,7 @@ from mint.settings import setting
 
 
 class TaskSettings(StrictSettings):
-    """Where a task comes from."""
+    """The class of a task and its arguments."""
 
     adapter: str | None = setting(None, "the task's class: file.py:Class or package.module:Class")
     arguments: dict[str, Any] | None = setting(
@@ -27,7 +27,7 @@ class TaskSettings(StrictSettings):
 
 
 class JobTraining(TrainingSettings):
-    """The settings of training, with another reward function."""
+    """The settings of training, and a reward function that replaces the task's own."""
 
     reward_function: str | None = setting(
         None,
@@ -37,7 +37,7 @@ class JobTraining(TrainingSettings):
 
 
 class JobLogging(LoggingSettings):
-    """The settings of logging, with what is printed during a run."""
+    """The settings of logging, and what is printed during a run."""
 
     samples: int = setting(0, "number of answers to print per step, with prompt and reward", ge=0)
 

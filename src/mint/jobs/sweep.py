@@ -12,7 +12,7 @@ from mint.jobs.compose import Composed
 from mint.jobs.job import fingerprint, make_folder
 from mint.rl.recording.directory import numbered
 from mint.rl.settings.config import short_hash
-from mint.watch.directory.recorder import METRICS, read_rows
+from mint.watch.directory.files import METRICS, read_json, read_rows
 
 RESULTS = "sweep.json"
 COLUMNS = ("OVERRIDES", "FIRST REWARD", "LAST REWARD", "PASS@1", "SECONDS", "RUN DIRECTORY")
@@ -21,16 +21,9 @@ COLUMNS = ("OVERRIDES", "FIRST REWARD", "LAST REWARD", "PASS@1", "SECONDS", "RUN
 def table_row(result: Mapping[str, Any]) -> list[str]:
     """Return the row of a job in the table of its sweep."""
     failed = f" failed: {result['error'].splitlines()[0]}" if result["error"] else ""
-    figures = [
-        "-" if result[name] is None else form.format(result[name])
-        for name, form in (
-            ("first_reward", "{:.3f}"),
-            ("last_reward", "{:.3f}"),
-            ("holdout_pass_1", "{:.1%}"),
-        )
-    ]
-    place = f"{result['run_dir']}{failed}"
-    return [result["overrides"], *figures, f"{result['seconds']:.0f}", place]
+    forms = {"first_reward": ".3f", "last_reward": ".3f", "holdout_pass_1": ".1%", "seconds": ".0f"}
+    figures = ["-" if result[n] is None else format(result[n], form) for n, form in forms.items()]
+    return [result["overrides"], *figures, f"{result['run_dir']}{failed}"]
 
 
 class Sweep:
@@ -56,16 +49,17 @@ class Sweep:
         rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
         passed = [row["holdout/pass@1"] for row in rows if "holdout/pass@1" in row]
         seconds = rows[-1].get("time/total") if rows else None
-        result = {
-            "overrides": " ".join(composed.swept),
-            "run_dir": folder,
-            "seconds": round(time.monotonic() - since if seconds is None else seconds, 1),
-            "first_reward": rewards[0] if rewards else None,
-            "last_reward": rewards[-1] if rewards else None,
-            "holdout_pass_1": passed[-1] if passed else None,
-            "error": error,
-        }
-        self.results.append(result)
+        self.results.append(
+            {
+                "overrides": " ".join(composed.swept),
+                "run_dir": folder,
+                "seconds": round(time.monotonic() - since if seconds is None else seconds, 1),
+                "first_reward": rewards[0] if rewards else None,
+                "last_reward": rewards[-1] if rewards else None,
+                "holdout_pass_1": passed[-1] if passed else None,
+                "error": error,
+            }
+        )
 
     @property
     def failed(self) -> bool:
@@ -80,7 +74,7 @@ class Sweep:
 
 
 def _name(composed: Composed) -> str:
-    """A job's folder: what was swept, in letters that a file system takes."""
+    """Return the name of a job's folder: its swept settings, without unusual characters."""
     pairs = [each.partition("=") for each in composed.swept]
     name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs) or "job"
     clean = re.sub(r"[^\w.,=+-]+", "-", name)[:80]
@@ -89,9 +83,5 @@ def _name(composed: Composed) -> str:
 
 def _unfinished(jobs: Sequence[Composed]) -> Path:
     prints = ",".join(fingerprint(each.job) for each in jobs)
-    return next(path for path in numbered(f"sweep-{short_hash(prints)}") if not _finished(path))
-
-
-def _finished(folder: Path) -> bool:
-    results = folder / RESULTS
-    return results.is_file() and bool(json.loads(results.read_text())["finished"])
+    paths = numbered(f"sweep-{short_hash(prints)}")
+    return next(p for p in paths if not (read_json(p / RESULTS) or {}).get("finished"))

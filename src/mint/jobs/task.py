@@ -1,6 +1,6 @@
 """Load a task from ``file.py:Class`` or ``package.module:Class``.
 
-What can be seen in the source is checked before the task and all it needs is imported.
+Mistakes that the source shows are reported before the task and its imports are loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TaskReference:
         return self.place.endswith(".py")
 
     def source(self) -> Path | None:
-        """The file of the source, where there is one."""
+        """Return the file of the source, or None if there is none."""
         if self.is_file:
             path = Path(self.place)
             if not path.is_file():
@@ -59,11 +59,11 @@ class TaskReference:
         if spec is None:
             raise ConfigError(f"task.adapter: there is no module {self.place}. {EXAMPLE}")
         if spec.origin is None:
-            raise self._no_class([])  # a folder of modules, and none itself
+            raise self._no_class([])  # a namespace package
         return Path(spec.origin) if spec.origin.endswith(".py") else None
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Raise :class:`ConfigError` for what the source shows to be wrong."""
+        """Compare the arguments with the constructor in the source. Raises :class:`ConfigError`."""
         definition = self._definition()
         body = definition.body if definition else []
         makers = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
@@ -85,7 +85,7 @@ class TaskReference:
                 raise ConfigError(f"{self.name} requires an argument. {hint}")
 
     def is_environment(self) -> bool:
-        """Return whether the source shows a class with conversations of its own."""
+        """Return whether the class defines ``rollout``, by its source."""
         definition = self._definition()
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
         body = definition.body if definition else []
@@ -122,7 +122,7 @@ class TaskReference:
 
 
 def _names(tree: ast.Module) -> set[str]:
-    """Every name that a module gives to something, however it does; ``*`` for any name."""
+    """Return all names that a module defines or imports; ``*`` stands for any name."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):

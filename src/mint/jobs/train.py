@@ -1,4 +1,4 @@
-"""One job, from its settings to trained weights."""
+"""Run one job."""
 
 import math
 
@@ -11,7 +11,7 @@ _SHOWN = 400
 
 
 def train(composed: Composed) -> None:
-    """Train as a job says."""
+    """Train with the settings of a job."""
     job = composed.job
     adapter, cfg = load_adapter(job), make_config(job)
     cfg.run_dir = run_directory(job, adapter)
@@ -26,7 +26,7 @@ def train(composed: Composed) -> None:
 
 
 def print_samples(batch: Batch, count: int) -> None:
-    """Print some answers of a step, from the best down."""
+    """Print some answers of a step, the best first."""
     pairs = [(group, rollout) for group in batch.everything for rollout in group.rollouts]
     pairs.sort(key=lambda pair: -math.inf if pair[1].reward is None else pair[1].reward)
     apart = max(1, len(pairs) // count)

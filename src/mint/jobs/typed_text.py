@@ -39,7 +39,7 @@ def readable(text: str, parser: OverridesParser) -> str:
 
 
 def _quoted(value: str) -> str:
-    """A text in Hydra's double quotes.
+    """Return a string in Hydra's double quotes.
 
     >>> print(_quoted('say "hi"'))
     "say \\"hi\\""
@@ -64,7 +64,7 @@ def read_escapes(job: dict[str, Any], key: str) -> None:
 
 
 def _with_new_lines(value: Any) -> Any:
-    r"""A value with ``\n`` as a new line; ``\\n`` stands for the two characters.
+    r"""Return a value with ``\n`` as a newline; ``\\n`` stands for the two characters.
 
     >>> _with_new_lines({"template": r"Q: {question}\nA:"})
     {'template': 'Q: {question}\nA:'}

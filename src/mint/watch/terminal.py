@@ -80,7 +80,8 @@ class LiveView(Sink):
         self._times = [*self._times, time.monotonic()][-11:]
         if not self._live.is_started:
             self._live.start()
-            _hide_terminal()
+            if isinstance(sys.stdout, FileProxy):  # progress bars of others would move the cursor
+                sys.stdout.isatty = lambda: False  # type: ignore[method-assign]
         self._live.update(self.render(), refresh=True)
 
     def rollouts(self, rows: Sequence[Row]) -> None:
@@ -152,9 +153,3 @@ def _line(text: str) -> str:
     """Return a text on one line, without control characters."""
     shown = "".join(each if each.isprintable() else " " for each in text)
     return " ".join(shown.split())
-
-
-def _hide_terminal() -> None:
-    """Make stdout report that it is not a terminal: progress bars would move the cursor."""
-    if isinstance(sys.stdout, FileProxy):
-        sys.stdout.isatty = lambda: False  # type: ignore[method-assign]

@@ -185,9 +185,9 @@ def test_tasks_with_other_names_are_other_runs(
 
 
 def test_a_checkpoint_that_is_gone_is_said_with_what_to_do(
-    client: mint.ServiceClient, own_service: Callable[..., LiveService], settings: Settings
+    client: mint.ServiceClient, other_service: LiveService, settings: Settings
 ) -> None:
     run_grpo(Letters(), settings(), service=client)
-    elsewhere = mint.ServiceClient(base_url=own_service().base_url, api_key="tml-rl")
+    elsewhere = mint.ServiceClient(base_url=other_service.base_url, api_key="tml-rl")
     with pytest.raises(CheckpointGone, match="same home folder"):
         run_grpo(Letters(), settings(steps=3), service=elsewhere)

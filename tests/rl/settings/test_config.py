@@ -10,7 +10,8 @@ import pytest
 
 from mint.rl import ConfigError, RLConfig
 from mint.rl.settings.config import PREFIX, SHORT_NAMES
-from mint.settings import table, variables
+from mint.settings import variables
+from tests.settings_table import table
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "rl.md"
 DOCUMENTED: dict[str, Any] = {

@@ -17,7 +17,7 @@ from mint.engine.messages import PRECISIONS
 from mint.service.admin.aliases import read_aliases, write_aliases
 from mint.service.admin.configuration import PREFIX, load
 from mint.service.admin.settings import Settings
-from mint.settings import table
+from tests.settings_table import table
 
 
 @pytest.fixture(autouse=True)

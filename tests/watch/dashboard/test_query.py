@@ -14,7 +14,7 @@ from benchmarks.watch.generate import generate
 from mint.watch.dashboard.filters import BadFilter, Filter
 from mint.watch.dashboard.query import FilesMerged, QueryFailed, Rollouts, _confine
 from mint.watch.dashboard.run_index import RunIndex, RunPlace, UnknownRun
-from mint.watch.directory.files import step_file
+from mint.watch.directory.files import RolloutFile, block_file, step_file
 from mint.watch.directory.reader import open_run
 from mint.watch.directory.recorder import RunDirectory
 from mint.watch.directory.schema import SEGMENT, build_table
@@ -257,6 +257,25 @@ def test_files_that_are_merged_while_they_are_read_are_found_again(tmp_path: Pat
         rollouts._ask_files(listed, "SELECT step FROM {}", [])
     assert [len(rollouts.of_step(step)) for step in (1, 2, 3)] == [2, 2, 2]
     assert len(rollouts.search(Filter()).rows) == 6
+
+
+def test_an_export_finds_files_again_that_are_merged_after_they_were_listed(
+    tmp_path: Path,
+) -> None:
+    run = generate(tmp_path / "r", steps=3, groups=1, answers=2)
+
+    class MergedOnce(RunPlace):
+        def rollout_files(self) -> list[RolloutFile]:
+            listed = super().rollout_files()
+            if len(listed) > 1:
+                parts = [pq.read_table(file.path) for file in listed]
+                pq.write_table(pa.concat_tables(parts), block_file(run, 0))
+                for file in listed:
+                    file.path.unlink()
+            return listed
+
+    rollouts = Rollouts(MergedOnce("r", run))
+    assert rollouts.export(Filter(step_min=2)).column("step").to_pylist() == [2, 2, 3, 3]
 
 
 def test_files_from_before_tokens_had_versions_are_read_beside_newer_ones(tmp_path: Path) -> None:

@@ -160,14 +160,15 @@ def test_the_playground_of_an_embedded_service_takes_its_key(embedded: str, page
 
 
 def test_runs_in_other_folders_are_shown_when_they_were_trained_here(
-    own_service: Callable[..., LiveService], tmp_path: Path
+    service: LiveService, tmp_path: Path
 ) -> None:
-    generate(tmp_path / "elsewhere" / "mine", steps=1, groups=1, answers=1)
+    generate(tmp_path / "elsewhere" / "trained-here", steps=1, groups=1, answers=1)
     generate(tmp_path / "elsewhere" / "other", steps=1, groups=1, answers=1)
-    url = own_service(runs=tmp_path / "runs", models=("tiny/llama",)).base_url
+    url = service.base_url
     raw = RawClient(url)
-    raw.run(metadata={"run_dir": str(tmp_path / "elsewhere" / "mine")})
+    raw.run(metadata={"run_dir": str(tmp_path / "elsewhere" / "trained-here")})
     raw.run(metadata={"run_dir": str(tmp_path)})  # no run directory itself
-    [run] = httpx.get(f"{url}/watch/api/runs").json()["runs"]
-    assert run["name"] == "mine"
-    assert httpx.get(f"{url}/watch/api/runs/{run['id']}/metrics").json()["steps"] == [1]
+    runs = {run["name"]: run for run in httpx.get(f"{url}/watch/api/runs").json()["runs"]}
+    assert runs.keys() == {"mine", "trained-here"}
+    found = httpx.get(f"{url}/watch/api/runs/{runs['trained-here']['id']}/metrics")
+    assert found.json()["steps"] == [1]

@@ -12,8 +12,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from mint.watch.directory.files import BLOCK, ROLLOUTS_1, lines, rollout_files, step_file
-from mint.watch.directory.reader import open_run
+from mint.watch.directory.files import (
+    BLOCK,
+    ROLLOUTS_1,
+    RolloutFile,
+    lines,
+    rollout_files,
+    step_file,
+)
+from mint.watch.directory.reader import RunReader, open_run
 from mint.watch.directory.recorder import EVENTS, METRICS, RunDirectory, RunDirectoryBusy, read_rows
 
 
@@ -279,6 +286,36 @@ def test_files_that_the_state_covers_are_merged_by_the_hundred(tmp_path: Path) -
     assert run.steps() == list(range(1, BLOCK + 2))
     with RunDirectory(tmp_path) as again, pytest.raises(ValueError, match="must not decrease"):
         again.rollouts([row(5)])
+
+
+def unmerged(path: Path) -> RunDirectory:
+    """A run of a block of steps that no saved state covers yet."""
+    run = RunDirectory(path)
+    run.write_config({"steps": BLOCK})
+    for step in range(BLOCK):
+        run.rollouts([row(step)])
+    return run
+
+
+def test_rollouts_that_are_merged_while_they_are_read_come_once(tmp_path: Path) -> None:
+    with unmerged(tmp_path) as run:
+        found = open_run(tmp_path).iter_rollouts(columns=["step"])
+        first = [next(found)["step"] for _ in range(3)]
+        run.merge(BLOCK - 1)
+        assert [*first, *(row["step"] for row in found)] == list(range(BLOCK))
+
+
+def test_steps_are_complete_while_their_files_are_merged(tmp_path: Path) -> None:
+    with unmerged(tmp_path) as run:
+
+        class MergedAfterListing(RunReader):
+            def rollout_files(self) -> list[RolloutFile]:
+                listed = super().rollout_files()
+                run.merge(BLOCK - 1)
+                return listed
+
+        assert MergedAfterListing(tmp_path).steps() == list(range(BLOCK))
+        assert open_run(tmp_path).damaged() == []
 
 
 def test_a_kill_while_merging_repeats_nothing(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def describe_machine(report: BenchReport) -> dict[str, str]:
 
 
 def print_recommendation(report: BenchReport) -> None:
-    """Print settings, the reasons, and how far to trust them."""
+    """Print settings, the reasons, and what the figures depend on."""
     advice = recommend(report)
     rows = advice.batch_size * advice.group_size
     rate = f"about {advice.step_seconds:.1f} s a step, {advice.steps_per_minute:.1f} a minute"
@@ -114,7 +114,7 @@ def print_recommendation(report: BenchReport) -> None:
         {
             f"batch_size={advice.batch_size} group_size={advice.group_size}": f"{rows} answers",
             f"precision={advice.precision}": "in the service's configuration",
-            "such a step": f"{rate}, with max_tokens={report.answer_tokens}",
+            "time": f"{rate}, with max_tokens={report.answer_tokens}",
             f"max_tokens={advice.max_tokens}": "the longest answers for one step a minute",
         }
     )
@@ -122,6 +122,6 @@ def print_recommendation(report: BenchReport) -> None:
     for reason in advice.because:
         typer.echo(reason)
     typer.echo(
-        "This was measured in one minute. Other load on the machine, other prompts and longer "
-        "answers change the figures."
+        "These figures come from one minute of measurement. Other load on the machine, other "
+        "prompts and longer answers change them."
     )

@@ -83,7 +83,7 @@ def measure(
 
 
 def affordable_tokens(run: TimedRun, tokens: int) -> int:
-    """Return the length of an answer that a slow model can afford, at most ``tokens``."""
+    """Return how many tokens a slow model samples in a few seconds, at most ``tokens``."""
     run.handoff()
     run.sample(1, 1, 2)
     few = min(8, tokens)
@@ -165,12 +165,12 @@ def read_plan(log: str) -> tuple[str | None, str | None]:
 def locate(model: str | None) -> tuple[str, Path]:
     """Return the name of a model, by default the first on this machine, and its folder."""
     catalog = load_catalog(None)
-    names = [model] if model else catalog.names()
-    if not names:
+    name = model or next(iter(catalog.names()), None)
+    if name is None:
         raise Mistake(
             "There is no model on this machine. Name one to download: mint bench --model NAME"
         )
-    return names[0], catalog.locate(names[0])
+    return name, catalog.locate(name)
 
 
 def first_model(service: mint.ServiceClient) -> str:

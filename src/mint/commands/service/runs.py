@@ -110,7 +110,7 @@ def _engine(engine: dict[str, Any]) -> list[str]:
 
 @app.command("unload")
 def unload_run(run: RunArgument, yes: YesOption = False, url: UrlOption = None) -> None:
-    """End a run: its memory is freed and it takes no more operations. Its checkpoints are kept."""
+    """End a run: its memory is freed, and it accepts no operations. Its checkpoints are kept."""
     remote = Remote.running_or_embedded(url)
     run = run_id(remote, run)
     if not yes:

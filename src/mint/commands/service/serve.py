@@ -38,7 +38,7 @@ def serve(
         ),
     ] = None,
     log_format: Annotated[
-        str | None, typer.Option(help="text or json (one object a line). Default: text")
+        str | None, typer.Option(help="text, or json: one object per line. Default: text")
     ] = None,
     precision: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""Options of several commands, and the values that they stand for."""
+"""Options that several commands share, and functions that read their values."""
 
 from __future__ import annotations
 

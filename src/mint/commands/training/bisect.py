@@ -21,7 +21,7 @@ _NAMES = {"pass_1": "pass@1", "pass_k": "pass@k", "reward": "reward"}
 
 
 def bisect(arguments: Sequence[str]) -> int:
-    """Evaluate a run's checkpoints to find where a holdout metric broke."""
+    """Evaluate a run's checkpoints to find the steps at which a holdout metric dropped."""
     from mint.rl.evaluation.bisect import Bisection, PastRun
 
     asked = _parser().parse_args(arguments)
@@ -134,14 +134,14 @@ def _describe(verdict: BisectionResult, run: PastRun, metric: str, drop: float |
     if verdict.kind == "held":
         asked = f" by {drop:g}" if drop is not None else ""
         return (
-            f"Nothing broke: {metric} did not fall{asked} {between} ({_signed(fall)}). "
+            f"No drop: {metric} did not fall{asked} {between} ({_signed(fall)}). "
             "If a step in between was better, name it: --good STEP"
         )
     if verdict.kind == "unsure":
         return (
             f"{metric} fell {between}, but no more than chance explains: {_signed(fall)}. Use more "
-            f"prompts: --prompts {4 * (bad.evaluation.prompts if bad.evaluation else 64)}, or say "
-            "what counts as broken: --drop 0.05"
+            f"prompts: --prompts {4 * (bad.evaluation.prompts if bad.evaluation else 64)}, or set "
+            "the drop to look for: --drop 0.05"
         )
     is_one = bad.step - good.step == 1
     steps = f"step {bad.step}" if is_one else f"the steps {good.step + 1} to {bad.step}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OWN = ("checkpoint", "against", "set", "endpoint")
 USAGE = """\
-usage: {program} [--cfg job] [--config-dir FOLDER] [checkpoint=PATH] [against=PATH] [set=NAME]
+usage: {program} [OPTION ...] [checkpoint=PATH] [against=PATH] [set=NAME]
        [endpoint=URL] [OVERRIDE ...]
 
 Evaluate a checkpoint on held-out prompts: pass@1, pass@k, majority vote and reward, with 95%
@@ -32,7 +32,7 @@ key in OPENAI_API_KEY.
   {program} model=smollm2 task=arithmetic
   {program} checkpoint=runs/math-arithmetic-1a2b3c4d against=base
   {program} checkpoint=tinker://.../weights/step-000040 evaluation=pass_at_k
-  {program} task=gsm8k endpoint=http://127.0.0.1:8000/v1 model.base_model=my-model
+  {program} task=gsm8k endpoint=http://gpu:8000/v1 model.base_model=my-model
 
   -c, --cfg job        print the settings and exit
   --config-dir FOLDER  your own files of settings; default: conf in the current folder

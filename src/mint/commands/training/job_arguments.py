@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import re
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ class Arguments(argparse.Namespace):
     def jobs(self, past: Mapping[str, Any] | None = None) -> list[Composed] | None:
         """Return the jobs, checked without loading; None after printing help or settings."""
         if self.help:
-            print(self.usage + _settings_text(self.config_dir))
+            print(_fit(self.usage + _settings_text(self.config_dir)))
             return None
         jobs = compose_jobs(find_conf(self.config_dir), self.overrides, self.multirun, past)
         if self.cfg:
@@ -60,7 +63,7 @@ def _settings_text(conf: Path | None) -> str:
     except ConfigError as error:
         lines.append(f"  {error}")
     else:
-        lines += [f"  {group + '=':<12}{', '.join(names)}" for group, names in files.items()]
+        lines += [f"  {group + '=':<13}{', '.join(names)}" for group, names in files.items()]
     values = defaults()
     lines.append("\nGROUP.SETTING=DEFAULT, before any file:")
     for group, known in CONFIG_GROUPS.items():
@@ -70,3 +73,14 @@ def _settings_text(conf: Path | None) -> str:
             shown = value if isinstance(value, str) else json.dumps(value)
             lines.append(f"  {group}.{name}={shown}\n      {each.description}")
     return "\n".join(lines)
+
+
+def _fit(text: str) -> str:
+    """Fit a help text to the width of the terminal. Lines without an indent form paragraphs."""
+    width = shutil.get_terminal_size().columns
+    fitted = []
+    for line in re.sub(r"(?<=\S)\n(?=\S)", " ", text).split("\n"):
+        column = re.match(r" +(?:\S.*?  +)?|", line)  # where the text of an option begins
+        indent = " " * (column.end() if column else 0)
+        fitted.append(textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False))
+    return "\n".join(fitted)

@@ -42,7 +42,7 @@ def try_command(
     plot: Annotated[Path | None, typer.Option(help="Write the histogram as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
 ) -> None:
-    """Try a reward on a file of samples: a table, statistics and a histogram."""
+    """Score a file of samples with a reward: a table, statistics and a histogram."""
     scorer = Scorer(_find_reward(reward), max_failure_share=1.0, on_failure=lambda *_: None)
     scored = scorer.score(_read_samples(samples))
     analysis = analyse(scored)
@@ -61,7 +61,7 @@ def try_command(
 
 @app.command("audit")
 def audit_command(samples: _Samples, reward: _RewardName) -> None:
-    """Probe a reward with degenerate answers and report what can be hacked."""
+    """Score degenerate answers with a reward, and report which of them it rewards."""
     findings = audit_reward(_find_reward(reward), _read_samples(samples))
     rows = (
         (p.probe, p.finding, _figure(p.highest), _figure(p.honest), p.error or repr(p.example[:50]))

@@ -62,17 +62,17 @@ def _sweep(jobs: Sequence[Composed]) -> int:
     try:
         for number, job in enumerate(jobs, start=1):
             print(f"[{number}/{len(jobs)}] {' '.join(job.swept)}", flush=True)
-            since = time.monotonic()
+            since, failure = time.monotonic(), None
             try:
                 train(job)
             except KeyboardInterrupt:
-                sweep.add(job, since, "interrupted")
+                failure = "interrupted"
                 raise
             except Exception as error:
                 report_error(error)
-                sweep.add(job, since, describe_error(error))
-            else:
-                sweep.add(job, since)
+                failure = describe_error(error)
+            finally:
+                sweep.add(job, since, failure)
         complete = True
     finally:
         path = sweep.write(complete)

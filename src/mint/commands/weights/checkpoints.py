@@ -115,19 +115,16 @@ def download(
     """Download a checkpoint as an archive or a folder. `upload` accepts both."""
     remote, where = _find(path, url)
     target = output or Path(f"{where.run_id}_{where.kind}_{where.name}.tar.gz".replace(":", "-"))
-    if target.name.endswith(_ARCHIVES):
-        if target.exists() and not force:
-            raise Mistake(
-                f"{target} already exists. Choose another with --output, or overwrite it with "
-                "--force."
-            )
+    is_archive = target.name.endswith(_ARCHIVES)
+    is_empty = not is_archive and target.is_dir() and not any(target.iterdir())
+    if target.exists() and not is_empty and not force:
+        raise Mistake(
+            f"{target} already exists. Choose another with --output, or overwrite its files with "
+            "--force."
+        )
+    if is_archive:
         fetch_archive(remote, where.uri, target)
     else:
-        if target.exists() and (not target.is_dir() or any(target.iterdir())) and not force:
-            raise Mistake(
-                f"{target} already exists and is not an empty folder. Choose another with "
-                "--output, or write into it with --force."
-            )
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as scratch:
             fetch(remote, where.uri, Path(scratch))
@@ -223,7 +220,7 @@ def prune(
         ),
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only those of this run.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List them, delete none.")] = False,
     yes: YesOption = False,
     url: UrlOption = None,
     as_json: JsonOption = False,

@@ -22,7 +22,7 @@ _MARK = re.compile(r"<\|[^|<>]+\|>|<(?:start|end)_of_turn>|\[/?INST\]|<｜[^｜]
 
 @dataclass(frozen=True)
 class TrainedPrompt:
-    """How a run prompts its model; None where the run directory does not say."""
+    """How a run prompts its model; None for what the run directory does not contain."""
 
     system: str | None = None
     template: str | None = None

@@ -1,7 +1,7 @@
 """Metrics as columns, complete or averaged to as many points as a screen shows."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mint.watch.verdict.series import number
 
@@ -9,6 +9,7 @@ _MOST_POINTS = 2_000
 _MOST_NAMES = 500
 
 Rows = Sequence[dict[str, Any]]
+Item = TypeVar("Item")
 
 
 def columns(rows: Rows, points: int = _MOST_POINTS) -> dict[str, Any]:
@@ -22,8 +23,7 @@ def columns(rows: Rows, points: int = _MOST_POINTS) -> dict[str, Any]:
     {'steps': [1, 3], 'columns': {'a': [0.5, 2.5]}, 'bucket': 2}
     """
     names = metric_names(rows)
-    bucket = max(1, -(-len(rows) // points))
-    parts = [rows[i : i + bucket] for i in range(0, len(rows), bucket)]
+    bucket, parts = _split(rows, points)
     table = {name: [_mean(part, name) for part in parts] for name in names}
     return {"steps": [read_step(part[-1]) for part in parts], "columns": table, "bucket": bucket}
 
@@ -48,9 +48,13 @@ def read_step(row: dict[str, Any]) -> int:
 def spark(rows: Rows, name: str, points: int = 60) -> list[float]:
     """Return a metric in few points, for a sparkline."""
     values = [x for row in rows if (x := number(row.get(name))) is not None]
-    size = max(1, -(-len(values) // points))
-    parts = [values[i : i + size] for i in range(0, len(values), size)]
-    return [float(f"{sum(part) / len(part):.4g}") for part in parts]
+    return [float(f"{sum(part) / len(part):.4g}") for part in _split(values, points)[1]]
+
+
+def _split(items: Sequence[Item], points: int) -> tuple[int, list[Sequence[Item]]]:
+    """Split a sequence into at most ``points`` parts of one length, and return this too."""
+    length = max(1, -(-len(items) // points))
+    return length, [items[i : i + length] for i in range(0, len(items), length)]
 
 
 def _mean(rows: Rows, name: str) -> float | None:

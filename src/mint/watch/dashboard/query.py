@@ -8,10 +8,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -43,6 +43,7 @@ Place = tuple[int, int, int]
 _HIGH = 2**31 - 1
 _TRIES = 3
 Choice = Callable[[list[RolloutFile]], list[RolloutFile]]
+Found = TypeVar("Found")
 
 
 class QueryFailed(RuntimeError):
@@ -78,19 +79,21 @@ class Rollouts:
 
     def of_step(self, step: int) -> list[dict[str, Any]]:
         """Return the rollouts of a step in brief."""
-        sql = f'SELECT {_BRIEF} FROM {{}} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
-        return [_brief(row) for row in self._ask(_containing(step), sql, [step, MOST_ROLLOUTS])]
+        return [_brief(row) for row in self._of_step(_BRIEF, step)]
+
+    def samples(self, step: int) -> list[dict[str, Any]]:
+        """Return everything about all rollouts of a step."""
+        return [_whole(row) for row in self._of_step("*", step)]
+
+    def _of_step(self, columns: str, step: int) -> list[dict[str, Any]]:
+        sql = f'SELECT {columns} FROM {{}} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
+        return self._ask(_containing(step), sql, [step, MOST_ROLLOUTS])
 
     def sample(self, step: int, group: int, index: int) -> dict[str, Any] | None:
         """Return everything about one rollout."""
         sql = 'SELECT * FROM {} WHERE step = ? AND "group" = ? AND "index" = ? LIMIT 1'
         rows = self._ask(_containing(step), sql, [step, group, index])
         return _whole(rows[0]) if rows else None
-
-    def samples(self, step: int) -> list[dict[str, Any]]:
-        """Return everything about all rollouts of a step."""
-        sql = 'SELECT * FROM {} WHERE step = ? ORDER BY "group", "index" LIMIT ?'
-        return [_whole(row) for row in self._ask(_containing(step), sql, [step, MOST_ROLLOUTS])]
 
     def of_prompts(self, identities: Sequence[str], limit: int = 1_000) -> dict[str, Any]:
         """Return the rollouts of some prompts across the steps, in brief, and how many there are.
@@ -173,11 +176,16 @@ class Rollouts:
             SELECT * EXCLUDE (segments) FROM {{}} WHERE {condition}
             ORDER BY step, "group", "index" LIMIT ?
         """
-        files = [f for f in self.files() if wanted.may_be_in(f.first, f.last)]
-        if not files:
-            return pa.table({})
-        with self._query(files, sql, [*values, limit]) as found:
-            return found.to_arrow_table()
+
+        def read(files: list[RolloutFile]) -> pa.Table:
+            if not files:
+                return pa.table({})
+            with self._query(files, sql, [*values, limit]) as found:
+                return found.to_arrow_table()
+
+        return self._retry(
+            lambda files: [f for f in files if wanted.may_be_in(f.first, f.last)], read
+        )
 
     def component_names(self) -> list[str]:
         """Return the names of the reward's components in the last file."""
@@ -187,12 +195,14 @@ class Rollouts:
     # ---- DuckDB ----
 
     def _ask(self, choose: Choice, sql: str, values: list[Any]) -> list[dict[str, Any]]:
-        """Query some of the files; again if the run merged them in the meantime."""
+        """Query some of the files."""
+        return self._retry(choose, lambda files: self._ask_files(files, sql, values))
+
+    def _retry(self, choose: Choice, read: Callable[[list[RolloutFile]], Found]) -> Found:
+        """Read some of the files; again if the run merged them in the meantime."""
         for _ in range(_TRIES):
-            try:
-                return self._ask_files(choose(self.files()), sql, values)
-            except FilesMerged:
-                continue
+            with suppress(FilesMerged):
+                return read(choose(self.files()))
         raise QueryFailed("The files of this run changed while they were read. Try again.")
 
     def _ask_files(

@@ -12,7 +12,7 @@ from pathlib import Path
 from mint.watch.directory.files import METRICS, ROLLOUTS, SUMMARY, RolloutFile, rollout_files
 
 SIGNS = (SUMMARY, METRICS)
-"""A folder with one of these files has something to show."""
+"""A folder with one of these files is a run directory."""
 DEMO = Path(__file__).parent / "recorded"
 """The recorded run of ``mint watch --demo``, written by ``scripts/record_demo.py``."""
 _DEPTH = 4

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,14 +28,13 @@ class Tail:
     """The rows of a JSONL file, kept up to date.
 
     A file that became shorter or that was replaced is read from its beginning, and ``generation``
-    counts that. Lines that are not JSON objects are left out and counted in ``bad``.
+    counts that. Lines that are not JSON objects are left out.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
         self.generation = 0
-        self.bad = 0
         self._offset = 0
         self._identity: tuple[int, int] | None = None
         self._head = b""
@@ -60,7 +60,7 @@ class Tail:
     def _restart(self, identity: tuple[int, int] | None) -> None:
         if self._offset:
             self.generation += 1
-        self.rows, self._offset, self.bad, self._head = [], 0, 0, b""
+        self.rows, self._offset, self._head = [], 0, b""
         self._identity = identity
 
     def _read(self, file: IO[bytes]) -> None:
@@ -72,19 +72,13 @@ class Tail:
                 for line in complete.split(b"\n"):
                     self._take(line)
             elif len(rest) > _LONGEST_LINE:
-                self.bad += 1
                 self._offset += len(rest)
                 rest = b""
 
     def _take(self, line: bytes) -> None:
-        if not line.strip():
+        if len(line) > _LONGEST_LINE or len(self.rows) >= _MOST_ROWS:
             return
-        is_small = len(line) <= _LONGEST_LINE and len(self.rows) < _MOST_ROWS
-        try:
-            row = json.loads(line, parse_constant=lambda _: None) if is_small else None
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            self.rows.append(row)
-        else:
-            self.bad += 1
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line, parse_constant=lambda _: None)
+            if isinstance(row, dict):
+                self.rows.append(row)

@@ -33,7 +33,7 @@ class RolloutFile:
 
     @property
     def merged(self) -> bool:
-        """Whether it stands for a block of steps."""
+        """Whether it contains a block of steps."""
         return "-" in self.path.name
 
 
@@ -75,10 +75,12 @@ def rollout_files(folder: Path) -> list[RolloutFile]:
 
 def read_lines(file: Path) -> list[dict[str, Any] | None]:
     """Read the complete lines of a table; None stands for a damaged one."""
-    if not file.exists():
-        return []
-    complete, _, _ = file.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    complete, _, _ = _text(file).rpartition("\n")
     return [_parsed(line) for line in complete.split("\n") if line]
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -96,17 +98,13 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 def read_json(file: Path) -> dict[str, Any] | None:
     """Read a JSON object; None when there is no file, or no complete one."""
-    if not file.exists():
-        return None
-    return _parsed(file.read_text(encoding="utf-8", errors="replace"))
+    return _parsed(_text(file))
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
     """Read a mapping in YAML; empty when there is no file, or no complete one."""
-    if not file.exists():
-        return {}
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
+        found = yaml.safe_load(_text(file))
     except yaml.YAMLError:
         return {}
     return dict(found) if isinstance(found, dict) else {}

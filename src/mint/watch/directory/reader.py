@@ -109,18 +109,10 @@ class RunReader:
         return found
 
     def _computed(self) -> Row:
-        rows, events, config = self.metrics(), self.events(), self.config()
+        rows, events = self.metrics(), self.events()
         unended = "finished" if self.state().get("finished") else "running"
-        last: Row = rows[-1] if rows else {}
-        return {
-            "format": self.format,
-            "task": config.get("task"),
-            "name": self.path.resolve().name,
-            **summarise(rows, events, unended),
-            "step": last.get("step", 0),
-            "steps": config.get("steps"),
-            "last": last,
-        }
+        known = describe_run(self.path, self.config(), rows[-1] if rows else {})
+        return {**known, "format": self.format, **summarise(rows, events, unended)}
 
     def damaged(self) -> list[str]:
         """Return the names of damaged files."""
@@ -129,8 +121,8 @@ class RunReader:
         objects = [name for name in (SUMMARY, STATE) if self._inside(name)]
         found += [name for name in objects if self._read(name, read_json) is None]
         found += [CONFIG] if self._inside(CONFIG) and not self.config() else []
-        parquet = [file.path for file in self.rollout_files() if self._table(file, []) is None]
-        return found + [f"{ROLLOUTS}/{path.name}" for path in parquet]
+        parquet = [file.path.name for file, table in self._tables([]) if table is None]
+        return found + [f"{ROLLOUTS}/{name}" for name in parquet]
 
     # ---- rollouts ----
 
@@ -142,8 +134,8 @@ class RunReader:
         """List the steps that have rollouts."""
         old = self._read(ROLLOUTS_1, read_rows) or []
         found = {int(row.get("step") or 0) for row in old}
-        for file in self.rollout_files():
-            if (table := self._table(file, ["step"])) is not None:
+        for _, table in self._tables(["step"]):
+            if table is not None:
                 found |= set(table.column("step").to_pylist())
         return sorted(found)
 
@@ -160,36 +152,32 @@ class RunReader:
         old = self._read(ROLLOUTS_1, read_rows) or []
         for row in current_rows(row for row in old if step in (None, row.get("step"))):
             yield row if columns is None else {name: row[name] for name in columns}
+        for _, table in self._tables(columns, step):
+            if table is not None:
+                yield from read_table(table, columns)
+
+    def _tables(
+        self, columns: Sequence[str] | None, step: int | None = None
+    ) -> Iterator[tuple[RolloutFile, Any | None]]:
+        """Yield the Parquet files with their tables, of a step or of all; None for a damaged one.
+
+        If the run merges files in the meantime, the rest is read from the merged file.
+        """
+        import pyarrow.compute as pc
+
         done = -1
         for _ in range(_TRIES):
-            missing = False
             for file in self.rollout_files():
                 if file.last <= done or (step is not None and not file.first <= step <= file.last):
                     continue
-                table = self._table(file, columns, step)
+                wanted = pc.field("step") > done if step is None else pc.field("step") == step
+                table = _read_table(file.path, columns, wanted)
                 if table is None and not file.path.exists():
-                    missing = True  # merged meanwhile: look again
-                    break
-                if table is not None:
-                    yield from read_table(table, columns)
+                    break  # merged: list the files again
+                yield file, table
                 done = file.last
-            if not missing:
+            else:
                 return
-
-    def _table(
-        self, file: RolloutFile, columns: Sequence[str] | None = None, step: int | None = None
-    ) -> Any | None:
-        """Read columns and a step of a Parquet file; None for one that is damaged or gone."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        only = None if step is None else [("step", "=", step)]
-        try:
-            there = pq.read_schema(file.path).names
-            names = None if columns is None else [name for name in columns if name in there]
-            return pq.read_table(file.path, columns=names, filters=only, use_threads=False)
-        except (pa.ArrowException, OSError, ValueError):
-            return None  # damaged() names it
 
     # ---- files ----
 
@@ -204,6 +192,31 @@ class RunReader:
 
     def _is_inside(self, file: Path) -> bool:
         return file.resolve().is_relative_to(self.path.resolve())
+
+
+def _read_table(path: Path, columns: Sequence[str] | None, wanted: Any) -> Any | None:
+    """Read columns of the rows that are wanted; None for a file that is damaged or gone."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        there = pq.read_schema(path).names
+        names = None if columns is None else [name for name in columns if name in there]
+        return pq.read_table(path, columns=names, filters=wanted, use_threads=False)
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+
+
+def describe_run(path: Path, config: Row, last: Row) -> Row:
+    """Return the part of a summary that follows from the settings and the last metrics."""
+    return {
+        "format": FORMAT,
+        "task": config.get("task"),
+        "name": path.resolve().name,
+        "step": last.get("step", 0),
+        "steps": config.get("steps"),
+        "last": last,
+    }
 
 
 def summarise(rows: Sequence[Row], events: Sequence[Row], unended: str) -> Row:

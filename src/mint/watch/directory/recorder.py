@@ -10,8 +10,8 @@
 A call returns when its data is written, and a process killed at any point leaves a readable
 directory. ``write_step`` alone returns at once: the next call waits for it. A file of rollouts gets
 its name when it is complete. ``state.json`` also has the lengths of the tables when it was written:
-a resumed run truncates them, so that its files have no gap and no repeat. Files of rollouts that
-the state covers are merged by the hundred.
+a resumed run truncates them, so that its files have no gaps and no duplicates. Files of rollouts
+that the state covers are merged by the hundred.
 
 Format 1 had one table of rollouts, ``rollouts.jsonl``. A run that began in it resumes: its old
 rows stay where they are.
@@ -37,7 +37,6 @@ from mint.watch.directory.files import (
     BLOCK,
     CONFIG,
     EVENTS,
-    FORMAT,
     METRICS,
     ROLLOUTS,
     ROLLOUTS_1,
@@ -54,6 +53,7 @@ from mint.watch.directory.files import (
     step_file,
     sync_folder,
 )
+from mint.watch.directory.reader import describe_run
 from mint.watch.sinks import Sinks
 from mint.watch.sinks.opentelemetry import is_configured
 from mint.watch.verdict.verdict import VerdictHistory, judge
@@ -276,18 +276,13 @@ class RunDirectory:
         """Write status, last metrics and verdict."""
         history = self._history
         summary = {
-            "format": FORMAT,
-            "task": self._config.get("task"),
-            "name": self.path.resolve().name,
+            **describe_run(self.path, self._config, history.last),
             "status": self._status,
-            "step": history.last.get("step", 0),
-            "steps": self._config.get("steps"),
             "started": self._started,
             "updated": round(time.time(), 3),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "verdict": judge(history.rows, history.events, self._status).as_dict(),
-            "last": history.last,
         }
         replace_file(self.path / SUMMARY, lines([summary]), durable=False)
 

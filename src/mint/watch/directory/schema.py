@@ -27,10 +27,6 @@ def _text(value: Any) -> str:
     return "" if value is None else clean(str(value))
 
 
-def _optional_text(value: Any) -> str | None:
-    return None if value is None else clean(str(value))
-
-
 def _optional_number(value: Any) -> float | None:
     found = None if value is None else float(value)
     return found if found is None or math.isfinite(found) else None
@@ -42,16 +38,8 @@ def _json(value: Any) -> str | None:
     return clean(json.dumps(plain(value), ensure_ascii=False, default=repr))
 
 
-def _numbers(value: Any) -> list[tuple[str, float | None]]:
-    return [(clean(str(name)), _optional_number(x)) for name, x in dict(value or {}).items()]
-
-
-def _texts(value: Any) -> list[tuple[str, str]]:
-    return [(clean(str(name)), _text(x)) for name, x in dict(value or {}).items()]
-
-
-def _digests(value: Any) -> list[tuple[int, str]]:
-    return [(int(version), _text(x)) for version, x in (value or {}).items()]
+def _pairs(key: Callable[[Any], Any], read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: [(key(name), read(x)) for name, x in dict(value or {}).items()]
 
 
 SEGMENT = pa.struct(
@@ -73,7 +61,7 @@ _INTEGER: _Column = (pa.int32(), lambda value: int(value or 0))
 _NUMBER: _Column = (pa.float64(), _optional_number)
 _FLAG: _Column = (pa.bool_(), bool)
 _TEXT: _Column = (pa.string(), _text)
-_OPTIONAL_TEXT: _Column = (pa.string(), _optional_text)
+_OPTIONAL_TEXT: _Column = (pa.string(), lambda value: None if value is None else _text(value))
 _JSON: _Column = (pa.string(), _json)
 _COLUMNS: dict[str, _Column] = {
     "step": _INTEGER,
@@ -84,8 +72,8 @@ _COLUMNS: dict[str, _Column] = {
     "messages": _JSON,
     "response": _TEXT,
     "reward": _NUMBER,
-    "components": (pa.map_(pa.string(), pa.float64()), _numbers),
-    "reasons": (pa.map_(pa.string(), pa.string()), _texts),
+    "components": (pa.map_(pa.string(), pa.float64()), _pairs(_text, _optional_number)),
+    "reasons": (pa.map_(pa.string(), pa.string()), _pairs(_text, _text)),
     "penalty": (pa.float64(), lambda value: _optional_number(value) or 0.0),
     "advantage": _NUMBER,
     "length": _INTEGER,
@@ -96,7 +84,7 @@ _COLUMNS: dict[str, _Column] = {
     "traceback": _OPTIONAL_TEXT,
     "trace": _JSON,
     "version": _INTEGER,
-    "digests": (pa.map_(pa.int32(), pa.string()), _digests),
+    "digests": (pa.map_(pa.int32(), pa.string()), _pairs(int, _text)),
     "replaced": _FLAG,
     "sampled_at": _NUMBER,
 }

@@ -5,7 +5,7 @@ flat                   it was learning, and has not risen since
 stalled                the answers of groups have equal rewards, or no metric has moved for long
 diverging              numbers are not finite, or what was learned is being lost
 hacking the reward     the reward rises while success or the holdout falls
-finished               all steps are done, and neither of the two above holds
+finished               all steps are done, and it is neither diverging nor hacking the reward
 too early to say       not enough steps for any of these
 """
 
@@ -169,7 +169,7 @@ def weights_to_use(rows: Sequence[Row]) -> str:
     if best == last:
         return f"Use the final weights: they are the best on the holdout, {rate(best)}."
     if last not in rates:
-        final = "the end was not evaluated"
+        final = "the final weights were not evaluated"
     elif rank(last)[0] == rank(best)[0]:
         final = "the final weights reach the same rate"
     else:

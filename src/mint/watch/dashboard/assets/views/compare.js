@@ -75,7 +75,7 @@ export function Compare({ ids, all }) {
         <button disabled=${!range} onClick=${() => setRange(null)}>Reset zoom</button>
       </div>
       <div class="charts">${metrics.map((name) => html`<${Together} key=${name} name=${name} runs=${runs} axis=${axis} smooth=${smooth} range=${range} onRange=${setRange} />`)}</div>
-      <h2>Where they stand</h2>
+      <h2>Latest values</h2>
       <div class="cards">${runs.map((run, i) => html`<article class="card" key=${run.id}><h3><span class="swatch" style=${{ background: `var(${COLOURS[i % COLOURS.length]})` }}></span> <a href=${address("run", run.id)}>${run.info.name}</a></h3><${Verdict} run=${run.info} />
         <p class="facts">step ${run.info.step}, success ${percent(run.info.last["reward/success"])}, reward ${fixed(run.info.last["reward/mean"])}</p></article>`)}</div>
       <h2>Settings that differ</h2><${Settings} runs=${runs} />`}`;
