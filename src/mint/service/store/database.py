@@ -85,6 +85,7 @@ class ApiKey(Table):
 class SessionRow(Owned, Table):
     __tablename__ = "sessions"
     id: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(index=True, default="")
     last_seen: Mapped[datetime] = mapped_column(default=now)
     sdk_version: Mapped[str] = mapped_column(default="")
     display_name: Mapped[str | None]
@@ -299,6 +300,11 @@ class Store:
         """Delete the samplers of a session, and the session itself unless it has runs."""
         samplers = delete(SamplerRow).where(SamplerRow.session_id == session_id)
         self._change(samplers, delete(SessionRow).where(SessionRow.id == session_id, ~_HAS_RUN))
+
+    def sessions_of_key(self, key: str) -> int:
+        """Return how many sessions without runs a key has created."""
+        [count] = self._all(select(func.count()).where(SessionRow.key == key, ~_HAS_RUN))
+        return count
 
     def runs_of_key(self, key: str) -> list[str]:
         """Return the ids of all runs that a key created."""

@@ -91,7 +91,7 @@ async def create_session(
     service: TheService, caller: ReadCaller, body: requests.CreateSession
 ) -> dict[str, str]:
     return {
-        "session_id": await service.sessions.create(caller.user, body),
+        "session_id": await service.sessions.create(caller, body),
         "type": "create_session",
     }
 
