@@ -24,7 +24,7 @@ from .errors import ApiError, not_found
 from .files import delete_leftovers, free_bytes, require_writable, shorten_logs
 from .futures import Future
 from .idleness import Idleness
-from .parts import Parts
+from .shared_components import SharedComponents
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 10.0
@@ -33,7 +33,7 @@ _RUN_REQUEST = re.compile(r"(?P<id>[^:]+:train:\d+):(?P<number>-?\d{1,18})")
 _SAMPLE_REQUEST = re.compile(r"(?P<id>[^:]+:sample:\d+):(?P<number>[0-9a-f-]+)")
 
 
-class Service(Parts):
+class Service(SharedComponents):
     """Everything behind the HTTP routes."""
 
     def __init__(self, settings: Settings) -> None:

@@ -26,11 +26,11 @@ from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import EngineDied, UserError, is_disk_full
 from mint.service.futures import Response, ResultExpired
-from mint.service.parts import Parts
 from mint.service.runs.journal import Journal, JournalDamaged, Outcome
 from mint.service.runs.references import References
 from mint.service.runs.stream import GRADIENT_KINDS, Gradients
 from mint.service.sampling.samplers import Samplers
+from mint.service.shared_components import SharedComponents
 from mint.service.store.database import CheckpointRow, RunRow
 from mint.service.wire import codec, requests
 
@@ -63,12 +63,14 @@ class GroupResult:
 class RunInEngine:
     """Executes a run's operations in its engine, restoring the run there first if needed."""
 
-    def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
+    def __init__(
+        self, row: RunRow, journal: Journal, shared: SharedComponents, samplers: Samplers
+    ) -> None:
         self._row = row
         self._journal = journal
-        self._parts = parts
+        self._shared = shared
         self._samplers = samplers
-        self._references = References(row, journal, parts.checkpoints)
+        self._references = References(row, journal, shared.checkpoints)
         self._engine: EngineProcess | None = None
         self._work_s = 0.0
         self._size_after_snapshot = 0
@@ -86,7 +88,7 @@ class RunInEngine:
         """Return what the run waits for, as a message."""
         if self._is_restoring:
             return "the run is being restored from its journal"
-        return self._parts.engines.why_waiting(self._row.base_model)
+        return self._shared.engines.why_waiting(self._row.base_model)
 
     def is_in(self, engine: EngineProcess) -> bool:
         return self._engine is engine
@@ -120,8 +122,8 @@ class RunInEngine:
         while True:
             has_begun = False
             try:
-                alone = self._parts.engines.alone(base_model, is_suspect=deaths > 0)
-                async with alone, self._parts.engines.using(base_model) as engine:
+                alone = self._shared.engines.alone(base_model, is_suspect=deaths > 0)
+                async with alone, self._shared.engines.using(base_model) as engine:
                     if self._engine is not engine:
                         await self._restore(engine)
                     has_begun = True
@@ -185,7 +187,7 @@ class RunInEngine:
                     done = await self._perform(engine, outcome.kind, outcome.seq_ids)
                     if outcome.result is None:  # the answer is too large for the journal
                         for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
-                            self._parts.futures.finish(f"{run_id}:{seq_id}", answer)
+                            self._shared.futures.finish(f"{run_id}:{seq_id}", answer)
                 self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         finally:
             self._is_restoring = False
@@ -196,7 +198,7 @@ class RunInEngine:
         if outcome.kind in _CHANGES_THE_RUN:
             return True
         if outcome.kind == "forward":
-            return self._parts.futures.is_open(f"{self._row.id}:{outcome.seq_ids[0]}")
+            return self._shared.futures.is_open(f"{self._row.id}:{outcome.seq_ids[0]}")
         if outcome.kind == "save_weights_for_sampler":
             sampler_id = (outcome.result or {}).get("sampling_session_id")
             return sampler_id is not None and not self._samplers.has(sampler_id, engine)
@@ -226,7 +228,7 @@ class RunInEngine:
     async def _forward_backward(self, engine: EngineProcess, seq_ids: Sequence[int]) -> GroupResult:
         bodies = await asyncio.to_thread(lambda: [self._journal.body(n) for n in seq_ids])
         entries = [self._journal.entries[n] for n in seq_ids]
-        operations = await self._parts.decoder.forward_backward(
+        operations = await self._shared.decoder.forward_backward(
             bodies,
             [entry.content_type == codec.PROTOBUF for entry in entries],
             forward_only=entries[0].kind == "forward",
@@ -299,15 +301,15 @@ class RunInEngine:
 
     async def _write(self, engine: EngineProcess, method: str, new: NewCheckpoint) -> CheckpointRow:
         """Let the engine save a checkpoint, which appears complete or not at all."""
-        await asyncio.to_thread(self._parts.checkpoints.check_quota, self._row, new.path)
-        draft = await asyncio.to_thread(self._parts.checkpoints.begin, new)
+        await asyncio.to_thread(self._shared.checkpoints.check_quota, self._row, new.path)
+        draft = await asyncio.to_thread(self._shared.checkpoints.begin, new)
         try:
             digest = await engine.call(method, run_id=self._row.id, folder=str(draft))
             return await asyncio.to_thread(
-                self._parts.checkpoints.publish, new, draft, self._row, digest
+                self._shared.checkpoints.publish, new, draft, self._row, digest
             )
         except BaseException:
-            await asyncio.to_thread(self._parts.checkpoints.discard, draft)
+            await asyncio.to_thread(self._shared.checkpoints.discard, draft)
             raise
 
     async def _load(
@@ -327,8 +329,8 @@ class RunInEngine:
         ``kind`` is of the operation that succeeded, if one did. After operations other than a step
         the journal must have doubled, as a snapshot copies the operations that wait.
         """
-        is_long = self._work_s >= self._parts.settings.snapshot_after_s
-        is_large = self._journal.size >= self._parts.settings.snapshot_after_bytes
+        is_long = self._work_s >= self._shared.settings.snapshot_after_s
+        is_large = self._journal.size >= self._shared.settings.snapshot_after_bytes
         has_doubled = self._journal.size >= 2 * self._size_after_snapshot
         is_due = (is_long or is_large) if kind == "optim_step" else is_large and has_doubled
         if is_due or kind == "load_weights":
@@ -360,7 +362,7 @@ class RunInEngine:
         kept: dict[int, Response] = {}
         size = 0
         for number in reversed(numbers[-_KEPT_ANSWERS:]):
-            future = self._parts.futures.find(f"{self._row.id}:{number}", self._row.user)
+            future = self._shared.futures.find(f"{self._row.id}:{number}", self._row.user)
             with contextlib.suppress(ResultExpired):
                 if future is not None and (answer := future.read()) is not None:
                     size += len(answer.body)

@@ -19,10 +19,10 @@ from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError, UserError, not_found
 from mint.service.futures import Response
 from mint.service.idleness import Idleness
-from mint.service.parts import Parts
 from mint.service.runs.journal import Journal, JournalDamaged, RunIsElsewhere
 from mint.service.runs.run import UNLOADED, TrainingRun
 from mint.service.sampling.samplers import Samplers
+from mint.service.shared_components import SharedComponents
 from mint.service.store.database import RunRow
 from mint.service.wire.requests import CreateByLoad, CreateModel
 
@@ -40,10 +40,10 @@ class RunDamaged(ApiError):
 class Runs:
     """Creates, finds and releases runs."""
 
-    def __init__(self, parts: Parts, samplers: Samplers) -> None:
-        self._parts = parts
-        self._settings = parts.settings
-        self._store = parts.store
+    def __init__(self, shared: SharedComponents, samplers: Samplers) -> None:
+        self._shared = shared
+        self._settings = shared.settings
+        self._store = shared.store
         self._samplers = samplers
         self._runs: dict[str, TrainingRun] = {}
         self._opening: dict[tuple[str, str], asyncio.Task[TrainingRun]] = {}
@@ -55,7 +55,7 @@ class Runs:
 
     async def create(self, caller: Caller, request: CreateModel) -> str:
         """Start to create a run; return the request id. The same request gives the same run."""
-        await self._parts.sessions.require(request.session_id, caller.user)
+        await self._shared.sessions.require(request.session_id, caller.user)
         if request.lora_config is None:
             raise UserError("lora_config is missing: this service trains LoRA adapters only.")
         spec = LoraSpec(**request.lora_config.model_dump())
@@ -67,12 +67,12 @@ class Runs:
     async def create_by_load(self, caller: Caller, request: CreateByLoad) -> str:
         """Start to create a run that continues from a checkpoint; return the request id."""
         user = caller.user
-        await self._parts.sessions.require(request.session_id, user)
-        found = await asyncio.to_thread(self._parts.checkpoints.require, request.path, user)
+        await self._shared.sessions.require(request.session_id, user)
+        found = await asyncio.to_thread(self._shared.checkpoints.require, request.path, user)
         if request.optimizer:
             require_optimizer(found)
         row = RunRow(base_model=request.base_model or found.base_model, lora=found.lora)
-        folder = await asyncio.to_thread(self._parts.checkpoints.verified_folder, found)
+        folder = await asyncio.to_thread(self._shared.checkpoints.verified_folder, found)
         files = [
             file
             for file in folder.iterdir()
@@ -94,10 +94,10 @@ class Runs:
         run_folder_name(row.id)
         request_id = f"{row.id}:0"
         async with self._creating:
-            known = self._parts.futures.find(request_id, user)
+            known = self._shared.futures.find(request_id, user)
             if known is not None and known.answer is not None and known.answer.is_failure:
                 # it was undone, so the same request starts it again
-                self._parts.futures.forget(request_id, user)
+                self._shared.futures.forget(request_id, user)
                 known = None
             if known is None:
                 is_new = await asyncio.to_thread(self._add, row)
@@ -106,7 +106,9 @@ class Runs:
                 if files:
                     await run.begin_from(files)
                 work = self._load_or_undo(run) if is_new else self._load_again(run)
-                self._parts.futures.compute(request_id, user, "create_model", work, run.why_waiting)
+                self._shared.futures.compute(
+                    request_id, user, "create_model", work, run.why_waiting
+                )
         return request_id
 
     def _add(self, row: RunRow) -> bool:
@@ -114,7 +116,7 @@ class Runs:
 
         Raises ApiError 403 if its key has reached its quota of runs.
         """
-        quota = self._parts.find_quota(row.key)
+        quota = self._shared.find_quota(row.key)
         if quota.runs is not None and self._store.get(RunRow, row.id, row.user) is None:
             held = sum(self._can_train(run_id) for run_id in self._store.runs_of_key(row.key))
             quota.refuse_run(row.key, held)
@@ -161,7 +163,7 @@ class Runs:
         if run.row.user != user:
             raise _unknown(run_id)
         self.resume_if_due(run_id)
-        self._parts.sessions.saw(run.row.session_id, user)
+        self._shared.sessions.saw(run.row.session_id, user)
         self._store.note_use(RunRow, run_id)
         return run
 
@@ -217,7 +219,7 @@ class Runs:
         except JournalDamaged as error:
             log.error("%s: %s", run_id, error)
             raise RunDamaged(400, str(error)) from None
-        run = TrainingRun(row, journal, self._parts, self._samplers)
+        run = TrainingRun(row, journal, self._shared, self._samplers)
         self._runs[run_id] = run
         return run
 
