@@ -54,6 +54,7 @@ class Service(SharedComponents):
         round_s = max(min(HOUSEKEEPING_S, *(limit / 2 for limit in limits)), 0.05)
         self._tasks = [
             asyncio.create_task(asyncio.to_thread(delete_leftovers, self.settings.home)),
+            asyncio.create_task(_try(partial(asyncio.to_thread, self.checkpoints.finish_changes))),
             asyncio.create_task(_every(round_s, self.tidy)),
             # separate from other housekeeping, which may wait for a stuck engine
             asyncio.create_task(_every(round_s, self.engines.end_stuck)),
