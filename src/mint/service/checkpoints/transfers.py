@@ -130,11 +130,19 @@ class Transfers:
 
         def check(received: int) -> None:
             quota.refuse_checkpoint(caller.key, *held, received)
-            if free_bytes(self._shared.settings.home) < self._shared.settings.disk_reserve_bytes:
-                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                raise UserError(readable_os_error(full, "the upload"))
+            self._keep_reserve()
 
         return check
+
+    def _keep_reserve(self, size: int = 0) -> None:
+        """Raise UserError unless ``size`` bytes fit beside the reserve of the disk.
+
+        It is asked before each piece, so that writers who share the disk see each other's.
+        """
+        settings = self._shared.settings
+        if free_bytes(settings.home) - size < settings.disk_reserve_bytes:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise UserError(readable_os_error(full, "writing the checkpoint"))
 
     async def take_in(
         self, caller: Caller, archive: Path, name: str | None, base_model: str | None
@@ -142,9 +150,8 @@ class Transfers:
         """Create a checkpoint from an uploaded archive. Raises UserError if it is not valid."""
         folder = archive.parent / "unpacked"
         folder.mkdir()
-        room = free_bytes(self._shared.settings.home) - self._shared.settings.disk_reserve_bytes
-        limit = max(0, min(self._shared.settings.max_upload_bytes, room))
-        await self._in_thread(caller.user, unpack, archive, folder, limit)
+        limit = self._shared.settings.max_upload_bytes
+        await self._in_thread(caller.user, unpack, archive, folder, limit, self._keep_reserve)
         adapter, origin = await self._in_thread(caller.user, _read, folder)
         base = base_model or (origin and origin.base_model) or adapter.base_model
         model = await self._shared.engines.locate(base)
@@ -207,6 +214,7 @@ class Transfers:
 
         def fill(draft: Path) -> None:
             folders = [self._checkpoints.verified_folder(row) for row in sources]
+            self._keep_reserve(sum(row.size_bytes for row in sources))
             adapters = [AdapterFiles.read(folder) for folder in folders]
             run.lora = asdict(mix(adapters, request.coefficients, draft, run.base_model))
 
