@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
 
-from sqlalchemy.exc import OperationalError
-
 from mint.service.access.usage import SAVE_EVERY_S
 from mint.service.admin.settings import Settings
 from mint.service.checkpoints.links import Links
@@ -20,7 +18,7 @@ from mint.service.runs.registry import Runs
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import CheckpointRow, Condition, now
 
-from .errors import ApiError, not_found
+from .errors import DATABASE_FAILED, ApiError, not_found
 from .files import delete_leftovers, free_bytes, require_writable, shorten_logs
 from .futures import Future
 from .idleness import Idleness
@@ -148,7 +146,7 @@ class Service(SharedComponents):
         await self.runs.prepare_to_leave(engine)
         try:
             await self.samplers.keep(engine)
-        except (OSError, RuntimeError, OperationalError) as error:
+        except (OSError, RuntimeError, *DATABASE_FAILED) as error:
             log.warning("samplers of %s were not saved: %s", engine.name, error)
 
     async def tidy(self) -> None:

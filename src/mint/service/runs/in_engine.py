@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy.exc import OperationalError
-
 from mint.engine.messages import AdamSettings, ForwardBackwardResult
 from mint.service.checkpoints.peft import OPTIMIZER
 from mint.service.checkpoints.storage import (
@@ -24,7 +22,7 @@ from mint.service.checkpoints.storage import (
 )
 from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import EngineDied, UserError, is_disk_full
+from mint.service.errors import DATABASE_FAILED, EngineDied, UserError, is_disk_full
 from mint.service.futures import Response, ResultExpired
 from mint.service.runs.journal import Journal, JournalDamaged, Outcome
 from mint.service.runs.references import References
@@ -42,7 +40,7 @@ DATABASE_WAIT_S = 60.0
 """How long an operation waits for a database that does not answer."""
 _KEPT_ANSWERS, _KEPT_BYTES = 256, 32 * 1024 * 1024
 """Limits on the answers from before a snapshot that are kept with it."""
-_MAY_FAIL = (UserError, EngineDied, OSError, RuntimeError, OperationalError)
+_MAY_FAIL = (UserError, EngineDied, OSError, RuntimeError, *DATABASE_FAILED)
 _CHANGES_THE_RUN = (*GRADIENT_KINDS, "optim_step", "load_weights")
 
 
@@ -136,17 +134,18 @@ class RunInEngine:
                     raise EngineDied(f"{died} {often}") from died
                 log.warning("retrying %s of %s: %s", what, self._row.id, died)
                 await asyncio.sleep(min(0.05 * 2**times, 2.0))
-            except OperationalError as error:
+            except DATABASE_FAILED as error:
                 if is_disk_full(error) or time.monotonic() > deadline:
                     raise
-                log.warning("retrying %s of %s: %s", what, self._row.id, error.orig)
+                cause = getattr(error, "orig", error)
+                log.warning("retrying %s of %s: %s", what, self._row.id, cause)
                 await asyncio.sleep(1.0)
 
     async def keep_samplers(self) -> None:
         """Save the ephemeral samplers that would be lost with the engine or the journal.
 
         If they are in neither the engine nor on disk, the run is restored to recompute them. Raises
-        EngineDied, OSError or OperationalError, after which it may succeed later.
+        EngineDied, OSError or DATABASE_FAILED, after which it may succeed later.
         """
 
         async def keep(engine: EngineProcess) -> None:

@@ -269,7 +269,7 @@ class Runs:
 
     async def unload(self, row: RunRow) -> None:
         """Release a run permanently: later operations are refused. Its checkpoints stay, and so do
-        its samplers. Raises EngineDied, OSError or OperationalError if those cannot be saved."""
+        its samplers. Raises EngineDied, OSError or DATABASE_FAILED if those cannot be saved."""
         if row.id not in self._unloading:
             task = self._unloading[row.id] = asyncio.create_task(self._unload(row))
             task.add_done_callback(lambda _: self._unloading.pop(row.id, None))

@@ -172,6 +172,8 @@ _TOUCHED: dict[type[Table], tuple[str, str]] = {
     ApiKey: ("hash", "last_used_at"),
 }
 """The key of a table, and its column for the time of the last use."""
+_STATEMENT_LIMIT_S = 30
+"""How long a statement may wait for a lock or run before it fails."""
 _HAS_RUN = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
 
 
@@ -181,8 +183,9 @@ class Store:
     def __init__(self, url: str, home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._engine = _open(url)
-        if self._engine.dialect.name == "sqlite":
-            event.listen(self._engine, "connect", _prepare_sqlite)
+        is_sqlite = self._engine.dialect.name == "sqlite"
+        prepare = _prepare_sqlite if is_sqlite else _prepare_postgresql
+        event.listen(self._engine, "connect", prepare)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         self._home = home
         self._used: defaultdict[Any, dict[str, datetime]] = defaultdict(dict)
@@ -417,7 +420,12 @@ def _open(url: str) -> Engine:
         parsed = parsed.set(drivername="postgresql+psycopg")
     try:
         is_remote = parsed.get_backend_name() != "sqlite"
-        return create_engine(parsed, pool_pre_ping=is_remote, hide_parameters=True)
+        # what the URL says about it wins
+        limits = {"connect_timeout": 10} if is_remote else {"timeout": _STATEMENT_LIMIT_S}
+        limits = {name: limit for name, limit in limits.items() if name not in parsed.query}
+        return create_engine(
+            parsed, pool_pre_ping=is_remote, hide_parameters=True, connect_args=limits
+        )
     except ModuleNotFoundError as error:
         raise UserError(
             f"database_url is {parsed!r}, and the Python package {error.name} is not installed. "
@@ -428,4 +436,12 @@ def _open(url: str) -> Engine:
 def _prepare_sqlite(connection: Any, _: object) -> None:
     connection.execute("pragma journal_mode=wal")
     connection.execute("pragma synchronous=full")
-    connection.execute("pragma busy_timeout=30000")
+
+
+def _prepare_postgresql(connection: Any, _: object) -> None:
+    """Limit statements, for example when another connection holds a lock, unless it was set."""
+    connection.cursor().execute(
+        f"select set_config('statement_timeout', '{_STATEMENT_LIMIT_S}s', false) "
+        "where current_setting('statement_timeout') = '0'"
+    )
+    connection.commit()
