@@ -22,10 +22,13 @@ from .errors import DATABASE_FAILED, ApiError, not_found
 from .files import delete_leftovers, free_bytes, require_writable, shorten_logs
 from .futures import Future
 from .idleness import Idleness
+from .results import Share
 from .shared_components import SharedComponents
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 10.0
+MAX_UNSENT_BYTES = 256 * 1024 * 1024
+"""How much of the answers and streams of the OpenAI API may wait for their clients."""
 _KEPT = "results are kept for a while and up to a size (result_kept_s, max_result_bytes)."
 _RUN_REQUEST = re.compile(r"(?P<id>[^:]+:train:\d+):(?P<number>-?\d{1,18})")
 _SAMPLE_REQUEST = re.compile(r"(?P<id>[^:]+:sample:\d+):(?P<number>[0-9a-f-]+)")
@@ -42,6 +45,8 @@ class Service(SharedComponents):
         self.runs = Runs(self, self.samplers)
         self.transfers = Transfers(self)
         self.links = Links(self.auth.secret, settings.link_kept_s)
+        self.unsent = Share(MAX_UNSENT_BYTES)
+        self.encoding = asyncio.Semaphore(2)  # large answers of the OpenAI API
         self.is_ready = False
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -88,6 +88,11 @@ class Inference(Sampling):
                 raise ValueError(f"{key} is not supported by this service; leave it out")
         return data
 
+    @property
+    def alternatives(self) -> int | None:
+        """How many other tokens to report beside each; None without logprobs."""
+        raise NotImplementedError
+
     def stops(self) -> list[str]:
         """Return the stop strings, without empty ones."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -99,6 +104,10 @@ class Completion(Inference):
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
 
     @model_validator(mode="after")
     def _check(self) -> Completion:
@@ -150,6 +159,10 @@ class ChatCompletion(Inference):
     tools: Many[dict[str, Any]] | None = None
     tool_choice: str = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
     def _check(self) -> ChatCompletion:
