@@ -6,14 +6,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 
 from mint.engine.messages import MAX_SAMPLES
 from mint.service.errors import UserError
-from mint.service.wire.requests import Many, Request, Sampling
+from mint.service.wire.requests import Many, Request, Sampling, few_stops
 
 MAX_TOP_LOGPROBS = 20
+MAX_BIASES = 1024  # each is applied at every token, while others wait
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -41,6 +42,8 @@ def read_token_ids(bias: Any) -> Any:
     """
     if not isinstance(bias, dict):
         return bias
+    if len(bias) > MAX_BIASES:
+        raise ValueError(f"has {len(bias)} tokens, and at most {MAX_BIASES} are allowed")
     for key, value in bias.items():
         if not _TOKEN_ID.fullmatch(str(key)):
             raise ValueError(
@@ -75,7 +78,7 @@ class Inference(Sampling):
     presence_penalty: Penalty = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
     logit_bias: LogitBias = Field(default_factory=dict)
-    stop: str | Many[str] = Field(default_factory=list)
+    stop: Annotated[str | Many[str], AfterValidator(few_stops)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
