@@ -256,11 +256,8 @@ class Runs:
 
     # ---- releasing ------------------------------------------------------------------------------
 
-    async def release(self, run_id: str) -> None:
+    async def release(self, run_id: str, for_good: bool = False) -> None:
         """Remove a run from memory; the next request for it opens it from its journal."""
-        await self._release(run_id)
-
-    async def _release(self, run_id: str, for_good: bool = False) -> None:
         run = self._runs.pop(run_id, None)
         if run is not None:
             task = self._releasing[run_id] = asyncio.create_task(run.release(for_good))
@@ -279,7 +276,7 @@ class Runs:
         marker = self._folder(row.id) / UNLOADED
         while self._can_train(row.id):
             if row.id in self._runs:
-                await self._release(row.id, for_good=True)
+                await self.release(row.id, for_good=True)
             elif await asyncio.to_thread(self._samplers.are_kept, row):
                 await asyncio.to_thread(marker.touch)
             else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -223,48 +222,41 @@ class _UnreadPieces:
     def __init__(self, unsent: Share, user: str) -> None:
         self._unsent = unsent
         self._user = user
-        self._pieces: deque[Piece | None] = deque()
+        self._pieces = asyncio.Queue[Piece | None]()
         self._error: Exception | None = None
-        self._arrived = asyncio.Event()
 
     def put(self, piece: Piece | None) -> None:
         """Add a piece, or None after the last one of a prompt. Raises ApiError 429."""
+        if self._error is None and not self._unsent.has_room(self._user):
+            self.fail(ApiError(429, _UNREAD))
         if self._error is not None:
             raise self._error
         if piece is not None:
-            if not self._unsent.has_room(self._user):
-                error = ApiError(429, _UNREAD)
-                self.fail(error)
-                raise error
             self._unsent.add(self._user, piece.size)
-        self._pieces.append(piece)
-        self._arrived.set()
+        self._pieces.put_nowait(piece)
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error instead of what was not read."""
         self.drop()
         self._error = error
-        self._arrived.set()
+        self._pieces.put_nowait(None)
 
     async def get(self) -> Piece | None:
         """Return the next piece. Raises what the stream failed with."""
-        while not self._pieces:
-            if self._error is not None:
-                raise self._error
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._take()
+        piece = await self._pieces.get()
+        if self._error is not None:
+            raise self._error
+        self._read(piece)
+        return piece
 
     def drop(self) -> None:
         """Drop what was not read."""
-        while self._pieces:
-            self._take()
+        while not self._pieces.empty():
+            self._read(self._pieces.get_nowait())
 
-    def _take(self) -> Piece | None:
-        piece = self._pieces.popleft()
+    def _read(self, piece: Piece | None) -> None:
         if piece is not None:
             self._unsent.add(self._user, -piece.size)
-        return piece
 
 
 async def _sample(
