@@ -47,6 +47,7 @@ class StalledClient:
 
     def __init__(self, local: Local, key: str) -> None:
         self.began, self.may_read, self.chunks = asyncio.Event(), asyncio.Event(), list[bytes]()
+        self.leaves = asyncio.Event()
         body = json.dumps({**LARGE, "stream": True}).encode()
         path = "/v1/completions"
         scope: dict[str, Any] = {"type": "http", "method": "POST", "query_string": b""}
@@ -58,7 +59,8 @@ class StalledClient:
         async def receive() -> Any:
             if sent:
                 return sent.pop()
-            return await asyncio.Future()
+            await self.leaves.wait()
+            return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
             self.began.set()
@@ -93,6 +95,21 @@ def test_a_stream_that_is_not_read_ends_and_others_go_on(tmp_path: Path, tiny_mo
         assert b"Read streams without pauses" in error
         assert done == b"data: [DONE]"
         assert unsent.total == 0
+
+    with_service(tmp_path, work, aliases={MODEL: tiny_model}, precision="exact")
+
+
+def test_a_stream_whose_client_leaves_holds_nothing(tmp_path: Path, tiny_model: Path) -> None:
+    async def work(local: Local) -> None:
+        service = local.service
+        stalled = StalledClient(local, "tml-test")
+        await stalled.began.wait()
+        while service.unsent.total < LIMIT:
+            await asyncio.sleep(0)
+        stalled.leaves.set()
+        await stalled.task
+        while service.samplers.in_progress or service.unsent.total:
+            await asyncio.sleep(0)
 
     with_service(tmp_path, work, aliases={MODEL: tiny_model}, precision="exact")
 

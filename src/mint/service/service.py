@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
@@ -47,6 +48,7 @@ class Service(SharedComponents):
         self.links = Links(self.auth.secret, settings.link_kept_s)
         self.unsent = Share(MAX_UNSENT_BYTES)
         self.encoding = asyncio.Semaphore(2)  # large answers of the OpenAI API
+        self.encoding_of = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self.is_ready = False
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -61,6 +61,7 @@ class PreparedRequest:
     prompts: list[list[int]]
     engine_request: SampleRequest
     completion_tokens: int = 0
+    most_scores: int = 0
 
     @property
     def choices(self) -> int:
@@ -118,7 +119,8 @@ async def _check_scores(service: Service, job: PreparedRequest) -> None:
     if job.echo:
         tokens += request.n * sum(map(len, prompts))
     alternatives = request.alternatives or 0
-    if (scores := tokens * (1 + alternatives)) > MAX_SCORES:
+    job.most_scores = scores = tokens * (1 + alternatives)
+    if scores > MAX_SCORES:
         raise UserError(
             f"This request may report {scores:,} logprobs ({len(prompts)} prompts, n={request.n}, "
             f"up to {most} tokens each, {1 + alternatives} logprobs for each token), and an answer "

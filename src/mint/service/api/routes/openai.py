@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from mint.engine.messages import SampleResult
@@ -34,6 +35,8 @@ from mint.service.store.database import CheckpointRow
 T = TypeVar("T")
 _MOST_CHECKPOINTS = 1000
 _CLIENT_GONE = 499
+_LARGE = 2**14
+"""Answers with more logprobs are encoded two at a time, one of each user."""
 _KINDS = {429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 403: "insufficient_scope", 404: "model_not_found"}
 
@@ -108,12 +111,15 @@ async def chat_completions(
 
 async def _answer(service: Service, form: Form, request: Request) -> Response:
     user = form.job.sampler.tenant
-    if not service.unsent.has_room(user):
-        raise ApiError(429, "Too many answers wait for the clients of this user; retry.")
+    _require_room(service, user)
     if not form.job.request.stream:
         results = await _while_awaited(request, sample_whole(service, form.job))
-        async with service.encoding:
+        if form.job.most_scores < _LARGE:
             body = await asyncio.to_thread(_encode, form, results)
+        else:
+            async with service.encoding_of[user], service.encoding:
+                body = await asyncio.to_thread(_encode, form, results)
+        _require_room(service, user)
         return _CountedResponse(body, service.unsent, user)
     # an invalid request fails before its first piece, and gets an error status
     found = stream_pieces(service, form.job)
@@ -122,8 +128,13 @@ async def _answer(service: Service, form: Form, request: Request) -> Response:
     return StreamingResponse(events, media_type="text/event-stream")
 
 
+def _require_room(service: Service, user: str) -> None:
+    if not service.unsent.has_room(user):
+        raise ApiError(429, "Too many answers wait for the clients of this user; retry.")
+
+
 def _encode(form: Form, results: list[SampleResult]) -> bytes:
-    return json.dumps(form.whole(whole_pieces(form.job, results))).encode()
+    return to_json(form.whole(whole_pieces(form.job, results)))
 
 
 class _CountedResponse(PiecewiseResponse):
@@ -131,15 +142,14 @@ class _CountedResponse(PiecewiseResponse):
 
     def __init__(self, body: bytes, unsent: Share, user: str) -> None:
         super().__init__(body, "application/json")
-        self._counter = partial(unsent.add, user)
-        self._size = len(body)
+        unsent.add(user, len(body))
+        self._uncount = partial(unsent.add, user, -len(body))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._counter(self._size)
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._counter(-self._size)
+            self._uncount()
 
 
 async def _while_awaited(request: Request, work: Awaitable[T]) -> T:
