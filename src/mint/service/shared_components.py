@@ -26,7 +26,7 @@ class SharedComponents:
         self.auth = Auth(settings, self.store)
         self.find_quota = self.auth.find_quota
         self.usage = Usage(self.store)
-        self.sessions = Sessions(self.store, self.find_quota, settings.run_kept_s)
+        self.sessions = Sessions(self.store)
         self.futures = Futures(
             settings.result_kept_s,
             settings.max_result_bytes,

@@ -48,7 +48,7 @@ class Quota:
                 f"checkpoints are kept).{_raise(key, 'runs')}",
             )
 
-    def refuse_session(self, key: str, held: int, kept_s: float) -> None:
+    def refuse_session(self, key: str, kept_s: float, held: int) -> None:
         """Raise ApiError 403 if a key that holds so many sessions may not create another."""
         if self.sessions is not None and held >= self.sessions:
             raise ApiError(

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -137,11 +137,14 @@ class Runs:
             if run.has_operations:
                 raise
             self._runs.pop(run.row.id, None)
-            await run.release()
-            await asyncio.to_thread(self._store.delete_run, run.row.id)
-            await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
+            await self._keep_out(run.row.id, self._delete(run))
             raise
         return run.creation_answer()
+
+    async def _delete(self, run: TrainingRun) -> None:
+        await run.release()
+        await asyncio.to_thread(self._store.delete_run, run.row.id)
+        await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
 
     async def _load_again(self, run: TrainingRun) -> Response:
         """Load a run that an earlier request created; a failure changes nothing of it."""
@@ -260,9 +263,13 @@ class Runs:
         """Remove a run from memory; the next request for it opens it from its journal."""
         run = self._runs.pop(run_id, None)
         if run is not None:
-            task = self._releasing[run_id] = asyncio.create_task(run.release(for_good))
-            task.add_done_callback(lambda _: self._releasing.pop(run_id, None))
-            await asyncio.shield(task)
+            await self._keep_out(run_id, run.release(for_good))
+
+    async def _keep_out(self, run_id: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do the last work on a run; requests for it wait until it is done."""
+        task = self._releasing[run_id] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._releasing.pop(run_id, None))
+        await asyncio.shield(task)
 
     async def unload(self, row: RunRow) -> None:
         """Release a run permanently: later operations are refused. Its checkpoints stay, and so do

@@ -5,8 +5,6 @@ import time
 import uuid
 from collections.abc import Callable
 
-from mint.service.access.quotas import Quota
-from mint.service.access.scopes import Caller
 from mint.service.errors import not_found
 from mint.service.store.database import SessionRow, Store
 from mint.service.wire.requests import CreateSession
@@ -15,26 +13,24 @@ from mint.service.wire.requests import CreateSession
 class Sessions:
     """Keeps heartbeats in memory and writes them in batches, so that none waits for the store."""
 
-    def __init__(self, store: Store, find_quota: Callable[[str], Quota], kept_s: float) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._find_quota = find_quota
-        self._kept_s = kept_s
         self._creating = asyncio.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # the owner, and when
 
-    async def create(self, caller: Caller, request: CreateSession) -> str:
-        """Create a session. Raises ApiError 403 if its key has reached its quota of sessions."""
+    async def create(
+        self, user: str, key: str, request: CreateSession, check: Callable[[int], None] | None
+    ) -> str:
+        """Create a session, after a check of how many without runs its key has, if it is given."""
         session_id = str(uuid.uuid4())
-        row = SessionRow(id=session_id, user=caller.user, key=caller.key, **request.model_dump())
-        quota = self._find_quota(caller.key)
-        if quota.sessions is None:
+        row = SessionRow(id=session_id, user=user, key=key, **request.model_dump())
+        if check is None:
             await asyncio.to_thread(self._store.add, row)
         else:
             async with self._creating:  # so that those created together are counted too
-                held = await asyncio.to_thread(self._store.sessions_of_key, caller.key)
-                quota.refuse_session(caller.key, held, self._kept_s)
+                check(await asyncio.to_thread(self._store.sessions_of_key, key))
                 await asyncio.to_thread(self._store.add, row)
-        self.saw(session_id, caller.user)
+        self.saw(session_id, user)
         return session_id
 
     async def require(self, session_id: str, user: str) -> None:

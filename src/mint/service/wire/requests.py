@@ -18,7 +18,6 @@ from pydantic_core import from_json, to_json
 
 from mint.engine import messages
 from mint.engine.messages import MAX_SAMPLES, UserError
-from mint.service.results import MAX_RESULTS
 from mint.service.wire import codec
 from mint.service.wire.arrays import Csr
 
@@ -31,6 +30,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
 """A list of which only the first wrong item is reported: there may be millions."""
+MAX_CONFIRMED = 100_000  # results that one request confirms: as many as are kept
 MAX_STOPS = 100  # all are searched for in the text at every token, while others wait
 _CONTENT = {"prompt", "messages", "stop", "tools", "data", "user_metadata", "tags", "detail"}
 """Fields whose content is not repeated in errors."""
@@ -403,4 +403,4 @@ class RetrieveFutures(Request):
     target: FuturesTarget
     prev_cursor: int = 0
     timeout: NotNegative | None = None
-    retrieved_request_ids: Many[str] = Field(default=[], max_length=MAX_RESULTS)
+    retrieved_request_ids: Many[str] = Field(default=[], max_length=MAX_CONFIRMED)

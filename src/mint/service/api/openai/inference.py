@@ -179,7 +179,7 @@ def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
 
 
 async def sample_whole(service: Service, job: PreparedRequest) -> list[SampleResult]:
-    """Sample every prompt; if one fails, none goes on."""
+    """Sample every prompt; if one fails, the others are cancelled."""
     samples = [asyncio.create_task(_sample(service, job, prompt)) for prompt in job.prompts]
     try:
         return await asyncio.gather(*samples)
