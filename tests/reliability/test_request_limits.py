@@ -184,4 +184,4 @@ def test_the_confirmed_results_of_a_request_have_a_limit(service: str) -> None:
     body = {"target": {"sampling_session_id": "none"}, "retrieved_request_ids": [""] * 100_001}
     answer = RawClient(service).post("/retrieve_futures", body)
     assert answer.status_code == 422
-    assert "at most 100000 items" in answer.json()["detail"]
+    assert "at most 100000 are confirmed" in answer.json()["detail"]

@@ -399,8 +399,14 @@ class FuturesTarget(Request):
     cloned_sampler_id: int = 0
 
 
+def _few_results(ids: list[str]) -> list[str]:
+    if len(ids) > MAX_CONFIRMED:
+        raise ValueError(f"has {len(ids)} ids, and at most {MAX_CONFIRMED} are confirmed at once")
+    return ids
+
+
 class RetrieveFutures(Request):
     target: FuturesTarget
     prev_cursor: int = 0
     timeout: NotNegative | None = None
-    retrieved_request_ids: Many[str] = Field(default=[], max_length=MAX_CONFIRMED)
+    retrieved_request_ids: Annotated[Many[str], AfterValidator(_few_results)] = []
