@@ -56,8 +56,8 @@ ORDER: dict[str, tuple[str, ...]] = {
     "mint.service": (
         *("background", "errors", "files", "idleness", "turns", "wire", "admin"),
         *("store", "access"),
-        *("results", "futures", "engines", "checkpoints", "parts", "checkpoints.transfers"),
-        *("sampling", "runs", "text", "service", "api", "server"),
+        *("results", "futures", "engines", "checkpoints", "shared_components"),
+        *("checkpoints.transfers", "sampling", "runs", "text", "service", "api", "server"),
     ),
     "mint.rl": (
         *("algorithms", "settings", "task", "messages", "runtime", "rollouts", "agents", "datums"),

@@ -236,3 +236,37 @@ def test_replayed_loading_takes_the_weights_of_then(
     [worker] = service.worker_pids()
     os.kill(worker, signal.SIGKILL)
     assert saved(raw, other, service.home, 2) == undisturbed
+
+
+def test_a_kill_between_the_row_and_the_files_of_a_checkpoint_leaves_no_folder(
+    own_service: Start, faults: Faults, tmp_path: Path
+) -> None:
+    """The row of a deleted one is gone and its files are not; those of a copy have no row yet."""
+    faults.at("mint.service.store.database:Store.delete_checkpoint", action="kill after")
+    faults.at("mint.service.store.database:Store.put_checkpoint", call=3)
+    root = tmp_path / "home" / "checkpoints"
+
+    def folders() -> set[str]:
+        return {folder.name for folder in root.glob("*/*/*")}
+
+    service = own_service()
+    raw = RawClient(service.base_url)
+    run = raw.run()
+    for number, name in enumerate(("gone", "kept"), 1):
+        path = raw.result(raw.operate("save_weights", run, number, path=name))["path"]
+    with pytest.raises(httpx.TransportError):
+        raw.post("/copy_weights", {"source_path": path, "destination_project_id": "p"})
+    assert len(list(root.glob("*/*/kept"))) == 2
+    service = own_service(service.port)
+    raw = RawClient(service.base_url)
+    while len(list(root.glob("*/*/kept"))) > 1 or folders() - {"gone", "kept"}:
+        assert service.process.poll() is None
+    with pytest.raises(httpx.TransportError):
+        raw.http.delete(f"/training_runs/{run}/checkpoints/weights/gone")
+    faults.require_all()
+    assert "gone" in folders()
+    service = own_service(service.port)
+    while folders() != {"kept"}:
+        assert service.process.poll() is None
+    [left] = RawClient(service.base_url).http.get("/checkpoints").json()["checkpoints"]
+    assert left["checkpoint_id"] == "weights/kept"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import random
 import shutil
+import tarfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +65,13 @@ class SmallDisk:
 
     def fill(self, but: int) -> None:
         """Leave only so many bytes."""
-        free = shutil.disk_usage(self.home).free
+        free = self.free()
         with open(self._filler, "wb", buffering=0) as file:
             written = file.write(b"x" * (free - but))
         assert written == free - but
+
+    def free(self) -> int:
+        return shutil.disk_usage(self.home).free
 
     def make_room(self) -> None:
         self._filler.unlink()
@@ -195,3 +202,32 @@ def test_a_full_sqlite_database_is_recognised(tmp_path: Path) -> None:
         with pytest.raises(OperationalError) as caught:
             connection.execute(text("insert into t values (zeroblob(100000))"))
     assert is_disk_full(caught.value)
+
+
+@pytest.mark.parametrize("arrive", [True, False], ids=["arrive", "unpack"])
+def test_archives_that_come_together_leave_the_reserve_of_the_disk(
+    own_service: Start, tmp_path: Path, arrive: bool
+) -> None:
+    """Each alone would fit beside it: 12 MB of 24 MB, of which 4 MB are the reserve."""
+    need_sandbox()
+    reserve, piece = 4 * MEGABYTE, 1 << 20  # the most that is written between two looks
+    disk = SmallDisk(own_service, tmp_path / "home", disk_reserve_bytes=reserve)
+    packed = io.BytesIO()
+    block = 1 << 20 if arrive else 1 << 10  # gzip finds repetitions within 32 kB only
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        info = tarfile.TarInfo("adapter_model.safetensors")
+        info.size = 12 * MEGABYTE
+        archive.addfile(info, io.BytesIO(random.Random(1).randbytes(block) * (12 * piece // block)))
+    form = {"file": ("archive.tar.gz", packed.getvalue(), "application/gzip")}
+
+    def upload(number: int) -> int:
+        http = RawClient(disk.service.base_url).http
+        return http.post("/checkpoints/upload", files=form).status_code
+
+    with ThreadPoolExecutor(6) as threads:
+        uploads = [threads.submit(upload, number) for number in range(6)]
+        least = disk.free()
+        while not all(each.done() for each in uploads):
+            least = min(least, disk.free())
+    assert {each.result() for each in uploads} == {400}, "none of them is a whole adapter"
+    assert least >= reserve - 2 * piece

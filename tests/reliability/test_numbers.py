@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,4 +156,29 @@ def test_a_broken_adapter_is_an_error_and_not_nan(
     failed, good = sorted(jobs, key=lambda job: job.ticket)
     assert isinstance(failed.error, UserError)
     assert "NaN" in str(failed.error)
+    assert len(good.result().sequences[0].tokens) == 3, "others are not touched"
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"repetition_penalty": 1e-300},
+        {"frequency_penalty": -3e38},
+        {"logit_bias": {1: 3e38, 2: 3e38}, "temperature": 0.01},
+        {"temperature": 1e-44},
+    ],
+)
+def test_parameters_that_overflow_are_named_and_fail_alone(
+    base: BaseModel, extreme: dict[str, Any]
+) -> None:
+    engine = Engine(base)
+    engine.create_sampler("base")
+    engine.sample(1, "base", SampleRequest(TOKENS, max_tokens=3, seed=1, stop=[], **extreme))
+    engine.sample(2, "base", SampleRequest(TOKENS, max_tokens=3, seed=1, stop=[]))
+    jobs = []
+    while not engine.sampling.is_idle:
+        jobs += engine.sampling.step()
+    failed, good = sorted(jobs, key=lambda job: job.ticket)
+    assert isinstance(failed.error, UserError)
+    assert "use values closer to the defaults" in str(failed.error)
     assert len(good.result().sequences[0].tokens) == 3, "others are not touched"

@@ -74,6 +74,20 @@ def test_a_run_beyond_the_quota_is_refused_until_another_is_unloaded(
     assert key.run(session, 1)
 
 
+def test_a_session_beyond_the_quota_is_refused(home_service: LiveService) -> None:
+    key = client(home_service, "of-sessions", sessions=2)
+    with_run = key.session()
+    key.run(with_run)
+    assert key.session()
+    assert key.session(), "a session with a run does not count"
+    refused = key.post("/create_session", {"tags": [], "sdk_version": "0.22.0"})
+    assert refused.status_code == 403
+    assert "has 2 sessions without runs, and its quota is 2" in refused.json()["detail"]
+    assert "mint keys quota of-sessions --sessions N" in refused.json()["detail"]
+    assert key.post("/session_heartbeat", {"session_id": with_run}).status_code == 200
+    assert client(home_service, "of-other-sessions", sessions=1).session()
+
+
 def test_a_key_without_a_quota_has_the_services(home_service: LiveService) -> None:
     key = client(home_service, "of-default")
     session = key.session()
@@ -173,6 +187,7 @@ def test_the_command_sets_and_shows_limits(
         "runs": 4,
         "samplers": None,
         "checkpoints": 7,
+        "sessions": None,
         "tokens_in_flight": 10000,
         "bytes": 5_000_000_000,
     }

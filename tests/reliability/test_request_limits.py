@@ -7,13 +7,14 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from mint.service.access.auth import create_key
 from tests.reliability.local import Local, with_service
-from tests.service_fixture import LiveService, RawClient, start_service
+from tests.service_fixture import MODEL, LiveService, RawClient, start_service
 
 POST = b"POST /api/v1/create_session HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-Key: tml-test\r\n"
 GET = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -150,3 +151,37 @@ def test_an_upload_stops_at_the_quota_or_before_the_disk_is_full(
     assert expected in answer.json()["detail"]
     assert len(sent) < 20
     assert not list((tmp_path / "uploads").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "named"),
+    [
+        ("completions", {"stop": ["x"] * 101}, "stop: Value error, has 101 strings"),
+        ("completions", {"logit_bias": {str(n): 1 for n in range(1025)}}, "has 1025 tokens"),
+    ],
+)
+def test_what_costs_time_at_every_token_has_a_limit(
+    service: str, route: str, fields: dict[str, Any], named: str
+) -> None:
+    body = {"model": MODEL, "prompt": "ab", "max_tokens": 1, **fields}
+    answer = httpx.post(f"{service}/v1/{route}", json=body)
+    assert answer.status_code == 400, answer.text
+    assert named in answer.json()["error"]["message"]
+
+
+def test_the_stop_strings_of_a_sample_have_a_limit(service: str) -> None:
+    raw = RawClient(service)
+    prompt = {"chunks": [{"tokens": [1, 2], "type": "encoded_text"}]}
+    body = {"sampling_session_id": "none", "prompt": prompt}
+    answer = raw.post("/asample", {**body, "sampling_params": {"stop": ["x"] * 101}})
+    assert answer.status_code == 422
+    assert "has 101 strings, and at most 100 are allowed" in answer.json()["detail"]
+    answer = raw.post("/asample", {**body, "sampling_params": {"stop": list(range(101))}})
+    assert answer.status_code == 404, "token ids are looked up"
+
+
+def test_the_confirmed_results_of_a_request_have_a_limit(service: str) -> None:
+    body = {"target": {"sampling_session_id": "none"}, "retrieved_request_ids": [""] * 100_001}
+    answer = RawClient(service).post("/retrieve_futures", body)
+    assert answer.status_code == 422
+    assert "at most 100000 are confirmed" in answer.json()["detail"]

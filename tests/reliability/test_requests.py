@@ -8,11 +8,12 @@ import io
 import json
 import logging
 import os
+import sqlite3
 import stat
 import tarfile
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -762,3 +763,27 @@ def test_copies_of_checkpoints_do_not_take_all_of_the_services_threads(tmp_path:
         assert {answer.status_code for answer in answers} == {200, 400}
 
     with_service(tmp_path, work)
+
+
+def test_no_operation_is_accepted_while_a_run_that_did_not_load_is_deleted(tmp_path: Path) -> None:
+    """It would be acknowledged, and deleted with the run."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
+
+    async def work(local: Local) -> None:
+        runs = local.service.runs
+        body = {"session_id": await local.session(), "model_seq_id": 0, "base_model": "broken"}
+        created = await local.post("/create_model", {**body, "lora_config": {"rank": 4}})
+        run = created.json()["request_id"].rpartition(":")[0]
+        with closing(sqlite3.connect(tmp_path / "mint.db", isolation_level=None)) as other:
+            other.execute("begin immediate")  # the row is not deleted before this ends
+            while run in runs._runs:
+                await asyncio.sleep(0)
+            step = asyncio.create_task(local.post("/optim_step", {"model_id": run, "seq_id": 1}))
+            while not (step.done() or run in runs._releasing):
+                await asyncio.sleep(0)
+            other.execute("rollback")
+        answer = await step
+        assert answer.status_code == 404, answer.text
+
+    with_service(tmp_path, work, aliases={"broken": tmp_path / "broken"})

@@ -6,7 +6,8 @@ import os
 import uuid
 from typing import Literal
 
-from sqlalchemy.exc import DataError, OperationalError
+from sqlalchemy.exc import DataError, InterfaceError, InternalError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from starlette.exceptions import HTTPException
 
 from mint.engine.messages import UserError as UserError
@@ -37,7 +38,9 @@ class EngineDied(Exception):
     """The worker process of a base model ended, or never came up. The message names its log."""
 
 
-EXPLAINED = (UserError, EngineDied, OSError, OperationalError, DataError)
+DATABASE_FAILED = (OperationalError, InterfaceError, InternalError, NoFreeConnection)
+"""What is raised when the database is lost, hangs, is locked, full or damaged."""
+EXPLAINED = (UserError, EngineDied, OSError, *DATABASE_FAILED, DataError)
 """Failures that are not bugs of the service."""
 
 
@@ -50,19 +53,23 @@ def explain(error: Exception, doing: str, where: str | None = None) -> tuple[str
             return str(error), "server"
         case OSError():
             return readable_os_error(error, doing), "server"
-        case OperationalError():
-            why = str(error.orig).splitlines()[0]
-            return (
-                f"The service's database failed: {why}. It may be down, or its disk full or "
-                "read-only. Start it, free space or fix its permissions, then try again."
-            ), "server"
         case DataError():  # PostgreSQL does not store or compare a string with a NUL, for example
             why = f"A value of this request cannot be stored: {error.orig}."
             return f"{why} Correct it and send it again.", "user"
+    if isinstance(error, DATABASE_FAILED):
+        return database_failed(str(getattr(error, "orig", error)).splitlines()[0]), "server"
     error_id = uuid.uuid4().hex[:8]
     log.error("%s failed (error %s)", doing, error_id, exc_info=error)
     text = f"{doing} failed in the service (error {error_id}): {error}. {where or log_hint()}"
     return text, "server"
+
+
+def database_failed(why: str) -> str:
+    """Describe a failure of the database, with what to do."""
+    return (
+        f"The service's database failed: {why}. It may be down or locked, or its disk full or "
+        "read-only. Start it, free space or fix its permissions, then try again."
+    )
 
 
 def log_hint() -> str:
@@ -76,11 +83,12 @@ def not_found(what: str, identifier: str, hint: str) -> ApiError:
     return ApiError(404, f"There is no {what} {identifier!r} for this API key. {hint}")
 
 
-def is_disk_full(error: OSError | OperationalError) -> bool:
+def is_disk_full(error: Exception) -> bool:
     """Return whether a write failed because the disk or a disk quota is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    codes = (getattr(error.orig, name, None) for name in ("sqlite_errorname", "sqlstate"))
+    cause = getattr(error, "orig", None)
+    codes = (getattr(cause, name, None) for name in ("sqlite_errorname", "sqlstate"))
     return not _DISK_FULL.isdisjoint(codes)
 
 

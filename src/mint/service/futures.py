@@ -88,21 +88,15 @@ class Future:
                 return None
         if self.file is None:
             return self.answer
-        return await asyncio.to_thread(self._map)
+        return await asyncio.to_thread(self.read, as_map=True)
 
-    def _map(self) -> Response | None:
+    def read(self, as_map: bool = False) -> Response | None:
+        """Return the answer, read or mapped from disk if it is there. Raises ResultExpired."""
         if self.answer is None or (file := self.file) is None:
             return self.answer
         try:
-            return replace(self.answer, mapped=map_body(file))
-        except FileNotFoundError:
-            raise ResultExpired from None
-
-    def read(self) -> Response | None:
-        """Return the answer, read from disk if it was moved there. Raises ResultExpired."""
-        if self.answer is None or (file := self.file) is None:
-            return self.answer
-        try:
+            if as_map:
+                return replace(self.answer, mapped=map_body(file))
             return replace(self.answer, body=file.read_bytes())
         except FileNotFoundError:
             raise ResultExpired from None

@@ -3,11 +3,10 @@
 import asyncio
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
-
-from sqlalchemy.exc import OperationalError
 
 from mint.service.access.usage import SAVE_EVERY_S
 from mint.service.admin.settings import Settings
@@ -20,20 +19,23 @@ from mint.service.runs.registry import Runs
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import CheckpointRow, Condition, now
 
-from .errors import ApiError, not_found
+from .errors import DATABASE_FAILED, ApiError, not_found
 from .files import delete_leftovers, free_bytes, require_writable, shorten_logs
 from .futures import Future
 from .idleness import Idleness
-from .parts import Parts
+from .results import Share
+from .shared_components import SharedComponents
 
 log = logging.getLogger(__name__)
 HOUSEKEEPING_S = 10.0
+MAX_UNSENT_BYTES = 256 * 1024 * 1024
+"""How much of the answers and streams of the OpenAI API may wait for their clients."""
 _KEPT = "results are kept for a while and up to a size (result_kept_s, max_result_bytes)."
 _RUN_REQUEST = re.compile(r"(?P<id>[^:]+:train:\d+):(?P<number>-?\d{1,18})")
 _SAMPLE_REQUEST = re.compile(r"(?P<id>[^:]+:sample:\d+):(?P<number>[0-9a-f-]+)")
 
 
-class Service(Parts):
+class Service(SharedComponents):
     """Everything behind the HTTP routes."""
 
     def __init__(self, settings: Settings) -> None:
@@ -44,6 +46,9 @@ class Service(Parts):
         self.runs = Runs(self, self.samplers)
         self.transfers = Transfers(self)
         self.links = Links(self.auth.secret, settings.link_kept_s)
+        self.unsent = Share(MAX_UNSENT_BYTES)
+        self.encoding = asyncio.Semaphore(2)  # large answers of the OpenAI API
+        self.encoding_of = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self.is_ready = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -54,6 +59,7 @@ class Service(Parts):
         round_s = max(min(HOUSEKEEPING_S, *(limit / 2 for limit in limits)), 0.05)
         self._tasks = [
             asyncio.create_task(asyncio.to_thread(delete_leftovers, self.settings.home)),
+            asyncio.create_task(_try(partial(asyncio.to_thread, self.checkpoints.finish_changes))),
             asyncio.create_task(_every(round_s, self.tidy)),
             # separate from other housekeeping, which may wait for a stuck engine
             asyncio.create_task(_every(round_s, self.engines.end_stuck)),
@@ -147,7 +153,7 @@ class Service(Parts):
         await self.runs.prepare_to_leave(engine)
         try:
             await self.samplers.keep(engine)
-        except (OSError, RuntimeError, OperationalError) as error:
+        except (OSError, RuntimeError, *DATABASE_FAILED) as error:
             log.warning("samplers of %s were not saved: %s", engine.name, error)
 
     async def tidy(self) -> None:

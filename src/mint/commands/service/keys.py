@@ -133,6 +133,9 @@ def set_quota(
     runs: Annotated[
         str | None, typer.Option(metavar="N", help="Runs, except unloaded ones.")
     ] = None,
+    sessions: Annotated[
+        str | None, typer.Option(metavar="N", help="Sessions, except those with runs.")
+    ] = None,
     samplers: Annotated[
         str | None,
         typer.Option(metavar="N", help="Samplers in memory; idle ones are moved to disk."),
@@ -160,7 +163,8 @@ def set_quota(
     if key is None:
         names = ", ".join(key.name for key in store.active_keys()) or "none"
         raise Mistake(f"There is no key {name!r}. Active keys: {names}.")
-    typed = dict(zip(LIMITS, (runs, samplers, checkpoints, tokens_in_flight, size), strict=True))
+    limits = (runs, sessions, samplers, checkpoints, tokens_in_flight, size)
+    typed = dict(zip(LIMITS, limits, strict=True))
     own = change(key.quota, {limit: text for limit, text in typed.items() if text is not None})
     store.set_quota(name, own)
     quota = vars(Quota.of(settings, own))

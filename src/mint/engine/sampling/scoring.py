@@ -23,6 +23,11 @@ BROKEN_WEIGHTS = (
     "too large for the model. Sample from an earlier checkpoint, and train on from there with a "
     "lower learning rate."
 )
+EXTREME_PARAMETERS = (
+    "The logprobs are NaN with the temperature, the penalties and the logit_bias of this request, "
+    "so they are probably too extreme for this model: use values closer to the defaults. If the "
+    "request fails with the defaults too, the weights of this sampler are broken."
+)
 _ALTERNATIVES = 1 << 20  # sample numbers for draws in the prompt, away from those of answers
 
 

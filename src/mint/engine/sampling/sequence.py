@@ -25,7 +25,7 @@ from mint.engine.messages import (
 )
 from mint.engine.sampling.kv_pool import BLOCK_SIZE
 from mint.engine.sampling.picking import is_filtered, is_penalized
-from mint.engine.sampling.scoring import BROKEN_WEIGHTS, PromptScores
+from mint.engine.sampling.scoring import BROKEN_WEIGHTS, EXTREME_PARAMETERS, PromptScores
 from mint.engine.sampling.stopping import StopRule
 
 _uids = itertools.count()
@@ -103,9 +103,11 @@ class Sequence:
         return np.concatenate([prompt[start:end], np.array(answer, np.int64)])
 
     def append(self, token: int, logprob: float) -> None:
-        """Add a token. Raises UserError when its logprob is NaN: the weights are broken."""
+        """Add a token. Raises UserError when its logprob is NaN, with what may have caused it."""
         if math.isnan(logprob):
-            raise UserError(BROKEN_WEIGHTS)
+            request = self.job.request
+            is_shaped = is_penalized(request) or request.temperature not in (0, 1)
+            raise UserError(EXTREME_PARAMETERS if is_shaped else BROKEN_WEIGHTS)
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if self.job.stop.reached(self.tokens):

@@ -16,12 +16,14 @@ import jwt
 from mint.service.access.quotas import Quota
 from mint.service.access.scopes import Caller, Scope
 from mint.service.admin.settings import Settings
-from mint.service.errors import ApiError, UserError
+from mint.service.errors import ApiError, UserError, database_failed
 from mint.service.store.database import ApiKey, Store, now
 
 LOCAL_USER = "local"
 TOKEN_LIFE_S = 3600
 _RELOAD_KEYS_S = 2.0
+_KEYS_WITHIN_S = 10.0
+"""How long a request waits for a database that hangs."""
 _SECRET_BYTES = 32
 
 
@@ -124,7 +126,10 @@ class Auth:
         if time.monotonic() - self._loaded_at > _RELOAD_KEYS_S:
             if self._loading is None or self._loading.done():
                 self._loading = asyncio.create_task(self._load_keys())
-            await asyncio.shield(self._loading)
+            try:
+                await asyncio.wait_for(asyncio.shield(self._loading), _KEYS_WITHIN_S)
+            except TimeoutError:
+                raise ApiError(503, database_failed("it does not answer")) from None
         return self._keys
 
     async def _load_keys(self) -> None:

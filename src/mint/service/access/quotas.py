@@ -1,4 +1,4 @@
-"""Quotas of a key: runs, samplers, checkpoints, bytes and tokens in flight."""
+"""Quotas of a key: runs, sessions, samplers, checkpoints, bytes and tokens in flight."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Quota:
 
     runs: int | None = None
     """Runs that can be trained: neither unloaded nor deleted for disuse."""
+    sessions: int | None = None
+    """Sessions that are kept, except those with runs."""
     samplers: int | None = None
     """Samplers in memory. Idle ones are evicted to make room for others."""
     checkpoints: int | None = None
@@ -44,6 +46,17 @@ class Quota:
                 f"The key {key!r} has {_many(held, 'run')}, and its quota is {self.runs}. Unload "
                 "one that is finished: mint runs unload RUN (`mint runs list` shows yours; its "
                 f"checkpoints are kept).{_raise(key, 'runs')}",
+            )
+
+    def refuse_session(self, key: str, kept_s: float, held: int) -> None:
+        """Raise ApiError 403 if a key that holds so many sessions may not create another."""
+        if self.sessions is not None and held >= self.sessions:
+            raise ApiError(
+                403,
+                f"The key {key!r} has {_many(held, 'session')} without runs, and its quota is "
+                f"{self.sessions}. Create fewer, for example one client for a whole script: a "
+                f"session is deleted when it was silent for {kept_s / 3600:g} hours."
+                f"{_raise(key, 'sessions')}",
             )
 
     def refuse_checkpoint(self, key: str, held: int, held_bytes: int, more_bytes: int) -> None:

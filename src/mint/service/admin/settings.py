@@ -147,6 +147,8 @@ class Settings(BaseModel):
     """Names of checkpoints that housekeeping keeps; * matches anything."""
     quota_runs: PositiveInt | None = None
     """Runs per key, unless ``mint keys quota`` sets another limit. Unloaded runs do not count."""
+    quota_sessions: PositiveInt | None = None
+    """Sessions per key, except those with runs. Silent ones are deleted after ``run_kept_s``."""
     quota_samplers: PositiveInt | None = None
     """Samplers per key in memory; idle ones are moved to disk."""
     quota_checkpoints: PositiveInt | None = None

@@ -9,7 +9,6 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from mint.service.errors import UserError
 
 _MAX_FIELD_BYTES = 4096
-_CHECK_EVERY = 16 * 1024 * 1024
 
 
 class _ParserToFolder(MultiPartParser):
@@ -29,7 +28,7 @@ async def receive_archive(
 ) -> tuple[Path, dict[str, str]]:
     """Write the file of a form into a folder; return its path and the form's other fields.
 
-    ``check`` is called every 16 MB with the number of bytes so far, and may refuse more. Raises
+    ``check`` is called for every piece with the number of bytes so far, and may refuse more. Raises
     UserError when the body is not a form with one file.
     """
     if not headers.get("content-type", "").startswith("multipart/form-data"):
@@ -59,10 +58,8 @@ async def receive_archive(
 async def _checked(
     body: AsyncIterator[bytes], check: Callable[[int], None]
 ) -> AsyncGenerator[bytes, None]:
-    received, checked = 0, -_CHECK_EVERY
+    received = 0
     async for piece in body:
         received += len(piece)
-        if received - checked >= _CHECK_EVERY:
-            checked = received
-            check(received)
+        check(received)
         yield piece

@@ -2,10 +2,9 @@
 
 import contextlib
 import os
-import shutil
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -54,17 +53,19 @@ def pack(folder: Path) -> Iterator[bytes]:
         yield gzip.flush()
 
 
-def unpack(archive: Path, folder: Path, limit: int) -> None:
+def unpack(
+    archive: Path, folder: Path, limit: int, check: Callable[[int], None] = lambda size: None
+) -> None:
     """Unpack the files of a checkpoint into an empty folder, and nothing anywhere else.
 
-    Names are only compared with those of a checkpoint's files, never used as paths. Raises
-    UserError for links, devices, paths outside the folder, and archives that unpack to more than
-    ``limit`` bytes.
+    Names are only compared with those of a checkpoint's files, never used as paths. ``check`` is
+    called before each piece is written, with its size. Raises UserError for links, devices, paths
+    outside the folder, and archives that unpack to more than ``limit`` bytes.
     """
     try:
         largest = _SPARE_BYTES + _MAX_RATIO * archive.stat().st_size  # as weights hardly compress
         with _Archive.open(archive, "r|*", tarinfo=_SmallHeader) as packed:
-            _unpack(packed, folder, min(limit, largest))
+            _unpack(packed, folder, min(limit, largest), check)
     except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, RecursionError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -95,7 +96,9 @@ class _SmallHeader(tarfile.TarInfo):
     _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
-def _unpack(packed: tarfile.TarFile, folder: Path, limit: int) -> None:
+def _unpack(
+    packed: tarfile.TarFile, folder: Path, limit: int, check: Callable[[int], None]
+) -> None:
     left = limit
     for count, member in enumerate(packed):
         if count >= _MAX_MEMBERS:
@@ -110,7 +113,9 @@ def _unpack(packed: tarfile.TarFile, folder: Path, limit: int) -> None:
         if content is None or (folder / name).exists():
             raise UserError(f"The archive has {name} twice.")
         with content, open(folder / name, "xb") as file:
-            shutil.copyfileobj(content, file, _PIECE)
+            while piece := content.read(_PIECE):
+                check(len(piece))
+                file.write(piece)
 
 
 def _checked_name(member: tarfile.TarInfo) -> str | None:

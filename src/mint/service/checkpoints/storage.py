@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import re
 import shutil
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,7 +22,7 @@ from sqlalchemy import not_, or_
 from mint.engine.messages import LoraSpec
 from mint.service.access.ownership import may_read
 from mint.service.access.quotas import Quota
-from mint.service.errors import NotFound, UserError
+from mint.service.errors import NotFound, UserError, is_disk_full
 from mint.service.files import checksums, damaged, sync, sync_folder, verify
 from mint.service.store.database import CheckpointRow, Condition, RunRow, Store, is_at, now
 from mint.service.wire.requests import Texts
@@ -28,6 +30,7 @@ from mint.service.wire.requests import Texts
 TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
 KINDS = (TRAINING, SAMPLER, EXTERNAL)
 DESCRIPTION = "checkpoint.json"
+_CHANGING = ".changing-"
 _RUN_ID = re.compile(r"[A-Za-z0-9-]{1,64}:train:[0-9]{1,9}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -220,14 +223,16 @@ class CheckpointStore:
     def _put(self, row: CheckpointRow, draft: Path) -> None:
         """Publish the files and the row; if either fails, both stay as they were."""
         final = self.folder(row)
-        _rename(draft, final)
-        try:
-            for folder in list(final.parents)[:4]:  # up to the home folder, as some may be new
-                sync(folder)
-            self._store.put_checkpoint(row)
-        except Exception:
-            _rename(final, draft)
-            raise
+        with _marked(final) as mark:
+            _rename(draft, final)
+            try:
+                for folder in list(final.parents)[:4]:  # up to the home folder, as some may be new
+                    sync(folder)
+                self._store.put_checkpoint(row)
+            except Exception:
+                _rename(final, draft)
+                mark.unlink(missing_ok=True)
+                raise
 
     def check_quota(self, run: RunRow, path: CheckpointPath, size: int = 0) -> None:
         """Raise UserError if a run's key may not have another checkpoint of this size."""
@@ -251,12 +256,27 @@ class CheckpointStore:
         One that replaced it under the same name since ``row`` was read stays.
         """
         folder = self.folder(row)
-        gone = folder.with_name(f".draft-{uuid.uuid4().hex}")
-        with self._publishing:
+        with self._publishing, _marked(folder):
             if not self._store.delete_checkpoint(row) or not folder.exists():
                 return
-            folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+            gone = _set_aside(folder)
+        self.discard(gone)
+
+    def finish_changes(self) -> None:
+        """Delete the folders that a crash left without a row, while they were published or deleted.
+
+        Only folders that were marked for such a change are looked at: no mistake about the database
+        deletes another. A change in progress, also of another service, has its mark locked.
+        """
+        for mark in self._root.glob(f"*/*/{_CHANGING}*"):
+            with contextlib.suppress(OSError), open(mark, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                folder = mark.with_name(mark.name.removeprefix(_CHANGING))
+                run_id = folder.parent.parent.name.replace("_", ":")
+                has_row = self._store.checkpoint(run_id, folder.parent.name, folder.name)
+                if not has_row and folder.exists():
+                    self.discard(_set_aside(folder))
+                mark.unlink()
 
 
 def require_optimizer(row: CheckpointRow) -> None:
@@ -283,6 +303,31 @@ def read_lora(lora: dict[str, object]) -> LoraSpec:
     return LoraSpec(**lora)  # type: ignore[arg-type]
 
 
+@contextlib.contextmanager
+def _marked(folder: Path) -> Iterator[Path]:
+    """Mark a checkpoint while its files and its row change; the mark stays if that is cut short."""
+    mark = folder.with_name(f"{_CHANGING}{folder.name}")
+    try:
+        file = open(mark, "ab")  # noqa: SIM115
+    except OSError as error:
+        # the files are gone already, or the disk is full, and a checkpoint must still be deleted
+        if not (isinstance(error, FileNotFoundError) or is_disk_full(error)):
+            raise
+        yield mark
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield mark
+        mark.unlink(missing_ok=True)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Rename a folder to one that is not a checkpoint."""
+    gone = folder.with_name(f".draft-{uuid.uuid4().hex}")
+    folder.rename(gone)
+    return gone
+
+
 def _rename(one: Path, other: Path) -> None:
     """Rename a folder, or exchange it with the one of that name, atomically where possible."""
     if not other.exists():
@@ -292,7 +337,6 @@ def _rename(one: Path, other: Path) -> None:
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     if swap and swap(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0:
         return
-    aside = other.with_name(f".draft-{uuid.uuid4().hex}")
-    other.rename(aside)
+    aside = _set_aside(other)
     one.rename(other)
     aside.rename(one)

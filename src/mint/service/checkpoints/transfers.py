@@ -35,7 +35,7 @@ from mint.service.checkpoints.storage import (
 from mint.service.errors import NotFound, UserError, readable_os_error
 from mint.service.files import free_bytes, link_files
 from mint.service.futures import Response
-from mint.service.parts import Parts
+from mint.service.shared_components import SharedComponents
 from mint.service.store.database import CheckpointRow, RunRow, SessionRow
 from mint.service.wire.bodies import negative_number
 from mint.service.wire.requests import CopyWeights, Interpolate, describe
@@ -50,9 +50,9 @@ T = TypeVar("T")
 class Transfers:
     """Copies, uploads and interpolates checkpoints."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._checkpoints = parts.checkpoints
+    def __init__(self, shared: SharedComponents) -> None:
+        self._shared = shared
+        self._checkpoints = shared.checkpoints
         self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="mint-transfers")
         self._turns = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, _MOST_OF_USER))
 
@@ -76,7 +76,7 @@ class Transfers:
         run_id = f"{session_id}:train:{request.model_seq_id or 0}"
         run_folder_name(run_id)
         if request.session_id is not None:
-            await self._parts.sessions.require(session_id, user)
+            await self._shared.sessions.require(session_id, user)
         new = NewCheckpoint(
             CheckpointPath(run_id, source.kind, source.name),
             negative_number(f"{source.uri} {source.version}"),
@@ -102,8 +102,8 @@ class Transfers:
     ) -> CheckpointRow:
         """Create a checkpoint, and the run that holds it unless it exists. Raises UserError."""
         session = SessionRow(id=run.session_id, user=run.user, project_id=project_id)
-        self._parts.store.add_once(session, run.session_id)
-        existing = self._parts.store.add_once(run, run.id)
+        self._shared.store.add_once(session, run.session_id)
+        existing = self._shared.store.add_once(run, run.id)
         if existing.user != run.user:
             raise UserError(f"The run {run.id} belongs to another user. Use your own session.")
         run.key = existing.key
@@ -119,22 +119,30 @@ class Transfers:
 
     def inbox(self) -> Path:
         """Create a folder for an upload; the caller deletes it."""
-        folder = self._parts.settings.home / "uploads"
+        folder = self._shared.settings.home / "uploads"
         folder.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(dir=folder))
 
     def upload_check(self, caller: Caller) -> Callable[[int], None]:
         """Return a check that raises UserError beyond the caller's quota or the disk's reserve."""
-        quota = self._parts.find_quota(caller.key)
-        held = self._parts.store.storage_of_key(caller.key)
+        quota = self._shared.find_quota(caller.key)
+        held = self._shared.store.storage_of_key(caller.key)
 
         def check(received: int) -> None:
             quota.refuse_checkpoint(caller.key, *held, received)
-            if free_bytes(self._parts.settings.home) < self._parts.settings.disk_reserve_bytes:
-                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                raise UserError(readable_os_error(full, "the upload"))
+            self._keep_reserve()
 
         return check
+
+    def _keep_reserve(self, size: int = 0) -> None:
+        """Raise UserError unless ``size`` bytes fit beside the reserve of the disk.
+
+        It is asked before each piece, so that writers who share the disk see each other's.
+        """
+        settings = self._shared.settings
+        if free_bytes(settings.home) - size < settings.disk_reserve_bytes:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise UserError(readable_os_error(full, "writing the checkpoint"))
 
     async def take_in(
         self, caller: Caller, archive: Path, name: str | None, base_model: str | None
@@ -142,12 +150,11 @@ class Transfers:
         """Create a checkpoint from an uploaded archive. Raises UserError if it is not valid."""
         folder = archive.parent / "unpacked"
         folder.mkdir()
-        room = free_bytes(self._parts.settings.home) - self._parts.settings.disk_reserve_bytes
-        limit = max(0, min(self._parts.settings.max_upload_bytes, room))
-        await self._in_thread(caller.user, unpack, archive, folder, limit)
+        limit = self._shared.settings.max_upload_bytes
+        await self._in_thread(caller.user, unpack, archive, folder, limit, self._keep_reserve)
         adapter, origin = await self._in_thread(caller.user, _read, folder)
         base = base_model or (origin and origin.base_model) or adapter.base_model
-        model = await self._parts.engines.locate(base)
+        model = await self._shared.engines.locate(base)
         await self._in_thread(caller.user, _check, adapter, model, base)
         holder = _holder(caller, f"{uuid.uuid4()}:train:0", base, asdict(adapter.lora))
         name = name or (CheckpointPath.parse(origin.path).name if origin else "uploaded")
@@ -172,10 +179,10 @@ class Transfers:
         number = negative_number(json.dumps([user, versions, request.model_dump()]))
         request_id = f"{INTERPOLATION}{-number:x}"
         path = await self._output(user, request, sources[0], number)
-        if self._parts.futures.find(request_id, user) is None:
+        if self._shared.futures.find(request_id, user) is None:
             arguments = caller, request, sources, path, number
             work = self._in_thread(user, self._interpolate, *arguments)
-            self._parts.futures.compute(request_id, user, "interpolation", work)
+            self._shared.futures.compute(request_id, user, "interpolation", work)
         return request_id
 
     async def _output(
@@ -191,7 +198,7 @@ class Transfers:
         path = CheckpointPath.parse(wanted)
         if path.kind != SAMPLER:
             raise UserError(f"output_path must be a tinker://…/{SAMPLER}/… path, not {path.uri}.")
-        if await asyncio.to_thread(self._parts.store.get, RunRow, path.run_id, user) is None:
+        if await asyncio.to_thread(self._shared.store.get, RunRow, path.run_id, user) is None:
             raise NotFound(f"There is no run {path.run_id} of output_path for this API key.")
         return path
 
@@ -207,6 +214,7 @@ class Transfers:
 
         def fill(draft: Path) -> None:
             folders = [self._checkpoints.verified_folder(row) for row in sources]
+            self._keep_reserve(sum(row.size_bytes for row in sources))
             adapters = [AdapterFiles.read(folder) for folder in folders]
             run.lora = asdict(mix(adapters, request.coefficients, draft, run.base_model))
 

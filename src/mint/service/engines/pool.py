@@ -96,7 +96,7 @@ class Engines:
     async def locate(self, base_model: str) -> Path:
         """Return the folder of a base model. Raises UserError with every place that was tried."""
         task = self._folders.get(base_model)
-        if task is None or (task.done() and not _succeeded(task)):
+        if task is None:
             if self._looking_up >= MAX_LOOK_UPS:
                 raise ApiError(429, "Too many model lookups are in progress. Try again later.")
             self._looking_up += 1
@@ -105,7 +105,6 @@ class Engines:
         try:
             return await asyncio.shield(task)
         except ModelNotFound as error:
-            self._folders.pop(base_model, None)
             raise UserError(str(error)) from error
 
     async def _look_up(self, base_model: str) -> Path:
@@ -113,6 +112,9 @@ class Engines:
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._look_ups, self._catalog.locate, base_model)
+        except BaseException:
+            del self._folders[base_model]  # names that are not found must not add up
+            raise
         finally:
             self._looking_up -= 1
 

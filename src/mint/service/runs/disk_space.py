@@ -10,9 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy.exc import OperationalError
-
-from mint.service.errors import is_disk_full
+from mint.service.errors import DATABASE_FAILED, is_disk_full
 from mint.service.files import free_bytes
 
 log = logging.getLogger(__name__)
@@ -66,7 +64,7 @@ class DiskSpace:
                 try:
                     await asyncio.to_thread(self._check_reserve)
                     result = await work()
-                except (OSError, OperationalError) as error:
+                except (OSError, *DATABASE_FAILED) as error:
                     if not is_disk_full(error) or self._is_over():
                         raise
                     if not is_waiting:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy.exc import OperationalError
-
 from mint.engine.messages import AdamSettings, ForwardBackwardResult
 from mint.service.checkpoints.peft import OPTIMIZER
 from mint.service.checkpoints.storage import (
@@ -24,13 +22,13 @@ from mint.service.checkpoints.storage import (
 )
 from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import EngineDied, UserError, is_disk_full
+from mint.service.errors import DATABASE_FAILED, EngineDied, UserError, is_disk_full
 from mint.service.futures import Response, ResultExpired
-from mint.service.parts import Parts
 from mint.service.runs.journal import Journal, JournalDamaged, Outcome
 from mint.service.runs.references import References
 from mint.service.runs.stream import GRADIENT_KINDS, Gradients
 from mint.service.sampling.samplers import Samplers
+from mint.service.shared_components import SharedComponents
 from mint.service.store.database import CheckpointRow, RunRow
 from mint.service.wire import codec, requests
 
@@ -42,7 +40,7 @@ DATABASE_WAIT_S = 60.0
 """How long an operation waits for a database that does not answer."""
 _KEPT_ANSWERS, _KEPT_BYTES = 256, 32 * 1024 * 1024
 """Limits on the answers from before a snapshot that are kept with it."""
-_MAY_FAIL = (UserError, EngineDied, OSError, RuntimeError, OperationalError)
+_MAY_FAIL = (UserError, EngineDied, OSError, RuntimeError, *DATABASE_FAILED)
 _CHANGES_THE_RUN = (*GRADIENT_KINDS, "optim_step", "load_weights")
 
 
@@ -63,12 +61,14 @@ class GroupResult:
 class RunInEngine:
     """Executes a run's operations in its engine, restoring the run there first if needed."""
 
-    def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
+    def __init__(
+        self, row: RunRow, journal: Journal, shared: SharedComponents, samplers: Samplers
+    ) -> None:
         self._row = row
         self._journal = journal
-        self._parts = parts
+        self._shared = shared
         self._samplers = samplers
-        self._references = References(row, journal, parts.checkpoints)
+        self._references = References(row, journal, shared.checkpoints)
         self._engine: EngineProcess | None = None
         self._work_s = 0.0
         self._size_after_snapshot = 0
@@ -86,7 +86,7 @@ class RunInEngine:
         """Return what the run waits for, as a message."""
         if self._is_restoring:
             return "the run is being restored from its journal"
-        return self._parts.engines.why_waiting(self._row.base_model)
+        return self._shared.engines.why_waiting(self._row.base_model)
 
     def is_in(self, engine: EngineProcess) -> bool:
         return self._engine is engine
@@ -120,8 +120,8 @@ class RunInEngine:
         while True:
             has_begun = False
             try:
-                alone = self._parts.engines.alone(base_model, is_suspect=deaths > 0)
-                async with alone, self._parts.engines.using(base_model) as engine:
+                alone = self._shared.engines.alone(base_model, is_suspect=deaths > 0)
+                async with alone, self._shared.engines.using(base_model) as engine:
                     if self._engine is not engine:
                         await self._restore(engine)
                     has_begun = True
@@ -134,17 +134,18 @@ class RunInEngine:
                     raise EngineDied(f"{died} {often}") from died
                 log.warning("retrying %s of %s: %s", what, self._row.id, died)
                 await asyncio.sleep(min(0.05 * 2**times, 2.0))
-            except OperationalError as error:
+            except DATABASE_FAILED as error:
                 if is_disk_full(error) or time.monotonic() > deadline:
                     raise
-                log.warning("retrying %s of %s: %s", what, self._row.id, error.orig)
+                cause = getattr(error, "orig", error)
+                log.warning("retrying %s of %s: %s", what, self._row.id, cause)
                 await asyncio.sleep(1.0)
 
     async def keep_samplers(self) -> None:
         """Save the ephemeral samplers that would be lost with the engine or the journal.
 
         If they are in neither the engine nor on disk, the run is restored to recompute them. Raises
-        EngineDied, OSError or OperationalError, after which it may succeed later.
+        EngineDied, OSError or DATABASE_FAILED, after which it may succeed later.
         """
 
         async def keep(engine: EngineProcess) -> None:
@@ -185,7 +186,7 @@ class RunInEngine:
                     done = await self._perform(engine, outcome.kind, outcome.seq_ids)
                     if outcome.result is None:  # the answer is too large for the journal
                         for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
-                            self._parts.futures.finish(f"{run_id}:{seq_id}", answer)
+                            self._shared.futures.finish(f"{run_id}:{seq_id}", answer)
                 self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         finally:
             self._is_restoring = False
@@ -196,7 +197,7 @@ class RunInEngine:
         if outcome.kind in _CHANGES_THE_RUN:
             return True
         if outcome.kind == "forward":
-            return self._parts.futures.is_open(f"{self._row.id}:{outcome.seq_ids[0]}")
+            return self._shared.futures.is_open(f"{self._row.id}:{outcome.seq_ids[0]}")
         if outcome.kind == "save_weights_for_sampler":
             sampler_id = (outcome.result or {}).get("sampling_session_id")
             return sampler_id is not None and not self._samplers.has(sampler_id, engine)
@@ -226,7 +227,7 @@ class RunInEngine:
     async def _forward_backward(self, engine: EngineProcess, seq_ids: Sequence[int]) -> GroupResult:
         bodies = await asyncio.to_thread(lambda: [self._journal.body(n) for n in seq_ids])
         entries = [self._journal.entries[n] for n in seq_ids]
-        operations = await self._parts.decoder.forward_backward(
+        operations = await self._shared.decoder.forward_backward(
             bodies,
             [entry.content_type == codec.PROTOBUF for entry in entries],
             forward_only=entries[0].kind == "forward",
@@ -299,15 +300,15 @@ class RunInEngine:
 
     async def _write(self, engine: EngineProcess, method: str, new: NewCheckpoint) -> CheckpointRow:
         """Let the engine save a checkpoint, which appears complete or not at all."""
-        await asyncio.to_thread(self._parts.checkpoints.check_quota, self._row, new.path)
-        draft = await asyncio.to_thread(self._parts.checkpoints.begin, new)
+        await asyncio.to_thread(self._shared.checkpoints.check_quota, self._row, new.path)
+        draft = await asyncio.to_thread(self._shared.checkpoints.begin, new)
         try:
             digest = await engine.call(method, run_id=self._row.id, folder=str(draft))
             return await asyncio.to_thread(
-                self._parts.checkpoints.publish, new, draft, self._row, digest
+                self._shared.checkpoints.publish, new, draft, self._row, digest
             )
         except BaseException:
-            await asyncio.to_thread(self._parts.checkpoints.discard, draft)
+            await asyncio.to_thread(self._shared.checkpoints.discard, draft)
             raise
 
     async def _load(
@@ -327,8 +328,8 @@ class RunInEngine:
         ``kind`` is of the operation that succeeded, if one did. After operations other than a step
         the journal must have doubled, as a snapshot copies the operations that wait.
         """
-        is_long = self._work_s >= self._parts.settings.snapshot_after_s
-        is_large = self._journal.size >= self._parts.settings.snapshot_after_bytes
+        is_long = self._work_s >= self._shared.settings.snapshot_after_s
+        is_large = self._journal.size >= self._shared.settings.snapshot_after_bytes
         has_doubled = self._journal.size >= 2 * self._size_after_snapshot
         is_due = (is_long or is_large) if kind == "optim_step" else is_large and has_doubled
         if is_due or kind == "load_weights":
@@ -360,7 +361,7 @@ class RunInEngine:
         kept: dict[int, Response] = {}
         size = 0
         for number in reversed(numbers[-_KEPT_ANSWERS:]):
-            future = self._parts.futures.find(f"{self._row.id}:{number}", self._row.user)
+            future = self._shared.futures.find(f"{self._row.id}:{number}", self._row.user)
             with contextlib.suppress(ResultExpired):
                 if future is not None and (answer := future.read()) is not None:
                     size += len(answer.body)

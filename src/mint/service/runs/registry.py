@@ -5,7 +5,7 @@ import contextlib
 import logging
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError, UserError, not_found
 from mint.service.futures import Response
 from mint.service.idleness import Idleness
-from mint.service.parts import Parts
 from mint.service.runs.journal import Journal, JournalDamaged, RunIsElsewhere
 from mint.service.runs.run import UNLOADED, TrainingRun
 from mint.service.sampling.samplers import Samplers
+from mint.service.shared_components import SharedComponents
 from mint.service.store.database import RunRow
 from mint.service.wire.requests import CreateByLoad, CreateModel
 
@@ -40,10 +40,10 @@ class RunDamaged(ApiError):
 class Runs:
     """Creates, finds and releases runs."""
 
-    def __init__(self, parts: Parts, samplers: Samplers) -> None:
-        self._parts = parts
-        self._settings = parts.settings
-        self._store = parts.store
+    def __init__(self, shared: SharedComponents, samplers: Samplers) -> None:
+        self._shared = shared
+        self._settings = shared.settings
+        self._store = shared.store
         self._samplers = samplers
         self._runs: dict[str, TrainingRun] = {}
         self._opening: dict[tuple[str, str], asyncio.Task[TrainingRun]] = {}
@@ -55,7 +55,7 @@ class Runs:
 
     async def create(self, caller: Caller, request: CreateModel) -> str:
         """Start to create a run; return the request id. The same request gives the same run."""
-        await self._parts.sessions.require(request.session_id, caller.user)
+        await self._shared.sessions.require(request.session_id, caller.user)
         if request.lora_config is None:
             raise UserError("lora_config is missing: this service trains LoRA adapters only.")
         spec = LoraSpec(**request.lora_config.model_dump())
@@ -67,12 +67,12 @@ class Runs:
     async def create_by_load(self, caller: Caller, request: CreateByLoad) -> str:
         """Start to create a run that continues from a checkpoint; return the request id."""
         user = caller.user
-        await self._parts.sessions.require(request.session_id, user)
-        found = await asyncio.to_thread(self._parts.checkpoints.require, request.path, user)
+        await self._shared.sessions.require(request.session_id, user)
+        found = await asyncio.to_thread(self._shared.checkpoints.require, request.path, user)
         if request.optimizer:
             require_optimizer(found)
         row = RunRow(base_model=request.base_model or found.base_model, lora=found.lora)
-        folder = await asyncio.to_thread(self._parts.checkpoints.verified_folder, found)
+        folder = await asyncio.to_thread(self._shared.checkpoints.verified_folder, found)
         files = [
             file
             for file in folder.iterdir()
@@ -94,10 +94,10 @@ class Runs:
         run_folder_name(row.id)
         request_id = f"{row.id}:0"
         async with self._creating:
-            known = self._parts.futures.find(request_id, user)
+            known = self._shared.futures.find(request_id, user)
             if known is not None and known.answer is not None and known.answer.is_failure:
                 # it was undone, so the same request starts it again
-                self._parts.futures.forget(request_id, user)
+                self._shared.futures.forget(request_id, user)
                 known = None
             if known is None:
                 is_new = await asyncio.to_thread(self._add, row)
@@ -106,7 +106,9 @@ class Runs:
                 if files:
                     await run.begin_from(files)
                 work = self._load_or_undo(run) if is_new else self._load_again(run)
-                self._parts.futures.compute(request_id, user, "create_model", work, run.why_waiting)
+                self._shared.futures.compute(
+                    request_id, user, "create_model", work, run.why_waiting
+                )
         return request_id
 
     def _add(self, row: RunRow) -> bool:
@@ -114,7 +116,7 @@ class Runs:
 
         Raises ApiError 403 if its key has reached its quota of runs.
         """
-        quota = self._parts.find_quota(row.key)
+        quota = self._shared.find_quota(row.key)
         if quota.runs is not None and self._store.get(RunRow, row.id, row.user) is None:
             held = sum(self._can_train(run_id) for run_id in self._store.runs_of_key(row.key))
             quota.refuse_run(row.key, held)
@@ -135,11 +137,14 @@ class Runs:
             if run.has_operations:
                 raise
             self._runs.pop(run.row.id, None)
-            await run.release()
-            await asyncio.to_thread(self._store.delete_run, run.row.id)
-            await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
+            await self._keep_out(run.row.id, self._delete(run))
             raise
         return run.creation_answer()
+
+    async def _delete(self, run: TrainingRun) -> None:
+        await run.release()
+        await asyncio.to_thread(self._store.delete_run, run.row.id)
+        await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
 
     async def _load_again(self, run: TrainingRun) -> Response:
         """Load a run that an earlier request created; a failure changes nothing of it."""
@@ -161,7 +166,7 @@ class Runs:
         if run.row.user != user:
             raise _unknown(run_id)
         self.resume_if_due(run_id)
-        self._parts.sessions.saw(run.row.session_id, user)
+        self._shared.sessions.saw(run.row.session_id, user)
         self._store.note_use(RunRow, run_id)
         return run
 
@@ -217,7 +222,7 @@ class Runs:
         except JournalDamaged as error:
             log.error("%s: %s", run_id, error)
             raise RunDamaged(400, str(error)) from None
-        run = TrainingRun(row, journal, self._parts, self._samplers)
+        run = TrainingRun(row, journal, self._shared, self._samplers)
         self._runs[run_id] = run
         return run
 
@@ -254,20 +259,21 @@ class Runs:
 
     # ---- releasing ------------------------------------------------------------------------------
 
-    async def release(self, run_id: str) -> None:
+    async def release(self, run_id: str, for_good: bool = False) -> None:
         """Remove a run from memory; the next request for it opens it from its journal."""
-        await self._release(run_id)
-
-    async def _release(self, run_id: str, for_good: bool = False) -> None:
         run = self._runs.pop(run_id, None)
         if run is not None:
-            task = self._releasing[run_id] = asyncio.create_task(run.release(for_good))
-            task.add_done_callback(lambda _: self._releasing.pop(run_id, None))
-            await asyncio.shield(task)
+            await self._keep_out(run_id, run.release(for_good))
+
+    async def _keep_out(self, run_id: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do the last work on a run; requests for it wait until it is done."""
+        task = self._releasing[run_id] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._releasing.pop(run_id, None))
+        await asyncio.shield(task)
 
     async def unload(self, row: RunRow) -> None:
         """Release a run permanently: later operations are refused. Its checkpoints stay, and so do
-        its samplers. Raises EngineDied, OSError or OperationalError if those cannot be saved."""
+        its samplers. Raises EngineDied, OSError or DATABASE_FAILED if those cannot be saved."""
         if row.id not in self._unloading:
             task = self._unloading[row.id] = asyncio.create_task(self._unload(row))
             task.add_done_callback(lambda _: self._unloading.pop(row.id, None))
@@ -277,7 +283,7 @@ class Runs:
         marker = self._folder(row.id) / UNLOADED
         while self._can_train(row.id):
             if row.id in self._runs:
-                await self._release(row.id, for_good=True)
+                await self.release(row.id, for_good=True)
             elif await asyncio.to_thread(self._samplers.are_kept, row):
                 await asyncio.to_thread(marker.touch)
             else:

@@ -16,12 +16,12 @@ from pathlib import Path
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError, EngineDied, UserError, explain, readable_os_error
 from mint.service.futures import Response, WaitReason
-from mint.service.parts import Parts
 from mint.service.runs.disk_space import DiskSpace
 from mint.service.runs.in_engine import GroupResult, RunInEngine
 from mint.service.runs.journal import Journal, Outcome
 from mint.service.runs.stream import Operation, Stream
 from mint.service.sampling.samplers import Samplers
+from mint.service.shared_components import SharedComponents
 from mint.service.store.database import RunRow
 from mint.service.wire.bodies import negative_number
 
@@ -43,13 +43,15 @@ ACCEPTED_WITHIN_S = 25.0
 class TrainingRun:
     """A run that is open in this service."""
 
-    def __init__(self, row: RunRow, journal: Journal, parts: Parts, samplers: Samplers) -> None:
+    def __init__(
+        self, row: RunRow, journal: Journal, shared: SharedComponents, samplers: Samplers
+    ) -> None:
         self.row = row
         self._journal = journal
-        self._settings = parts.settings
-        self._futures = parts.futures
-        self._usage = parts.usage
-        self._in_engine = RunInEngine(row, journal, parts, samplers)
+        self._settings = shared.settings
+        self._futures = shared.futures
+        self._usage = shared.usage
+        self._in_engine = RunInEngine(row, journal, shared, samplers)
         self._stream = Stream(journal.next, [*journal.taken, *journal.done])
         home, reserve = self._settings.home, self._settings.disk_reserve_bytes
         self._space = DiskSpace(home, reserve, self._settings.disk_wait_s)

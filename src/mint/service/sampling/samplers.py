@@ -11,11 +11,11 @@ from mint.service.background import in_background
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError, EngineDied, UserError, not_found
 from mint.service.futures import Response, WaitReason
-from mint.service.parts import Parts
 from mint.service.results import Share
 from mint.service.sampling.evicted import EvictedSamplers
 from mint.service.sampling.progress import AdmittedSample, SamplesInProgress
 from mint.service.sampling.session import OnTokens, RestoreRun, SamplingSession
+from mint.service.shared_components import SharedComponents
 from mint.service.store.database import RunRow, SamplerRow
 from mint.service.wire import codec
 from mint.service.wire.arrays import Csr
@@ -29,26 +29,26 @@ _NAMED = "named"  # in place of a session's id: samplers that OpenAI clients ask
 class Samplers:
     """All samplers of this service by id."""
 
-    def __init__(self, parts: Parts, restore_run: RestoreRun) -> None:
-        self._parts = parts
-        self._settings = parts.settings
+    def __init__(self, shared: SharedComponents, restore_run: RestoreRun) -> None:
+        self._shared = shared
+        self._settings = shared.settings
         self._restore_run = restore_run
         self.evicted = EvictedSamplers(
-            parts.settings.home / "samplers", parts.settings.samplers_kept_per_run
+            shared.settings.home / "samplers", shared.settings.samplers_kept_per_run
         )
         self._samplers: dict[str, SamplingSession] = {}
         self._sampling: dict[str, asyncio.Task[None]] = {}
-        self._in_progress = SamplesInProgress(Share(parts.settings.max_outstanding_samples))
+        self._in_progress = SamplesInProgress(Share(shared.settings.max_outstanding_samples))
 
     async def create(self, caller: Caller, request: CreateSamplingSession) -> str:
         """Create a sampler of a base model or checkpoint; the same request gives the same one."""
         user = caller.user
-        await self._parts.sessions.require(request.session_id, user)
+        await self._shared.sessions.require(request.session_id, user)
         sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
         if sampler_id not in self._samplers:
             row = await self._describe(caller, request.base_model, request.model_path)
             row.id, row.session_id, row.user = sampler_id, request.session_id, user
-            row = await asyncio.to_thread(self._parts.store.add_once, row, sampler_id)
+            row = await asyncio.to_thread(self._shared.store.add_once, row, sampler_id)
             in_background(self._preload(self._open(row)))
         return sampler_id
 
@@ -57,7 +57,7 @@ class Samplers:
     ) -> SamplerRow:
         """Return what to sample from. Raises UserError when it is not there for this user."""
         if model_path is not None:
-            require = self._parts.checkpoints.require
+            require = self._shared.checkpoints.require
             found = await asyncio.to_thread(require, model_path, caller.user)
             return SamplerRow(
                 base_model=found.base_model,
@@ -68,19 +68,19 @@ class Samplers:
             )
         if base_model is None:
             raise UserError("Set base_model or model_path to choose what to sample from.")
-        await self._parts.engines.locate(base_model)
+        await self._shared.engines.locate(base_model)
         return SamplerRow(base_model=base_model, user="", key=caller.key)
 
     def _open(self, row: SamplerRow, caller: str = "") -> SamplingSession:
         """Return the sampler of a row, which is in memory from now on."""
         new = SamplingSession(
-            row, self._parts, self.evicted, self._restore_run, self._make_room, caller or row.user
+            row, self._shared, self.evicted, self._restore_run, self._make_room, caller or row.user
         )
         return self._samplers.setdefault(row.id, new)
 
     async def _preload(self, sampler: SamplingSession) -> None:
         try:
-            async with self._parts.engines.using(sampler.row.base_model) as engine:
+            async with self._shared.engines.using(sampler.row.base_model) as engine:
                 await sampler.load(engine)
         except (UserError, EngineDied, OSError, RuntimeError) as error:
             log.warning("%s is not loaded yet: %s", sampler.row.id, error)
@@ -108,7 +108,7 @@ class Samplers:
             run_id=run.id,
             seq_id=seq_id,
         )
-        row = await asyncio.to_thread(self._parts.store.add_once, row, sampler_id)
+        row = await asyncio.to_thread(self._shared.store.add_once, row, sampler_id)
         if (row.run_id, row.seq_id) != (run.id, seq_id):
             raise UserError(
                 f"The sampler {sampler_id} already exists, and samplers cannot be changed. Use "
@@ -120,17 +120,17 @@ class Samplers:
         """Return the sampler of this id. Raises ApiError 404 when ``user`` has none."""
         sampler = self._samplers.get(sampler_id)
         if sampler is None:
-            row = await asyncio.to_thread(self._parts.store.get, SamplerRow, sampler_id, user)
+            row = await asyncio.to_thread(self._shared.store.get, SamplerRow, sampler_id, user)
             sampler = self._open(row) if row is not None else None
         if sampler is None or sampler.row.user != user or sampler.row.session_id == _NAMED:
             raise not_found("sampler", sampler_id, "Create one with create_sampling_client().")
-        self._parts.sessions.saw(sampler.row.session_id, user)
+        self._shared.sessions.saw(sampler.row.session_id, user)
         return sampler
 
     async def join(self, sampler_id: str, user: str) -> int:
         """Return a number for one more client of a sampler."""
         await self.find(sampler_id, user)
-        return await asyncio.to_thread(self._parts.store.add_client, sampler_id)
+        return await asyncio.to_thread(self._shared.store.add_client, sampler_id)
 
     def has(self, sampler_id: str, engine: EngineProcess) -> bool:
         """Return whether the weights of this sampler are in this engine or on disk."""
@@ -143,7 +143,7 @@ class Samplers:
         """Return whether all ephemeral samplers of a run are on disk, or need not be."""
         if self._settings.samplers_kept_per_run == 0:
             return True
-        rows = self._parts.store.samplers_of_run(run)
+        rows = self._shared.store.samplers_of_run(run)
         return all(self.evicted.find(row) is not None for row in rows)
 
     async def keep(self, engine: EngineProcess, run_id: str | None = None) -> None:
@@ -164,7 +164,7 @@ class Samplers:
         loaded.sort(key=lambda sampler: sampler.used_at)
         of_group = [s for s in loaded if s.row.group == newest.row.group]
         beyond = of_group[: -self._settings.samplers_per_run]
-        if (limit := self._parts.find_quota(newest.row.key).samplers) is not None:
+        if (limit := self._shared.find_quota(newest.row.key).samplers) is not None:
             beyond += [s for s in loaded if s.row.key == newest.row.key][:-limit]
         for sampler in beyond:
             if sampler.users == 0 and sampler is not newest and sampler.engine is not None:
@@ -212,9 +212,9 @@ class Samplers:
         sampler = await self.find(str(request.sampling_session_id), user)
         number = uuid.uuid4().hex if request.seq_id is None else request.seq_id
         request_id = f"{sampler.row.id}:{number}"
-        if self._parts.futures.find(request_id, user) is None:
+        if self._shared.futures.find(request_id, user) is None:
             sample = self._admit(sampler, engine_request)
-            task = self._sampling[request_id] = self._parts.futures.compute(
+            task = self._sampling[request_id] = self._shared.futures.compute(
                 request_id,
                 user,
                 "sampling",
@@ -242,7 +242,7 @@ class Samplers:
 
     def _why_waiting(self, sampler: SamplingSession, sample: AdmittedSample) -> WaitReason | None:
         """Return what a sample waits for; None once it has started."""
-        if (why := self._parts.engines.why_waiting(sampler.row.base_model)) is None:
+        if (why := self._shared.engines.why_waiting(sampler.row.base_model)) is None:
             loading = "the weights of the sampler are being loaded"
             why = loading if sampler.is_loading else sample.why_waiting()
         return None if why is None else WaitReason(why)
@@ -256,13 +256,13 @@ class Samplers:
                 429, f"Too many samples are in progress ({mine} of yours, {total} in all); retry."
             )
         base_model, key = sampler.row.base_model, sampler.row.key
-        quota = self._parts.find_quota(key)
+        quota = self._shared.find_quota(key)
         if quota.samplers is not None:
             of_key = [s for s in self._samplers.values() if s.row.key == key and s is not sampler]
             quota.refuse_samplers(key, sum(other.users > 0 for other in of_key))
         most = request.max_tokens
         if most is None:
-            engine = self._parts.engines.running(base_model)
+            engine = self._shared.engines.running(base_model)
             context = engine.info.context_length if engine else _USUAL_CONTEXT
             most = max(context - len(request.prompt), 0)
         tokens = len(request.prompt) + request.num_samples * most

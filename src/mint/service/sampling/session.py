@@ -17,9 +17,9 @@ from mint.service.checkpoints.storage import CheckpointPath
 from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
 from mint.service.errors import EngineDied, UserError
-from mint.service.parts import Parts
 from mint.service.sampling.evicted import EvictedSamplers
 from mint.service.sampling.progress import AdmittedSample
+from mint.service.shared_components import SharedComponents
 from mint.service.store.database import CheckpointRow, SamplerRow
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class SamplingSession:
     """
 
     row: SamplerRow
-    parts: Parts
+    shared: SharedComponents
     evicted: EvictedSamplers
     restore_run: RestoreRun
     make_room: Callable[["SamplingSession"], Awaitable[None]]
@@ -77,7 +77,7 @@ class SamplingSession:
         trained_by = self.row.run_id if path is None else CheckpointPath.parse(path).run_id
         sampled = sum(len(sequence.tokens) for sequence in result.sequences)
         used = {"prompt_tokens": len(request.prompt), "tokens_sampled": sampled}
-        self.parts.usage.add(self.row.key, trained_by, **used)
+        self.shared.usage.add(self.row.key, trained_by, **used)
         return result
 
     async def _sample(
@@ -88,7 +88,7 @@ class SamplingSession:
         The last attempt waits until no other request runs under which workers died, so that only
         the one that kills them fails. Tokens that were reported cannot be sampled again.
         """
-        engines, deaths = self.parts.engines, 0
+        engines, deaths = self.shared.engines, 0
         while True:
             try:
                 async with engines.using(self.row.base_model) as engine:
@@ -150,7 +150,7 @@ class SamplingSession:
             checkpoint = await self._checkpoint()
             if checkpoint is None:
                 raise self._no_longer_kept()
-            checkpoints = self.parts.checkpoints
+            checkpoints = self.shared.checkpoints
             folder = await asyncio.to_thread(checkpoints.verified_folder, checkpoint)
             saved = await asyncio.to_thread(checkpoints.weights_digest, checkpoint)
             await self._read(engine, str(folder), saved)
@@ -201,14 +201,14 @@ class SamplingSession:
             raise self._mismatch("their digest is not the one that was recorded")
         if row.digest is None and found is not None:
             row.digest = found
-            await asyncio.to_thread(self.parts.store.note_digest, row.id, found)
+            await asyncio.to_thread(self.shared.store.note_digest, row.id, found)
 
     async def _checkpoint(self) -> CheckpointRow | None:
         """Return the checkpoint that the sampler was created from, unless it changed since."""
         if self.row.model_path is None:
             return None
         path = CheckpointPath.parse(self.row.model_path)
-        found = await asyncio.to_thread(self.parts.checkpoints.find, path, self.row.user)
+        found = await asyncio.to_thread(self.shared.checkpoints.find, path, self.row.user)
         is_same = found is not None and self.row.version in (None, found.version)
         return found if is_same else None
 
@@ -236,7 +236,7 @@ class SamplingSession:
             await engine.call("drop_sampler", sampler_id=self.row.id)
 
     def _no_longer_kept(self) -> UserError:
-        settings = self.parts.settings
+        settings = self.shared.settings
         return UserError(
             f"The weights of the sampler {self.row.id} are no longer kept: its checkpoint was "
             "deleted or overwritten, or it was ephemeral. Of its ephemeral samplers, a run keeps "

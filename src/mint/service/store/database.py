@@ -85,6 +85,7 @@ class ApiKey(Table):
 class SessionRow(Owned, Table):
     __tablename__ = "sessions"
     id: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(index=True, default="")
     last_seen: Mapped[datetime] = mapped_column(default=now)
     sdk_version: Mapped[str] = mapped_column(default="")
     display_name: Mapped[str | None]
@@ -171,6 +172,8 @@ _TOUCHED: dict[type[Table], tuple[str, str]] = {
     ApiKey: ("hash", "last_used_at"),
 }
 """The key of a table, and its column for the time of the last use."""
+_STATEMENT_LIMIT_S = 30
+"""How long a statement may wait for a lock or run before it fails."""
 _HAS_RUN = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
 
 
@@ -180,8 +183,9 @@ class Store:
     def __init__(self, url: str, home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._engine = _open(url)
-        if self._engine.dialect.name == "sqlite":
-            event.listen(self._engine, "connect", _prepare_sqlite)
+        is_sqlite = self._engine.dialect.name == "sqlite"
+        prepare = _prepare_sqlite if is_sqlite else _prepare_postgresql
+        event.listen(self._engine, "connect", prepare)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         self._home = home
         self._used: defaultdict[Any, dict[str, datetime]] = defaultdict(dict)
@@ -300,6 +304,11 @@ class Store:
         samplers = delete(SamplerRow).where(SamplerRow.session_id == session_id)
         self._change(samplers, delete(SessionRow).where(SessionRow.id == session_id, ~_HAS_RUN))
 
+    def sessions_of_key(self, key: str) -> int:
+        """Return how many sessions without runs a key has created."""
+        [count] = self._all(select(func.count()).where(SessionRow.key == key, ~_HAS_RUN))
+        return count
+
     def runs_of_key(self, key: str) -> list[str]:
         """Return the ids of all runs that a key created."""
         return self._all(select(RunRow.id).where(RunRow.key == key))
@@ -411,7 +420,12 @@ def _open(url: str) -> Engine:
         parsed = parsed.set(drivername="postgresql+psycopg")
     try:
         is_remote = parsed.get_backend_name() != "sqlite"
-        return create_engine(parsed, pool_pre_ping=is_remote, hide_parameters=True)
+        # what the URL says about it wins
+        limits = {"connect_timeout": 10} if is_remote else {"timeout": _STATEMENT_LIMIT_S}
+        limits = {name: limit for name, limit in limits.items() if name not in parsed.query}
+        return create_engine(
+            parsed, pool_pre_ping=is_remote, hide_parameters=True, connect_args=limits
+        )
     except ModuleNotFoundError as error:
         raise UserError(
             f"database_url is {parsed!r}, and the Python package {error.name} is not installed. "
@@ -422,4 +436,12 @@ def _open(url: str) -> Engine:
 def _prepare_sqlite(connection: Any, _: object) -> None:
     connection.execute("pragma journal_mode=wal")
     connection.execute("pragma synchronous=full")
-    connection.execute("pragma busy_timeout=30000")
+
+
+def _prepare_postgresql(connection: Any, _: object) -> None:
+    """Limit statements, for example when another connection holds a lock, unless it was set."""
+    connection.cursor().execute(
+        f"select set_config('statement_timeout', '{_STATEMENT_LIMIT_S}s', false) "
+        "where current_setting('statement_timeout') = '0'"
+    )
+    connection.commit()

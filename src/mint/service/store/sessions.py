@@ -3,6 +3,7 @@
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
 
 from mint.service.errors import not_found
 from mint.service.store.database import SessionRow, Store
@@ -14,12 +15,21 @@ class Sessions:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._creating = asyncio.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # the owner, and when
 
-    async def create(self, user: str, request: CreateSession) -> str:
+    async def create(
+        self, user: str, key: str, request: CreateSession, check: Callable[[int], None] | None
+    ) -> str:
+        """Create a session, after a check of how many without runs its key has, if it is given."""
         session_id = str(uuid.uuid4())
-        row = SessionRow(id=session_id, user=user, **request.model_dump())
-        await asyncio.to_thread(self._store.add, row)
+        row = SessionRow(id=session_id, user=user, key=key, **request.model_dump())
+        if check is None:
+            await asyncio.to_thread(self._store.add, row)
+        else:
+            async with self._creating:  # so that those created together are counted too
+                check(await asyncio.to_thread(self._store.sessions_of_key, key))
+                await asyncio.to_thread(self._store.add, row)
         self.saw(session_id, user)
         return session_id
 

@@ -30,6 +30,8 @@ Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
 """A list of which only the first wrong item is reported: there may be millions."""
+MAX_CONFIRMED = 100_000  # results that one request confirms: as many as are kept
+MAX_STOPS = 100  # all are searched for in the text at every token, while others wait
 _CONTENT = {"prompt", "messages", "stop", "tools", "data", "user_metadata", "tags", "detail"}
 """Fields whose content is not repeated in errors."""
 
@@ -103,6 +105,15 @@ Texts = Annotated[
     AfterValidator(_without_nul),
     AfterValidator(_small),
 ]
+
+
+def few_stops(stops: Item) -> Item:
+    if isinstance(stops, list) and sum(isinstance(stop, str) for stop in stops) > MAX_STOPS:
+        raise ValueError(f"has {len(stops)} strings, and at most {MAX_STOPS} are allowed")
+    return stops
+
+
+Stops = Annotated[str | Many[int] | Many[str], AfterValidator(few_stops)]
 Ttl = Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S)]
 Temperature = Annotated[NotNegative, AfterValidator(lambda t: t if t >= MIN_TEMPERATURE else 0.0)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -307,7 +318,7 @@ class Sampling(Request):
 
 class SamplingParamsField(Sampling):
     max_tokens: int | None = Field(default=None, ge=1)
-    stop: str | Many[int] | Many[str] | None = None
+    stop: Stops | None = None
     stop_token_ids: Many[int] | None = None
     renormalize: bool = False
 
@@ -388,8 +399,14 @@ class FuturesTarget(Request):
     cloned_sampler_id: int = 0
 
 
+def _few_results(ids: list[str]) -> list[str]:
+    if len(ids) > MAX_CONFIRMED:
+        raise ValueError(f"has {len(ids)} ids, and at most {MAX_CONFIRMED} are confirmed at once")
+    return ids
+
+
 class RetrieveFutures(Request):
     target: FuturesTarget
     prev_cursor: int = 0
     timeout: NotNegative | None = None
-    retrieved_request_ids: Many[str] = []
+    retrieved_request_ids: Annotated[Many[str], AfterValidator(_few_results)] = []

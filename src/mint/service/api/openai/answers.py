@@ -16,7 +16,6 @@ class Form:
     """Converts pieces of text to the objects that a client expects."""
 
     job: PreparedRequest
-    with_logprobs: bool
     created: int = field(default_factory=lambda: int(time.time()))
     number: str = field(default_factory=lambda: uuid.uuid4().hex)
     prefix: ClassVar[str]
@@ -55,7 +54,7 @@ class Form:
         return {
             "index": piece.choice,
             **content,
-            "logprobs": self._logprobs(piece.scores) if self.with_logprobs else None,
+            "logprobs": self._logprobs(piece.scores) if self.job.is_scored else None,
             "finish_reason": piece.finish_reason,
         }
 

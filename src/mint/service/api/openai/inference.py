@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,20 @@ from mint.engine.messages import (
 from mint.service.access.scopes import Caller
 from mint.service.api.openai.requests import ChatCompletion, Completion, Inference
 from mint.service.errors import ApiError, UserError
-from mint.service.sampling.session import SamplingSession
+from mint.service.results import Share
+from mint.service.sampling.session import OnTokens, SamplingSession
 from mint.service.service import Service
 from mint.service.text.stream import TextStream, TokenScore
 from mint.service.text.tokenizer import ModelTokenizer, check_length, load_tokenizer
 from mint.service.wire.requests import engine_fields
 
 _LOWEST = -9999.0  # JSON has no infinity
+_UNREAD = (
+    "Too much of this user's streams waits for their clients, so this one was ended. Read streams "
+    "without pauses, or ask for less at once."
+)
+MAX_SCORES = 2**19
+"""The most logprobs that one answer may have: their JSON objects take about 300 MB."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,11 @@ class Piece:
     text: str
     scores: list[TokenScore]
     finish_reason: str | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes in memory, about."""
+        return 300 + len(self.text) + sum(200 + 120 * len(score.top) for score in self.scores)
 
 
 @dataclass
@@ -49,6 +61,7 @@ class PreparedRequest:
     prompts: list[list[int]]
     engine_request: SampleRequest
     completion_tokens: int = 0
+    most_scores: int = 0
 
     @property
     def choices(self) -> int:
@@ -57,6 +70,10 @@ class PreparedRequest:
     @property
     def echo(self) -> bool:
         return isinstance(self.request, Completion) and self.request.echo
+
+    @property
+    def is_scored(self) -> bool:
+        return self.request.alternatives is not None
 
     @property
     def usage(self) -> dict[str, int]:
@@ -85,7 +102,31 @@ async def prepare(
     tokenizer = await asyncio.to_thread(load_tokenizer, folder)
     encode = _chat_prompt if isinstance(request, ChatCompletion) else _plain_prompts
     prompts = await asyncio.to_thread(encode, request, tokenizer)  # type: ignore[arg-type]
-    return PreparedRequest(request, sampler, tokenizer, prompts, engine_request(request))
+    job = PreparedRequest(request, sampler, tokenizer, prompts, engine_request(request))
+    if job.is_scored:
+        await _check_scores(service, job)
+    return job
+
+
+async def _check_scores(service: Service, job: PreparedRequest) -> None:
+    """Raise UserError for an answer with too many logprobs; without logprobs it is only text."""
+    request, most, prompts = job.request, job.engine_request.max_tokens, job.prompts
+    if most is None:
+        base_model = job.sampler.row.base_model
+        async with service.engines.using(base_model) as engine:
+            most = engine.info.context_length
+    tokens = job.choices * most
+    if job.echo:
+        tokens += request.n * sum(map(len, prompts))
+    alternatives = request.alternatives or 0
+    job.most_scores = scores = tokens * (1 + alternatives)
+    if scores > MAX_SCORES:
+        raise UserError(
+            f"This request may report {scores:,} logprobs ({len(prompts)} prompts, n={request.n}, "
+            f"up to {most} tokens each, {1 + alternatives} logprobs for each token), and an answer "
+            f"has at most {MAX_SCORES:,}. Lower max_tokens, n or the number of logprobs, or send "
+            "fewer prompts at once."
+        )
 
 
 def _chat_prompt(request: ChatCompletion, tokenizer: ModelTokenizer) -> list[list[int]]:
@@ -116,12 +157,11 @@ def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
     """Return the request for the engine, without a prompt."""
     if isinstance(request, ChatCompletion):
         max_tokens = request.max_completion_tokens or request.max_tokens
-        top = request.top_logprobs
         scores_prompt = False
     else:
         max_tokens = request.max_tokens
-        top = request.logprobs or 0
         scores_prompt = request.echo and request.logprobs is not None
+    top = request.alternatives or 0
     return SampleRequest(
         **engine_fields(request)
         | {
@@ -138,32 +178,98 @@ def engine_request(request: Completion | ChatCompletion) -> SampleRequest:
     )
 
 
-async def pieces(service: Service, job: PreparedRequest) -> AsyncIterator[Piece]:
-    """Yield the text of every choice as it is sampled."""
-    news: _News = asyncio.Queue()
-    choices = [_Choice(job, number) for number in range(job.choices)]
-    n = job.request.n
-    samples = [
-        asyncio.create_task(_sample(service, job, choices[i : i + n], news))
-        for i in range(0, job.choices, n)
-    ]
+async def sample_whole(service: Service, job: PreparedRequest) -> list[SampleResult]:
+    """Sample every prompt; if one fails, the others are cancelled."""
+    samples = [asyncio.create_task(_sample(service, job, prompt)) for prompt in job.prompts]
     try:
-        for _ in samples:
-            while (item := await news.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                yield item
+        return await asyncio.gather(*samples)
     finally:
         for sample in samples:
             sample.cancel()
 
 
-_News = asyncio.Queue[Piece | Exception | None]
-"""Pieces as they are sampled; None after the last one of a prompt."""
+def whole_pieces(job: PreparedRequest, results: Sequence[SampleResult]) -> Iterator[Piece]:
+    """Return the whole text of every choice."""
+    for index, result in enumerate(results):
+        for number, sequence in enumerate(result.sequences, index * job.request.n):
+            yield from _Choice(job, number).finish(sequence, result)
+
+
+async def stream_pieces(service: Service, job: PreparedRequest) -> AsyncIterator[Piece]:
+    """Yield the text of every choice as it is sampled."""
+    n = job.request.n
+    choices = [_Choice(job, number) for number in range(job.choices)]
+    unread = _UnreadPieces(service.unsent, job.sampler.tenant)
+    samples = [
+        asyncio.create_task(_stream(service, job, choices[i : i + n], unread))
+        for i in range(0, job.choices, n)
+    ]
+    try:
+        for _ in samples:
+            while (piece := await unread.get()) is not None:
+                yield piece
+    finally:
+        unread.drop()
+        for sample in samples:
+            sample.cancel()
+
+
+class _UnreadPieces:
+    """The pieces of one stream that its client has not read.
+
+    Those of all streams have a bound, of which one user cannot take all. A stream that exceeds it
+    ends with an error; waiting for its reader would make others wait in the engine.
+    """
+
+    def __init__(self, unsent: Share, user: str) -> None:
+        self._unsent = unsent
+        self._user = user
+        self._pieces = asyncio.Queue[Piece | None]()
+        self._error: Exception | None = None
+
+    def put(self, piece: Piece | None) -> None:
+        """Add a piece, or None after the last one of a prompt. Raises ApiError 429."""
+        if self._error is None and not self._unsent.has_room(self._user):
+            self.fail(ApiError(429, _UNREAD))
+        if self._error is not None:
+            raise self._error
+        if piece is not None:
+            self._unsent.add(self._user, piece.size)
+        self._pieces.put_nowait(piece)
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with an error instead of what was not read."""
+        self.drop()
+        self._error = error
+        self._pieces.put_nowait(None)
+
+    async def get(self) -> Piece | None:
+        """Return the next piece. Raises what the stream failed with."""
+        piece = await self._pieces.get()
+        if self._error is not None:
+            raise self._error
+        self._read(piece)
+        return piece
+
+    def drop(self) -> None:
+        """Drop what was not read."""
+        while not self._pieces.empty():
+            self._read(self._pieces.get_nowait())
+
+    def _read(self, piece: Piece | None) -> None:
+        if piece is not None:
+            self._unsent.add(self._user, -piece.size)
 
 
 async def _sample(
-    service: Service, job: PreparedRequest, choices: list[_Choice], news: _News
+    service: Service, job: PreparedRequest, prompt: list[int], on_tokens: OnTokens | None = None
+) -> SampleResult:
+    request = dataclasses.replace(job.engine_request, prompt=np.array(prompt, np.int64))
+    return await service.samplers.sample(job.sampler, request, on_tokens)
+
+
+async def _stream(
+    service: Service, job: PreparedRequest, choices: list[_Choice], unread: _UnreadPieces
 ) -> None:
     """Sample the choices of one prompt."""
 
@@ -171,21 +277,17 @@ async def _sample(
         for token in tokens:
             top = [(other, max(logprob, _LOWEST)) for other, logprob in token.top]
             score = TokenScore(token.token, max(token.logprob, _LOWEST), top)
-            for piece in choices[token.sequence].feed([score]):
-                news.put_nowait(piece)
+            if (piece := choices[token.sequence].feed([score])) is not None:
+                unread.put(piece)
 
-    prompt = np.array(choices[0].prompt, np.int64)
-    request = dataclasses.replace(job.engine_request, prompt=prompt)
     try:
-        result = await service.samplers.sample(
-            job.sampler, request, tell if request.progress else None
-        )
+        result = await _sample(service, job, choices[0].prompt, tell)
         ended = list(zip(choices, result.sequences, strict=True))
         rest = await asyncio.to_thread(lambda: [p for c, s in ended for p in c.finish(s, result)])
         for piece in [*rest, None]:
-            news.put_nowait(piece)
+            unread.put(piece)
     except Exception as error:
-        news.put_nowait(error)
+        unread.fail(error)
 
 
 class _Choice:
@@ -198,15 +300,16 @@ class _Choice:
         self._stream = TextStream(job.tokenizer, job.request.stops(), self.prompt)
         self._fed = 0
 
-    def feed(self, scores: list[TokenScore]) -> list[Piece]:
-        """Add tokens; return the pieces that are certain now."""
-        found = []
-        for score in scores:
-            self._fed += 1
-            text, given = self._stream.feed(score)
-            if text or given:
-                found.append(Piece(self.number, text, given))
-        return found
+    def feed(self, scores: list[TokenScore]) -> Piece | None:
+        """Add tokens; return what is certain now."""
+        self._fed += len(scores)
+        parts = [self._stream.feed(score) for score in scores]
+        text = "".join(text for text, _ in parts)
+        given = [score for _, given in parts for score in given]
+        return self._piece(text, given) if text or given else None
+
+    def _piece(self, text: str, scores: list[TokenScore], reason: str | None = None) -> Piece:
+        return Piece(self.number, text, scores if self._job.is_scored else [], reason)
 
     def finish(self, sequence: SampledSequence, result: SampleResult) -> list[Piece]:
         """Return the prompt if it is echoed, the tokens that were not streamed, and the end."""
@@ -215,11 +318,12 @@ class _Choice:
             return [*found, Piece(self.number, "", [], "length")]
         self._job.completion_tokens += len(sequence.tokens)
         everything = _scores(sequence.tokens, sequence.logprobs, sequence.topk_logprobs)
-        found += self.feed(everything[self._fed :])
+        if (piece := self.feed(everything[self._fed :])) is not None:
+            found.append(piece)
         text, scores = self._stream.finish()
         if sequence.stop_reason == "stop" and scores and scores[-1].token == sequence.tokens[-1]:
             scores = scores[:-1]  # the token that ended the answer has no text
-        return [*found, Piece(self.number, text, scores, sequence.stop_reason)]
+        return [*found, self._piece(text, scores, sequence.stop_reason)]
 
     def _echo(self, result: SampleResult) -> Piece:
         stream, logprobs = TextStream(self._job.tokenizer), result.prompt_logprobs
@@ -228,7 +332,7 @@ class _Choice:
         scores = _scores(np.array(self.prompt), logprobs, result.topk_prompt_logprobs)
         parts = [*map(stream.feed, scores), stream.finish()]
         text = "".join(text for text, _ in parts)
-        return Piece(self.number, text, [score for _, given in parts for score in given])
+        return self._piece(text, [score for _, given in parts for score in given])
 
 
 def _scores(tokens: Any, logprobs: Any, topk: TopkLogprobs | None) -> list[TokenScore]:

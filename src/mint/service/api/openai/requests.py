@@ -6,14 +6,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 
 from mint.engine.messages import MAX_SAMPLES
 from mint.service.errors import UserError
-from mint.service.wire.requests import Many, Request, Sampling
+from mint.service.wire.requests import Many, Request, Sampling, few_stops
 
 MAX_TOP_LOGPROBS = 20
+MAX_BIASES = 1024  # each is applied at every token, while others wait
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -41,6 +42,8 @@ def read_token_ids(bias: Any) -> Any:
     """
     if not isinstance(bias, dict):
         return bias
+    if len(bias) > MAX_BIASES:
+        raise ValueError(f"has {len(bias)} tokens, and at most {MAX_BIASES} are allowed")
     for key, value in bias.items():
         if not _TOKEN_ID.fullmatch(str(key)):
             raise ValueError(
@@ -75,7 +78,7 @@ class Inference(Sampling):
     presence_penalty: Penalty = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
     logit_bias: LogitBias = Field(default_factory=dict)
-    stop: str | Many[str] = Field(default_factory=list)
+    stop: Annotated[str | Many[str], AfterValidator(few_stops)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
@@ -88,6 +91,11 @@ class Inference(Sampling):
                 raise ValueError(f"{key} is not supported by this service; leave it out")
         return data
 
+    @property
+    def alternatives(self) -> int | None:
+        """How many other tokens to report beside each; None without logprobs."""
+        raise NotImplementedError
+
     def stops(self) -> list[str]:
         """Return the stop strings, without empty ones."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -99,6 +107,10 @@ class Completion(Inference):
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
 
     @model_validator(mode="after")
     def _check(self) -> Completion:
@@ -150,6 +162,10 @@ class ChatCompletion(Inference):
     tools: Many[dict[str, Any]] | None = None
     tool_choice: str = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
     def _check(self) -> ChatCompletion:

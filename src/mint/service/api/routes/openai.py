@@ -3,24 +3,40 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic_core import to_json
+from starlette.types import Receive, Scope, Send
 
+from mint.engine.messages import SampleResult
 from mint.service.api.failures import describe_failure
 from mint.service.api.openai.answers import ChatForm, CompletionForm, Form
-from mint.service.api.openai.inference import Piece, find_model, pieces, prepare
+from mint.service.api.openai.inference import (
+    Piece,
+    find_model,
+    prepare,
+    sample_whole,
+    stream_pieces,
+    whole_pieces,
+)
 from mint.service.api.openai.requests import ChatCompletion, Completion
+from mint.service.api.pieces import PiecewiseResponse
 from mint.service.api.routes.caller import JsonRoute, ReadCaller, SampleCaller, TheService
 from mint.service.checkpoints.storage import SAMPLER, unexpired
 from mint.service.errors import ApiError
+from mint.service.results import Share
+from mint.service.service import Service
 from mint.service.store.database import CheckpointRow
 
 T = TypeVar("T")
 _MOST_CHECKPOINTS = 1000
 _CLIENT_GONE = 499
+_LARGE = 2**14
+"""Answers with more logprobs are encoded two at a time, one of each user."""
 _KINDS = {429: "rate_limit_error"}
 _CODES = {401: "invalid_api_key", 403: "insufficient_scope", 404: "model_not_found"}
 
@@ -82,7 +98,7 @@ async def completions(
     service: TheService, caller: SampleCaller, body: Completion, request: Request
 ) -> Response:
     job = await prepare(service, caller, body)
-    return await _answer(service, CompletionForm(job, body.logprobs is not None), request)
+    return await _answer(service, CompletionForm(job), request)
 
 
 @router.post("/chat/completions")
@@ -90,22 +106,50 @@ async def chat_completions(
     service: TheService, caller: SampleCaller, body: ChatCompletion, request: Request
 ) -> Response:
     job = await prepare(service, caller, body)
-    return await _answer(service, ChatForm(job, body.logprobs), request)
+    return await _answer(service, ChatForm(job), request)
 
 
-async def _answer(service: TheService, form: Form, request: Request) -> Response:
-    found = pieces(service, form.job)
+async def _answer(service: Service, form: Form, request: Request) -> Response:
+    user = form.job.sampler.tenant
+    _require_room(service, user)
     if not form.job.request.stream:
-        every = await _while_awaited(request, _every(found))
-        return JSONResponse(form.whole(every))
+        results = await _while_awaited(request, sample_whole(service, form.job))
+        if form.job.most_scores < _LARGE:
+            body = await asyncio.to_thread(_encode, form, results)
+        else:
+            async with service.encoding_of[user], service.encoding:
+                body = await asyncio.to_thread(_encode, form, results)
+        _require_room(service, user)
+        return _CountedResponse(body, service.unsent, user)
     # an invalid request fails before its first piece, and gets an error status
+    found = stream_pieces(service, form.job)
     first = await _while_awaited(request, anext(found))
     events = _events(form, first, found, request)
     return StreamingResponse(events, media_type="text/event-stream")
 
 
-async def _every(found: AsyncIterator[Piece]) -> list[Piece]:
-    return [piece async for piece in found]
+def _require_room(service: Service, user: str) -> None:
+    if not service.unsent.has_room(user):
+        raise ApiError(429, "Too many answers wait for the clients of this user; retry.")
+
+
+def _encode(form: Form, results: list[SampleResult]) -> bytes:
+    return to_json(form.whole(whole_pieces(form.job, results)))
+
+
+class _CountedResponse(PiecewiseResponse):
+    """An answer that is counted until its client has read it."""
+
+    def __init__(self, body: bytes, unsent: Share, user: str) -> None:
+        super().__init__(body, "application/json")
+        unsent.add(user, len(body))
+        self._uncount = partial(unsent.add, user, -len(body))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._uncount()
 
 
 async def _while_awaited(request: Request, work: Awaitable[T]) -> T:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -90,10 +91,13 @@ async def delete_key(service: TheService, _: ReadCaller, key: Key) -> dict[str, 
 async def create_session(
     service: TheService, caller: ReadCaller, body: requests.CreateSession
 ) -> dict[str, str]:
-    return {
-        "session_id": await service.sessions.create(caller.user, body),
-        "type": "create_session",
-    }
+    quota, key = service.find_quota(caller.key), caller.key
+    check = partial(quota.refuse_session, key, service.settings.run_kept_s)
+    is_limited = quota.sessions is not None
+    session_id = await service.sessions.create(
+        caller.user, key, body, check if is_limited else None
+    )
+    return {"session_id": session_id, "type": "create_session"}
 
 
 @router.post("/session_heartbeat")

@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from mint.service.access.scopes import Caller
 from mint.service.api.routes.caller import (
     JsonRoute,
     OneField,
@@ -17,7 +16,6 @@ from mint.service.api.routes.caller import (
 )
 from mint.service.errors import ApiError
 from mint.service.futures import Response
-from mint.service.service import Service
 from mint.service.wire import codec, requests
 from mint.service.wire.bodies import BadBody
 
@@ -91,38 +89,28 @@ async def submit(service: TheService, caller: TrainCaller, request: Request) -> 
             body = await service.decoder.open(body, encoding, is_protobuf, grow)
         except BadBody as bad:
             body, error = bad.readable, str(bad)
-        return await _accept(service, caller, request, content_type, body, error)
-
-
-async def _accept(
-    service: Service,
-    caller: Caller,
-    request: Request,
-    content_type: str,
-    body: bytes,
-    error: str | None,
-) -> dict[str, str]:
-    """Accept an operation whose body was opened, up to an ``error`` in it."""
-    kind = request.url.path.rsplit("/", 1)[-1]
-    address = await service.decoder.address(body, content_type == codec.PROTOBUF)
-    if address is not None and address.run_id is None and kind == "load_weights" and error is None:
-        request_id = await service.runs.create_by_load(
-            caller, requests.parse(requests.CreateByLoad, body)
-        )
-        return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
-    if address is None or address.run_id is None:
-        raise ApiError(400, error or "The request needs model_id (a string) and seq_id (a number).")
-    if address.seq_id is not None and not 1 <= address.seq_id < 2**53:
-        raise ApiError(
-            400, f"seq_id is {address.seq_id}; the operations of a run are numbered from 1."
-        )
-    if kind == "forward_backward" and address.forward_only:
-        kind = "forward"
-    run = await service.runs.find(address.run_id, caller.user)
-    key = request.headers.get("x-idempotency-key")
-    body = b"" if error else body
-    request_id = await run.submit(address.seq_id, kind, content_type, body, error, key)
-    return {"request_id": request_id, "model_id": run.row.id}
+        kind = request.url.path.rsplit("/", 1)[-1]
+        address = await service.decoder.address(body, is_protobuf)
+        is_creating = address is not None and address.run_id is None and kind == "load_weights"
+        if is_creating and error is None:
+            request_id = await service.runs.create_by_load(
+                caller, requests.parse(requests.CreateByLoad, body)
+            )
+            return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}
+        if address is None or address.run_id is None:
+            wanted = "The request needs model_id (a string) and seq_id (a number)."
+            raise ApiError(400, error or wanted)
+        if address.seq_id is not None and not 1 <= address.seq_id < 2**53:
+            raise ApiError(
+                400, f"seq_id is {address.seq_id}; the operations of a run are numbered from 1."
+            )
+        if kind == "forward_backward" and address.forward_only:
+            kind = "forward"
+        run = await service.runs.find(address.run_id, caller.user)
+        key = request.headers.get("x-idempotency-key")
+        body = b"" if error else body
+        request_id = await run.submit(address.seq_id, kind, content_type, body, error, key)
+        return {"request_id": request_id, "model_id": run.row.id}
 
 
 for _kind in OPERATIONS:

@@ -19,6 +19,7 @@ def migrate(engine: Engine, lock_file: Path, version: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with engine.begin() as connection:
             if connection.dialect.name == "postgresql":
+                connection.execute(text("set local statement_timeout = 0"))
                 connection.execute(text("select pg_advisory_xact_lock(:n)"), {"n": _LOCK})
             config.attributes["connection"] = connection
             command.upgrade(config, version)

@@ -1,4 +1,4 @@
-"""The objects that runs, samplers and transfers share."""
+"""The components that runs, samplers and transfers share."""
 
 from collections.abc import Awaitable, Callable
 
@@ -15,8 +15,8 @@ from mint.service.wire.decoding import Decoder
 from .futures import Futures
 
 
-class Parts:
-    """The parts of a service that do not depend on its runs and samplers."""
+class SharedComponents:
+    """The components of a service that do not depend on its runs and samplers."""
 
     def __init__(
         self, settings: Settings, before_unload: Callable[[EngineProcess], Awaitable[None]]
