@@ -30,6 +30,7 @@ RUN = "run"
 SAMPLER = "now"
 ACTIVATING_RATE = 5e-3  # of the one step that moves B from zero
 ASSUMED_LOGPROB = -10.0
+WARM_UPS = 2  # the first round compiles, the second records what is replayed from then on
 Tokens = NDArray[np.int64]
 
 
@@ -123,13 +124,14 @@ class Driver:
     def rounds(
         self, work: Callable[[], Any], repeats: int = 3, before: Callable[[], Any] | None = None
     ) -> dict[str, Any]:
-        """Time some rounds after one to warm up; ``before`` is done ahead of each, untimed."""
+        """Time some rounds after those that warm up; ``before`` is done ahead of each, untimed."""
         times = []
-        for _ in range(repeats + 1):
+        for _ in range(WARM_UPS + repeats):
             if before is not None:
                 before()
             times.append(self.seconds(work))
-        return {"seconds": median(times[1:]), "rounds": times[1:], "first": times[0]}
+        rounds = times[WARM_UPS:]
+        return {"seconds": median(rounds), "rounds": rounds, "first": times[0]}
 
 
 def weighted_datum(tokens: Tokens) -> Datum:

@@ -112,7 +112,7 @@ def _training_rate(bench: Bench, data: list[Datum], loss: str) -> dict[str, Any]
     is_gpu = driver.device == "cuda"
     if is_gpu:
         torch.cuda.reset_peak_memory_stats()
-    times = driver.rounds(lambda: driver.forward_backward(data, loss), before=driver.optim_step)
+    times = driver.rounds(lambda: driver.forward_backward(data, loss), 5, driver.optim_step)
     driver.optim_step()
     rate = sum(len(datum.tokens) for datum in data) / times["seconds"]
     report = {**times, "tokens_per_second": rate}
