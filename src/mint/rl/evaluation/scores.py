@@ -52,17 +52,26 @@ class Estimate:
     low: float
     high: float
 
-    def above(self, other: Estimate) -> Estimate:
-        """Return how much higher this one is, when both were measured apart (Newcombe's interval).
+    def above(self, other: Estimate, correlation: float = 0.0) -> Estimate:
+        """Return how much higher this one is (Newcombe's interval of a difference).
+
+        ``correlation`` is that of the two measurements; 0 when they were taken apart.
 
         >>> found = Estimate(0.75, 0.5, 1.0).above(Estimate(0.5, 0.25, 0.75))
         >>> found.value, round(found.low, 2), round(found.high, 2)
         (0.25, -0.1, 0.6)
         """
         difference = self.value - other.value
-        down = math.hypot(self.value - self.low, other.high - other.value)
-        up = math.hypot(self.high - self.value, other.value - other.low)
-        return Estimate(difference, difference - down, difference + up)
+        (mine_down, mine_up), (down, up) = (
+            (each.value - each.low, each.high - each.value) for each in (self, other)
+        )
+
+        def apart(a: float, b: float) -> float:
+            return math.sqrt(max(0.0, a * a + b * b - 2 * correlation * a * b))
+
+        return Estimate(
+            difference, difference - apart(mine_down, up), difference + apart(mine_up, down)
+        )
 
 
 METRICS = ("pass_1", "pass_k", "reward")
