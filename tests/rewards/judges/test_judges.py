@@ -79,6 +79,28 @@ def test_a_server_without_structured_answers_is_asked_without_them() -> None:
     assert "response_format" not in server.requests[1]
 
 
+def test_a_server_that_wants_the_limit_under_its_new_name_gets_it_from_then_on() -> None:
+    with judge_server(by_words, refused="max_tokens") as server:
+        reward = JudgeReward(endpoint(server, retries=0, max_tokens=77), RUBRIC)
+        assert reward("4") is not None
+        assert reward("5") is not None
+    limits = [
+        (each.get("max_tokens"), each.get("max_completion_tokens")) for each in server.requests
+    ]
+    assert limits == [(77, None), (None, 77), (None, 77)]
+    assert all("response_format" in each for each in server.requests)
+
+
+def test_a_parameter_that_cannot_be_changed_is_a_failure_that_names_it() -> None:
+    def refuse(body: dict[str, Any]) -> str:
+        raise AssertionError(body)
+
+    with judge_server(refuse, refused="model") as server:
+        with pytest.raises(RewardFailed, match=r"HTTP 400: .*'model' is not supported"):
+            JudgeReward(endpoint(server), RUBRIC)("4")
+        assert len(server.requests) == 2  # the second one without response_format
+
+
 @pytest.mark.parametrize(
     ("judge", "statuses", "hint"),
     [

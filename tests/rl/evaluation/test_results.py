@@ -312,6 +312,21 @@ def test_calls_that_a_server_parsed_return_to_it_as_it_sent_them() -> None:
     assert second["content"].startswith("error: number: Input should be a valid integer")
 
 
+def test_an_endpoint_gets_the_limit_of_an_answer_under_the_name_it_wants() -> None:
+    with judge_server(lambda body: "1.5", refused="max_tokens") as server:
+        client = EndpointClient(server.url, "any", retries=0)
+        prompt = types.ModelInput.from_ints(
+            client.get_tokenizer().apply_chat_template([{"role": "user", "content": "Hi"}])
+        )
+        params = types.SamplingParams(max_tokens=9)
+        for _ in range(2):
+            asyncio.run(client.sample_async(prompt, 1, params))
+    limits = [
+        (each.get("max_tokens"), each.get("max_completion_tokens")) for each in server.requests
+    ]
+    assert limits == [(9, None), (None, 9), (None, 9)]
+
+
 def test_an_endpoint_that_refuses_says_what_to_check(service: str) -> None:
     client = EndpointClient(f"{service}/oai/api/v1", "no-such-model", api_key="tml-rl", retries=0)
     params = types.SamplingParams(max_tokens=2, temperature=1.0)

@@ -19,6 +19,8 @@ Message = Mapping[str, str]
 
 _RETRIED = frozenset([408, 409, 425, 429, 500, 502, 503, 504])
 _LONGEST_WAIT = 30.0
+_LIMIT, _NEW_LIMIT = "max_tokens", "max_completion_tokens"
+"""The limit of an answer: of all servers, and of OpenAI's newer models, which refuse the former."""
 _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
@@ -74,6 +76,7 @@ class ChatEndpoint:
         if self.parallel < 1 or self.retries < 0 or self.timeout <= 0:
             raise ValueError("ChatEndpoint needs parallel >= 1, retries >= 0 and timeout > 0.")
         self.api_key = self.api_key or os.environ.get("OPENAI_API_KEY")
+        self._refused: set[str] = set()
         self._kept: OrderedDict[str, str] = OrderedDict()
         self._asking: dict[str, asyncio.Future[str]] = {}
 
@@ -123,9 +126,8 @@ class ChatEndpoint:
         url = f"{self.url.rstrip('/')}/chat/completions"
         async with make_client(self.api_key, self.timeout) as client:
             try:
-                return self._content(
-                    await post(client, url, body, self.retries, self.retry_wait, self.budget.spend)
-                )
+                how = self.retries, self.retry_wait, self._refused, self.budget.spend
+                return self._content(await post(client, url, body, *how))
             except NoReply as error:
                 raise JudgeFailed(
                     f"The judge {self.model} at {self.url} did not answer: {error}. "
@@ -181,33 +183,48 @@ async def post(
     body: dict[str, Any],
     retries: int,
     retry_wait: float,
+    refused: set[str],
     count: Callable[[], None] = lambda: None,
 ) -> httpx.Response:
     """Return a successful reply; transient errors are retried. Raises :class:`NoReply`.
 
-    ``count`` is called before every request. If an endpoint does not support
-    ``response_format``, the request is sent again without it.
+    ``count`` is called before every request. What is refused for a parameter is sent again: without
+    ``response_format``, or with ``max_completion_tokens`` in place of ``max_tokens``, which is then
+    kept in ``refused``, a set for each endpoint.
     """
-    problem = "no request was sent"
-    for attempt in range(retries + 1):
+    problem, attempt = "no request was sent", 0
+    if _LIMIT in refused and _LIMIT in body:
+        body[_NEW_LIMIT] = body.pop(_LIMIT)
+    while attempt <= retries:
         count()
         try:
             reply = await client.post(url, json=body)
         except httpx.HTTPError as error:
             problem = f"{type(error).__name__}: {error}"
         else:
-            if reply.status_code == 400 and body.pop("response_format", None):
-                problem = "it does not support response_format"
-                continue
             if reply.status_code < 300:
+                if _NEW_LIMIT in body:
+                    refused.add(_LIMIT)
                 return reply
+            if reply.status_code == 400 and _adapt(body, reply.text):
+                continue
             problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
             if reply.status_code not in _RETRIED:
                 break
         if attempt < retries:
             wait = retry_wait * 2**attempt * (0.5 + random.random())
             await asyncio.sleep(min(_LONGEST_WAIT, wait))
+        attempt += 1
     raise NoReply(problem)
+
+
+def _adapt(body: dict[str, Any], complaint: str) -> bool:
+    """Change a parameter that an endpoint refuses; return False when there is none to change."""
+    named = _NEW_LIMIT in complaint or (_LIMIT in complaint and "unsupported" in complaint.lower())
+    if named and _LIMIT in body:
+        body[_NEW_LIMIT] = body.pop(_LIMIT)
+        return True
+    return body.pop("response_format", None) is not None
 
 
 def read_object(answer: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,7 @@ class EndpointClient:
         self.model = model
         self.retries = retries
         self._key = api_key or os.environ.get("OPENAI_API_KEY")
+        self._refused: set[str] = set()
         self._places = asyncio.Semaphore(_PARALLEL)
         self._tokenizer = EndpointTokenizer()
 
@@ -138,9 +139,8 @@ class EndpointClient:
         path = "completions" if "prompt" in request else "chat/completions"
         async with self._places, make_client(self._key, _TIMEOUT) as client:
             try:
-                reply = await post(
-                    client, f"{self.url}/{path}", dict(request), self.retries, _RETRY_WAIT
-                )
+                how = self.retries, _RETRY_WAIT, self._refused
+                reply = await post(client, f"{self.url}/{path}", dict(request), *how)
             except NoReply as error:
                 raise EndpointFailed(
                     f"{self.model} at {self.url} did not answer: {error}. Check the address, the "
