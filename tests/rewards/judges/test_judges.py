@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,30 @@ def test_equal_questions_are_asked_once_and_kept_on_disk(tmp_path: Path) -> None
         assert len({float(score) for score in outcomes(reward, "4", "4", "4")}) == 1
         again = JudgeReward(endpoint(server, cache=tmp_path / "cache"), RUBRIC)
         assert outcomes(again, "4") == outcomes(reward, "4")
+    assert len(server.requests) == 1
+
+
+def test_who_gives_up_does_not_take_the_answer_from_others_who_asked_the_same() -> None:
+    asked, given_up = threading.Event(), threading.Event()
+
+    def judge(body: dict[str, Any]) -> str:
+        asked.set()
+        given_up.wait()
+        return by_words(body)
+
+    async def work(reward: JudgeReward) -> Any:
+        first, second = (
+            asyncio.ensure_future(reward.score_one(Sample("4", "p"))) for _ in range(2)
+        )
+        await asyncio.to_thread(asked.wait)
+        first.cancel()
+        await asyncio.wait([first])
+        given_up.set()
+        return await second
+
+    with judge_server(judge) as server:
+        found = asyncio.run(work(JudgeReward(endpoint(server), RUBRIC)))
+    assert found.components["right"] == 1.0
     assert len(server.requests) == 1
 
 

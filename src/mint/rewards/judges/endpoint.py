@@ -97,14 +97,9 @@ class ChatEndpoint:
         if (kept := self._recall(key)) is not None:
             return kept
         asking = self._asking.get(key)
-        if asking is None or asking.get_loop() is not asyncio.get_running_loop():
-            asking = self._asking[key] = asyncio.ensure_future(self._answered(body))
-        try:
-            answer = await asking
-        finally:
-            self._asking.pop(key, None)
-        self._keep(key, answer)
-        return answer
+        if asking is None or asking.done() or asking.get_loop() is not asyncio.get_running_loop():
+            asking = self._asking[key] = asyncio.ensure_future(self._answered(key, body))
+        return await asyncio.shield(asking)  # others may wait for it too
 
     async def ask_json(
         self, messages: Sequence[Message], schema: Mapping[str, Any]
@@ -122,17 +117,21 @@ class ChatEndpoint:
             ]
             return read_object(await self.ask(again, schema), schema)
 
-    async def _answered(self, body: dict[str, Any]) -> str:
+    async def _answered(self, key: str, body: dict[str, Any]) -> str:
         url = f"{self.url.rstrip('/')}/chat/completions"
-        async with make_client(self.api_key, self.timeout) as client:
-            try:
-                how = self.retries, self.retry_wait, self._refused, self.budget.spend
-                return self._content(await post(client, url, body, *how))
-            except NoReply as error:
-                raise JudgeFailed(
-                    f"The judge {self.model} at {self.url} did not answer: {error}. "
-                    "Check the address, the key and the model name."
-                ) from None
+        how = self.retries, self.retry_wait, self._refused, self.budget.spend
+        try:
+            async with make_client(self.api_key, self.timeout) as client:
+                answer = self._content(await post(client, url, body, *how))
+            self._keep(key, answer)
+            return answer
+        except NoReply as error:
+            raise JudgeFailed(
+                f"The judge {self.model} at {self.url} did not answer: {error}. "
+                "Check the address, the key and the model name."
+            ) from None
+        finally:
+            self._asking.pop(key, None)
 
     def _content(self, reply: httpx.Response) -> str:
         try:
