@@ -178,6 +178,16 @@ def test_an_edited_datum_is_found_whichever_of_its_tokens_were_changed(
         assert unmasked([masked, wrong], groups) == [1]
 
 
+def test_an_answer_that_quotes_its_prompt_is_no_bug_when_both_were_edited() -> None:
+    quoted = [*range(10, 30)]
+    answer = Segment.of([1, 2, *quoted, 3], [4, *quoted, 5], [-0.5] * 22)
+    groups = [group(Rollout([answer], "text", reward=1.0, advantage=1.0))]
+    edited = make_datum(Segment.of([90, 91], [93, *quoted, 92], [-0.5] * 22), advantage=1.0)
+    assert unmasked([edited], groups) == []
+    wrong = make_datum(Segment.of([90, 2], [*quoted, 3, 4, *quoted, 92], [-0.5] * 43), 1.0)
+    assert unmasked([wrong], groups) == [0]
+
+
 def test_an_edited_turn_is_not_taken_for_a_context_that_quotes_it() -> None:
     """The second context has every pair of tokens that the edited datum has."""
     first = Segment.of([1, 2], [3, 4, 5], [-0.5] * 3)

@@ -53,4 +53,8 @@ def _given(masks: Masks, index: Index, tokens: Tokens) -> NDArray[np.bool_]:
         for theirs, mine, count in matcher.get_matching_blocks():
             if count:  # so many pairs have one token more
                 given[mine : mine + count + 1] = ~masks[answer][theirs : theirs + count + 1]
+        mask = masks[answer]
+        sampled = {pair for i, pair in enumerate(pairwise(answer)) if mask[i] and mask[i + 1]}
+        for i in (i for i, pair in enumerate(pairs) if pair in sampled):
+            given[i : i + 2] = False  # an answer may quote its prompt
     return given
