@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,9 @@ from mint.rl.datums.datum import Tokens, datum_tokens, has_weight
 from mint.rl.rollouts.rollout import Group
 
 Masks = dict[Tokens, NDArray[np.bool_]]  # which tokens of each answer were sampled
-Index = Mapping[tuple[int, int], Sequence[Tokens]]  # the answers that contain a pair of tokens
+Index = Mapping[tuple[int, int], Sequence[int]]
+"""Which answers contain a pair of neighbouring tokens: single tokens coincide too often."""
+_RARE = 64  # answers with a pair, up to which it says which of them a datum was made from
 
 
 def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int]:
@@ -28,33 +30,38 @@ def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int
                 tokens, sampled = tuple(kept.tokens), np.asarray(kept.sampled, dtype=bool)
                 masks[tokens] = sampled | masks.get(tokens, sampled)  # one may quote another
     tokens_D = [datum_tokens(datum) for datum in datums]
-    index: defaultdict[tuple[int, int], list[Tokens]] = defaultdict(list)
+    index: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    answers = list(masks)
     if any(tokens not in masks for tokens in tokens_D):
-        for answer in masks:
+        for number, answer in enumerate(answers):
             for pair in set(pairwise(answer)):
-                index[pair].append(answer)
-    return [
-        i
-        for i, (datum, tokens) in enumerate(zip(datums, tokens_D, strict=True))
-        if has_weight(datum)[_given(masks, index, tokens)[1:]].any()
-    ]
+                index[pair].append(number)
+    found = []
+    for i, (datum, tokens) in enumerate(zip(datums, tokens_D, strict=True)):
+        mask = masks.get(tokens)
+        given = ~mask if mask is not None else _given(tokens, answers, masks, index)
+        if has_weight(datum)[given[1:]].any():
+            found.append(i)
+    return found
 
 
-def _given(masks: Masks, index: Index, tokens: Tokens) -> NDArray[np.bool_]:
+def _given(
+    tokens: Tokens, answers: Sequence[Tokens], masks: Masks, index: Index
+) -> NDArray[np.bool_]:
     """Return which tokens of a datum were given: those that are in its answer, and not sampled."""
-    if tokens in masks:
-        return ~masks[tokens]
     given = np.zeros(len(tokens), dtype=bool)
-    pairs = list(pairwise(tokens))  # single tokens coincide too often
-    shared = Counter(answer for pair in set(pairs) for answer in index.get(pair, ()))
-    if shared:
-        answer = max(shared, key=lambda other: shared[other] / (len(other) + len(tokens)))
-        matcher = SequenceMatcher(None, list(pairwise(answer)), pairs)
-        for theirs, mine, count in matcher.get_matching_blocks():
-            if count:  # so many pairs have one token more
-                given[mine : mine + count + 1] = ~masks[answer][theirs : theirs + count + 1]
-        mask = masks[answer]
-        sampled = {pair for i, pair in enumerate(pairwise(answer)) if mask[i] and mask[i + 1]}
-        for i in (i for i, pair in enumerate(pairs) if pair in sampled):
-            given[i : i + 2] = False  # an answer may quote its prompt
+    pairs = list(pairwise(tokens))
+    having = [index[pair] for pair in set(pairs) if pair in index]
+    shared = Counter(chain.from_iterable([each for each in having if len(each) <= _RARE] or having))
+    if not shared:
+        return given
+    nearest = max(shared, key=lambda n: shared[n] / (len(answers[n]) + len(tokens)))
+    answer, mask = answers[nearest], masks[answers[nearest]]
+    blocks = SequenceMatcher(None, list(pairwise(answer)), pairs).get_matching_blocks()
+    for theirs, mine, count in blocks:
+        if count:  # so many pairs have one token more
+            given[mine : mine + count + 1] = ~mask[theirs : theirs + count + 1]
+    sampled = {pair for i, pair in enumerate(pairwise(answer)) if mask[i] and mask[i + 1]}
+    for i in (i for i, pair in enumerate(pairs) if pair in sampled):
+        given[i : i + 2] = False  # an answer may quote its prompt
     return given
