@@ -150,6 +150,32 @@ def test_equal_questions_are_asked_once_and_kept_on_disk(tmp_path: Path) -> None
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_groups_that_are_judged_at_once_share_the_places_of_the_endpoint(parallel: int) -> None:
+    asked, counted = threading.Event(), threading.Event()
+
+    def judge(body: dict[str, Any]) -> str:
+        asked.set()
+        counted.wait()
+        return (longer_wins if "answer A" in body["messages"][1]["content"] else by_words)(body)
+
+    async def work(server: JudgeServer) -> int:
+        shared = endpoint(server, parallel=parallel)
+        rubric, pairs = JudgeReward(shared, RUBRIC), PairwiseJudge(shared)
+        groups = [[Sample("a" * n, f"p{g}") for n in range(1, 4)] for g in range(3)]
+        judged = asyncio.gather(*(r.outcomes(group) for group in groups for r in (rubric, pairs)))
+        await asyncio.to_thread(asked.wait)
+        for _ in range(100):  # whatever can be sent is sent: the server answers nothing yet
+            await asyncio.sleep(0)
+        sent = shared.budget.spent_requests
+        counted.set()
+        assert all(isinstance(score, Score) for scores in await judged for score in scores)
+        return sent
+
+    with judge_server(judge) as server:
+        assert asyncio.run(work(server)) == parallel
+
+
 def test_who_gives_up_does_not_take_the_answer_from_others_who_asked_the_same() -> None:
     asked, given_up = threading.Event(), threading.Event()
 

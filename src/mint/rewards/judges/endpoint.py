@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import httpx
 
@@ -57,6 +58,7 @@ class ChatEndpoint:
     """The endpoint of a judge. ``url`` ends before ``/chat/completions``.
 
     Equal requests are sent once: responses are cached in memory and, with ``cache``, in a folder.
+    At most ``parallel`` requests are in flight, whichever judges and groups of answers need them.
     """
 
     model: str
@@ -79,6 +81,8 @@ class ChatEndpoint:
         self._refused: set[str] = set()
         self._kept: OrderedDict[str, str] = OrderedDict()
         self._asking: dict[str, asyncio.Future[str]] = {}
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._places = WeakKeyDictionary()
 
     async def ask(
         self, messages: Sequence[Message], schema: Mapping[str, Any] | None = None
@@ -120,8 +124,10 @@ class ChatEndpoint:
     async def _answered(self, key: str, body: dict[str, Any]) -> str:
         url = f"{self.url.rstrip('/')}/chat/completions"
         how = self.retries, self.retry_wait, self._refused, self.budget.spend
+        loop = asyncio.get_running_loop()
+        places = self._places.setdefault(loop, asyncio.Semaphore(self.parallel))
         try:
-            async with make_client(self.api_key, self.timeout) as client:
+            async with places, make_client(self.api_key, self.timeout) as client:
                 answer = self._content(await post(client, url, body, *how))
             self._keep(key, answer)
             return answer

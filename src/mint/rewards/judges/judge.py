@@ -53,7 +53,7 @@ class JudgeReward(SingleReward):
         if scale[0] >= scale[1]:
             raise ValueError(f"The scale must be increasing, not from {scale[0]} to {scale[1]}.")
         self.endpoint, self.rubric, self.scale = endpoint, list(rubric), scale
-        self.longest, self.parallel = longest, endpoint.parallel
+        self.longest = longest
 
     async def score_one(self, sample: Sample) -> Score:
         grades = await self.endpoint.ask_json(self._messages(sample), self._schema())
