@@ -77,12 +77,10 @@ class ChatEndpoint:
     def __post_init__(self) -> None:
         if self.parallel < 1 or self.retries < 0 or self.timeout <= 0:
             raise ValueError("ChatEndpoint needs parallel >= 1, retries >= 0 and timeout > 0.")
-        self.api_key = self.api_key or os.environ.get("OPENAI_API_KEY")
-        self._refused: set[str] = set()
+        how = self.timeout, self.retries, self.retry_wait, self.parallel
+        self._connection = Connection(self.url, self.api_key, *how)
         self._kept: OrderedDict[str, str] = OrderedDict()
         self._asking: dict[str, asyncio.Future[str]] = {}
-        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
-        self._places = WeakKeyDictionary()
 
     async def ask(
         self, messages: Sequence[Message], schema: Mapping[str, Any] | None = None
@@ -122,13 +120,9 @@ class ChatEndpoint:
             return read_object(await self.ask(again, schema), schema)
 
     async def _answered(self, key: str, body: dict[str, Any]) -> str:
-        url = f"{self.url.rstrip('/')}/chat/completions"
-        how = self.retries, self.retry_wait, self._refused, self.budget.spend
-        loop = asyncio.get_running_loop()
-        places = self._places.setdefault(loop, asyncio.Semaphore(self.parallel))
         try:
-            async with places, make_client(self.api_key, self.timeout) as client:
-                answer = self._content(await post(client, url, body, *how))
+            reply = await self._connection.post("chat/completions", body, self.budget.spend)
+            answer = self._content(reply)
             self._keep(key, answer)
             return answer
         except NoReply as error:
@@ -176,51 +170,70 @@ class NoReply(RuntimeError):
     """An endpoint did not reply, or refused; the message is the last problem."""
 
 
-def make_client(api_key: str | None, timeout: float) -> httpx.AsyncClient:
-    """Return a client that sends the key, if there is one."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.AsyncClient(timeout=timeout, headers=headers)
+class Connection:
+    """Requests to one endpoint: at most ``parallel`` in flight, and transient errors are retried.
 
-
-async def post(
-    client: httpx.AsyncClient,
-    url: str,
-    body: dict[str, Any],
-    retries: int,
-    retry_wait: float,
-    refused: set[str],
-    count: Callable[[], None] = lambda: None,
-) -> httpx.Response:
-    """Return a successful reply; transient errors are retried. Raises :class:`NoReply`.
-
-    ``count`` is called before every request. What is refused for a parameter is sent again: without
-    ``response_format``, or with ``max_completion_tokens`` in place of ``max_tokens``, which is then
-    kept in ``refused``, a set for each endpoint.
+    The key is that of the environment (``OPENAI_API_KEY``) if none is given.
     """
-    problem, attempt = "no request was sent", 0
-    if _LIMIT in refused and _LIMIT in body:
-        body[_NEW_LIMIT] = body.pop(_LIMIT)
-    while attempt <= retries:
-        count()
-        try:
-            reply = await client.post(url, json=body)
-        except httpx.HTTPError as error:
-            problem = f"{type(error).__name__}: {error}"
-        else:
-            if reply.status_code < 300:
-                if _NEW_LIMIT in body:
-                    refused.add(_LIMIT)
-                return reply
-            if reply.status_code == 400 and _adapt(body, reply.text):
-                continue
-            problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
-            if reply.status_code not in _RETRIED:
-                break
-        if attempt < retries:
-            wait = retry_wait * 2**attempt * (0.5 + random.random())
-            await asyncio.sleep(min(_LONGEST_WAIT, wait))
-        attempt += 1
-    raise NoReply(problem)
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        timeout: float,
+        retries: int,
+        retry_wait: float,
+        parallel: int,
+    ) -> None:
+        key = api_key or os.environ.get("OPENAI_API_KEY")
+        self.url, self._timeout, self._parallel = url.rstrip("/"), timeout, parallel
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._retries, self._retry_wait = retries, retry_wait
+        self._takes_new_limit = False
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._places = WeakKeyDictionary()
+
+    async def post(
+        self, path: str, body: dict[str, Any], count: Callable[[], None] = lambda: None
+    ) -> httpx.Response:
+        """Return a successful reply, or raise :class:`NoReply`. ``count`` is called before every
+        request.
+
+        What is refused for a parameter is sent again: without ``response_format``, or with
+        ``max_completion_tokens`` in place of ``max_tokens``, in later requests too.
+        """
+        loop = asyncio.get_running_loop()
+        places = self._places.setdefault(loop, asyncio.Semaphore(self._parallel))
+        client = httpx.AsyncClient(timeout=self._timeout, headers=self._headers)
+        async with places, client:
+            return await self._post(client, f"{self.url}/{path}", body, count)
+
+    async def _post(
+        self, client: httpx.AsyncClient, url: str, body: dict[str, Any], count: Callable[[], None]
+    ) -> httpx.Response:
+        problem, attempt = "no request was sent", 0
+        if self._takes_new_limit:
+            body[_NEW_LIMIT] = body.pop(_LIMIT)
+        while attempt <= self._retries:
+            count()
+            try:
+                reply = await client.post(url, json=body)
+            except httpx.HTTPError as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if reply.status_code < 300:
+                    self._takes_new_limit = _NEW_LIMIT in body
+                    return reply
+                if reply.status_code == 400 and _adapt(body, reply.text):
+                    continue
+                problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
+                if reply.status_code not in _RETRIED:
+                    break
+            if attempt < self._retries:
+                wait = self._retry_wait * 2**attempt * (0.5 + random.random())
+                await asyncio.sleep(min(_LONGEST_WAIT, wait))
+            attempt += 1
+        raise NoReply(problem)
 
 
 def _adapt(body: dict[str, Any], complaint: str) -> bool:
