@@ -1,4 +1,4 @@
-"""The cookbook's weight tools on our files, run in its environment: MODEL ADAPTER FOLDER."""
+"""The cookbook's weight tools on our files, in its environment: MODEL ADAPTER FOLDER STRATEGY."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from tinker_cookbook.exceptions import WeightsMergeError
 from tinker_cookbook.weights import build_hf_model, build_lora_adapter
 
 
-def main(model: str, adapter: str, folder: str) -> None:
+def main(model: str, adapter: str, folder: str, strategy: str) -> None:
     paths = {"base_model": model, "adapter_path": adapter}
     build_lora_adapter(**paths, output_path=str(Path(folder) / "adapter"))
     try:
-        build_hf_model(**paths, output_path=str(Path(folder) / "merged"), dtype="float32")
+        merged = str(Path(folder) / "merged")
+        build_hf_model(**paths, output_path=merged, dtype="float32", merge_strategy=strategy)
     except WeightsMergeError as error:
         print(f"refused: {error}")
     else:

@@ -47,7 +47,7 @@ class _Scale:
         )
 
 
-def line_chart(lines: Mapping[str, Points], band: Band = (), label: str = "step") -> str:
+def line_chart(lines: Mapping[str, Points], band: Band = ()) -> str:
     """Draw series as lines, and a band behind them; return an empty string if there are no points.
 
     >>> line_chart({"mean": [(1, 0.5), (2, 0.75)]}).startswith("<svg")
@@ -75,7 +75,7 @@ def line_chart(lines: Mapping[str, Points], band: Band = (), label: str = "step"
         legend = _LEFT + 10 + 120 * (number % 5)
         shapes.append(f'<circle class="{kind}" cx="{legend}" cy="8" r="4"/>')
         shapes.append(_text(legend + 8, 12, name, "start"))
-    return _svg(scale.axes(label) + "".join(shapes), ", ".join(lines))
+    return _svg(scale.axes("step") + "".join(shapes), ", ".join(lines))
 
 
 def bar_chart(bins: Sequence[tuple[float, float, int]]) -> str:

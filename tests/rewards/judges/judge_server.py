@@ -21,6 +21,7 @@ class JudgeServer:
 
     judge: Judge
     statuses: list[int] = field(default_factory=list)
+    refused: str | None = None  # a parameter that is answered with 400, as OpenAI's server does
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     url: str = ""
@@ -35,6 +36,9 @@ class JudgeServer:
             if self.statuses:
                 status = self.statuses.pop(0)
                 return status, {"error": {"message": f"status {status}"}}
+            if self.refused in body:
+                said = f"Unsupported parameter: '{self.refused}' is not supported with this model."
+                return 400, {"error": {"message": said, "code": "unsupported_parameter"}}
         said = self.judge(body)
         message = {"role": "assistant", **(said if isinstance(said, dict) else {"content": said})}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -43,9 +47,11 @@ class JudgeServer:
 
 
 @contextmanager
-def judge_server(judge: Judge, statuses: list[int] | None = None) -> Iterator[JudgeServer]:
+def judge_server(
+    judge: Judge, statuses: list[int] | None = None, refused: str | None = None
+) -> Iterator[JudgeServer]:
     """A running server."""
-    state = JudgeServer(judge, statuses or [])
+    state = JudgeServer(judge, statuses or [], refused)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -147,6 +149,52 @@ def test_weight_on_a_prompt_token_is_found_when_another_token_was_changed() -> N
         assert unmasked([changed], groups) == []
         wrong = replaced(changed, weights=np.ones(6))
         assert unmasked([datum, wrong], groups) == [1]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda tokens: [90, *tokens[1:-1], 91],
+        lambda tokens: [90, *tokens, 91],
+        lambda tokens: [*tokens[1:4], 90, *tokens[4:-1]],
+        lambda tokens: [token if i % 4 else 90 for i, token in enumerate(tokens)],
+    ],
+    ids=["first and last changed", "lengthened", "shortened, and one put between", "every fourth"],
+)
+def test_an_edited_datum_is_found_whichever_of_its_tokens_were_changed(
+    edit: Callable[[list[int]], list[int]],
+) -> None:
+    prompts = [[*range(10, 20)], [*range(10, 16), 30, 31, 32, 33]]
+    answers = [Segment.of(p, [50, 51, 52, 53 + i], [-0.5] * 4) for i, p in enumerate(prompts)]
+    groups = [group(Rollout([s], "text", reward=1.0, advantage=1.0)) for s in answers]
+    for answer in answers:
+        tokens = edit(answer.tokens)
+        sampled = tokens.index(51) if 51 in tokens else tokens.index(52)
+        masked = make_datum(
+            Segment.of(tokens[:sampled], tokens[sampled:], [-0.5] * len(tokens[sampled:])), 1.0
+        )
+        assert unmasked([masked], groups) == []
+        wrong = replaced(masked, weights=np.ones(len(tokens) - 1))
+        assert unmasked([masked, wrong], groups) == [1]
+
+
+def test_an_answer_that_quotes_its_prompt_is_no_bug_when_both_were_edited() -> None:
+    quoted = [*range(10, 30)]
+    answer = Segment.of([1, 2, *quoted, 3], [4, *quoted, 5], [-0.5] * 22)
+    groups = [group(Rollout([answer], "text", reward=1.0, advantage=1.0))]
+    edited = make_datum(Segment.of([90, 91], [93, *quoted, 92], [-0.5] * 22), advantage=1.0)
+    assert unmasked([edited], groups) == []
+    wrong = make_datum(Segment.of([90, 2], [*quoted, 3, 4, *quoted, 92], [-0.5] * 43), 1.0)
+    assert unmasked([wrong], groups) == [0]
+
+
+def test_an_edited_turn_is_not_taken_for_a_context_that_quotes_it() -> None:
+    """The second context has every pair of tokens that the edited datum has."""
+    first = Segment.of([1, 2], [3, 4, 5], [-0.5] * 3)
+    later = Segment.of([1, 2, 3, 4, 5, 6, 7], [8], [-0.5])
+    groups = [group(Rollout([later, first], "text", reward=1.0, advantage=1.0))]
+    shorter = make_datum(Segment.of([1, 2], [3, 4], [-0.5] * 2), advantage=1.0)
+    assert unmasked([shorter], groups) == []
 
 
 def test_a_datum_without_weights_has_those_that_the_service_takes() -> None:

@@ -55,6 +55,26 @@ def test_a_reward_that_moved_is_named_where_pass_at_1_did_not(
     assert verdict(start, end).startswith(said)
 
 
+def test_a_few_equal_rewards_are_no_certain_ones() -> None:
+    """Three prompts with the same reward each say little, although it does not vary."""
+    start, end = (evaluate([[reward]] * 3, threshold=1.0) for reward in (0.5, 0.6))
+    assert verdict(start, end).startswith("No clear effect on the holdout: ")
+    assert end.reward_low < 0.6 < end.reward_high
+
+
+@pytest.mark.parametrize("reward", [-2.0, 0.0, 0.3, 1.0, 7.0])
+def test_the_interval_of_equal_rewards_contains_them_and_narrows_with_their_number(
+    reward: float,
+) -> None:
+    few, many = (evaluate([[reward]] * count, threshold=1.0) for count in (5, 500))
+    for each in (few, many):
+        assert each.reward_low <= reward <= each.reward_high
+    assert 0 < many.reward_high - many.reward_low < (few.reward_high - few.reward_low) / 5
+    low, high = evaluate([[1.0]] * 20, threshold=1.0).estimate("pass_1").low, 1.0
+    found = evaluate([[1.0]] * 20, threshold=1.0).estimate("reward")
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
 @pytest.mark.parametrize(
     ("right", "said"),
     [

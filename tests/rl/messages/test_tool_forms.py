@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mint.rl import parse_tool_calls
-from mint.rl.messages.tool_calls import THOUGHTS, ToolCall, opens_thought
+from mint.rl.messages.tool_calls import _WRAPPERS, THOUGHTS, ToolCall, opens_thought
 from tests.rl.messages.script import begun
 from tests.rl.messages.templates import FAMILIES
 
@@ -236,6 +236,38 @@ def test_marks_of_thoughts_inside_the_arguments_are_text(name: str, mark: str) -
     assert parse_tool_calls(said) == wanted
     assert parse_tool_calls(f"<think>Look.</think>{said}") == wanted
     assert parse_tool_calls(f"Look.</think>{said}", thinking=True) == wanted
+
+
+CLOSINGS = [closing for _, closing in _WRAPPERS if closing != "```"]
+CLOSINGS += ["<|call|>", "<｜tool▁call▁end｜>", "<|tool_call_end|>", "</function>"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, (text, _) in FORMS.items() if "Rome" in text and any(c in text for c in CLOSINGS)],
+)
+def test_what_closes_a_call_is_text_inside_its_arguments(name: str) -> None:
+    """A string that may contain anything, after prose and before another mark."""
+    text, calls = FORMS[name]
+    city = f"Rome {' '.join(each for each in CLOSINGS if each in text)} x <think>"
+    wanted = [
+        replace(call, arguments={k: city if v == "Rome" else v for k, v in call.arguments.items()})
+        for call in calls
+    ]
+    assert parse_tool_calls("I look.\n" + text.replace("Rome", city)) == wanted
+
+
+def test_a_call_that_cannot_be_read_ends_where_it_is_closed_and_takes_no_time() -> None:
+    bad = '<tool_call>{"name": "now", }</tool_call>'
+    good = f"<tool_call>{JSON_NOW}</tool_call>"
+    assert [bool(call.error) for call in parse_tool_calls(f"So: {bad} {good} {bad}")] == [
+        True,
+        False,
+        True,
+    ]
+    many = parse_tool_calls("So: " + '<tool_call>{"a": "</tool_call>' * 3000)
+    assert len(many) == 3000
+    assert all(call.error for call in many)
 
 
 def test_a_thought_around_calls_hides_those_inside_it_only() -> None:

@@ -72,7 +72,7 @@ def export(
             _copy(adapter, draft, base, dtype)
             if check:
                 _check_adapter(adapter, draft, model, dtype, home)
-            _warn_about_output_layer(adapter)
+            _warn_about_output_layer(adapter, model)
     typer.echo(to)
 
 
@@ -169,14 +169,15 @@ def _check_adapter(
     _report(check_adapter(folder, adapter, draft), dtype or "float32")
 
 
-def _warn_about_output_layer(adapter: Path) -> None:
+def _warn_about_output_layer(adapter: Path, model: str) -> None:
     from mint.service.checkpoints.tensors import Tensors
 
     if any(".lm_head." in name for name in Tensors.open(adapter / ADAPTER_FILES[0]).entries):
         say(
             "this adapter trains the output layer. If the model's embeddings are tied, run the "
-            "adapter on top of its base model (vLLM, PEFT), or use --merge; other programs cannot "
-            "merge it correctly (docs/export.md)"
+            "adapter on top of its base model (vLLM, PEFT), or use --merge. Other programs merge "
+            "it wrongly or not at all: for build_hf_model of tinker-cookbook, run `mint models "
+            f"untie {model} --to FOLDER` and give it FOLDER as base_model (docs/export.md)"
         )
 
 

@@ -22,9 +22,9 @@ from mint.rewards.answers.magnitude import (
 from mint.rewards.answers.plaintext import plain, strip_latex
 
 CURRENCY = r"(?:(?:US|CA|AU|NZ|HK|A|C)?\$|[€£¥₹₽₩]|(?:USD|EUR|GBP|JPY|INR|CNY|RMB|Rs\.?)\s?)"
-_SCALE = r"\s?(?:thousand|million|billion|trillion)\b"
 _PERCENT = r"\s?(?:%|percent\b|per cent\b)"
-_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = rf"\s?(?:{'|'.join(SCALES)})\b"
 
 # For use inside other patterns: a signed number with its currency, scale and percent sign.
 NUMBER = rf"(?:[-+]\s?)?(?:{CURRENCY}\s?)?(?:[-+]\s?)?{MAGNITUDE}(?:{_SCALE})?(?:{_PERCENT})?"
@@ -157,7 +157,7 @@ def _number(match: re.Match[str], text: str) -> Number:
             value, exact = power_of_ten(match["exponent"]), True
         else:
             value, exact = magnitude(match["magnitude"])
-        value *= _SCALES[match["scale"].strip()] if match["scale"] else 1
+        value *= SCALES[match["scale"].strip()] if match["scale"] else 1
         value *= _sign_before(text, match.start())
         value = value.numerator if value.denominator == 1 else value
     except (ValueError, ZeroDivisionError):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mint.rewards.answers.number import Number
+from mint.rewards.answers.number import SCALES, Number
 
 _UNITS = [
     *["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
@@ -13,11 +13,10 @@ _UNITS = [
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _SMALL = {word: value for value, word in enumerate(_UNITS)}
 _SMALL.update({word: 10 * value for value, word in enumerate(_TENS, start=2)})
-_LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _READ = 4000
 _RUN = re.compile(
     rf"\b(?P<minus>(?:minus|negative)\s)?(?P<words>(?:{'|'.join(_SMALL)})"
-    rf"(?:(?:-|\s(?:and\s)?)(?:{'|'.join([*_SMALL, *_LARGE, 'hundred'])}))*)\b",
+    rf"(?:(?:-|\s(?:and\s)?)(?:{'|'.join([*_SMALL, *SCALES, 'hundred'])}))*)\b",
     re.IGNORECASE,
 )
 
@@ -35,8 +34,8 @@ def spelt_numbers(text: str) -> Iterator[Number]:
                 group += _SMALL[word]
             elif word == "hundred":
                 group *= 100
-            elif word in _LARGE:
-                total, group = total + group * _LARGE[word], 0
+            elif word in SCALES:
+                total, group = total + group * SCALES[word], 0
         value = -(total + group) if run["minus"] else total + group
         yield Number(value, start=run.start(), end=run.end())
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import httpx
 
@@ -19,6 +20,8 @@ Message = Mapping[str, str]
 
 _RETRIED = frozenset([408, 409, 425, 429, 500, 502, 503, 504])
 _LONGEST_WAIT = 30.0
+_LIMIT, _NEW_LIMIT = "max_tokens", "max_completion_tokens"
+"""The limit of an answer: of all servers, and of OpenAI's newer models, which refuse the former."""
 _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
@@ -55,6 +58,7 @@ class ChatEndpoint:
     """The endpoint of a judge. ``url`` ends before ``/chat/completions``.
 
     Equal requests are sent once: responses are cached in memory and, with ``cache``, in a folder.
+    At most ``parallel`` requests are in flight, whichever judges and groups of answers need them.
     """
 
     model: str
@@ -73,7 +77,8 @@ class ChatEndpoint:
     def __post_init__(self) -> None:
         if self.parallel < 1 or self.retries < 0 or self.timeout <= 0:
             raise ValueError("ChatEndpoint needs parallel >= 1, retries >= 0 and timeout > 0.")
-        self.api_key = self.api_key or os.environ.get("OPENAI_API_KEY")
+        how = self.timeout, self.retries, self.retry_wait, self.parallel
+        self._connection = Connection(self.url, self.api_key, *how)
         self._kept: OrderedDict[str, str] = OrderedDict()
         self._asking: dict[str, asyncio.Future[str]] = {}
 
@@ -94,14 +99,9 @@ class ChatEndpoint:
         if (kept := self._recall(key)) is not None:
             return kept
         asking = self._asking.get(key)
-        if asking is None or asking.get_loop() is not asyncio.get_running_loop():
-            asking = self._asking[key] = asyncio.ensure_future(self._answered(body))
-        try:
-            answer = await asking
-        finally:
-            self._asking.pop(key, None)
-        self._keep(key, answer)
-        return answer
+        if asking is None or asking.done() or asking.get_loop() is not asyncio.get_running_loop():
+            asking = self._asking[key] = asyncio.ensure_future(self._answered(key, body))
+        return await asyncio.shield(asking)  # others may wait for it too
 
     async def ask_json(
         self, messages: Sequence[Message], schema: Mapping[str, Any]
@@ -119,18 +119,19 @@ class ChatEndpoint:
             ]
             return read_object(await self.ask(again, schema), schema)
 
-    async def _answered(self, body: dict[str, Any]) -> str:
-        url = f"{self.url.rstrip('/')}/chat/completions"
-        async with make_client(self.api_key, self.timeout) as client:
-            try:
-                return self._content(
-                    await post(client, url, body, self.retries, self.retry_wait, self.budget.spend)
-                )
-            except NoReply as error:
-                raise JudgeFailed(
-                    f"The judge {self.model} at {self.url} did not answer: {error}. "
-                    "Check the address, the key and the model name."
-                ) from None
+    async def _answered(self, key: str, body: dict[str, Any]) -> str:
+        try:
+            reply = await self._connection.post("chat/completions", body, self.budget.spend)
+            answer = self._content(reply)
+            self._keep(key, answer)
+            return answer
+        except NoReply as error:
+            raise JudgeFailed(
+                f"The judge {self.model} at {self.url} did not answer: {error}. "
+                "Check the address, the key and the model name."
+            ) from None
+        finally:
+            self._asking.pop(key, None)
 
     def _content(self, reply: httpx.Response) -> str:
         try:
@@ -169,45 +170,79 @@ class NoReply(RuntimeError):
     """An endpoint did not reply, or refused; the message is the last problem."""
 
 
-def make_client(api_key: str | None, timeout: float) -> httpx.AsyncClient:
-    """Return a client that sends the key, if there is one."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.AsyncClient(timeout=timeout, headers=headers)
+class Connection:
+    """Requests to one endpoint: at most ``parallel`` in flight, and transient errors are retried.
 
-
-async def post(
-    client: httpx.AsyncClient,
-    url: str,
-    body: dict[str, Any],
-    retries: int,
-    retry_wait: float,
-    count: Callable[[], None] = lambda: None,
-) -> httpx.Response:
-    """Return a successful reply; transient errors are retried. Raises :class:`NoReply`.
-
-    ``count`` is called before every request. If an endpoint does not support
-    ``response_format``, the request is sent again without it.
+    The key is that of the environment (``OPENAI_API_KEY``) if none is given.
     """
-    problem = "no request was sent"
-    for attempt in range(retries + 1):
-        count()
-        try:
-            reply = await client.post(url, json=body)
-        except httpx.HTTPError as error:
-            problem = f"{type(error).__name__}: {error}"
-        else:
-            if reply.status_code == 400 and body.pop("response_format", None):
-                problem = "it does not support response_format"
-                continue
-            if reply.status_code < 300:
-                return reply
-            problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
-            if reply.status_code not in _RETRIED:
-                break
-        if attempt < retries:
-            wait = retry_wait * 2**attempt * (0.5 + random.random())
-            await asyncio.sleep(min(_LONGEST_WAIT, wait))
-    raise NoReply(problem)
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        timeout: float,
+        retries: int,
+        retry_wait: float,
+        parallel: int,
+    ) -> None:
+        key = api_key or os.environ.get("OPENAI_API_KEY")
+        self.url, self._timeout, self._parallel = url.rstrip("/"), timeout, parallel
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._retries, self._retry_wait = retries, retry_wait
+        self._takes_new_limit = False
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._places = WeakKeyDictionary()
+
+    async def post(
+        self, path: str, body: dict[str, Any], count: Callable[[], None] = lambda: None
+    ) -> httpx.Response:
+        """Return a successful reply, or raise :class:`NoReply`. ``count`` is called before every
+        request.
+
+        What is refused for a parameter is sent again: without ``response_format``, or with
+        ``max_completion_tokens`` in place of ``max_tokens``, in later requests too.
+        """
+        loop = asyncio.get_running_loop()
+        places = self._places.setdefault(loop, asyncio.Semaphore(self._parallel))
+        client = httpx.AsyncClient(timeout=self._timeout, headers=self._headers)
+        async with places, client:
+            return await self._post(client, f"{self.url}/{path}", body, count)
+
+    async def _post(
+        self, client: httpx.AsyncClient, url: str, body: dict[str, Any], count: Callable[[], None]
+    ) -> httpx.Response:
+        problem, attempt = "no request was sent", 0
+        if self._takes_new_limit:
+            body[_NEW_LIMIT] = body.pop(_LIMIT)
+        while attempt <= self._retries:
+            count()
+            try:
+                reply = await client.post(url, json=body)
+            except httpx.HTTPError as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if reply.status_code < 300:
+                    self._takes_new_limit = _NEW_LIMIT in body
+                    return reply
+                if reply.status_code == 400 and _adapt(body, reply.text):
+                    continue
+                problem = f"HTTP {reply.status_code}: {reply.text[:200]}"
+                if reply.status_code not in _RETRIED:
+                    break
+            if attempt < self._retries:
+                wait = self._retry_wait * 2**attempt * (0.5 + random.random())
+                await asyncio.sleep(min(_LONGEST_WAIT, wait))
+            attempt += 1
+        raise NoReply(problem)
+
+
+def _adapt(body: dict[str, Any], complaint: str) -> bool:
+    """Change a parameter that an endpoint refuses; return False when there is none to change."""
+    named = _NEW_LIMIT in complaint or (_LIMIT in complaint and "unsupported" in complaint.lower())
+    if named and _LIMIT in body:
+        body[_NEW_LIMIT] = body.pop(_LIMIT)
+        return True
+    return body.pop("response_format", None) is not None
 
 
 def read_object(answer: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Grade answers with a language model and a rubric of weighted criteria."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ class JudgeReward(SingleReward):
         if scale[0] >= scale[1]:
             raise ValueError(f"The scale must be increasing, not from {scale[0]} to {scale[1]}.")
         self.endpoint, self.rubric, self.scale = endpoint, list(rubric), scale
-        self.longest, self.parallel = longest, endpoint.parallel
+        self.longest = longest
 
     async def score_one(self, sample: Sample) -> Score:
         grades = await self.endpoint.ask_json(self._messages(sample), self._schema())
@@ -103,7 +104,7 @@ def marked(name: str, text: str, longest: int) -> str:
     4
     <<<end of answer>>>
     """
-    text = text.replace("<<<", "< < <").replace(">>>", "> > >")
+    text = re.sub("<{3,}|>{3,}", lambda run: " ".join(run[0]), text)
     if len(text) > longest:
         text = f"{text[: longest // 2]}\n[… cut …]\n{text[-longest // 2 :]}"
     return f"<<<{name}>>>\n{text}\n<<<end of {name}>>>"

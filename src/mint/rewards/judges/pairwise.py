@@ -64,13 +64,12 @@ class PairwiseJudge(Reward):
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for index, sample in enumerate(samples):
             groups[sample.metadata.get("group", sample.prompt)].append(index)
-        slots = asyncio.Semaphore(self.endpoint.parallel)
         outcomes: list[RewardOutcome] = [None] * len(samples)
 
         async def one(members: list[int]) -> None:
             group = [samples[index] for index in members]
             try:
-                scored: Sequence[RewardOutcome] = await self._scored(group, slots)
+                scored: Sequence[RewardOutcome] = await self._scored(group)
             except Exception as error:
                 scored = [Failure(self.name, error) for _ in group]
             for index, outcome in zip(members, scored, strict=True):
@@ -79,11 +78,11 @@ class PairwiseJudge(Reward):
         await asyncio.gather(*(one(members) for members in groups.values()))
         return outcomes
 
-    async def _scored(self, group: list[Sample], slots: asyncio.Semaphore) -> list[Score]:
+    async def _scored(self, group: list[Sample]) -> list[Score]:
         wins: dict[Pair, float] = {}
         won = [0.0] * len(group)
         for pairs in self._rounds(won):
-            verdicts = await asyncio.gather(*(self._better(group, pair, slots) for pair in pairs))
+            verdicts = await asyncio.gather(*(self._better(group, pair) for pair in pairs))
             for (a, b), share in zip(pairs, verdicts, strict=True):
                 wins[a, b], wins[b, a] = share, 1.0 - share
                 won[a] += share
@@ -107,7 +106,7 @@ class PairwiseJudge(Reward):
             met |= {frozenset(pair) for pair in pairs}
             yield pairs
 
-    async def _better(self, group: list[Sample], pair: Pair, slots: asyncio.Semaphore) -> float:
+    async def _better(self, group: list[Sample], pair: Pair) -> float:
         """Return 1.0 if the first of the pair is better, 0.0 if the second is, 0.5 for a tie."""
         first, second = group[pair[0]], group[pair[1]]
         if first.response == second.response:
@@ -115,8 +114,7 @@ class PairwiseJudge(Reward):
         orders = [(first, second, "A"), (second, first, "B")][: 2 if self.swap else 1]
 
         async def asked(a: Sample, b: Sample, wanted: str) -> float:
-            async with slots:
-                answer = await self.endpoint.ask_json(self._messages(a, b), _SCHEMA)
+            answer = await self.endpoint.ask_json(self._messages(a, b), _SCHEMA)
             return 0.5 if answer["better"] == "tie" else float(answer["better"] == wanted)
 
         shares = await asyncio.gather(*(asked(*order) for order in orders))

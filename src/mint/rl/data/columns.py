@@ -114,34 +114,35 @@ class Columns:
         cls,
         rows: Sequence[Row],
         file: str,
-        *,
-        prompt: str | None,
-        answer: str | None,
-        messages: str | None,
-        system: str | None,
-        template: str | None,
+        given: Mapping[str, str | None],
     ) -> Columns:
-        """The columns to use, or :class:`DataError` for one that the file does not have."""
+        """The columns to use, or :class:`DataError` for one that the file does not have.
+
+        ``given`` are the arguments of the task: a template, and the names of columns.
+        """
         names = tuple(dict.fromkeys(name for row in rows for name in row.fields))
-        given = {"prompt_column": prompt, "messages_column": messages, "template": template}
-        several = [name for name, value in given.items() if value is not None]
+        prompts = ("prompt_column", "messages_column", "template")
+        several = [name for name in prompts if given[name] is not None]
         if len(several) > 1:
             raise DataError(
                 f"{' and '.join(several)} are set, but only one can define the prompt. Leave out "
                 f"{several[-1]}."
             )
-        asks = {"answer_column": answer, "messages_column": messages, "system_column": system}
-        asks["prompt_column"] = (prompt or PROMPT) if several in ([], ["prompt_column"]) else None
+        asks = {name: given[name] for name in _USUAL}
+        if not several:
+            asks["prompt_column"] = PROMPT
         for argument, name in asks.items():
             if name is not None and name not in names:
                 raise _no_column(file, name, argument, names)
+        template = given["template"]
         read = None if template is None else PromptTemplate.read(template, names)
-        gold = answer or (ANSWER if ANSWER in names else None)
+        gold = asks["answer_column"] or (ANSWER if ANSWER in names else None)
         if read is not None and gold in read.columns:
             raise DataError(
                 f"The template shows {{{gold}}}, the gold answer, to the model. Remove it, or "
                 f"set {setting('answer_column')}. Write literal braces twice: {{{{{gold}}}}}."
             )
+        messages, system = asks["messages_column"], asks["system_column"]
         return cls(names, asks["prompt_column"], gold, messages, system, read)
 
     def no_answer(self, file: str) -> DataError:

@@ -58,12 +58,13 @@ class DatasetTask(RLAdapter):
         holdout_split: str | None = None,
         reward: RewardLike | None = None,
     ) -> None:
+        given = dict(locals())
         for name in ("file", "holdout_file"):
-            _check_type(name, locals()[name], (str, Path), "the path of a file")
+            _check_type(name, given[name], (str, Path), "the path of a file")
         for name in ("prompt_column", "answer_column", "messages_column", "system_column"):
-            _check_type(name, locals()[name], str, "the name of a column")
+            _check_type(name, given[name], str, "the name of a column")
         for name in ("system_prompt", "template", "split", "holdout_split"):
-            _check_type(name, locals()[name], str, "a string")
+            _check_type(name, given[name], str, "a string")
         _check_type("chat", chat, bool, "true or false")
         if not isinstance(chat_template_kwargs, Mapping | None):
             raise ConfigError(
@@ -80,15 +81,7 @@ class DatasetTask(RLAdapter):
                 "chat=false sends plain text, but messages_column contains conversations."
             )
         rows = read_rows(file, split)
-        self.columns = Columns.found_in(
-            rows,
-            str(file),
-            prompt=prompt_column,
-            answer=answer_column,
-            messages=messages_column,
-            system=system_column,
-            template=template,
-        )
+        self.columns = Columns.found_in(rows, str(file), given)
         self.reward = self._chosen_reward(reward, str(file))
         problems = self._problems(rows)
         if shots and self.columns.answer is None:

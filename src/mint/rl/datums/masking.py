@@ -1,53 +1,67 @@
 """Find datums with a weight on tokens that the policy did not sample."""
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mint import types
-from mint.rl.algorithms.sequences import common_prefix
 from mint.rl.datums.datum import Tokens, datum_tokens, has_weight
 from mint.rl.rollouts.rollout import Group
 
 Masks = dict[Tokens, NDArray[np.bool_]]  # which tokens of each answer were sampled
+Index = Mapping[tuple[int, int], Sequence[int]]
+"""Which answers contain a pair of neighbouring tokens: single tokens coincide too often."""
+_RARE = 64  # answers with a pair, up to which it says which of them a datum was made from
 
 
 def unmasked(datums: Sequence[types.Datum], groups: Sequence[Group]) -> list[int]:
-    """Return which datums have a weight on a token that the policy did not sample."""
+    """Return which datums have a weight on a token that the policy did not sample.
+
+    An edited datum is compared with the answer that it has most in common with.
+    """
     masks: Masks = {}
     for group in groups:
         for rollout in group.rollouts:
             for kept in (segment.trimmed() for segment in rollout.segments):
                 tokens, sampled = tuple(kept.tokens), np.asarray(kept.sampled, dtype=bool)
                 masks[tokens] = sampled | masks.get(tokens, sampled)  # one may quote another
-    return [
-        index
-        for index, datum in enumerate(datums)
-        if has_weight(datum)[_given(masks, datum_tokens(datum))[1:]].any()
-    ]
+    tokens_D = [datum_tokens(datum) for datum in datums]
+    index: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    answers = list(masks)
+    if any(tokens not in masks for tokens in tokens_D):
+        for number, answer in enumerate(answers):
+            for pair in set(pairwise(answer)):
+                index[pair].append(number)
+    found = []
+    for i, (datum, tokens) in enumerate(zip(datums, tokens_D, strict=True)):
+        mask = masks.get(tokens)
+        given = ~mask if mask is not None else _given(tokens, answers, masks, index)
+        if has_weight(datum)[given[1:]].any():
+            found.append(i)
+    return found
 
 
-def _given(masks: Masks, tokens: Tokens) -> NDArray[np.bool_]:
-    """Return which tokens of a datum were given. An edited answer is compared with those that begin
-    or end like it."""
-    if tokens in masks:
-        return ~masks[tokens]
-    from_start = _common(masks, tokens)
-    backwards = {other[::-1]: mask[::-1] for other, mask in masks.items()}
-    from_end = _common(backwards, tokens[::-1])
+def _given(
+    tokens: Tokens, answers: Sequence[Tokens], masks: Masks, index: Index
+) -> NDArray[np.bool_]:
+    """Return which tokens of a datum were given: those that are in its answer, and not sampled."""
     given = np.zeros(len(tokens), dtype=bool)
-    if len(from_end):
-        given[-len(from_end) :] = ~from_end[::-1]
-    given[: len(from_start)] = ~from_start
+    pairs = list(pairwise(tokens))
+    having = [index[pair] for pair in set(pairs) if pair in index]
+    shared = Counter(chain.from_iterable([each for each in having if len(each) <= _RARE] or having))
+    if not shared:
+        return given
+    nearest = max(shared, key=lambda n: shared[n] / (len(answers[n]) + len(tokens)))
+    answer, mask = answers[nearest], masks[answers[nearest]]
+    blocks = SequenceMatcher(None, list(pairwise(answer)), pairs).get_matching_blocks()
+    for theirs, mine, count in blocks:
+        if count:  # so many pairs have one token more
+            given[mine : mine + count + 1] = ~mask[theirs : theirs + count + 1]
+    sampled = {pair for i, pair in enumerate(pairwise(answer)) if mask[i] and mask[i + 1]}
+    for i in (i for i, pair in enumerate(pairs) if pair in sampled):
+        given[i : i + 2] = False  # an answer may quote its prompt
     return given
-
-
-def _common(masks: Masks, tokens: Tokens) -> NDArray[np.bool_]:
-    """The mask of the nearest answer, as far as it begins like these tokens."""
-    known = sorted(masks)
-    place = bisect_left(known, tokens)
-    neighbours = known[max(0, place - 1) : place + 1]
-    nearest = max(neighbours, key=lambda other: common_prefix(other, tokens), default=())
-    return masks.get(nearest, np.empty(0, bool))[: common_prefix(nearest, tokens)]

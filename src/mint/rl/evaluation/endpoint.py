@@ -8,14 +8,13 @@ never trained on.
 import asyncio
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from mint import types
-from mint.rewards.judges.endpoint import NoReply, make_client, post
+from mint.rewards.judges.endpoint import Connection, NoReply
 from mint.rl.agents.rehearsal import ByteTokenizer
 
 _BEGIN, _MORE, _CONTENT, _END = "\x02", "\x1e", "\x1f", "\x03"
@@ -104,11 +103,8 @@ class EndpointClient:
         api_key: str | None = None,
         retries: int = 4,
     ) -> None:
-        self.url = url.rstrip("/")
         self.model = model
-        self.retries = retries
-        self._key = api_key or os.environ.get("OPENAI_API_KEY")
-        self._places = asyncio.Semaphore(_PARALLEL)
+        self._connection = Connection(url, api_key, _TIMEOUT, retries, _RETRY_WAIT, _PARALLEL)
         self._tokenizer = EndpointTokenizer()
 
     def get_tokenizer(self) -> EndpointTokenizer:
@@ -136,22 +132,20 @@ class EndpointClient:
 
     async def _answer(self, request: Mapping[str, Any]) -> Any:
         path = "completions" if "prompt" in request else "chat/completions"
-        async with self._places, make_client(self._key, _TIMEOUT) as client:
-            try:
-                reply = await post(
-                    client, f"{self.url}/{path}", dict(request), self.retries, _RETRY_WAIT
-                )
-            except NoReply as error:
-                raise EndpointFailed(
-                    f"{self.model} at {self.url} did not answer: {error}. Check the address, the "
-                    "model's name (model.base_model=...) and OPENAI_API_KEY."
-                ) from None
+        try:
+            reply = await self._connection.post(path, dict(request))
+        except NoReply as error:
+            raise EndpointFailed(
+                f"{self.model} at {self._connection.url} did not answer: {error}. Check the "
+                "address, the model's name (model.base_model=...) and OPENAI_API_KEY."
+            ) from None
         try:
             (choice, *_) = reply.json()["choices"]
             text = choice["text"] if "prompt" in request else _said(choice["message"])
         except (ValueError, KeyError, TypeError) as error:
             raise EndpointFailed(
-                f"{self.url} returned something other than a completion: {reply.text[:200]}"
+                f"{self._connection.url} returned something other than a completion: "
+                f"{reply.text[:200]}"
             ) from error
         cut = choice.get("finish_reason") == "length"
         tokens = self._tokenizer.encode(_MARKS.sub("", text)) + ([] if cut else [256])

@@ -52,15 +52,15 @@ class Evaluator:
 
     def of(self, path: str | None) -> Evaluation:
         """Evaluate a checkpoint, of training or of sampling; None is the base model."""
-        return asyncio.run(self.of_async(path))
 
-    async def of_async(self, path: str | None) -> Evaluation:
-        async with sampling_client(self.service, self.cfg, path) as client:
-            tokenizer = await to_thread(client.get_tokenizer)
-            self._items = self._items or Data(self.adapter, tokenizer, self.cfg).holdout()
-            return await self._holdout.evaluate(
-                self.adapter, self.cfg, self._items, client, tokenizer
-            )
+        async def work() -> Evaluation:
+            adapter, cfg = self.adapter, self.cfg
+            async with sampling_client(self.service, cfg, path) as client:
+                tokenizer = await to_thread(client.get_tokenizer)
+                self._items = self._items or Data(adapter, tokenizer, cfg).holdout()
+                return await self._holdout.evaluate(adapter, cfg, self._items, client, tokenizer)
+
+        return asyncio.run(work())
 
 
 @dataclass

@@ -52,17 +52,26 @@ class Estimate:
     low: float
     high: float
 
-    def above(self, other: Estimate) -> Estimate:
-        """Return how much higher this one is, when both were measured apart (Newcombe's interval).
+    def above(self, other: Estimate, correlation: float = 0.0) -> Estimate:
+        """Return how much higher this one is (Newcombe's interval of a difference).
+
+        ``correlation`` is that of the two measurements; 0 when they were taken apart.
 
         >>> found = Estimate(0.75, 0.5, 1.0).above(Estimate(0.5, 0.25, 0.75))
         >>> found.value, round(found.low, 2), round(found.high, 2)
         (0.25, -0.1, 0.6)
         """
         difference = self.value - other.value
-        down = math.hypot(self.value - self.low, other.high - other.value)
-        up = math.hypot(self.high - self.value, other.value - other.low)
-        return Estimate(difference, difference - down, difference + up)
+        (mine_down, mine_up), (down, up) = (
+            (each.value - each.low, each.high - each.value) for each in (self, other)
+        )
+
+        def apart(a: float, b: float) -> float:
+            return math.sqrt(max(0.0, a * a + b * b - 2 * correlation * a * b))
+
+        return Estimate(
+            difference, difference - apart(mine_down, up), difference + apart(mine_up, down)
+        )
 
 
 METRICS = ("pass_1", "pass_k", "reward")
@@ -206,7 +215,7 @@ def evaluate(
     low, high = wilson(share, independent_trials(rates, [len(group) for group in groups]))
     means = np.asarray([np.mean(group) for group in groups])
     reward = float(means.mean())
-    half = _Z95 * float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.inf
+    reward_low, reward_high = reward_interval(means)
     return Evaluation(
         prompts=len(groups),
         samples=sum(len(group) for group in groups),
@@ -216,12 +225,33 @@ def evaluate(
         high=high,
         k=k,
         pass_k=float(np.mean([pass_at_k(r, k, k) for r in complete])),
-        reward_low=reward - half,
-        reward_high=reward + half,
+        reward_low=reward_low,
+        reward_high=reward_high,
         failed=sum(reward is None for group in given for reward in group) - unrewarded,
         unrewarded=unrewarded,
         left_out=left_out,
     )
+
+
+def reward_interval(means_P: np.ndarray) -> tuple[float, float]:
+    """Return the 95% interval of the mean reward, from the mean of every prompt.
+
+    Equal prompts show no spread. Their interval is that of a success rate, on the scale from 0 to 1
+    (or wider, if the reward is outside).
+
+    >>> low, high = reward_interval(np.asarray([0.5] * 8))
+    >>> round(low, 3), round(high, 3)
+    (0.215, 0.785)
+    """
+    count, mean = len(means_P), float(means_P.mean())
+    if count < 2:
+        return -math.inf, math.inf
+    if (spread := float(means_P.std(ddof=1))) > 1e-12:
+        half = _Z95 * spread / math.sqrt(count)
+        return mean - half, mean + half
+    least, width = min(0.0, mean), max(1.0, mean) - min(0.0, mean)
+    low, high = wilson((mean - least) / width, count)
+    return least + low * width, least + high * width
 
 
 def independent_trials(rates_P: np.ndarray, sizes_P: Sequence[int]) -> float:

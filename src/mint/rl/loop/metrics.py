@@ -8,6 +8,7 @@ from mint.rl.algorithms.importance import entropy
 from mint.rl.rollouts.rollout import Group, Rollout
 from mint.rl.sampling.batch import Batch
 
+_KINDS = ("signal", "all_right", "all_wrong", "all_equal", "unscored")  # see Group.kind
 _LOOKED_AT = 64  # rollouts of a step whose repetition is measured
 
 
@@ -25,11 +26,7 @@ def measure(groups: Sequence[Group], threshold: float) -> dict[str, float]:
         "reward/success": _mean([reward >= threshold for reward in rewards]),
         "reward/failures": float(sum(rollout.error is not None for rollout in rollouts)),
         "groups": float(len(groups)),
-        "groups/signal": float(kinds.count("signal")),
-        "groups/all_right": float(kinds.count("all_right")),
-        "groups/all_wrong": float(kinds.count("all_wrong")),
-        "groups/all_equal": float(kinds.count("all_equal")),
-        "groups/unscored": float(kinds.count("unscored")),
+        **{f"groups/{kind}": float(kinds.count(kind)) for kind in _KINDS},
         "length/mean": _mean([rollout.length for rollout in rollouts]),
         "length/max": float(max((rollout.length for rollout in rollouts), default=0)),
         "length/truncated": _mean([rollout.truncated for rollout in rollouts]),
@@ -66,15 +63,15 @@ def _components(rollouts: Sequence[Rollout]) -> dict[str, float]:
     }
 
 
-def repetition(rollout: Rollout, size: int = 4) -> float:
-    """The share of a rollout's runs of ``size`` tokens that occurred in it before."""
+def repetition(rollout: Rollout) -> float:
+    """The share of a rollout's runs of four tokens that occurred in it before."""
     written = [
         token
         for segment in rollout.segments
         for token, sampled in zip(segment.tokens, segment.sampled, strict=True)
         if sampled
     ]
-    return float(repeated_share(written, size)) if len(written) >= 2 * size else 0.0
+    return float(repeated_share(written, 4)) if len(written) >= 8 else 0.0
 
 
 def _mean(numbers: Sequence[float]) -> float:

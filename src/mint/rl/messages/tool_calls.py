@@ -7,8 +7,9 @@ reply without a mark is a call only when it is nothing else.
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from mint.rl.messages.argument_syntax import (
@@ -46,47 +47,45 @@ _WRAPPERS = (  # what opens and closes a call or a list of calls
     ("<seed:tool_call>", "</seed:tool_call>"),  # Seed-OSS
     ("<minimax:tool_call>", "</minimax:tool_call>"),  # MiniMax-M2
     ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),  # DeepSeek V3.2
+    ("<｜DSML｜ calls>", "</｜DSML｜ calls>"),  # DeepSeek V4.1
     ("<|START_ACTION|>", "<|END_ACTION|>"),  # Command A, Command R7B
     ("<|action_start|><|plugin|>", "<|action_end|>"),  # InternLM
     ("<|python_start|>", "<|python_end|>"),  # Llama 4
 )
-_NAMED = (  # a name, then its arguments, and perhaps an id
+_NAMED = (  # a mark, what opens a call, with its name and perhaps an id, and what closes it
     (  # Mistral Small 3.2, Magistral, Devstral
         "[TOOL_CALLS]",
-        r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]"
-        r"(?P<arguments>.*?)(?=\[TOOL_CALLS\]|\Z)",
+        r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]",
+        r"(?=\[TOOL_CALLS\])",
     ),
     (  # DeepSeek V3, R1 (with a code block) and V3.1
         "<｜tool▁call▁begin｜>",
         r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[\w.-]+)"
-        r"(?:<｜tool▁sep｜>|\s*```json)(?P<arguments>.*?)(?:```\s*)?(?:<｜tool▁call▁end｜>|\Z)",
+        r"(?:<｜tool▁sep｜>|\s*```json)",
+        r"(?:```\s*)?<｜tool▁call▁end｜>",
     ),
     (  # Kimi K2
         "<|tool_call_begin|>",
         r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?)\s*"
-        r"<\|tool_call_argument_begin\|>(?P<arguments>.*?)(?:<\|tool_call_end\|>|\Z)",
+        r"<\|tool_call_argument_begin\|>",
+        r"<\|tool_call_end\|>",
     ),
     (  # gpt-oss
         "to=functions.",
-        r"to=functions\.(?P<name>[\w.-]+)(?:\s|\w|<\|channel\|>|<\|constrain\|>)*<\|message\|>"
-        r"(?P<arguments>.*?)(?:<\|call\|>|\Z)",
+        r"to=functions\.(?P<name>[\w.-]+)(?:\s|\w|<\|channel\|>|<\|constrain\|>)*<\|message\|>",
+        r"<\|call\|>",
     ),
 )
-_NAMED_CLOSINGS = {
-    "<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>",
-    "<|tool_call_begin|>": "<|tool_call_end|>",
-    "to=functions.": "<|call|>",
-}
+_MOST_CLOSINGS = 16  # that are looked at for the end of one call
 _JSON_BEGINS = re.compile(r"\{|\[\s*\{")
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_INVOKED = re.compile(r"<(?:｜DSML｜)?invoke name=")
+_INVOKED = re.compile(r"<(?:｜DSML｜ ?)?invoke name=")
 _INVOKE = re.compile(
-    r"<(?:｜DSML｜)?invoke name=\"([^\"]+)\">(.*?)</(?:｜DSML｜)?invoke>", re.DOTALL
+    r"<(?:｜DSML｜ ?)?invoke name=\"([^\"]+)\">(.*?)</(?:｜DSML｜ ?)?invoke>", re.DOTALL
 )
 _NAMED_PARAMETER = re.compile(
-    r"<(?:｜DSML｜)?parameter name=\"([^\"]+)\"(?: string=\"(true|false)\")?>"
-    r"(.*?)</(?:｜DSML｜)?parameter>",
+    r"<(?:｜DSML｜ ?)?parameter name=\"([^\"]+)\"(?: string=\"(true|false)\")?>"
+    r"(.*?)</(?:｜DSML｜ ?)?parameter>",
     re.DOTALL,
 )
 _KEYED = re.compile(r"([A-Za-z_][\w.-]*)\s*((?:<arg_key>.*)?)", re.DOTALL)
@@ -94,6 +93,7 @@ _ARGUMENT = re.compile(
     r"<arg_key>\s*(.*?)\s*</arg_key>\s*<arg_value>\n?(.*?)\n?</arg_value>", re.DOTALL
 )
 _BRACED = re.compile(r"call:([\w.-]+)(\{.*\})", re.DOTALL)
+_CODE_END = re.compile(r"\s*```\s*\Z")
 _PYTHON_TAG = "<|python_tag|>"
 _BUILT_IN = re.compile(r"([\w.]+)\.call(\(.*\))", re.DOTALL)
 _BLOCK = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
@@ -166,12 +166,16 @@ def _without_thoughts(text: str) -> str:
 
 def _call_end(text: str, mark: re.Match[str]) -> int:
     """Return where the call that begins with a mark ends; after the mark if that is unknown."""
-    closing = _CLOSINGS.get(mark[0])
-    if closing and (end := text.find(closing, mark.end())) >= 0:
-        return end + len(closing)
-    begun = _JSON_BEGINS.search(text, mark.end() - 1)  # the mark may end with a bracket
+    form = _CLOSED_FORMS.get(mark[0])
+    if form and (begun := form.opening.match(text, mark.start())) and form.is_closed(text, begun):
+        return form.read_one(text, begun)[1]
+    json_begins = _JSON_BEGINS.search(text, mark.end() - 1)  # the mark may end with a bracket
     try:
-        return json.JSONDecoder().raw_decode(text, begun.start())[1] if begun else mark.end()
+        return (
+            json.JSONDecoder().raw_decode(text, json_begins.start())[1]
+            if json_begins
+            else mark.end()
+        )
     except NOT_A_CALL:
         return mark.end()
 
@@ -187,29 +191,60 @@ def opens_thought(prompt: str) -> bool:
     return prompt.rstrip().endswith(tuple(opening for opening, _ in THOUGHTS))
 
 
-def _wrapped(opening: str, closing: str) -> Callable[[str], list[ToolCall]]:
-    pattern = re.compile(rf"{re.escape(opening)}(.*?)(?:{re.escape(closing)}|\Z)", re.DOTALL)
-    return lambda said: [c for piece in pattern.findall(said) for c in _read(piece.strip())]
+@dataclass(frozen=True)
+class _Form:
+    """A form of calls: what opens one, what closes it, and how to read what is between."""
+
+    opening: re.Pattern[str]
+    closing: re.Pattern[str]
+    read: Callable[[Mapping[str, Any], str], list[ToolCall]]
+    needs_closing: bool = False  # else the end of a reply closes it too
+
+    def is_closed(self, said: str, begun: re.Match[str]) -> bool:
+        return self.closing.search(said, begun.end()) is not None
+
+    def read_all(self, said: str) -> list[ToolCall]:
+        found, at = list[ToolCall](), 0
+        while begun := self.opening.search(said, at):
+            calls, at = self.read_one(said, begun)
+            found += calls
+        return found
+
+    def read_one(self, said: str, begun: re.Match[str]) -> tuple[list[ToolCall], int]:
+        """Return what an opening begins, and where it ends: at the first closing that leaves a
+        readable call, since the same mark may be text in its arguments, or else at the first."""
+        closings = islice(self.closing.finditer(said, begun.end()), _MOST_CLOSINGS)
+        ends = [closing.span() for closing in closings]
+        if len(ends) < _MOST_CLOSINGS and not self.needs_closing:
+            ends.append((len(said), len(said)))
+        found: list[tuple[list[ToolCall], int]] = []
+        for end, after in ends:
+            calls = self.read(begun.groupdict(), said[begun.end() : end])
+            if not any(call.error for call in calls):
+                return calls, after
+            found.append((calls, after))
+        return found[0] if found else ([], len(said))
 
 
-def _named(form: str) -> Callable[[str], list[ToolCall]]:
-    pattern = re.compile(form, re.DOTALL)
+def _wrapped(opening: str, closing: str) -> _Form:
+    patterns = re.compile(re.escape(opening)), re.compile(re.escape(closing))
+    return _Form(*patterns, lambda _, piece: _read(piece.strip()))
 
-    def read(said: str) -> list[ToolCall]:
-        return [_call(match.groupdict()) for match in pattern.finditer(said)]
 
-    return read
+def _named_call(head: Mapping[str, Any], arguments: str) -> list[ToolCall]:
+    return [_call({**head, "arguments": _CODE_END.sub("", arguments)})]
+
+
+def _function(head: Mapping[str, Any], given: str) -> list[ToolCall]:
+    """Read what follows ``<function=name>``: JSON, or parameters."""
+    if given.lstrip().startswith("{"):
+        return [_call({**head, "arguments": given})]
+    return _untyped(head["name"], given, _PARAMETER)
 
 
 def _functions(said: str) -> list[ToolCall]:
-    """Read ``<function=name>``, which is followed by JSON or by parameters."""
-    found = [
-        _call({"name": name, "arguments": given})
-        if given.lstrip().startswith("{")
-        else _untyped(name, _PARAMETER.findall(given))
-        for name, given in _FUNCTION.findall(said)
-    ]
-    return found or ([_CUT_OFF] if said.strip().startswith("<function=") else [])
+    begun = said.lstrip().startswith("<function=")
+    return _FUNCTION.read_all(said) or ([_CUT_OFF] if begun else [])
 
 
 def _listed(mark: str) -> Callable[[str], list[ToolCall]]:
@@ -223,18 +258,26 @@ def _listed(mark: str) -> Callable[[str], list[ToolCall]]:
     return read
 
 
+_FUNCTION = _Form(  # Llama 3.1 with tools of one's own; Qwen3-Coder without its wrapper
+    re.compile(r"<function=(?P<name>[^>\s]+)>"), re.compile("</function>"), _function, True
+)
+_CLOSED_FORMS = {
+    **{opening: _wrapped(opening, closing) for opening, closing in _WRAPPERS},
+    **{mark: _Form(re.compile(a), re.compile(z), _named_call) for mark, a, z in _NAMED},
+    "<function=": _FUNCTION,
+}
+
+
 def _mistral(said: str) -> list[ToolCall]:
-    return _listed("[TOOL_CALLS]")(said) or _named(dict(_NAMED)["[TOOL_CALLS]"])(said)
+    return _listed("[TOOL_CALLS]")(said) or _CLOSED_FORMS["[TOOL_CALLS]"].read_all(said)
 
 
 _FORMS: dict[str, Callable[[str], list[ToolCall]]] = {
-    **{opening: _wrapped(opening, closing) for opening, closing in _WRAPPERS},
-    **{mark: _named(form) for mark, form in _NAMED},
+    **{mark: form.read_all for mark, form in _CLOSED_FORMS.items()},
+    "<function=": _functions,
     "[TOOL_CALLS]": _mistral,
-    "<function=": _functions,  # Llama 3.1 with tools of one's own; Qwen3-Coder without its wrapper
     "functools[": _listed("functools"),  # Phi-4-mini in other prompts
 }
-_CLOSINGS = {**dict(_WRAPPERS), **_NAMED_CLOSINGS, "<function=": "</function>"}
 _MARK = re.compile(
     "|".join(
         [
@@ -251,9 +294,10 @@ def _read(piece: str) -> list[ToolCall]:
     if piece.startswith("<function="):
         return _functions(piece)
     if _INVOKED.match(piece):
-        return [_invoked(name, given) for name, given in _INVOKE.findall(piece)] or [_CUT_OFF]
+        rest = [_CUT_OFF] if "<" in _INVOKE.sub("", piece) else []
+        return [_invoked(name, given) for name, given in _INVOKE.findall(piece)] + rest
     if keyed := _KEYED.fullmatch(piece):
-        return [_untyped(keyed[1], _ARGUMENT.findall(keyed[2]))]
+        return _untyped(keyed[1], keyed[2], _ARGUMENT)
     if piece.startswith("call:"):
         return _braced(piece)
     if piece.startswith(("{", '["', "[{", "[\n")) or not re.match(r"\[?[A-Za-z_]", piece):
@@ -314,23 +358,26 @@ def _bare(text: str) -> list[ToolCall]:
     return [_call(value) for value in found] if marked or (found and all(wanted)) else []
 
 
-def _untyped(name: str, pairs: Sequence[tuple[str, str]]) -> ToolCall:
+def _untyped(name: str, given: str, argument: re.Pattern[str]) -> list[ToolCall]:
     """Values are strings; only lists and objects are JSON. A tool's types do the rest."""
-    given = dict(pairs)
-    values = {key: list_or_object(text) for key, text in given.items()}
-    return ToolCall(name, values, texts={k: t for k, t in given.items() if values[k] is not t})
+    if "<" in argument.sub("", given):
+        return [_CUT_OFF]
+    texts = dict(argument.findall(given))
+    values = {key: list_or_object(text) for key, text in texts.items()}
+    read = {key: text for key, text in texts.items() if values[key] is not text}
+    return [ToolCall(name, values, texts=read)]
 
 
 def _invoked(name: str, given: str) -> ToolCall:
     """The same, where a value may say whether it is a string."""
     found: list[tuple[str, str, str]] = _NAMED_PARAMETER.findall(given)
-    call = _untyped(name, [(key, text) for key, _, text in found])
-    sure = {
-        key: text if is_string == "true" else list_or_object(text, scalars=True)
+    texts = {key: text for key, _, text in found}
+    values = {
+        key: text if is_string == "true" else list_or_object(text, scalars=is_string == "false")
         for key, is_string, text in found
-        if is_string
     }
-    return replace(call, arguments={**call.arguments, **sure})
+    read = {key: text for key, text in texts.items() if values[key] is not text}
+    return ToolCall(name, values, texts=read)
 
 
 def _call(value: Any) -> ToolCall:

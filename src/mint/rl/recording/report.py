@@ -22,6 +22,7 @@ COLUMNS = (
     *("error", "truncated", "reasons"),
 )
 """What the analysis reads of a rollout: everything but its tokens."""
+_BY_STEP = ("count", "mean", "std", "variance", "skewness")
 _MOST = 50_000
 _EXAMPLES = 3
 _SHOWN = 1000
@@ -181,9 +182,8 @@ def by_step(rows: Sequence[Row]) -> list[dict[str, Any]]:
         one = analyse([Scored(Sample(""), Score(value)) for value in values])
         ordered = sorted(values)
         quarters = {f"q{q}": ordered[(len(ordered) - 1) * q // 100] for q in (10, 25, 50, 75, 90)}
-        numbers = {"step": step, "count": one.count, "mean": one.mean, "std": one.std}
-        numbers |= {"variance": one.variance, "skewness": one.skewness}
-        found.append({**numbers, "min": one.minimum, "max": one.maximum, **quarters})
+        numbers = {name: getattr(one, name) for name in _BY_STEP}
+        found.append({"step": step, **numbers, "min": ordered[0], "max": ordered[-1], **quarters})
     return found
 
 
