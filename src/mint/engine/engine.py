@@ -33,7 +33,7 @@ from .messages import (
 )
 
 MAX_STOP = 1_000  # characters: the text of as many tokens is searched at every token
-MAX_SCORES = 2**26  # numbers that one request may ask for about its tokens
+MAX_SCORES = 2**24  # numbers that one request may ask for about its tokens, each of 12 bytes
 
 
 class Engine:

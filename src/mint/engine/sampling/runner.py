@@ -10,6 +10,7 @@ from torch import Tensor
 from mint.engine.adapters.lora import Adapter
 from mint.engine.attention import decode_attention, prefill_attention
 from mint.engine.attention.layout import DecodeRows
+from mint.engine.messages import FloatArray, IntArray
 from mint.engine.model.base_model import BaseModel
 from mint.engine.model.context import Lora
 from mint.engine.model.head import Head
@@ -33,17 +34,17 @@ class Tokens:
     sequences: list[Sequence]
     picked: Picked
 
-    def rows(self) -> Iterator[tuple[Sequence, int, float, tuple[list[int], list[float]] | None]]:
+    def rows(self) -> Iterator[tuple[Sequence, int, float, tuple[IntArray, FloatArray] | None]]:
         """Copy tokens and logprobs to the host, in one transfer each, and yield them row by row."""
         picked = self.picked
         tokens, logprobs = picked.tokens.tolist(), picked.logprobs.tolist()
-        ids = picked.top_ids.tolist() if picked.top_ids is not None else None
-        values = picked.top_logprobs.tolist() if picked.top_logprobs is not None else None
+        ids = None if picked.top_ids is None else picked.top_ids.cpu().numpy()
+        values = None if picked.top_logprobs is None else picked.top_logprobs.cpu().numpy()
         for row, sequence in enumerate(self.sequences):
-            top = None
-            if ids is not None and values is not None:
-                count = sequence.job.request.topk_sample_logprobs
-                top = (ids[row][:count], values[row][:count]) if count else None
+            top, count = None, sequence.job.request.topk_sample_logprobs
+            if ids is not None and values is not None and count:
+                # Copies: a view would keep those of all rows.
+                top = ids[row, :count].copy(), values[row, :count].copy()
             yield sequence, tokens[row], logprobs[row], top
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mint.engine.adapters.lora import Adapter
 from mint.engine.messages import (
+    FloatArray,
     IntArray,
     SampledSequence,
     SampledToken,
@@ -69,7 +70,7 @@ class Sequence:
     index: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    top: list[tuple[list[int], list[float]]] = field(default_factory=list)
+    top: list[tuple[IntArray, FloatArray]] = field(default_factory=list)  # ids and logprobs [K]
     stop_reason: StopReason | None = None
     blocks: list[int] = field(default_factory=list)
     known: int = 0  # blocks whose content the block manager knows
@@ -123,7 +124,7 @@ class Sequence:
                 self.index,
                 self.tokens[at],
                 self.logprobs[at],
-                list(zip(*self.top[at], strict=True)) if self.top else [],
+                list(zip(*(row.tolist() for row in self.top[at]), strict=True)) if self.top else [],
             )
             for at in range(start, self.reported)
         ]
@@ -132,8 +133,7 @@ class Sequence:
         assert self.stop_reason is not None, "only a finished sequence has a result"
         top = None
         if self.top:
-            ids, values = zip(*self.top, strict=True)
-            top = TopkLogprobs(np.array(ids, np.int64), np.array(values, np.float32))
+            top = TopkLogprobs(*(np.stack(rows) for rows in zip(*self.top, strict=True)))
         tokens, logprobs = np.array(self.tokens, np.int64), np.array(self.logprobs, np.float32)
         return SampledSequence(tokens, logprobs, self.stop_reason, top)
 
