@@ -94,8 +94,11 @@ def extract_number(response: str | None) -> float | int | None:
 
 
 def as_plain(value: int | Fraction) -> int | float:
-    """Return an integer if the value is one, else the nearest float."""
-    return value.numerator if value.denominator == 1 else float(value)
+    """Return an integer if the value is one or too large for a float, else the nearest float."""
+    try:
+        return value.numerator if value.denominator == 1 else float(value)
+    except OverflowError:
+        return round(value)
 
 
 def final_answer(text: str) -> FoundAnswer:
