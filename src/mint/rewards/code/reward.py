@@ -24,8 +24,8 @@ from mint.rewards.code.tests import (
 from mint.rewards.reward import SingleReward
 from mint.rewards.score import Sample, Score
 
-_FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_PYTHON = frozenset(["", "py", "python", "python3"])
+_FENCE = re.compile(r"```[ \t]*+([\w+-]*+)[^\n`]*+\n(.*?)(?:```|\Z)", re.DOTALL)
+_PYTHON = frozenset(["py", "python", "python3"])
 _CHECKER_LIMITS = Limits(cpu_seconds=60, memory_mb=1024)
 _STARTING_SECONDS = 10.0
 _JOB_LIMIT = 1 << 30
@@ -48,12 +48,16 @@ class TestResult:
 def extract_code(response: str | None) -> str:
     r"""Return the last Python block of a response, or the whole response when there is no block.
 
+    A block without a language counts only when no block says that it is Python.
+
     >>> extract_code("Here:\n```python\nx = 1\n```\nDone.")
     'x = 1\n'
     """
     text = response or ""
-    blocks = [code for language, code in _FENCE.findall(text) if language.lower() in _PYTHON]
-    return str(blocks[-1]) if blocks else text
+    blocks = _FENCE.findall(text)
+    python = [code for language, code in blocks if language.lower() in _PYTHON]
+    found = python or [code for language, code in blocks if not language]
+    return str(found[-1]) if found else text
 
 
 class CodeReward(SingleReward):
