@@ -13,6 +13,7 @@ from mint.rewards import (
     RunningNormaliser,
     SkillCurriculum,
     check_instructions,
+    check_json,
     find_reward,
     linear_weights,
     normalise_by_group,
@@ -88,6 +89,17 @@ def test_a_skill_curriculum_goes_up_and_down() -> None:
     assert curriculum.level == "middle"
     curriculum.record([0.5] * 100)
     assert curriculum.level == "middle"
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", '{"x": NaN}'])
+def test_a_number_that_is_not_finite_is_not_json(text: str) -> None:
+    assert check_json(text) == 0.0
+
+
+@pytest.mark.parametrize("number", ["1e999", "1" + "0" * 400])
+def test_a_number_too_large_for_the_schema_does_not_follow_it(number: str) -> None:
+    schema = {"type": "object", "properties": {"x": {"multipleOf": 0.01}}}
+    assert check_json(f'{{"x": {number}}}', schema) == 0.5
 
 
 def test_an_unknown_check_is_refused() -> None:

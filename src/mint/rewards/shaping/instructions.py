@@ -27,7 +27,7 @@ def check_length(
     """
     text = response or ""
     words, characters = len(text.split()), len(text)
-    sentences = len(re.findall(r"[.!?。！？]+(?=\s|$)", text)) if max_sentences is not None else 0
+    sentences = len(re.findall(r"[.!?。！？](?=\s|$)", text)) if max_sentences is not None else 0
     return float(
         words >= min_words
         and (max_words is None or words <= max_words)
@@ -66,7 +66,7 @@ def check_json(response: str | None, schema: Mapping[str, Any] | None = None) ->
     text = response or ""
     blocks = _FENCE.findall(text)
     try:
-        value = json.loads(blocks[-1] if blocks else text)
+        value = json.loads(blocks[-1] if blocks else text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return 0.0
     if schema is None:
@@ -74,9 +74,13 @@ def check_json(response: str | None, schema: Mapping[str, Any] | None = None) ->
     jsonschema: Any = import_module("jsonschema")
     try:
         jsonschema.validate(value, dict(schema))
-    except (jsonschema.ValidationError, RecursionError):
+    except (jsonschema.ValidationError, RecursionError, OverflowError):
         return 0.5
     return 1.0
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def check_case(
