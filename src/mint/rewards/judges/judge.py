@@ -1,5 +1,6 @@
 """Grade answers with a language model and a rubric of weighted criteria."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +104,7 @@ def marked(name: str, text: str, longest: int) -> str:
     4
     <<<end of answer>>>
     """
-    text = text.replace("<<<", "< < <").replace(">>>", "> > >")
+    text = re.sub("<<<+|>>>+", lambda run: " ".join(run[0]), text)
     if len(text) > longest:
         text = f"{text[: longest // 2]}\n[… cut …]\n{text[-longest // 2 :]}"
     return f"<<<{name}>>>\n{text}\n<<<end of {name}>>>"
