@@ -83,8 +83,8 @@ def find_reward(name: str) -> Reward:
     path, separator, attribute = name.rpartition(":")
     if separator and path.endswith(".py"):
         return as_reward(_attribute(load_file(Path(path)), attribute, name))
-    if "." in name:
-        module_name, _, attribute = name.rpartition(".")
+    module_name, _, attribute = name.rpartition(".")
+    if module_name.strip("."):
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:

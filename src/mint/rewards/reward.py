@@ -93,7 +93,7 @@ class FunctionReward(SingleReward):
         if self.signature.kind == "positional":
             value = self.function(sample.response, sample.prompt, dict(sample.metadata))
         else:
-            value = self.function(sample.response, **self.signature.arguments(sample))
+            value = self.function(**self.signature.arguments(sample))
         return read_score(await value if self.signature.is_async else value)
 
     async def _batched(self, samples: Sequence[Sample]) -> list[RewardOutcome]:
