@@ -159,7 +159,7 @@ def _run_checker(
     with host, contextlib.ExitStack() as checker:
         with theirs:
             started = Sandbox(_CHECKER_LIMITS).started(
-                python_command("checker", str(theirs.fileno())),
+                python_command("checker.pyc", str(theirs.fileno())),
                 {"asserts.py": module.encode()},
                 pass_fds=[theirs.fileno()],
                 inside=("checker", "wire"),
@@ -194,7 +194,7 @@ def _program(sandbox: Sandbox, code: str, host: socket.socket) -> Iterator[None]
     limit = str(sandbox.limits.output_kb * 1024)
     with ours, theirs:
         started = sandbox.started(
-            python_command("model", str(theirs.fileno()), limit),
+            python_command("model.pyc", str(theirs.fileno()), limit),
             {"solution.py": code.encode(errors="replace")},
             pass_fds=[theirs.fileno()],
             inside=("model", "wire"),

@@ -104,7 +104,7 @@ def marked(name: str, text: str, longest: int) -> str:
     4
     <<<end of answer>>>
     """
-    text = re.sub("<<<+|>>>+", lambda run: " ".join(run[0]), text)
+    text = re.sub("<{3,}|>{3,}", lambda run: " ".join(run[0]), text)
     if len(text) > longest:
         text = f"{text[: longest // 2]}\n[… cut …]\n{text[-longest // 2 :]}"
     return f"<<<{name}>>>\n{text}\n<<<end of {name}>>>"

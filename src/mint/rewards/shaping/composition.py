@@ -94,8 +94,7 @@ def schedule(
     >>> reward.at(0)("It is 4.", metadata=sample).total, reward.at(10)("4", metadata=sample).total
     (0.0, 0.7)
     """
-    rewards = {name: as_reward(reward, name) for name, reward in components.items()}
-    return Scheduled(weights_at, rewards)
+    return Scheduled(weights_at, {n: as_reward(reward, n) for n, reward in components.items()})
 
 
 def gated(

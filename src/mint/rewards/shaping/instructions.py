@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
-from mint.rewards.shaping.penalties import Trace, tool_calls
+from mint.rewards.shaping.penalties import Trace, count_repeated, tool_calls
 
 _FENCE = re.compile(r"```(?:json)?\s?\n(.*?)```", re.DOTALL)
 _BULLET = re.compile(r"^\s{0,8}(?:[-*•]|\d{1,3}[.)])\s+\S", re.MULTILINE)
@@ -119,14 +119,12 @@ def check_structure(
     (1.0, 0.5)
     """
     text = (response or "").strip()
-    rules = []
-    if paragraphs is not None:
-        blocks = [block for block in text.split("\n\n") if block.strip()]
-        rules.append(len(blocks) == paragraphs)
-    if bullets is not None:
-        rules.append(len(_BULLET.findall(text)) == bullets)
-    if lines is not None:
-        rules.append(len([line for line in text.splitlines() if line.strip()]) == lines)
+    counted = [
+        (paragraphs, sum(bool(block.strip()) for block in text.split("\n\n"))),
+        (bullets, len(_BULLET.findall(text))),
+        (lines, sum(bool(line.strip()) for line in text.splitlines())),
+    ]
+    rules = [count == wanted for wanted, count in counted if wanted is not None]
     if starts_with is not None:
         rules.append(text.startswith(starts_with))
     if ends_with is not None:
@@ -144,8 +142,7 @@ def check_tool_use(response: str | None, trace: Trace = None, max_calls: int = 8
     (1.0, 0.0)
     """
     calls = tool_calls(trace)
-    distinct = {json.dumps(call, sort_keys=True, default=str) for call in calls}
-    return float(len(distinct) == len(calls) <= max_calls)
+    return float(len(calls) <= max_calls and not count_repeated(calls))
 
 
 _CHECKS = {

@@ -65,9 +65,8 @@ def graduated_reward(
     >>> graduated_reward("4", "4"), graduated_reward("95", "100"), graduated_reward("5", "4")
     (1.0, 0.5, 0.0)
     """
-    score = check_answer(response, ground_truth)
-    if score == 1.0 or tolerance == PARTIAL_RANGE:
-        return score
+    if is_correct(response, ground_truth):
+        return 1.0
     return 0.5 if is_partially_correct(response, ground_truth, tolerance) else 0.0
 
 

@@ -130,8 +130,7 @@ def tool_spam_penalty(
     -0.125
     """
     calls = tool_calls(trace)
-    distinct = {json.dumps(call, sort_keys=True, default=str) for call in calls}
-    spam = max(0, len(calls) - _positive("max_calls", max_calls)) + len(calls) - len(distinct)
+    spam = max(0, len(calls) - _positive("max_calls", max_calls)) + count_repeated(calls)
     return _penalty(spam / max_calls, limit)
 
 
@@ -150,6 +149,11 @@ def step_count_penalty(
 def tool_calls(trace: Trace) -> list[Any]:
     """Return the tool calls of a trace; none if there is no trace."""
     return list((trace or {}).get("tool_calls", ()))
+
+
+def count_repeated(calls: Sequence[Any]) -> int:
+    """Return how many calls repeat an earlier one exactly."""
+    return len(calls) - len({json.dumps(call, sort_keys=True, default=str) for call in calls})
 
 
 def _tool(call: Any) -> str:
