@@ -96,6 +96,15 @@ def test_a_number_that_is_not_finite_is_not_json(text: str) -> None:
     assert check_json(text) == 0.0
 
 
+def test_a_fence_inside_a_string_does_not_hide_the_json_around_it() -> None:
+    assert check_json('{"a": "```",\n "b": 1}') == 1.0
+
+
+def test_json_is_found_after_a_block_in_another_language() -> None:
+    response = '```python\nx = 1\n```\nIt prints:\n```json\n{"x": 1}\n```'
+    assert check_json(response) == 1.0
+
+
 @pytest.mark.parametrize("number", ["1e999", "1" + "0" * 400])
 def test_a_number_too_large_for_the_schema_does_not_follow_it(number: str) -> None:
     schema = {"type": "object", "properties": {"x": {"multipleOf": 0.01}}}

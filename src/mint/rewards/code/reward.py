@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import itertools
 import os
-import re
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mint.rewards.answers.extraction import last_block
 from mint.rewards.code.inside.wire import Gone, MessageSocket, decode, encode, no_reference, refuse
 from mint.rewards.code.sandbox import Limits, Sandbox, python_command
 from mint.rewards.code.tests import (
@@ -24,7 +24,6 @@ from mint.rewards.code.tests import (
 from mint.rewards.reward import SingleReward
 from mint.rewards.score import Sample, Score
 
-_FENCE = re.compile(r"```[ \t]*+([\w+-]*+)[^\n`]*+\n(.*?)(?:```|\Z)", re.DOTALL)
 _PYTHON = frozenset(["py", "python", "python3"])
 _CHECKER_LIMITS = Limits(cpu_seconds=60, memory_mb=1024)
 _STARTING_SECONDS = 10.0
@@ -53,11 +52,8 @@ def extract_code(response: str | None) -> str:
     >>> extract_code("Here:\n```python\nx = 1\n```\nDone.")
     'x = 1\n'
     """
-    text = response or ""
-    blocks = _FENCE.findall(text)
-    python = [code for language, code in blocks if language.lower() in _PYTHON]
-    found = python or [code for language, code in blocks if not language]
-    return str(found[-1]) if found else text
+    code = last_block(response or "", _PYTHON)
+    return (response or "") if code is None else code
 
 
 class CodeReward(SingleReward):

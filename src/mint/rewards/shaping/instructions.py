@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
+from mint.rewards.answers.extraction import last_block
 from mint.rewards.shaping.penalties import Trace, count_repeated, tool_calls
 
-_FENCE = re.compile(r"```(?:json)?\s?\n(.*?)```", re.DOTALL)
 _BULLET = re.compile(r"^\s{0,8}(?:[-*•]|\d{1,3}[.)])\s+\S", re.MULTILINE)
 
 
@@ -64,10 +64,13 @@ def check_json(response: str | None, schema: Mapping[str, Any] | None = None) ->
     (1.0, 0.5, 0.0)
     """
     text = response or ""
-    blocks = _FENCE.findall(text)
-    try:
-        value = json.loads(blocks[-1] if blocks else text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+    for source in (text, last_block(text, ["json"]) or ""):
+        try:
+            value = json.loads(source, parse_constant=_refuse_constant)
+            break
+        except (ValueError, RecursionError):
+            continue
+    else:
         return 0.0
     if schema is None:
         return 1.0
