@@ -262,6 +262,11 @@ def test_a_registered_reward_is_found_and_listed() -> None:
     assert ("for_this_test", "Always one.") in [(r.name, r.summary) for r in list_rewards()]
 
 
+def test_a_composed_reward_is_registered_under_its_own_name() -> None:
+    register()(floored(check_answer))
+    assert find_reward("floored")("5", metadata={"answer": "4"}).total == 0.1  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

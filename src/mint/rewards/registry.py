@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from mint.rewards.reward import Reward, as_reward
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any] | Reward)
 
 _REGISTERED: dict[str, Callable[..., Any] | Reward] = {}
 _NAMES_BY_RANGE = {
@@ -63,8 +63,8 @@ def register(name: str | None = None) -> Callable[[Function], Function]:
     """
 
     def add(function: Function) -> Function:
-        as_reward(function)
-        _REGISTERED[name or function.__name__] = function
+        reward = as_reward(function)
+        _REGISTERED[name or reward.name] = function
         return function
 
     return add

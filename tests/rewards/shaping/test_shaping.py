@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mint.rewards import (
     RunningNormaliser,
+    Score,
     SkillCurriculum,
     check_instructions,
     check_json,
@@ -94,6 +95,10 @@ def test_a_skill_curriculum_goes_up_and_down() -> None:
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", '{"x": NaN}'])
 def test_a_number_that_is_not_finite_is_not_json(text: str) -> None:
     assert check_json(text) == 0.0
+
+
+def test_a_percentage_that_is_right_gets_the_whole_continuous_reward() -> None:
+    assert find_reward("continuous_reward")("50%", metadata={"answer": "0.5"}) == Score(1.0)
 
 
 def test_a_fence_inside_a_string_does_not_hide_the_json_around_it() -> None:

@@ -81,6 +81,8 @@ def continuous_reward(response: str | None, ground_truth: Gold, max_error: float
     number, gold = final_answer(response or "").number, read_gold(ground_truth).number
     if number is None or gold is None or number.value is None or gold.value is None:
         return 0.0
+    if number.same_as(gold):
+        return 1.0
     error = distance(number.value, gold.value) / Fraction(str(max_error))
     return float(max(Fraction(0), 1 - error))
 
