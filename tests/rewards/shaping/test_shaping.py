@@ -116,6 +116,17 @@ def test_a_number_too_large_for_the_schema_does_not_follow_it(number: str) -> No
     assert check_json(f'{{"x": {number}}}', schema) == 0.5
 
 
+@pytest.mark.parametrize("name", ["tool_cost_penalty", "tool_spam_penalty", "step_count_penalty"])
+def test_a_trace_may_say_that_there_are_none(name: str) -> None:
+    trace = {"tool_calls": None, "messages": None}
+    assert find_reward(name)("", metadata={"trace": trace}) == Score(0.0)
+
+
+def test_repetition_is_counted_in_words_when_only_the_number_of_tokens_is_known() -> None:
+    words = find_reward("repetition_penalty")("no " * 300)
+    assert find_reward("repetition_penalty")("no " * 300, metadata={"tokens": 600}) == words
+
+
 def test_an_unknown_check_is_refused() -> None:
     with pytest.raises(ValueError, match="known are length, keywords"):
         check_instructions("x", [{"check": "colour"}])
