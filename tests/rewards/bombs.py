@@ -66,6 +66,10 @@ WHOLE = {
     "a tower": "\\boxed{9^{9^{9^{9}}}}",
     "an open tower": "x = " + "9^" * 400 + "9",
     "deep brackets": "\\boxed{" + "(" * 900 + "}",
+    "a fence without an end": "```" + "a" * SIZE,
+    "backticks": "`" * SIZE,
+    "exclamation marks": "!" * SIZE + "x",
+    "a fraction too large for a float": "9" * 400 + ".5",
 }
 
 ARGUMENTS: dict[str, dict[str, Any]] = {

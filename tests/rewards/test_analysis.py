@@ -57,6 +57,11 @@ def analysed() -> Any:
     return analyse(Scorer(reward).score(samples))
 
 
+def test_an_answer_that_is_neither_text_nor_number_has_no_failure_pattern() -> None:
+    scored = Scorer(lambda response: 1.0).score([Sample("x", "p", {"answer": [1, 2]})])
+    assert analyse(scored).failure_patterns == {}
+
+
 def test_an_analysis_has_every_figure() -> None:
     found = analysed()
     assert found.count == 11

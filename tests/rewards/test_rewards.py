@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mint.rewards as rewards
@@ -113,6 +114,7 @@ def test_rewards_work_inside_a_running_event_loop() -> None:
         (lambda response: compute_reward_breakdown("4", 4).total, 1.0),
         (lambda response: compute_reward_breakdown("4", 4), 1.0),
         (lambda response: check_numbers("4", [4]), 1.0),
+        (lambda response: {"score": np.float32(0.5)}, 0.5),
         (lambda response: True, 1.0),
         (lambda response: Score(0.25), 0.25),
     ],
@@ -125,6 +127,27 @@ def test_what_a_reward_may_return(function: Callable[..., Any], score: float) ->
 def test_what_a_reward_may_not_return(value: Any) -> None:
     with pytest.raises(RewardFailed):
         as_reward(lambda response: value)("4")
+
+
+def test_the_first_parameter_is_the_response_whatever_the_metadata_has() -> None:
+    def reward(completion: str, **metadata: Any) -> float:
+        return float(completion == "4" and metadata["response"] == "old")
+
+    score = as_reward(reward)("4", metadata={"completion": "5", "response": "old"})
+    assert score == Score(1.0)
+
+
+def test_a_batched_reward_finds_the_answer_under_its_other_name() -> None:
+    def reward(completions: list[str], ground_truth: list[str] | None = None) -> list[float]:
+        return [float(c == g) for c, g in zip(completions, ground_truth or [], strict=True)]
+
+    assert as_reward(reward)("4", metadata={"answer": "4"}) == Score(1.0)
+
+
+def test_a_composed_total_that_is_not_finite_is_a_failure() -> None:
+    reward = weighted({"large": (10.0, lambda response: 1e308)})
+    [outcome] = asyncio.run(reward.outcomes([SAMPLE]))
+    assert isinstance(outcome, Failure)
 
 
 def test_a_missing_column_is_named() -> None:
@@ -239,6 +262,11 @@ def test_a_registered_reward_is_found_and_listed() -> None:
     assert ("for_this_test", "Always one.") in [(r.name, r.summary) for r in list_rewards()]
 
 
+def test_a_composed_reward_is_registered_under_its_own_name() -> None:
+    register()(floored(check_answer))
+    assert find_reward("floored")("5", metadata={"answer": "4"}).total == 0.1  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
@@ -246,6 +274,7 @@ def test_a_registered_reward_is_found_and_listed() -> None:
         ("no.such.module.reward", "mint rewards list"),
         ("mint.rewards.answers.checks.chek_answer", "Did you mean check_answer"),
         ("missing.py:reward", "There is no file missing.py"),
+        (".reward", "mint rewards list"),
     ],
 )
 def test_an_unknown_reward_says_what_to_type(name: str, hint: str) -> None:

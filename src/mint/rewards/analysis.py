@@ -135,7 +135,7 @@ def analyse(scored: Sequence[Scored], examples: int = 3) -> Analysis:
         groups[sample.metadata.get("group", sample.prompt)].append(score.total)
         for name, value in score.components.items():
             components[name].append((value, score.total))
-        if sample.gold is not None:
+        if isinstance(sample.gold, Gold):
             form = sample.metadata.get("format")
             patterns[failure_pattern(sample.response, sample.gold, form)] += 1
     ranked = [

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from mint.rewards.reward import Reward, as_reward
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any] | Reward)
 
 _REGISTERED: dict[str, Callable[..., Any] | Reward] = {}
 _NAMES_BY_RANGE = {
@@ -63,8 +63,8 @@ def register(name: str | None = None) -> Callable[[Function], Function]:
     """
 
     def add(function: Function) -> Function:
-        as_reward(function)
-        _REGISTERED[name or function.__name__] = function
+        reward = as_reward(function)
+        _REGISTERED[name or reward.name] = function
         return function
 
     return add
@@ -83,8 +83,8 @@ def find_reward(name: str) -> Reward:
     path, separator, attribute = name.rpartition(":")
     if separator and path.endswith(".py"):
         return as_reward(_attribute(load_file(Path(path)), attribute, name))
-    if "." in name:
-        module_name, _, attribute = name.rpartition(".")
+    module_name, _, attribute = name.rpartition(".")
+    if module_name.strip("."):
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:

@@ -85,22 +85,10 @@ class FunctionReward(SingleReward):
         self.signature = read_signature(function)
 
     async def outcomes(self, samples: Sequence[Sample]) -> list[RewardOutcome]:
-        if self.signature.kind == "batched":
-            return await self._batched(samples) if samples else []
-        return await super().outcomes(samples)
-
-    async def score_one(self, sample: Sample) -> Score | None:
-        if self.signature.kind == "positional":
-            value = self.function(sample.response, sample.prompt, dict(sample.metadata))
-        else:
-            value = self.function(sample.response, **self.signature.arguments(sample))
-        return read_score(await value if self.signature.is_async else value)
-
-    async def _batched(self, samples: Sequence[Sample]) -> list[RewardOutcome]:
+        if self.signature.kind != "batched" or not samples:
+            return await super().outcomes(samples)
         try:
-            values = self.function(**self.signature.columns(samples))
-            if inspect.isawaitable(values):
-                values = await values
+            values = list(await _awaited(self.function(**self.signature.columns(samples))))
             if len(values) != len(samples):
                 raise ValueError(
                     f"The batched reward returned {len(values)} values for {len(samples)} samples."
@@ -109,11 +97,22 @@ class FunctionReward(SingleReward):
             return [Failure(self.name, error) for _ in samples]
         return [self._read(value) for value in values]
 
+    async def score_one(self, sample: Sample) -> Score | None:
+        if self.signature.kind == "positional":
+            value = self.function(sample.response, sample.prompt, dict(sample.metadata))
+        else:
+            value = self.function(**self.signature.arguments(sample))
+        return read_score(await _awaited(value))
+
     def _read(self, value: Any) -> RewardOutcome:
         try:
             return read_score(value)
         except Exception as error:
             return Failure(self.name, error)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
 
 
 def as_reward(reward: RewardLike, name: str | None = None) -> Reward:

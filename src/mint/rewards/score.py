@@ -68,14 +68,13 @@ def read_score(value: Any) -> Score | None:
     """
     if value is None or isinstance(value, Score):
         return value
-    if is_dataclass(value) and isinstance(getattr(value, "total", None), int | float):
+    if is_dataclass(value) and hasattr(value, "total"):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
-        total = float(parts.pop("total"))
-        reasons = parts.pop("reasons", None)
+        reasons = _texts(parts.pop("reasons", None))
         values = {name: _number(part) for name, part in parts.items()}
-        return Score(total, values, _texts(reasons))
-    if isinstance(value, Mapping) and isinstance(value.get("score"), int | float):
-        return Score(float(value["score"]), reasons=_texts(value.get("reasons")))
+        return Score(values.pop("total"), values, reasons)
+    if isinstance(value, Mapping) and "score" in value:
+        return Score(_number(value["score"]), reasons=_texts(value.get("reasons")))
     return Score(_number(value))
 
 

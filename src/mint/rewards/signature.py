@@ -5,7 +5,7 @@ metadata, or batched: ``(prompts, completions, **columns) -> list``. Each may be
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,21 +43,10 @@ class Signature:
     takes_any: bool
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
-        """Return the keyword arguments for one sample, besides its response."""
-        values = dict(sample.metadata)
-        available = {"prompt": sample.prompt, "metadata": dict(sample.metadata), **values}
-        chosen = dict(values) if self.takes_any else {}
-        for name in self.names:
-            source = name if name in available else _ALIASES.get(name, name)
-            if source in available:
-                chosen[name] = available[source]
-            elif name in self.required:
-                raise KeyError(
-                    f"The reward has the parameter {name!r}, but the sample's metadata has only "
-                    f"{sorted(values) or 'nothing'}. Add {name!r} to the sample."
-                )
-        chosen.pop("response", None)
-        return chosen
+        """Return the keyword arguments for one sample."""
+        given = dict(sample.metadata)
+        available = {"prompt": sample.prompt, "metadata": dict(given), **given}
+        return self._choose({**available, self.names[0]: sample.response}, given)
 
     def columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
         """Return the keyword arguments for a batch: one list per column."""
@@ -67,14 +56,21 @@ class Signature:
             "prompts": [sample.prompt for sample in samples],
             "completions": [sample.response for sample in samples],
         }
-        for name in self.required - columns.keys():
-            alias = _ALIASES.get(name, "")
-            if alias not in columns:
+        return self._choose(columns, columns)
+
+    def _choose(self, available: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a value for each parameter, and all that is given if the function takes any."""
+        chosen = dict(given) if self.takes_any else {}
+        for name in self.names:
+            source = name if name in available else _ALIASES.get(name, name)
+            if source in available:
+                chosen[name] = available[source]
+            elif name in self.required:
                 raise KeyError(
-                    f"The reward has the parameter {name!r}, but no sample has this column."
+                    f"The reward has the parameter {name!r}, but the sample's metadata has only "
+                    f"{sorted(given) or 'nothing'}. Add {name!r} to the sample."
                 )
-            columns[name] = columns[alias]
-        return columns if self.takes_any else {n: columns[n] for n in self.names if n in columns}
+        return chosen
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
@@ -92,7 +88,6 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL) for p in parameters):
         raise _refused(function, "it has positional-only parameters or *args")
-    required = {p.name for p in parameters if p.default is p.empty and p.name in names}
     batched = "completions" in names
     is_positional = names[1:] == ["prompt", "metadata"]
     if not batched and (not names or names[0] in ("prompt", "prompts", "metadata")):
@@ -101,8 +96,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
         kind="batched" if batched else "positional" if is_positional else "keywords",
         is_async=inspect.iscoroutinefunction(function)
         or inspect.iscoroutinefunction(getattr(function, "__call__", None)),  # noqa: B004
-        names=tuple(names if batched else names[1:]),
-        required=frozenset(required - ({"prompts", "completions"} if batched else {names[0]})),
+        names=tuple(names),
+        required=frozenset(p.name for p in parameters if p.default is p.empty),
         takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,19 @@ def test_an_integer_is_extracted_as_an_integer() -> None:
 def test_check_answer_never_raises_on_odd_responses(response: Any) -> None:
     assert check_answer(response, "x^2") == 0.0
     assert check_answer(response, "4") in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("gold", ["inf", "-inf", "nan", "snan"])
+def test_a_decimal_gold_that_is_not_finite_is_never_right(gold: str) -> None:
+    assert check_answer(str(Decimal(gold)), Decimal(gold)) == 0.0
+
+
+def test_a_number_too_large_for_a_float_has_a_score() -> None:
+    response = f"The answer is {'9' * 400}.5"
+    assert check_answer(response, "5") == 0.0
+    assert check_answer(response, f"{'9' * 400}.5") == 1.0
+    assert extract_number(response) == 10**400
+    assert check_numbers(response, [5])["extracted"] == [10**400]
 
 
 @pytest.mark.parametrize("gold", [None, [4], {"answer": 4}])

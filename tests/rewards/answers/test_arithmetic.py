@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mint.rewards import RewardBreakdown, compute_reward_breakdown
+from mint.rewards import RewardBreakdown, Score, compute_reward_breakdown, find_reward
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,12 @@ def test_the_parts_are_as_documented(
         breakdown.exact_bonus,
     )
     assert found == pytest.approx(parts)
+
+
+def test_the_answer_of_a_dataset_may_be_text() -> None:
+    assert find_reward("compute_reward_breakdown")("18", metadata={"answer": "8"}) == Score(
+        0.45, {"format_reward": 0.2, "distance_reward": 0.25, "exact_bonus": 0.0}
+    )
 
 
 @given(response=st.text(max_size=100), target=st.integers())

@@ -120,6 +120,8 @@ def test_many_run_in_parallel_each_with_its_own_tests() -> None:
         ("```\na\n```", "a\n"),
         ("```python\na\n```\nor better:\n```python\nb\n```\ndone", "b\n"),
         ("```python\na\n```\n```bash\nls\n```", "a\n"),
+        ("```python\na\n```\nIt prints:\n```\n5\n```", "a\n"),
+        ("````python\na\n````", "a\n"),
         ("```python\nunfinished", "unfinished"),
         ("plain = 1", "plain = 1"),
         (None, ""),

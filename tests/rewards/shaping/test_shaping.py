@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from mint.rewards import (
     RunningNormaliser,
+    Score,
     SkillCurriculum,
     check_instructions,
+    check_json,
     find_reward,
     linear_weights,
     normalise_by_group,
@@ -88,6 +90,41 @@ def test_a_skill_curriculum_goes_up_and_down() -> None:
     assert curriculum.level == "middle"
     curriculum.record([0.5] * 100)
     assert curriculum.level == "middle"
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", '{"x": NaN}'])
+def test_a_number_that_is_not_finite_is_not_json(text: str) -> None:
+    assert check_json(text) == 0.0
+
+
+def test_a_percentage_that_is_right_gets_the_whole_continuous_reward() -> None:
+    assert find_reward("continuous_reward")("50%", metadata={"answer": "0.5"}) == Score(1.0)
+
+
+def test_a_fence_inside_a_string_does_not_hide_the_json_around_it() -> None:
+    assert check_json('{"a": "```",\n "b": 1}') == 1.0
+
+
+def test_json_is_found_after_a_block_in_another_language() -> None:
+    response = '```python\nx = 1\n```\nIt prints:\n```json\n{"x": 1}\n```'
+    assert check_json(response) == 1.0
+
+
+@pytest.mark.parametrize("number", ["1e999", "1" + "0" * 400])
+def test_a_number_too_large_for_the_schema_does_not_follow_it(number: str) -> None:
+    schema = {"type": "object", "properties": {"x": {"multipleOf": 0.01}}}
+    assert check_json(f'{{"x": {number}}}', schema) == 0.5
+
+
+@pytest.mark.parametrize("name", ["tool_cost_penalty", "tool_spam_penalty", "step_count_penalty"])
+def test_a_trace_may_say_that_there_are_none(name: str) -> None:
+    trace = {"tool_calls": None, "messages": None}
+    assert find_reward(name)("", metadata={"trace": trace}) == Score(0.0)
+
+
+def test_repetition_is_counted_in_words_when_only_the_number_of_tokens_is_known() -> None:
+    words = find_reward("repetition_penalty")("no " * 300)
+    assert find_reward("repetition_penalty")("no " * 300, metadata={"tokens": 600}) == words
 
 
 def test_an_unknown_check_is_refused() -> None:

@@ -44,7 +44,7 @@ def compute_reward_breakdown(response: str, correct_answer: int) -> RewardBreakd
     prediction = extract_prediction(response)
     if prediction is None:
         return RewardBreakdown(total=0.0, format_reward=0.0, distance_reward=0.0, exact_bonus=0.0)
-    format_reward = 0.2
+    format_reward, correct_answer = 0.2, int(correct_answer)  # datasets may have it as text
     error = abs(prediction - correct_answer)
     distance_scale = max(abs(correct_answer), 20)
     closeness = 1.0 - error / distance_scale if error < distance_scale else 0.0

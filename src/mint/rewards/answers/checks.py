@@ -20,7 +20,15 @@ PARTIAL_CREDIT = 0.5
 PARTIAL_RANGE = Fraction(1, 10)
 _SCANNED = 50_000
 _CLAUSE = re.compile(r"[.;:!?](?:\s|$)|,\s|\s(?:because|since|as|so|which|where)\s|\s[-(]")
-_CHOICE = re.compile(r"\W*(?:option|choice)?\s?\W{0,3}([A-Ja-j])(?=\W|$)")
+_MARKED_CHOICE = re.compile(
+    r"\W*(?i:option|choice)?\s?\W{0,3}(?!a\s+(?!because|since)[a-z])([A-Ja-j])(?=\W|$)"
+)
+_LAST_CHOICE = re.compile(r"(?<!or )(?<!and )(?<!not )(?<!n't )\b([A-J])\W*$")
+_CHOICE_OF_A_LINE = re.compile(
+    r"^\W{0,5}(?:(?:option|choice)\s)?\W{0,3}([A-J])(?:[).:,*]|\s*$|\s(?:because|since|is)\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_MARKED = frozenset(["tag", "boxed", "marker"])
 _BOOLEANS = frozenset(["yes", "no", "true", "false"])
 
 
@@ -127,16 +135,26 @@ def _says(response: str, answer: FoundAnswer, gold: ReadGold) -> bool:
     if wanted and any(compared(candidate) == wanted for candidate in candidates):
         return True
     if len(gold.text) == 1 and gold.text.upper() in "ABCDEFGHIJ":
-        choice = _CHOICE.match(answer.text[:40])
-        return choice is not None and choice[1].upper() == gold.text.upper()
+        return _choice(response, answer) == gold.text.upper()
     if gold.kind == "formula":
         from mint.rewards.answers.symbolic import same_formula
 
         return any(same_formula(gold.text, candidate) for candidate in candidates[:2])
     if wanted in _BOOLEANS:
-        said = answer.text if answer.source in ("tag", "boxed", "marker") else response
+        said = answer.text if answer.source in _MARKED else response
         return normalised(said[:40]).split(" ")[0].strip(",.:;!") == wanted
     return answer.source in ("text", "last number") and _ends_with(response, wanted)
+
+
+def _choice(response: str, answer: FoundAnswer) -> str | None:
+    """Return the letter of the option that a response chooses, or None."""
+    if answer.source in _MARKED:
+        marked = _MARKED_CHOICE.match(answer.text[:40])
+        return marked[1].upper() if marked else None
+    if last := _LAST_CHOICE.search(response[-200:]):
+        return last[1]
+    lines = {letter.upper() for letter in _CHOICE_OF_A_LINE.findall(response[-2000:])}
+    return lines.pop() if len(lines) == 1 else None  # with several, the options were repeated
 
 
 def _candidates(response: str, answer: FoundAnswer, gold: ReadGold) -> list[str]:

@@ -6,7 +6,7 @@ In this order: the last ``<answer>…</answer>``; the last ``\\boxed{…}``; the
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -20,6 +20,7 @@ Source = Literal["tag", "boxed", "marker", "equals", "called", "last number", "t
 
 _OPEN_TAG = re.compile(r"<answer>", re.IGNORECASE)
 _CLOSE_TAG = re.compile(r"</answer>", re.IGNORECASE)
+_FENCE = re.compile(r"```[ \t]*+([\w+-]*+)[^\n`]*+\n(.*?)(?:```|\Z)", re.DOTALL)
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _ANSWER_IS = re.compile(
     r"answers?\b[*_`\"')]{0,4}(?:\s(?:to|for|of)\s[^.\n]{1,100}?)?\s{0,3}"
@@ -94,8 +95,11 @@ def extract_number(response: str | None) -> float | int | None:
 
 
 def as_plain(value: int | Fraction) -> int | float:
-    """Return an integer if the value is one, else the nearest float."""
-    return value.numerator if value.denominator == 1 else float(value)
+    """Return an integer if the value is one or too large for a float, else the nearest float."""
+    try:
+        return value.numerator if value.denominator == 1 else float(value)
+    except OverflowError:
+        return round(value)
 
 
 def final_answer(text: str) -> FoundAnswer:
@@ -118,6 +122,18 @@ def last_tag(text: str) -> str | None:
         return None
     opening = _last(_OPEN_TAG.finditer(text, 0, closing.start()))
     return None if opening is None else text[opening.end() : closing.start()]
+
+
+def last_block(text: str, languages: Collection[str]) -> str | None:
+    """Return the last fenced block in one of the languages, or else the last that names none.
+
+    >>> last_block("```py\\na\\n```\\nIt prints:\\n```\\nb\\n```", ["py"])
+    'a\\n'
+    """
+    blocks = _FENCE.findall(text)
+    found = [content for language, content in blocks if language.lower() in languages]
+    found = found or [content for language, content in blocks if not language]
+    return found[-1] if found else None
 
 
 def marked_answer(text: str) -> str | None:

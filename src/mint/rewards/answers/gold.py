@@ -42,6 +42,8 @@ def read_gold(ground_truth: Gold) -> ReadGold:
     >>> read_gold(r"Therefore $x = \boxed{x^2 + 1}$.").kind
     'formula'
     """
+    if isinstance(ground_truth, Decimal) and not ground_truth.is_finite():
+        return ReadGold("never right", str(ground_truth))
     if isinstance(ground_truth, str | float | Decimal):
         return _read_text(str(ground_truth))
     if isinstance(ground_truth, bool):

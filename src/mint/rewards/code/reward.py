@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import itertools
 import os
-import re
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mint.rewards.answers.extraction import last_block
 from mint.rewards.code.inside.wire import Gone, MessageSocket, decode, encode, no_reference, refuse
 from mint.rewards.code.sandbox import Limits, Sandbox, python_command
 from mint.rewards.code.tests import (
@@ -24,8 +24,7 @@ from mint.rewards.code.tests import (
 from mint.rewards.reward import SingleReward
 from mint.rewards.score import Sample, Score
 
-_FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_PYTHON = frozenset(["", "py", "python", "python3"])
+_PYTHON = frozenset(["py", "python", "python3"])
 _CHECKER_LIMITS = Limits(cpu_seconds=60, memory_mb=1024)
 _STARTING_SECONDS = 10.0
 _JOB_LIMIT = 1 << 30
@@ -48,12 +47,13 @@ class TestResult:
 def extract_code(response: str | None) -> str:
     r"""Return the last Python block of a response, or the whole response when there is no block.
 
+    A block without a language counts only when no block says that it is Python.
+
     >>> extract_code("Here:\n```python\nx = 1\n```\nDone.")
     'x = 1\n'
     """
-    text = response or ""
-    blocks = [code for language, code in _FENCE.findall(text) if language.lower() in _PYTHON]
-    return str(blocks[-1]) if blocks else text
+    code = last_block(response or "", _PYTHON)
+    return (response or "") if code is None else code
 
 
 class CodeReward(SingleReward):
@@ -155,7 +155,7 @@ def _run_checker(
     with host, contextlib.ExitStack() as checker:
         with theirs:
             started = Sandbox(_CHECKER_LIMITS).started(
-                python_command("checker", str(theirs.fileno())),
+                python_command("checker.pyc", str(theirs.fileno())),
                 {"asserts.py": module.encode()},
                 pass_fds=[theirs.fileno()],
                 inside=("checker", "wire"),
@@ -190,7 +190,7 @@ def _program(sandbox: Sandbox, code: str, host: socket.socket) -> Iterator[None]
     limit = str(sandbox.limits.output_kb * 1024)
     with ours, theirs:
         started = sandbox.started(
-            python_command("model", str(theirs.fileno()), limit),
+            python_command("model.pyc", str(theirs.fileno()), limit),
             {"solution.py": code.encode(errors="replace")},
             pass_fds=[theirs.fileno()],
             inside=("model", "wire"),

@@ -73,7 +73,7 @@ class Sandbox:
 
     def run(self, source: str, stdin: bytes = b"") -> Ran:
         """Run a program to its end, or until a limit stops it."""
-        command = [_python(), "-I", "-S", "-B", "/box/program.py"]
+        command = python_command("program.py")
         files = {"program.py": source.encode(errors="replace")}
         with _in_memory(stdin) as given, _in_memory() as printed, _in_memory() as errors:
             with self.started(command, files, streams=(given, printed, errors)) as process:
@@ -136,8 +136,8 @@ class Sandbox:
 
 
 def python_command(script: str, *arguments: str) -> list[str]:
-    """Return the command that runs one of our own scripts inside the sandbox."""
-    return [_python(), "-I", "-S", "-B", f"/box/{script}.pyc", *arguments]
+    """Return the command that runs a script in /box inside the sandbox."""
+    return [_python(), "-I", "-S", "-B", f"/box/{script}", *arguments]
 
 
 @cache

@@ -20,8 +20,9 @@ from mint.rewards.score import Sample, Score
 if TYPE_CHECKING:
     from mint.client import SamplingClient, ServiceClient, TrainingClient
 
-QUESTION = "Request:\n{prompt}\n\nAnswer:\n{response}\n\nIs the answer good?"
+_QUESTION = "Request:\n{prompt}\n\nAnswer:\n{response}\n\nIs the answer good?"
 _YES, _NO = " yes", " no"
+_LONGEST = 2048
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,18 @@ class TrainedRewardModel:
 class Asked:
     """The tokens of a question that ends where the model would say yes or no."""
 
-    def __init__(self, tokenizer: Any, question: str = QUESTION, longest: int = 2048) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         yes, no = (list(tokenizer.encode(w, add_special_tokens=False)) for w in (_YES, _NO))
         shared = next((i for i, (a, b) in enumerate(zip(yes, no, strict=False)) if a != b), None)
         if shared is None:
             raise ValueError("This tokenizer encodes ' yes' and ' no' as the same token.")
-        self._tokenizer, self._question, self._longest = tokenizer, question, longest
-        self._lead = yes[:shared]
+        self._tokenizer, self._lead = tokenizer, yes[:shared]
         self.yes, self.no = yes[shared], no[shared]
 
     def tokens(self, prompt: str, response: str) -> list[int]:
         """Return the tokens of the question about an answer; the last part if they are too many."""
-        text = self._question.format(prompt=prompt, response=response)
-        tokens = [*self._tokenizer.encode(text), *self._lead]
-        return tokens[-self._longest :]
+        text = _QUESTION.format(prompt=prompt, response=response)
+        return [*self._tokenizer.encode(text), *self._lead][-_LONGEST:]
 
 
 class RewardModel(SingleReward):
@@ -67,16 +66,14 @@ class RewardModel(SingleReward):
 
     name = "reward_model"
 
-    def __init__(
-        self, client: SamplingClient, question: str = QUESTION, longest: int = 2048
-    ) -> None:
+    def __init__(self, client: SamplingClient) -> None:
         self._client = client
-        self._asked = Asked(client.get_tokenizer(), question, longest)
+        self._asked = Asked(client.get_tokenizer())
 
     @classmethod
-    def load(cls, service: ServiceClient, path: str, question: str = QUESTION) -> RewardModel:
+    def load(cls, service: ServiceClient, path: str) -> RewardModel:
         """Return the reward model that was saved at ``path``."""
-        return cls(service.create_sampling_client(model_path=path), question)
+        return cls(service.create_sampling_client(model_path=path))
 
     async def score_one(self, sample: Sample) -> Score:
         from tinker import types
@@ -111,7 +108,6 @@ def train_reward_model(
     epochs: int = 1,
     batch: int = 8,
     learning_rate: float = 1e-4,
-    question: str = QUESTION,
     seed: int = 0,
 ) -> TrainedRewardModel:
     """Train a reward model on preference pairs, save it, and test it on held-out ones.
@@ -122,7 +118,7 @@ def train_reward_model(
         raise ValueError("train_reward_model() needs pairs, batch >= 1 and epochs >= 1.")
     from tinker import types
 
-    asked = Asked(client.get_tokenizer(), question)
+    asked = Asked(client.get_tokenizer())
     adam = types.AdamParams(learning_rate=learning_rate)
     draw, order, losses = random.Random(seed), list(pairs), []
     for _ in range(epochs):
@@ -135,7 +131,7 @@ def train_reward_model(
             losses.append(backward.result().metrics["loss:sum"] / len(chosen))
             update.result()
     path = client.save_weights_for_sampler(name).result().path
-    model = RewardModel(client.create_sampling_client(path), question)
+    model = RewardModel(client.create_sampling_client(path))
     accuracy = model.accuracy(held_out) if held_out else None
     return TrainedRewardModel(model, path, accuracy, tuple(losses))
 

@@ -11,7 +11,7 @@ from mint.rewards.shaping.formats import match_format_exactly
 _READ = 100_000
 _CONTENT_READ = 20_000
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
-_SENTENCE_END = re.compile(r"[.!?。！？]+(?=\s|$)|\n+")
+_SENTENCE_END = re.compile(r"(?<![.!?。！？])[.!?。！？]++(?=\s|$)|\n+")
 _STEP = re.compile(
     r"^\s{0,8}(?:\d{1,3}[.)]|[-*]|step\s\d)"
     r"|\b(?:first|second|then|next|because|since|therefore|thus|hence|so)\b"

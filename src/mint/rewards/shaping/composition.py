@@ -28,7 +28,10 @@ class Combined(Reward):
     def _outcome(self, row: Sequence[RewardOutcome]) -> RewardOutcome:
         failure = next((outcome for outcome in row if isinstance(outcome, Failure)), None)
         named = zip(self.components, row, strict=True)
-        return failure or self.combine({n: each for n, each in named if isinstance(each, Score)})
+        try:
+            return failure or self.combine({n: s for n, s in named if isinstance(s, Score)})
+        except ValueError as error:  # the total is not finite
+            return Failure(self.name, error)
 
     def at(self, step: int) -> Reward:
         return Combined(self.name, self._components_at(step), self.combine)
@@ -91,8 +94,7 @@ def schedule(
     >>> reward.at(0)("It is 4.", metadata=sample).total, reward.at(10)("4", metadata=sample).total
     (0.0, 0.7)
     """
-    rewards = {name: as_reward(reward, name) for name, reward in components.items()}
-    return Scheduled(weights_at, rewards)
+    return Scheduled(weights_at, {n: as_reward(reward, n) for n, reward in components.items()})
 
 
 def gated(

@@ -16,6 +16,7 @@ _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 _ELLIPSIS_IN_TAG = re.compile(r"(?<=>)\s*(?:…|\.\.\.)\s*(?=</)")
 _PIECE = re.compile(rf"(\[NUM\]|\[TEXT\]|{_TAG.pattern})")
 _NUMBER = re.compile(NUMBER)
+_END = re.compile(r"\Z")
 _READ = 50_000
 _EMPTY_WORDS = frozenset(["", ".", ",", ":", ";"])
 
@@ -24,12 +25,11 @@ _EMPTY_WORDS = frozenset(["", ".", ",", ":", ";"])
 class Template:
     """A format, split at ``[TEXT]``; its parts are searched for one after another.
 
+    A part is empty before a ``[TEXT]`` that begins the format, and the end after one that ends it.
     An approximate match looks for the pieces: tags, numbers and literal words.
     """
 
     parts: tuple[re.Pattern[str], ...]
-    starts_with_text: bool
-    ends_with_text: bool
     tags: tuple[str, ...]
     pieces: tuple[str, ...]
 
@@ -37,15 +37,14 @@ class Template:
         """Return whether the template matches somewhere in ``text``, or at its end."""
         position = 0
         for index, part in enumerate(self.parts):
-            is_last = index == len(self.parts) - 1
-            matches = _matches(part, text, position, index > 0 or self.starts_with_text)
-            if is_last and at_end and not self.ends_with_text:
+            matches = _matches(part, text, position, after_text=index > 0)
+            if at_end and index == len(self.parts) - 1:
                 return any(match.end() == len(text) for match in matches)
             match = next(matches, None)
             if match is None:
                 return False
             position = match.end()
-        return not self.ends_with_text or bool(text[position:].strip())
+        return True
 
 
 def _matches(
@@ -66,12 +65,10 @@ def read_template(expected_format: str) -> Template:
     if _TAG.search(expected_format):
         expected_format = _ELLIPSIS_IN_TAG.sub("[TEXT]", expected_format)
         expected_format = re.sub(r">\s*<", "> <", expected_format)
-    segments = re.split(r"\s*\[TEXT\]\s*", expected_format.strip())
+    first, *others = re.split(r"\s*(?:\[TEXT\]\s*)+", expected_format.strip())
     pieces = [piece.strip() for piece in _PIECE.split(expected_format)]
     return Template(
-        parts=tuple(_pattern(segment) for segment in segments if segment),
-        starts_with_text=len(segments) > 1 and not segments[0],
-        ends_with_text=len(segments) > 1 and not segments[-1],
+        parts=(_pattern(first), *(_pattern(part) if part else _END for part in others)),
         tags=tuple(_TAG.findall(expected_format)),
         pieces=tuple(piece for piece in pieces if piece not in ("", "[TEXT]")),
     )

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
-from mint.rewards.shaping.penalties import Trace, tool_calls
+from mint.rewards.answers.extraction import last_block
+from mint.rewards.shaping.penalties import Trace, count_repeated, tool_calls
 
-_FENCE = re.compile(r"```(?:json)?\s?\n(.*?)```", re.DOTALL)
 _BULLET = re.compile(r"^\s{0,8}(?:[-*•]|\d{1,3}[.)])\s+\S", re.MULTILINE)
 
 
@@ -27,7 +27,7 @@ def check_length(
     """
     text = response or ""
     words, characters = len(text.split()), len(text)
-    sentences = len(re.findall(r"[.!?。！？]+(?=\s|$)", text)) if max_sentences is not None else 0
+    sentences = len(re.findall(r"[.!?。！？](?=\s|$)", text)) if max_sentences is not None else 0
     return float(
         words >= min_words
         and (max_words is None or words <= max_words)
@@ -64,19 +64,26 @@ def check_json(response: str | None, schema: Mapping[str, Any] | None = None) ->
     (1.0, 0.5, 0.0)
     """
     text = response or ""
-    blocks = _FENCE.findall(text)
-    try:
-        value = json.loads(blocks[-1] if blocks else text)
-    except (ValueError, RecursionError):
+    for source in (text, last_block(text, ["json"]) or ""):
+        try:
+            value = json.loads(source, parse_constant=_refuse_constant)
+            break
+        except (ValueError, RecursionError):
+            continue
+    else:
         return 0.0
     if schema is None:
         return 1.0
     jsonschema: Any = import_module("jsonschema")
     try:
         jsonschema.validate(value, dict(schema))
-    except (jsonschema.ValidationError, RecursionError):
+    except (jsonschema.ValidationError, RecursionError, OverflowError):
         return 0.5
     return 1.0
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def check_case(
@@ -115,14 +122,12 @@ def check_structure(
     (1.0, 0.5)
     """
     text = (response or "").strip()
-    rules = []
-    if paragraphs is not None:
-        blocks = [block for block in text.split("\n\n") if block.strip()]
-        rules.append(len(blocks) == paragraphs)
-    if bullets is not None:
-        rules.append(len(_BULLET.findall(text)) == bullets)
-    if lines is not None:
-        rules.append(len([line for line in text.splitlines() if line.strip()]) == lines)
+    counted = [
+        (paragraphs, sum(bool(block.strip()) for block in text.split("\n\n"))),
+        (bullets, len(_BULLET.findall(text))),
+        (lines, sum(bool(line.strip()) for line in text.splitlines())),
+    ]
+    rules = [count == wanted for wanted, count in counted if wanted is not None]
     if starts_with is not None:
         rules.append(text.startswith(starts_with))
     if ends_with is not None:
@@ -140,8 +145,7 @@ def check_tool_use(response: str | None, trace: Trace = None, max_calls: int = 8
     (1.0, 0.0)
     """
     calls = tool_calls(trace)
-    distinct = {json.dumps(call, sort_keys=True, default=str) for call in calls}
-    return float(len(distinct) == len(calls) <= max_calls)
+    return float(len(calls) <= max_calls and not count_repeated(calls))
 
 
 _CHECKS = {

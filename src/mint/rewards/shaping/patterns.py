@@ -65,9 +65,8 @@ def graduated_reward(
     >>> graduated_reward("4", "4"), graduated_reward("95", "100"), graduated_reward("5", "4")
     (1.0, 0.5, 0.0)
     """
-    score = check_answer(response, ground_truth)
-    if score == 1.0 or tolerance == PARTIAL_RANGE:
-        return score
+    if is_correct(response, ground_truth):
+        return 1.0
     return 0.5 if is_partially_correct(response, ground_truth, tolerance) else 0.0
 
 
@@ -82,6 +81,8 @@ def continuous_reward(response: str | None, ground_truth: Gold, max_error: float
     number, gold = final_answer(response or "").number, read_gold(ground_truth).number
     if number is None or gold is None or number.value is None or gold.value is None:
         return 0.0
+    if number.same_as(gold):
+        return 1.0
     error = distance(number.value, gold.value) / Fraction(str(max_error))
     return float(max(Fraction(0), 1 - error))
 

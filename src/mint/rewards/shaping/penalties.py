@@ -66,7 +66,7 @@ def overlong_penalty(
 
 def repetition_penalty(
     response: str | None,
-    tokens: Sequence[int] | None = None,
+    tokens: Tokens = None,
     size: int = 4,
     allowed: float = 0.1,
     limit: float = 0.5,
@@ -76,7 +76,8 @@ def repetition_penalty(
     >>> repetition_penalty("a b c d e f g h"), repetition_penalty("no " * 300) < -0.4
     (0.0, True)
     """
-    items = list(tokens) if tokens is not None else (response or "")[:_READ].split()
+    words = (response or "")[:_READ].split()
+    items = words if tokens is None or isinstance(tokens, int) else list(tokens)
     share = repeated_share(items, _positive("size", size))
     return _penalty((share - allowed) / (1 - allowed), limit)
 
@@ -130,8 +131,7 @@ def tool_spam_penalty(
     -0.125
     """
     calls = tool_calls(trace)
-    distinct = {json.dumps(call, sort_keys=True, default=str) for call in calls}
-    spam = max(0, len(calls) - _positive("max_calls", max_calls)) + len(calls) - len(distinct)
+    spam = max(0, len(calls) - _positive("max_calls", max_calls)) + count_repeated(calls)
     return _penalty(spam / max_calls, limit)
 
 
@@ -143,13 +143,18 @@ def step_count_penalty(
     >>> step_count_penalty("", {"messages": ["..."] * 15})
     -0.25
     """
-    steps = len((trace or {}).get("messages", ()))
+    steps = len((trace or {}).get("messages") or ())
     return _penalty((steps - _positive("max_steps", max_steps)) / max_steps, limit)
 
 
 def tool_calls(trace: Trace) -> list[Any]:
     """Return the tool calls of a trace; none if there is no trace."""
-    return list((trace or {}).get("tool_calls", ()))
+    return list((trace or {}).get("tool_calls") or ())
+
+
+def count_repeated(calls: Sequence[Any]) -> int:
+    """Return how many calls repeat an earlier one exactly."""
+    return len(calls) - len({json.dumps(call, sort_keys=True, default=str) for call in calls})
 
 
 def _tool(call: Any) -> str:
