@@ -16,6 +16,7 @@ collect_ignore = [
     "bridge.py",
     "client.py",
     "recipes.py",
+    "tool_calls.py",
     "weights.py",
 ]  # scripts for other environments
 PUBLIC_NAME = "Qwen/Qwen3-8B"

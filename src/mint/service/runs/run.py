@@ -128,6 +128,8 @@ class TrainingRun:
         if there is no number. ``error`` marks a body that could not be read: it uses up its number
         and fails.
         """
+        if self._is_too_large_for(kind):
+            await self._wait_for_turn()  # the journal is cut after the answer to an optim_step
         self._refuse_if_released()
         number = negative_number(key or uuid.uuid4().hex) if seq_id is None else seq_id
         if not self._stream.knows(number):
@@ -135,7 +137,7 @@ class TrainingRun:
                 raise self._journal_full()  # operations that wait for it are held in memory
             if len(self._stream) > MAX_WAITING and number != self._stream.next:
                 raise ApiError(429, "Too many operations of this run are waiting. Try again later.")
-            if kind != "optim_step" and self._journal.size > MAX_JOURNAL_BYTES:
+            if self._is_too_large_for(kind):
                 body, error = b"", _JOURNAL_FULL
             operation = Operation(number, kind, len(body), error)
             self._stream.accept(operation)
@@ -148,6 +150,17 @@ class TrainingRun:
                 raise self._journal_full()
             entering.result()
         return self.request_id(number)
+
+    def _is_too_large_for(self, kind: str) -> bool:
+        return kind != "optim_step" and self._journal.size > MAX_JOURNAL_BYTES
+
+    async def _wait_for_turn(self) -> None:
+        """Wait until what is running has ended. Raises ApiError when that takes long."""
+        try:
+            async with asyncio.timeout(ACCEPTED_WITHIN_S), self._turn:
+                pass
+        except TimeoutError:
+            raise self._journal_full() from None
 
     def _refuse_if_released(self) -> None:
         if self._is_released:
