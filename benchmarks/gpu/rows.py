@@ -323,7 +323,7 @@ def notes(result: dict[str, Any]) -> list[str]:
         f"{machine['torch']}, transformers {machine['transformers']}, {result['date'][:10]}, "
         f"precision {result['settings']['precision'][0]}, LoRA rank {result['settings']['rank']} "
         "on the seven projections of every layer, logprobs returned. Medians of a few rounds after "
-        "two to warm up."
+        "those that warm up."
     ]
     if matmul := gpu.get("ceilings", "matmul"):
         speeds = ", ".join(f"{speed / 1e12:,.1f} TFLOP/s {name}" for name, speed in matmul.items())
