@@ -52,8 +52,16 @@ class LiveService:
 
     def worker_pids(self) -> list[int]:
         """The engine workers that this service started."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        pids = [int(pid) for children in threads for pid in children.read_text().split()]
+        return [pid for pid in pids if _is_worker(pid)]
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"mint.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
 
 
 def start_service(

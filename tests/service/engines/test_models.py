@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -240,3 +243,23 @@ def test_progress_that_cannot_be_passed_on_fails_its_own_call_only(
             await engine.stop()
 
     assert asyncio.run(work()) == 8
+
+
+def test_a_worker_that_is_slow_to_start_delays_nobody(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may take long to start a program, for example from a disk that hangs."""
+    others, start = threading.Event(), subprocess.Popen
+
+    def start_late(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        assert others.wait(10), "nobody else could do anything meanwhile"
+        return start(*arguments, **options)
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(others.set)
+        log, options = tmp_path / "log", EngineOptions("exact")
+        engine = await EngineProcess.start("tiny", tiny_model, log, 60, options)
+        await engine.stop()
+
+    monkeypatch.setattr(subprocess, "Popen", start_late)
+    asyncio.run(work())

@@ -63,22 +63,9 @@ class EngineProcess:
         cls, name: str, folder: Path, log_file: Path, limit_s: float, options: EngineOptions
     ) -> EngineProcess:
         """Start a worker and wait until its model is loaded. Raises EngineDied or UserError."""
-        ours, theirs = socket.socketpair()
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        with open(log_file, "ab") as output, theirs:
-            arguments = ["--name", name, "--folder", str(folder), "--fd", str(theirs.fileno())]
-            arguments += ["--precision", options.precision]
-            if options.memory_gb is not None:
-                arguments += ["--memory-gb", f"{options.memory_gb:.3f}"]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "mint.engine.worker", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C reaches only the service, which stops its workers
-            )
-        engine = cls(name, process, ours, log_file)
+        # In a thread: until the worker runs its own program, the caller waits for it.
+        process, sock = await asyncio.to_thread(_spawn, name, folder, log_file, options)
+        engine = cls(name, process, sock, log_file)
         loaded = engine._waiting[next(engine._ids)] = asyncio.get_running_loop().create_future()
         try:
             engine.info = await asyncio.wait_for(loaded, limit_s)
@@ -216,3 +203,25 @@ class EngineProcess:
             f"The engine of {self.name} {how}. It restarts at the next request. Its log is "
             f"logs/{self.log_file.name} in the home folder."
         )
+
+
+def _spawn(
+    name: str, folder: Path, log_file: Path, options: EngineOptions
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a worker; return it and the socket to it."""
+    ours, theirs = socket.socketpair()
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with open(log_file, "ab") as output, theirs:
+        arguments = ["--name", name, "--folder", str(folder), "--fd", str(theirs.fileno())]
+        arguments += ["--precision", options.precision]
+        if options.memory_gb is not None:
+            arguments += ["--memory-gb", f"{options.memory_gb:.3f}"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mint.engine.worker", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C reaches only the service, which stops its workers
+        )
+    return process, ours
