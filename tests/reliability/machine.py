@@ -354,17 +354,20 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def stop_engine_for_a_while(self, data: st.DataObject) -> None:
-        """What is sent meanwhile is acknowledged, and runs afterwards."""
-        if not self.world.signal_workers(signal.SIGSTOP):
-            return
+        """What is sent meanwhile is acknowledged, and runs afterwards.
+
+        What is drawn and sent does not depend on whether an engine was there to be stopped.
+        """
+        run = self.choose(data)
+        stopped = self.world.signal_workers(signal.SIGSTOP)
         try:
-            run = self.choose(data)
             if run is not None and run.gradients < MAX_GRADIENTS:
                 self.send(run, "forward_backward", **gradient(0))
                 run.weights += (("gradient", 0),)
         finally:
             self.world.signal_workers(signal.SIGCONT)
-        self.world.happened("engine stopped for a while")
+        if stopped:
+            self.world.happened("engine stopped for a while")
 
     @precondition(lambda self: self.restarts < self.max_restarts)
     @rule(how=st.sampled_from(["killed", "killed with its engine", "stopped"]))
