@@ -50,11 +50,13 @@ class LiveService:
         self.process.kill()
         self.process.wait()
 
+    def child_pids(self) -> list[int]:
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(pid) for children in threads for pid in children.read_text().split()]
+
     def worker_pids(self) -> list[int]:
         """The engine workers that this service started."""
-        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        pids = [int(pid) for children in threads for pid in children.read_text().split()]
-        return [pid for pid in pids if _is_worker(pid)]
+        return [pid for pid in self.child_pids() if _is_worker(pid)]
 
 
 def _is_worker(pid: int) -> bool:

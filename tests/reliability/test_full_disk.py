@@ -59,7 +59,7 @@ class SmallDisk:
         box = (binary, "--die-with-parent", "--dev-bind", "/", "/")
         size = ("--size", str(24 * MEGABYTE), "--tmpfs", str(home))
         self.service = start(within=(*box, *size), **settings)
-        [inside] = self.service.worker_pids()  # of the sandbox
+        [inside] = self.service.child_pids()  # of the sandbox
         self.home = Path(f"/proc/{inside}/root{home}")
         self._filler = self.home / "filler"
 

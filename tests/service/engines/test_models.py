@@ -245,14 +245,14 @@ def test_progress_that_cannot_be_passed_on_fails_its_own_call_only(
     assert asyncio.run(work()) == 8
 
 
-def test_a_worker_that_is_slow_to_start_delays_nobody(
+def test_a_worker_that_is_slow_to_start_delays_no_client(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system may take long to start a program, for example from a disk that hangs."""
     others, start = threading.Event(), subprocess.Popen
 
     def start_late(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
-        assert others.wait(10), "nobody else could do anything meanwhile"
+        assert others.wait(10), "nothing else could run meanwhile"
         return start(*arguments, **options)
 
     async def work() -> None:
