@@ -238,6 +238,7 @@ def test_replayed_loading_takes_the_weights_of_then(
     assert saved(raw, other, service.home, 2) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_kill_between_the_row_and_the_files_of_a_checkpoint_leaves_no_folder(
     own_service: Start, faults: Faults, tmp_path: Path
 ) -> None:
