@@ -60,10 +60,12 @@ class LiveService:
 
 
 def _is_worker(pid: int) -> bool:
+    """Whether a child runs a worker's program, or did until it ended a moment ago."""
     try:
-        return b"mint.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        program = Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:
         return False
+    return not program or b"mint.engine.worker" in program
 
 
 def start_service(
