@@ -181,6 +181,23 @@ DEEPSEEK = """{%- set ns = namespace(results=false) %}
 {%- if ns.results %}{{- '<｜tool▁outputs▁end｜>' }}{% endif %}
 {%- if add_generation_prompt %}{{- '<｜Assistant｜><think>\n' }}{% endif %}
 """
+DEEPSEEK_32 = """{{- bos_token }}
+{%- for m in messages %}
+{%- if m.role == 'user' %}{{- '<｜User｜>' + m.content + '<｜Assistant｜>' }}
+{%- elif m.role == 'assistant' %}
+{{- m.content }}
+{%- for c in m.tool_calls or [] %}{{- '\n\n<call>' + c.function | tojson + '</call>' }}{% endfor %}
+{{- eos_token }}
+{%- else %}
+{%- set calls = messages[loop.index0 - 1].tool_calls or [] %}
+{%- for c in calls if c.id == m.tool_call_id %}
+{{- '\n\n<results of="' + c.function.name + '">' }}
+{%- endfor %}
+{{- '\n<result>' + m.content + '</result>' }}
+{%- if calls %}{{- '\n</results>\n\n' }}{% endif %}
+{%- endif %}
+{%- endfor %}
+"""
 HARMONY = """{{- '<|start|>system<|message|>You are a model.<|end|>' }}
 {%- if tools %}{{- '<|start|>developer<|message|>' + tools | tojson + '<|end|>' }}{% endif %}
 {%- set ns = namespace(called=none) %}
@@ -219,7 +236,7 @@ GEMMA_4 = """{{- bos_token }}
 {%- set ns.called = m.tool_calls | length > 0 %}
 {{- '<|turn>' + m.role + '\n' + m.content }}
 {%- for c in m.tool_calls or [] %}
-{{- '<|tool_call>' + c.function.name + '<tool_call|>' }}
+{{- '<|tool_call>call:' + c.function.name + (c.function.arguments | tojson) + '<tool_call|>' }}
 {%- endfor %}
 {%- if loop.last or not ns.called %}{{- '<turn|>\n' }}{% endif %}
 {%- endif %}
@@ -336,6 +353,12 @@ FAMILIES = {
         ),
         "<｜end▁of▁sentence｜>",
         'I add.</think><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 2}<｜tool▁call▁end｜>',
+    ),
+    "deepseek 3.2": Family(
+        DEEPSEEK_32,
+        ("<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+        ("<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+        "<｜end▁of▁sentence｜>",
     ),
     "harmony": Family(
         HARMONY,

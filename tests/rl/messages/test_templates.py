@@ -62,6 +62,10 @@ FOLLOWS = {  # what is between a call and the answer, and between the answer and
         "<｜tool▁outputs▁end｜><｜Assistant｜><think>\n",
         "<｜User｜>Thanks.<｜Assistant｜><think>\n",
     ),
+    "deepseek 3.2": (
+        '\n\n<results of="add">\n<result>4</result>\n</results>\n\n',
+        "<｜User｜>Thanks.<｜Assistant｜>",
+    ),
     "harmony": (
         '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"4"<|end|>'
         "<|start|>assistant",

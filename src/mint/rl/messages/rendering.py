@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -70,36 +71,36 @@ class Renderer:
         the names and ids of the reply's ``calls``.
         """
         named = _answering(messages, calls)
-        try:
-            self._check_shown([_ASKED, _SAID], named)
-            tokens = self._continued(self._text_after_mark([_ASKED, _SAID, *named]))
-        except TemplateRefused:
-            if not calls or named[0]["role"] != "tool":
-                raise
-            return self._after_calls(named, said, ended, calls)
+        if calls and named[0]["role"] == "tool":
+            with suppress(TemplateRefused):
+                return self._after_calls(named, said[-1], ended, calls)
+        self._check_shown([_ASKED, _SAID], named)
+        tokens = self._continued(self._text_after_mark([_ASKED, _SAID, *named]))
         return tokens[self._closing(tokens, said[-1]) :] if ended else tokens
 
     def _after_calls(
-        self,
-        messages: Sequence[Message],
-        said: Sequence[int],
-        ended: bool,
-        calls: Sequence[ToolCall],
+        self, results: Sequence[Message], end: int, ended: bool, calls: Sequence[ToolCall]
     ) -> list[int]:
-        """Do the same with a template that renders results only after calls it has rendered."""
+        """Render results after the calls that they answer, since templates look at these."""
         given = []
         for index, call in enumerate(calls):
-            function = {"name": call.name, "arguments": call.arguments}
+            arguments = {"-": _MARK} if index == len(calls) - 1 else call.arguments
+            function = {"name": call.name, "arguments": arguments}
             given.append({"id": _id(call, index), "type": "function", "function": function})
         called = [_ASKED, {"role": "assistant", "content": "", "tool_calls": given}]
-        self._check_shown(called, messages)
-        before = self._encoded(self._text(called, prompts=False))
-        tokens = self._encoded(self._text([*called, *messages]))
-        shared = common_prefix(before, tokens)
-        after, mark = tokens[shared:], tokens[shared - 1]
+        self._check_shown(called, results)
+        turn = self._continued(self._text_after_mark(called, prompts=False))
+        tokens = self._continued(self._text_after_mark([*called, *results]))
+        shared = common_prefix(turn, tokens)
+        closes = [at for at in range(shared) if tokens[at] in self._marks]
         if ended:
-            return after[1:] if after[0] == said[-1] else after
-        return [mark, *after] if mark in self._marks and said[-1:] != [mark] else after
+            at = shared + self._first_mark(tokens[shared:])
+            if tokens[at : at + 1] == [end] and not self._decode(tokens[shared:at]).strip():
+                return tokens[at + 1 :]
+            closes = [at for at in closes if tokens[at] == end] or closes
+        elif closes and tokens[closes[-1]] != end:
+            return tokens[closes[-1] :]
+        return tokens[closes[-1] + 1 :] if closes else tokens[shared:]
 
     def _closing(self, tokens: Sequence[int], end: int) -> int:
         """Return how many tokens close a turn that the model has closed itself."""
@@ -107,7 +108,7 @@ class Renderer:
         if marks := [at for at, token in enumerate(shared) if token in self._marks]:
             return marks[-1] + 1
         at = self._first_mark(tokens)
-        if at == len(tokens) or self.tokenizer.decode(tokens[:at]).strip():
+        if at == len(tokens) or self._decode(tokens[:at]).strip():
             return 0
         closes_turns = self._first_mark(self._tail) < len(self._tail)
         return at + 1 if tokens[at] == end or closes_turns else 0
@@ -116,6 +117,9 @@ class Renderer:
     def _tail(self) -> list[int]:
         """Return what the template writes after the last reply of a conversation."""
         return self._continued(self._text_after_mark([_ASKED, _SAID], prompts=False))
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(tokens))
 
     @cached_property
     def _marks(self) -> frozenset[int]:
