@@ -370,6 +370,8 @@ def _untyped(name: str, given: str, argument: re.Pattern[str]) -> list[ToolCall]
 
 def _invoked(name: str, given: str) -> ToolCall:
     """The same, where a value may say whether it is a string."""
+    if "<" in _NAMED_PARAMETER.sub("", given):
+        return _CUT_OFF
     found: list[tuple[str, str, str]] = _NAMED_PARAMETER.findall(given)
     texts = {key: text for key, _, text in found}
     values = {
