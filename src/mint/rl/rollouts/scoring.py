@@ -40,10 +40,9 @@ class FailureCounter:
         reason = self._reason(rollout)
         self.recent.append(reason)
         self.ever_scored |= reason == _SCORED
-        if rollout.error is None:
-            return
-        shown = {"sample": repr(sample)[:_SHOWN], "response": rollout.text[:_SHOWN]}
-        _LOGGER.info("not scored: %s %s", rollout.error, json.dumps(shown, ensure_ascii=False))
+        if rollout.error is not None:
+            shown = {"sample": repr(sample)[:_SHOWN], "response": rollout.text[:_SHOWN]}
+            _LOGGER.info("not scored: %s %s", rollout.error, json.dumps(shown, ensure_ascii=False))
 
     def _reason(self, rollout: Rollout) -> str:
         if rollout.error is None:
@@ -149,11 +148,8 @@ async def score_responses(
             wrong = f"compute_rewards gave {gave} for {len(responses)} responses"
             return [ValueError(wrong)] * len(responses)
         return list(values)
-    return list(
-        await asyncio.gather(
-            *(_outcome(adapter.compute_reward, workers, text, sample) for text in responses)
-        )
-    )
+    scored = (_outcome(adapter.compute_reward, workers, text, sample) for text in responses)
+    return list(await asyncio.gather(*scored))
 
 
 async def _outcome(method: Any, workers: asyncio.Semaphore | None, *arguments: Any) -> Any:
