@@ -58,9 +58,8 @@ class FailureCounter:
             self._check_step(fresh, len(groups))
         failed = [reason for reason in self.recent if reason not in (_SCORED, _NONE)]
         if len(self.recent) >= _FEWEST and len(failed) > self.max_share * len(self.recent):
-            whole = len(self.recent) < _RECENT
-            of = f"{len(self.recent)}" if whole else f"the last {len(self.recent)}"
-            raise TooManyFailures(self._message(failed, of))
+            last = "the last " if len(self.recent) == _RECENT else ""
+            raise TooManyFailures(self._message(failed, f"{last}{len(self.recent)}"))
 
     def _check_step(self, fresh: Sequence[str], prompts: int) -> None:
         """Raise if nothing of a step was scored, unless a single prompt may be at fault."""
@@ -178,12 +177,10 @@ def as_sample(sample: Any, response: str) -> Sample:
         return Sample(response, sample[0], {"answer": sample[1]})
     if isinstance(getattr(sample, "metadata", None), Mapping):
         return Sample(response, str(getattr(sample, "prompt", "")), sample.metadata)
-    values = dict(sample) if isinstance(sample, Mapping) else _attributes(sample)
+    if isinstance(sample, Mapping):
+        values = dict(sample)
+    else:
+        named = [name for name in (*_QUESTIONS, *ANSWERS) if hasattr(sample, name)]
+        values = getattr(sample, "__dict__", {}) | {name: getattr(sample, name) for name in named}
     prompt = next((str(values[name]) for name in _QUESTIONS if name in values), "")
     return Sample(response, prompt, values or {"sample": sample})
-
-
-def _attributes(sample: Any) -> dict[str, Any]:
-    values = dict(vars(sample)) if hasattr(sample, "__dict__") else {}
-    named = [name for name in (*_QUESTIONS, *ANSWERS) if hasattr(sample, name)]
-    return values | {name: getattr(sample, name) for name in named}
