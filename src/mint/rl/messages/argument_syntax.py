@@ -13,8 +13,8 @@ _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-def json_values(text: str, whole: bool = True, flat: bool = True) -> list[Any]:
-    """Return the JSON values of a text, with at most semicolons between; ``flat`` unpacks lists.
+def json_values(text: str, whole: bool = True) -> list[Any]:
+    """Return the JSON values of a text, with at most semicolons between; lists are unpacked.
 
     Unless the ``whole`` text is to be JSON, what follows the first value is ignored.
 
@@ -27,7 +27,7 @@ def json_values(text: str, whole: bool = True, flat: bool = True) -> list[Any]:
         raise ValueError("there is nothing")
     while at < len(text):
         value, at = json.JSONDecoder().raw_decode(text, at)
-        found += value if flat and isinstance(value, list) else [value]
+        found += value if isinstance(value, list) else [value]
         at += len(text[at:]) - len(text[at:].lstrip("; \n"))
         if not whole:
             break

@@ -367,7 +367,7 @@ def _call(value: Any) -> ToolCall:
         arguments = {}
     if isinstance(arguments, str):
         try:
-            (arguments,) = json_values(arguments, flat=False)
+            arguments = json.loads(arguments.strip("; \n"))
         except NOT_A_CALL as error:
             return ToolCall(name, error=f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):
