@@ -114,18 +114,24 @@ class Run:
             print(f"  {note}", flush=True)
         order = self.data.decide_order()
         print(order, flush=True)
-        if not state:
-            kind = "shuffled" if self.data.epochs else "first"
-            self.directory.event("data", order=kind, text=order)
         if state:
-            self._load(state)
+            self.done, self.final = state["step"], state["final"]
+            self.guards.load(state["guards"])
+            self.failure_counter.load(state["ledger"])
+            self._holdout.left_out = state.get("left_out")
+            if self.data.curriculum is not None:
+                self.data.curriculum.load(state["curriculum"])
+            self.queue.load(state)
             if self.done < cfg.steps:
                 print(f"Resuming after step {self.done}.", flush=True)
                 self.directory.event("resumed", step=self.done)
-        elif cfg.eval_every:
-            numbers = (await self._evaluated(0)).metrics()
-            self.guards.begin(numbers)
-            self.directory.metrics({"step": 0, **numbers})
+        else:
+            kind = "shuffled" if self.data.epochs else "first"
+            self.directory.event("data", order=kind, text=order)
+            if cfg.eval_every:
+                numbers = (await self._evaluated(0)).metrics()
+                self.guards.begin(numbers)
+                self.directory.metrics({"step": 0, **numbers})
         if cfg.log_rewards:
             self.monitors.append(RewardLog(folder))
         if cfg.save_reward_analysis:
@@ -134,16 +140,6 @@ class Run:
         self._position = self.queue.state()
         self._since = time.monotonic()
         self._began = self._since - (state["elapsed"] if state else 0.0)
-
-    def _load(self, state: dict[str, Any]) -> None:
-        self.done = state["step"]
-        self.final = state["final"]
-        self.guards.load(state["guards"])
-        self.failure_counter.load(state["ledger"])
-        self._holdout.left_out = state.get("left_out")
-        if self.data.curriculum is not None:
-            self.data.curriculum.load(state["curriculum"])
-        self.queue.load(state)
 
     # ---- what a loop calls ----
 

@@ -124,14 +124,13 @@ def score_samples(reward: Reward, samples: Sequence[Sample]) -> Any:
 
     In the event loop they are awaited; in a ``reward_workers`` thread a function is just called.
     """
-    scores = _scores(reward, samples)
+
+    async def scores() -> list[Any]:
+        outcomes = await reward.outcomes(samples)
+        return [outcome.error if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+
     plain = isinstance(reward, FunctionReward) and not reward.signature.is_async
-    return run(scores) if plain and not in_event_loop() else scores
-
-
-async def _scores(reward: Reward, samples: Sequence[Sample]) -> list[Any]:
-    outcomes = await reward.outcomes(samples)
-    return [outcome.error if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+    return run(scores()) if plain and not in_event_loop() else scores()
 
 
 async def score_responses(
