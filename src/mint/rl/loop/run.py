@@ -238,14 +238,14 @@ class Run:
         score = (evaluation.pass_1, evaluation.reward) if evaluation else None
         checkpoint = await self.checkpoints.save(self.client, self.done, score)
         self.directory.event("checkpoint", step=self.done, path=checkpoint.path)
-        self._keep_state(finished=False)
+        self._keep_state()
         await self.checkpoints.prune(await to_thread(self.service.create_rest_client))
 
-    def _keep_state(self, finished: bool) -> None:
+    def _keep_state(self) -> None:
         curriculum = self.data.curriculum
         state = {
             "step": self.done,
-            "finished": finished,
+            "finished": self.final is not None,
             "final": self.final,
             **self._position,
             "elapsed": time.monotonic() - self._began,
@@ -276,7 +276,7 @@ class Run:
         self.final = str(answer.path)
         advice = " ".join(self._advice())
         self.directory.event("finished", step=self.done, path=self.final, text=advice)
-        self._keep_state(finished=True)
+        self._keep_state()
         return self.final
 
     async def _end(self, error: BaseException | None) -> None:
