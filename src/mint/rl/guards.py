@@ -101,13 +101,12 @@ def no_signal(m: Metrics, guards: Guards) -> Iterator[Report]:
     """Nothing to learn from: every group has equal rewards."""
     if m.get("datums", 1.0) > 0:
         return
-    signal = m.get("groups/signal", 0.0)
-    right, wrong = m.get("groups/all_right", 0.0), m.get("groups/all_wrong", 0.0)
-    equal = m.get("groups/all_equal", 0.0)
-    if signal:
+    if signal := m.get("groups/signal", 0.0):
         seen = f"datums=0, though {signal:.0f} groups have better and worse answers."
         yield seen, "Check which datums edit_datums keeps."
         return
+    right, wrong = m.get("groups/all_right", 0.0), m.get("groups/all_wrong", 0.0)
+    equal = m.get("groups/all_equal", 0.0)
     if m.get("groups/unscored", 0.0) > max(right, wrong, equal):
         advice = "Most answers are excluded: see reward_errors and mask_truncated."
     elif equal > max(right, wrong):
@@ -142,9 +141,17 @@ def reward_hacking(m: Metrics, guards: Guards) -> Iterator[Report]:
     fewer_right = now["holdout/pass@1_high"] < best["holdout/pass@1"] - _ROUNDING
     fell = fewer_right or held_out < paid - 2 * _clear(paid, held_out)
     if fell and now["train"] > best["train"] + _clear(best["train"], now["train"]):
-        yield _hacked(best, now, "fell")
+        before, how = best, "fell"
     elif _left_behind(earlier[0], now):
-        yield _hacked(earlier[0], now, "did not rise with it:")
+        before, how = earlier[0], "did not rise with it:"
+    else:
+        return
+    yield (
+        f"the training reward rose from {before['train']:.3f} to {now['train']:.3f} while the "
+        f"holdout {how} from {before['holdout/pass@1']:.1%} to {now['holdout/pass@1']:.1%}.",
+        "The policy is exploiting the reward: read the rollouts with the highest rewards, fix the "
+        "reward, and return to the best checkpoint.",
+    )
 
 
 def _left_behind(first: Metrics, now: Metrics) -> bool:
@@ -155,15 +162,6 @@ def _left_behind(first: Metrics, now: Metrics) -> bool:
         and train > held_out + 2 * _clear(train, held_out)  # or it only became more certain
         and held_out < paid + _clear(paid, held_out) / 2
         and now["holdout/pass@1_low"] <= first["holdout/pass@1"] + _ROUNDING
-    )
-
-
-def _hacked(before: Metrics, now: Metrics, how: str) -> Report:
-    return (
-        f"the training reward rose from {before['train']:.3f} to {now['train']:.3f} while the "
-        f"holdout {how} from {before['holdout/pass@1']:.1%} to {now['holdout/pass@1']:.1%}.",
-        "The policy is exploiting the reward: read the rollouts with the highest rewards, fix the "
-        "reward, and return to the best checkpoint.",
     )
 
 
@@ -185,19 +183,18 @@ def length_runaway(m: Metrics, guards: Guards) -> Iterator[Report]:
 
 def component_runaway(m: Metrics, guards: Guards) -> Iterator[Report]:
     """One component of the reward rises at the cost of the others."""
-    gains, clear = {}, {}
+    gains = []  # each in multiples of what is clear, as it is, and of which component
     for name in (each for each in m if each.startswith("component/")):
         before, now = guards.baseline(name), guards.recent(name)
         if before is not None and now is not None:
-            component = name.removeprefix("component/")
-            gains[component], clear[component] = now - before, _clear(before, now)
-    if len(gains) < 2:
+            gain = now - before
+            gains.append((gain / _clear(before, now), gain, name.removeprefix("component/")))
+    if not gains:
         return
-    winner = max(gains, key=lambda name: gains[name] / clear[name])
-    loser = min(gains, key=lambda name: gains[name] / clear[name])
-    if gains[winner] > 2 * clear[winner] and gains[loser] < -clear[loser]:
+    (least, fall, loser), (most, rise, winner) = min(gains), max(gains)
+    if most > 2 and least < -1:
         yield (
-            f"{winner!r} rose by {gains[winner]:.2f} while {loser!r} fell by {-gains[loser]:.2f}.",
+            f"{winner!r} rose by {rise:.2f} while {loser!r} fell by {-fall:.2f}.",
             f"The policy trades one for the other: reward {winner!r} only where {loser!r} is "
             "earned (mint.rewards.gated), or lower its weight.",
         )
@@ -217,12 +214,9 @@ def truncation(m: Metrics, guards: Guards) -> Iterator[Report]:
     share = m.get("length/truncated", 0.0)
     if share <= guards.cfg.truncation_limit:
         return
-    advice = (
-        "Their rewards are misleading: raise max_tokens, set stop strings, or set "
-        "mask_truncated=true."
-    )
+    advice = "Their rewards are misleading: set mask_truncated=true, raise max_tokens"
     if guards.cfg.mask_truncated:
-        advice = "They are excluded from training: raise max_tokens, or set stop strings."
+        advice = "They are excluded from training: raise max_tokens"
     paid = ""
     if "reward/truncated" in m and "reward/untruncated" in m:
         paid = (
@@ -231,7 +225,7 @@ def truncation(m: Metrics, guards: Guards) -> Iterator[Report]:
         )
     yield (
         f"{share:.0%} of the answers were cut off (max_tokens={guards.cfg.max_tokens}).{paid}",
-        advice,
+        f"{advice}, or set stop strings.",
     )
 
 

@@ -292,6 +292,7 @@ def test_a_reply_that_is_only_a_call_is_read_as_that_whatever_its_arguments_say(
         "<function_calls>import os</function_calls>",
         '<|tool_call>call:weather{city:<|"|>Ro',
         '<minimax:tool_call><invoke name="weather"><parameter name="city">Ro',
+        '<minimax:tool_call><invoke name="now"><parameter name="a">1</invoke></minimax:tool_call>',
         "<tool_call></tool_call>",
         "<tool_call>[]</tool_call>",
     ],

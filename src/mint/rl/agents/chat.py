@@ -181,11 +181,8 @@ class Chat:
         """The tokens of what was said since the last reply."""
         last = self._last
         if not self._waiting:
-            raise ValueError(
-                "The last message is already the model's: add a message before chat.reply()."
-                if last
-                else "The conversation is empty: call chat.user(...) before chat.reply()."
-            )
+            why = "The last message is already the model's" if last else "The conversation is empty"
+            raise ValueError(f"{why}: add a message, as by chat.user(...), before chat.reply().")
         if last is None:
             return self._renderer.start(self._waiting)
         return self._renderer.follow(self._waiting, last.tokens, last.ended, last.tool_calls)

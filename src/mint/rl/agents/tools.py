@@ -142,7 +142,7 @@ def schemas(tools: Tools) -> list[dict[str, Any]]:
     ['calculate']
     """
     given = list(_listed(tools))
-    if given and not isinstance(tools, Mapping) and all(isinstance(each, dict) for each in given):
+    if given and all(isinstance(each, dict) for each in given):
         return given
     return [each.schema for each in tools_by_name(tools).values()]
 

@@ -1,6 +1,7 @@
 """Metrics of a step's rollouts."""
 
 from collections.abc import Sequence
+from itertools import compress
 from statistics import fmean
 
 from mint.rewards.shaping.aspects import repeated_share
@@ -51,8 +52,8 @@ def _truncation(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the rewards of truncated answers and of the others."""
     cut = [r.reward for r in rollouts if r.truncated and r.reward is not None]
     whole = [r.reward for r in rollouts if not r.truncated and r.reward is not None]
-    found = {"reward/truncated": fmean(cut)} if cut else {}
-    return found | ({"reward/untruncated": fmean(whole)} if whole else {})
+    found = {"reward/truncated": cut, "reward/untruncated": whole}
+    return {name: fmean(rewards) for name, rewards in found.items() if rewards}
 
 
 def _components(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -65,12 +66,7 @@ def _components(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 def repetition(rollout: Rollout) -> float:
     """The share of a rollout's runs of four tokens that occurred in it before."""
-    written = [
-        token
-        for segment in rollout.segments
-        for token, sampled in zip(segment.tokens, segment.sampled, strict=True)
-        if sampled
-    ]
+    written = [t for segment in rollout.segments for t in compress(segment.tokens, segment.sampled)]
     return float(repeated_share(written, 4)) if len(written) >= 8 else 0.0
 
 

@@ -38,7 +38,7 @@ from mint.rl.runtime.endings import Interrupted, RewardsFailed, RunStopped, lost
 from mint.rl.runtime.interruption import Interruption
 from mint.rl.runtime.threads import to_thread
 from mint.rl.sampling.batch import Batch, merge_batches
-from mint.rl.sampling.collector import Collector, StepFailed
+from mint.rl.sampling.collector import Collector
 from mint.rl.sampling.queue import GroupQueue
 from mint.rl.settings.config import RLConfig
 from mint.watch.directory.recorder import METRICS, read_rows
@@ -92,7 +92,6 @@ class Run:
         self._analyst: AnalysisWriter | None = None
         self._half_done = False  # a step is partly trained: the weights match no step
         self._failures = FailureLog(self._keep_failure)
-        self._elapsed, self._began = 0.0, time.monotonic()
 
     async def _begin(self) -> None:
         cfg, state = self.cfg, self.directory.state()
@@ -115,37 +114,32 @@ class Run:
             print(f"  {note}", flush=True)
         order = self.data.decide_order()
         print(order, flush=True)
-        if not state:
-            kind = "shuffled" if self.data.epochs else "first"
-            self.directory.event("data", order=kind, text=order)
-        self._position = self.queue.state()
         if state:
-            self._load(state)
+            self.done, self.final = state["step"], state["final"]
+            self.guards.load(state["guards"])
+            self.failure_counter.load(state["ledger"])
+            self._holdout.left_out = state.get("left_out")
+            if self.data.curriculum is not None:
+                self.data.curriculum.load(state["curriculum"])
+            self.queue.load(state)
             if self.done < cfg.steps:
                 print(f"Resuming after step {self.done}.", flush=True)
                 self.directory.event("resumed", step=self.done)
-        elif cfg.eval_every:
-            numbers = (await self._evaluated(0)).metrics()
-            self.guards.begin(numbers)
-            self.directory.metrics({"step": 0, **numbers})
+        else:
+            kind = "shuffled" if self.data.epochs else "first"
+            self.directory.event("data", order=kind, text=order)
+            if cfg.eval_every:
+                numbers = (await self._evaluated(0)).metrics()
+                self.guards.begin(numbers)
+                self.directory.metrics({"step": 0, **numbers})
         if cfg.log_rewards:
             self.monitors.append(RewardLog(folder))
         if cfg.save_reward_analysis:
             self._analyst = AnalysisWriter(folder)
             self.monitors.append(self._analyst.see)
-        self._began = self._since = time.monotonic()
-
-    def _load(self, state: dict[str, Any]) -> None:
-        self.done = state["step"]
-        self.final = state["final"]
-        self._elapsed = state["elapsed"]
-        self.guards.load(state["guards"])
-        self.failure_counter.load(state["ledger"])
-        self._holdout.left_out = state.get("left_out")
-        if self.data.curriculum is not None:
-            self.data.curriculum.load(state["curriculum"])
-        self.queue.load(state)
         self._position = self.queue.state()
+        self._since = time.monotonic()
+        self._began = self._since - (state["elapsed"] if state else 0.0)
 
     # ---- what a loop calls ----
 
@@ -194,7 +188,7 @@ class Run:
         if cfg.eval_every and (last or step % cfg.eval_every == 0):
             evaluation = await self._evaluated(step)
             numbers |= evaluation.metrics()
-        numbers["time/total"] = self._elapsed + time.monotonic() - self._began
+        numbers["time/total"] = time.monotonic() - self._began
         self.queue.taken.clear()
         self.directory.write_step(rollout_rows(batch, self._text), {"step": step, **numbers})
         seconds = time.monotonic() - self._since
@@ -244,17 +238,17 @@ class Run:
         score = (evaluation.pass_1, evaluation.reward) if evaluation else None
         checkpoint = await self.checkpoints.save(self.client, self.done, score)
         self.directory.event("checkpoint", step=self.done, path=checkpoint.path)
-        self._keep_state(finished=False)
+        self._keep_state()
         await self.checkpoints.prune(await to_thread(self.service.create_rest_client))
 
-    def _keep_state(self, finished: bool) -> None:
+    def _keep_state(self) -> None:
         curriculum = self.data.curriculum
         state = {
             "step": self.done,
-            "finished": finished,
+            "finished": self.final is not None,
             "final": self.final,
             **self._position,
-            "elapsed": self._elapsed + time.monotonic() - self._began,
+            "elapsed": time.monotonic() - self._began,
             "checkpoints": self.checkpoints.state(),
             "guards": self.guards.state(),
             "ledger": self.failure_counter.state(),
@@ -267,10 +261,9 @@ class Run:
         """Save the trained weights for sampling, and return their path."""
         if self.final is None:
             self.interruption.check()
-            self.final = await self._final()
-        lines = [*self._advice(), *closing_lines(self.final, self.directory.path)]
-        print("\n".join(lines), flush=True)
-        return self.final
+        final = self.final or await self._final()
+        print("\n".join([*self._advice(), *closing_lines(final, self.directory.path)]), flush=True)
+        return final
 
     def _advice(self) -> list[str]:
         """Return whether training helped on the holdout, and which weights to use."""
@@ -281,10 +274,9 @@ class Run:
     async def _final(self) -> str:
         answer = await asyncio.shield(self.client.save_weights_for_sampler(name="rl-final"))
         self.final = str(answer.path)
-        self.directory.event(
-            "finished", step=self.done, path=self.final, text=" ".join(self._advice())
-        )
-        self._keep_state(finished=True)
+        advice = " ".join(self._advice())
+        self.directory.event("finished", step=self.done, path=self.final, text=advice)
+        self._keep_state()
         return self.final
 
     async def _end(self, error: BaseException | None) -> None:
@@ -321,19 +313,17 @@ class Run:
         """Return what ends the run, for the error that has ended its loop."""
         if isinstance(error, INTERRUPTED) and self.interruption.presses:
             return Interrupted()
+        ending: BaseException
         if isinstance(error, TooManyFailures):
-            if isinstance(error, StepFailed) and error.sampled_for == "training":
-                self.queue.taken.append(error.batch)  # to be written at the end
             self.directory.event("stopped", name="reward_errors", text=str(error))
-            failed = RewardsFailed(f"{error} {self.checkpoints.where}")
-            failed.__cause__ = error
-            return failed
-        if isinstance(error, NoAnswer | mint.APIConnectionError):
-            gone = lost(error, self.monitor.url, self.saved_step)
-            gone.__cause__ = error
-            self.directory.event("lost", step=self.saved_step, text=str(gone))
-            return gone
-        return error
+            ending = RewardsFailed(f"{error} {self.checkpoints.where}")
+        elif isinstance(error, NoAnswer | mint.APIConnectionError):
+            ending = lost(error, self.monitor.url, self.saved_step)
+            self.directory.event("lost", step=self.saved_step, text=str(ending))
+        else:
+            return error
+        ending.__cause__ = error
+        return ending
 
     @property
     def saved_step(self) -> int:

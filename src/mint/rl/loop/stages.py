@@ -22,9 +22,7 @@ from mint.rl.settings.config import RLConfig
 async def weights_before(client: mint.TrainingClient, step: int) -> mint.SamplingClient:
     """Return a client that samples from the weights as they are before a step."""
     request = client.save_weights_and_get_sampling_client_async(f"rl-step-{step}")
-    return await asyncio.shield(
-        request
-    )  # not cancelled: the service waits for a request that was begun
+    return await asyncio.shield(request)  # not cancelled: the service waits for what was begun
 
 
 async def policy_before(

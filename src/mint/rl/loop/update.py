@@ -129,7 +129,9 @@ async def _update(
     entropy_D_T: list[Array] = []
     if cfg.measures_entropy:
         entropy_D_T = [each for answer in first for each in read_outputs(answer, "entropy")]
-        found["train/entropy"] = mean_over_tokens(batch, entropy_D_T)
+        pairs = zip(batch, entropy_D_T, strict=True)
+        inside = np.concatenate([array[has_weight(datum)] for datum, array in pairs])
+        found["train/entropy"] = float(inside.mean()) if len(inside) else 0.0
     if cfg.clips:
         answered = zip(passes, map(read_logprobs, losses), strict=True)
         found |= clipped_share(cfg, list(answered))
@@ -165,10 +167,3 @@ def read_logprobs(output: types.ForwardBackwardOutput) -> list[Array]:
 def read_outputs(output: types.ForwardBackwardOutput, name: str) -> list[Array]:
     """One of the arrays that the service returned for each datum."""
     return [np.asarray(result[name].data, dtype=np.float64) for result in output.loss_fn_outputs]
-
-
-def mean_over_tokens(datums: Sequence[types.Datum], values_D_T: Sequence[Array]) -> float:
-    """The mean of values over the tokens that have a weight."""
-    pairs = zip(datums, values_D_T, strict=True)
-    found = np.concatenate([array[has_weight(datum)] for datum, array in pairs])
-    return float(found.mean()) if len(found) else 0.0

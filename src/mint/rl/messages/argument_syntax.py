@@ -13,8 +13,8 @@ _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-def json_values(text: str, whole: bool = True, flat: bool = True) -> list[Any]:
-    """Return the JSON values of a text, with at most semicolons between; ``flat`` unpacks lists.
+def json_values(text: str, whole: bool = True) -> list[Any]:
+    """Return the JSON values of a text, with at most semicolons between; lists are unpacked.
 
     Unless the ``whole`` text is to be JSON, what follows the first value is ignored.
 
@@ -23,14 +23,14 @@ def json_values(text: str, whole: bool = True, flat: bool = True) -> list[Any]:
     """
     found: list[Any] = []
     at, text = 0, text.strip()
+    if not text:
+        raise ValueError("there is nothing")
     while at < len(text):
         value, at = json.JSONDecoder().raw_decode(text, at)
-        found += value if flat and isinstance(value, list) else [value]
+        found += value if isinstance(value, list) else [value]
         at += len(text[at:]) - len(text[at:].lstrip("; \n"))
         if not whole:
             break
-    if not found and not text:
-        raise ValueError("there is nothing")
     return found
 
 
@@ -81,20 +81,14 @@ def _python_call(node: ast.AST | None) -> tuple[str, dict[str, Any], str | None]
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return name, {}, "each argument needs its name, as in f(a=1)"
     try:
-        return name, {str(k.arg): _literal(k.value) for k in node.keywords}, None
+        values = ((str(k.arg), _JsonConstants().visit(k.value)) for k in node.keywords)
+        return name, {key: ast.literal_eval(value) for key, value in values}, None
     except NOT_A_CALL:
         return name, {}, "the arguments must be written out: strings, numbers, lists, objects"
 
 
-def _literal(node: ast.expr) -> Any:
-    match node:
-        case ast.Name(id=name) if name in _CONSTANTS:
-            return _CONSTANTS[name]
-        case ast.List(elts=elements):
-            return [_literal(element) for element in elements]
-        case ast.Dict(keys=keys, values=values):
-            return {
-                ast.literal_eval(k): _literal(v) for k, v in zip(keys, values, strict=True) if k
-            }
-        case _:
-            return ast.literal_eval(node)
+class _JsonConstants(ast.NodeTransformer):
+    """Replaces the names ``true``, ``false`` and ``null`` by their values."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node

@@ -68,14 +68,15 @@ class Renderer:
         """Return the tokens between a reply of the tokens ``said`` and the next reply.
 
         They begin with what closes a turn, unless the model has ``ended`` it. Results of tools get
-        the names and ids of the reply's ``calls``.
+        the names and ids of the reply's ``calls``, in order.
         """
-        named = _answering(messages, calls)
+        labels = iter({"name": c.name, "tool_call_id": _id(c, i)} for i, c in enumerate(calls))
+        named = [{**next(labels, {}), **m} if m["role"] == "tool" else m for m in messages]
         if calls and named[0]["role"] == "tool":
             with suppress(TemplateRefused):
                 return self._after_calls(named, said[-1], ended, calls)
         self._check_shown([_ASKED, _SAID], named)
-        tokens = self._continued(self._text_after_mark([_ASKED, _SAID, *named]))
+        tokens = self._after_mark([_ASKED, _SAID, *named])
         return tokens[self._closing(tokens, said[-1]) :] if ended else tokens
 
     def _after_calls(
@@ -89,8 +90,8 @@ class Renderer:
             given.append({"id": _id(call, index), "type": "function", "function": function})
         called = [_ASKED, {"role": "assistant", "content": "", "tool_calls": given}]
         self._check_shown(called, results)
-        turn = self._continued(self._text_after_mark(called, prompts=False))
-        tokens = self._continued(self._text_after_mark([*called, *results]))
+        turn = self._after_mark(called, prompts=False)
+        tokens = self._after_mark([*called, *results])
         shared = common_prefix(turn, tokens)
         closes = [at for at in range(shared) if tokens[at] in self._marks]
         if ended:
@@ -116,7 +117,7 @@ class Renderer:
     @cached_property
     def _tail(self) -> list[int]:
         """Return what the template writes after the last reply of a conversation."""
-        return self._continued(self._text_after_mark([_ASKED, _SAID], prompts=False))
+        return self._after_mark([_ASKED, _SAID], prompts=False)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(tokens))
@@ -135,11 +136,13 @@ class Renderer:
         if self._text([*before, *probes]).count(_TEXT) < len(given):
             raise _refusal([*before, *messages], "it leaves some of them out")
 
-    def _text_after_mark(self, messages: Sequence[Message], prompts: bool = True) -> str:
-        _, found, after = self._text(messages, prompts).rpartition(_MARK)
+    def _after_mark(self, messages: Sequence[Message], prompts: bool = True) -> list[int]:
+        """Return the tokens after the model's reply: some tokenizers mark where a text begins."""
+        _, found, text = self._text(messages, prompts).rpartition(_MARK)
         if not found:
             raise _refusal(messages, "it leaves out what the assistant said")
-        return after
+        before, both = self._encoded(_MARK), self._encoded(_MARK + text)
+        return both[len(before) :] if both[: len(before)] == before else self._encoded(text)
 
     def _text(self, messages: Sequence[Message], prompts: bool = True) -> str:
         if not self.has_template:
@@ -154,23 +157,9 @@ class Renderer:
             raise _refusal(messages, str(error)) from error
         return str(rendered)
 
-    def _continued(self, text: str) -> list[int]:
-        """The tokens of a text that comes after another: some tokenizers mark its beginning."""
-        before, both = self._encoded(_MARK), self._encoded(_MARK + text)
-        return both[len(before) :] if both[: len(before)] == before else self._encoded(text)
-
     def _encoded(self, text: str, alone: bool = False) -> list[int]:
         """``alone``: with the tokens that the model wants at the beginning of a plain text."""
         return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=alone)]
-
-
-def _answering(messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
-    """The messages, with the results of tools named after the calls that they answer, in order."""
-    labels = iter({"name": call.name, "tool_call_id": _id(call, i)} for i, call in enumerate(calls))
-    return [
-        {**next(labels, {}), **message} if message["role"] == "tool" else message
-        for message in messages
-    ]
 
 
 def _id(call: ToolCall, index: int) -> str:

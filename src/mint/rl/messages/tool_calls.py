@@ -8,8 +8,9 @@ reply without a mark is a call only when it is nothing else.
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from mint.rl.messages.argument_syntax import (
@@ -52,45 +53,41 @@ _WRAPPERS = (  # what opens and closes a call or a list of calls
     ("<|action_start|><|plugin|>", "<|action_end|>"),  # InternLM
     ("<|python_start|>", "<|python_end|>"),  # Llama 4
 )
-_NAMED = (  # a mark, what opens a call, with its name and perhaps an id, and what closes it
-    (  # Mistral Small 3.2, Magistral, Devstral
-        "[TOOL_CALLS]",
+_NAMED = {  # by a mark: what opens a call, with its name and perhaps an id, and what closes it
+    "[TOOL_CALLS]": (  # Mistral Small 3.2, Magistral, Devstral
         r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]",
         r"(?=\[TOOL_CALLS\])",
     ),
-    (  # DeepSeek V3, R1 (with a code block) and V3.1
-        "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁begin｜>": (  # DeepSeek V3, R1 (with a code block) and V3.1
         r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[\w.-]+)"
         r"(?:<｜tool▁sep｜>|\s*```json)",
         r"(?:```\s*)?<｜tool▁call▁end｜>",
     ),
-    (  # Kimi K2
-        "<|tool_call_begin|>",
+    "<|tool_call_begin|>": (  # Kimi K2
         r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?)\s*"
         r"<\|tool_call_argument_begin\|>",
         r"<\|tool_call_end\|>",
     ),
-    (  # gpt-oss
-        "to=functions.",
+    "to=functions.": (  # gpt-oss
         r"to=functions\.(?P<name>[\w.-]+)(?:\s|\w|<\|channel\|>|<\|constrain\|>)*<\|message\|>",
         r"<\|call\|>",
     ),
-)
+}
 _MOST_CLOSINGS = 16  # that are looked at for the end of one call
 _JSON_BEGINS = re.compile(r"\{|\[\s*\{")
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=(?P<key>[^>\s]+)>\n?(?P<text>.*?)\n?</parameter>", re.DOTALL)
 _INVOKED = re.compile(r"<(?:｜DSML｜ ?)?invoke name=")
 _INVOKE = re.compile(
     r"<(?:｜DSML｜ ?)?invoke name=\"([^\"]+)\">(.*?)</(?:｜DSML｜ ?)?invoke>", re.DOTALL
 )
 _NAMED_PARAMETER = re.compile(
-    r"<(?:｜DSML｜ ?)?parameter name=\"([^\"]+)\"(?: string=\"(true|false)\")?>"
-    r"(.*?)</(?:｜DSML｜ ?)?parameter>",
+    r"<(?:｜DSML｜ ?)?parameter name=\"(?P<key>[^\"]+)\"(?: string=\"(?P<is_string>true|false)\")?>"
+    r"(?P<text>.*?)</(?:｜DSML｜ ?)?parameter>",
     re.DOTALL,
 )
 _KEYED = re.compile(r"([A-Za-z_][\w.-]*)\s*((?:<arg_key>.*)?)", re.DOTALL)
 _ARGUMENT = re.compile(
-    r"<arg_key>\s*(.*?)\s*</arg_key>\s*<arg_value>\n?(.*?)\n?</arg_value>", re.DOTALL
+    r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>\n?(?P<text>.*?)\n?</arg_value>", re.DOTALL
 )
 _BRACED = re.compile(r"call:([\w.-]+)(\{.*\})", re.DOTALL)
 _CODE_END = re.compile(r"\s*```\s*\Z")
@@ -137,9 +134,8 @@ def parse_tool_calls(text: str, thinking: bool = False) -> list[ToolCall]:
     said = _without_thoughts(text)
     if calls := _only_calls(said):
         return calls
-    found = [(at, read) for mark, read in _FORMS.items() if (at := said.find(mark)) >= 0]
-    for _, read in sorted(found, key=lambda form: form[0]):
-        if calls := read(said):
+    for mark in sorted((each for each in _FORMS if each in said), key=said.find):
+        if calls := _FORMS[mark](said):
             return calls
     return _bare(said.strip())
 
@@ -167,17 +163,13 @@ def _without_thoughts(text: str) -> str:
 def _call_end(text: str, mark: re.Match[str]) -> int:
     """Return where the call that begins with a mark ends; after the mark if that is unknown."""
     form = _CLOSED_FORMS.get(mark[0])
-    if form and (begun := form.opening.match(text, mark.start())) and form.is_closed(text, begun):
+    begun = form.opening.match(text, mark.start()) if form else None
+    if form and begun and form.closing.search(text, begun.end()):
         return form.read_one(text, begun)[1]
-    json_begins = _JSON_BEGINS.search(text, mark.end() - 1)  # the mark may end with a bracket
-    try:
-        return (
-            json.JSONDecoder().raw_decode(text, json_begins.start())[1]
-            if json_begins
-            else mark.end()
-        )
-    except NOT_A_CALL:
-        return mark.end()
+    if json_begins := _JSON_BEGINS.search(text, mark.end() - 1):  # the mark may end with a bracket
+        with suppress(*NOT_A_CALL):
+            return json.JSONDecoder().raw_decode(text, json_begins.start())[1]
+    return mark.end()
 
 
 def opens_thought(prompt: str) -> bool:
@@ -200,9 +192,6 @@ class _Form:
     read: Callable[[Mapping[str, Any], str], list[ToolCall]]
     needs_closing: bool = False  # else the end of a reply closes it too
 
-    def is_closed(self, said: str, begun: re.Match[str]) -> bool:
-        return self.closing.search(said, begun.end()) is not None
-
     def read_all(self, said: str) -> list[ToolCall]:
         found, at = list[ToolCall](), 0
         while begun := self.opening.search(said, at):
@@ -217,13 +206,13 @@ class _Form:
         ends = [closing.span() for closing in closings]
         if len(ends) < _MOST_CLOSINGS and not self.needs_closing:
             ends.append((len(said), len(said)))
-        found: list[tuple[list[ToolCall], int]] = []
+        first: tuple[list[ToolCall], int] | None = None
         for end, after in ends:
             calls = self.read(begun.groupdict(), said[begun.end() : end])
             if not any(call.error for call in calls):
                 return calls, after
-            found.append((calls, after))
-        return found[0] if found else ([], len(said))
+            first = first or (calls, after)
+        return first or ([], len(said))
 
 
 def _wrapped(opening: str, closing: str) -> _Form:
@@ -237,9 +226,9 @@ def _named_call(head: Mapping[str, Any], arguments: str) -> list[ToolCall]:
 
 def _function(head: Mapping[str, Any], given: str) -> list[ToolCall]:
     """Read what follows ``<function=name>``: JSON, or parameters."""
-    if given.lstrip().startswith("{"):
-        return [_call({**head, "arguments": given})]
-    return _untyped(head["name"], given, _PARAMETER)
+    is_json = given.lstrip().startswith("{")
+    call = {**head, "arguments": given}
+    return [_call(call) if is_json else _tagged(head["name"], given, _PARAMETER)]
 
 
 def _functions(said: str) -> list[ToolCall]:
@@ -247,15 +236,10 @@ def _functions(said: str) -> list[ToolCall]:
     return _FUNCTION.read_all(said) or ([_CUT_OFF] if begun else [])
 
 
-def _listed(mark: str) -> Callable[[str], list[ToolCall]]:
+def _listed(said: str, mark: str) -> list[ToolCall]:
     """Read JSON after a mark that nothing closes."""
-    pattern = re.compile(rf"{re.escape(mark)}\s*([\[{{].*)", re.DOTALL)
-
-    def read(said: str) -> list[ToolCall]:
-        found = pattern.search(said)
-        return _from_json(found[1], whole=False) if found else []
-
-    return read
+    found = re.search(rf"{re.escape(mark)}\s*([\[{{].*)", said, re.DOTALL)
+    return _from_json(found[1], whole=False) if found else []
 
 
 _FUNCTION = _Form(  # Llama 3.1 with tools of one's own; Qwen3-Coder without its wrapper
@@ -263,30 +247,23 @@ _FUNCTION = _Form(  # Llama 3.1 with tools of one's own; Qwen3-Coder without its
 )
 _CLOSED_FORMS = {
     **{opening: _wrapped(opening, closing) for opening, closing in _WRAPPERS},
-    **{mark: _Form(re.compile(a), re.compile(z), _named_call) for mark, a, z in _NAMED},
+    **{m: _Form(re.compile(a), re.compile(z), _named_call) for m, (a, z) in _NAMED.items()},
     "<function=": _FUNCTION,
 }
 
 
 def _mistral(said: str) -> list[ToolCall]:
-    return _listed("[TOOL_CALLS]")(said) or _CLOSED_FORMS["[TOOL_CALLS]"].read_all(said)
+    return _listed(said, "[TOOL_CALLS]") or _CLOSED_FORMS["[TOOL_CALLS]"].read_all(said)
 
 
 _FORMS: dict[str, Callable[[str], list[ToolCall]]] = {
     **{mark: form.read_all for mark, form in _CLOSED_FORMS.items()},
     "<function=": _functions,
     "[TOOL_CALLS]": _mistral,
-    "functools[": _listed("functools"),  # Phi-4-mini in other prompts
+    "functools[": lambda said: _listed(said, "functools"),  # Phi-4-mini in other prompts
 }
-_MARK = re.compile(
-    "|".join(
-        [
-            r"<\|channel\|>analysis<\|message\|>",
-            *(re.escape(mark) for thought in THOUGHTS for mark in thought),
-            *(re.escape(mark) for mark in _FORMS),
-        ]
-    )
-)
+_MARKS = ("<|channel|>analysis<|message|>", *chain(*THOUGHTS), *_FORMS)
+_MARK = re.compile("|".join(map(re.escape, _MARKS)))
 
 
 def _read(piece: str) -> list[ToolCall]:
@@ -295,9 +272,10 @@ def _read(piece: str) -> list[ToolCall]:
         return _functions(piece)
     if _INVOKED.match(piece):
         rest = [_CUT_OFF] if "<" in _INVOKE.sub("", piece) else []
-        return [_invoked(name, given) for name, given in _INVOKE.findall(piece)] + rest
+        calls = _INVOKE.findall(piece)
+        return [_tagged(name, given, _NAMED_PARAMETER) for name, given in calls] + rest
     if keyed := _KEYED.fullmatch(piece):
-        return _untyped(keyed[1], keyed[2], _ARGUMENT)
+        return [_tagged(keyed[1], keyed[2], _ARGUMENT)]
     if piece.startswith("call:"):
         return _braced(piece)
     if piece.startswith(("{", '["', "[{", "[\n")) or not re.match(r"\[?[A-Za-z_]", piece):
@@ -358,23 +336,19 @@ def _bare(text: str) -> list[ToolCall]:
     return [_call(value) for value in found] if marked or (found and all(wanted)) else []
 
 
-def _untyped(name: str, given: str, argument: re.Pattern[str]) -> list[ToolCall]:
-    """Values are strings; only lists and objects are JSON. A tool's types do the rest."""
+def _tagged(name: str, given: str, argument: re.Pattern[str]) -> ToolCall:
+    """Read arguments between tags, which may say whether a value is a string.
+
+    If they do not, only lists and objects are JSON. A tool's types do the rest.
+    """
     if "<" in argument.sub("", given):
-        return [_CUT_OFF]
-    texts = dict(argument.findall(given))
-    values = {key: list_or_object(text) for key, text in texts.items()}
-    read = {key: text for key, text in texts.items() if values[key] is not text}
-    return [ToolCall(name, values, texts=read)]
-
-
-def _invoked(name: str, given: str) -> ToolCall:
-    """The same, where a value may say whether it is a string."""
-    found: list[tuple[str, str, str]] = _NAMED_PARAMETER.findall(given)
-    texts = {key: text for key, _, text in found}
+        return _CUT_OFF
+    found = [match.groupdict() for match in argument.finditer(given)]
+    texts: dict[str, str] = {each["key"]: each["text"] for each in found}
+    kinds = {each["key"]: each.get("is_string") for each in found}
     values = {
-        key: text if is_string == "true" else list_or_object(text, scalars=is_string == "false")
-        for key, is_string, text in found
+        key: text if kinds[key] == "true" else list_or_object(text, scalars=kinds[key] == "false")
+        for key, text in texts.items()
     }
     read = {key: text for key, text in texts.items() if values[key] is not text}
     return ToolCall(name, values, texts=read)
@@ -393,7 +367,7 @@ def _call(value: Any) -> ToolCall:
         arguments = {}
     if isinstance(arguments, str):
         try:
-            (arguments,) = json_values(arguments, flat=False)
+            arguments = json.loads(arguments.strip("; \n"))
         except NOT_A_CALL as error:
             return ToolCall(name, error=f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mint.rewards import Sample, Score, Scored, analyse, failure_pattern
+from mint.rewards import Analysis, Sample, Score, Scored, analyse, failure_pattern
 from mint.rl.recording.report_page import as_html, as_markdown
-from mint.rl.rollouts.scoring import ANSWERS, as_sample
+from mint.rl.rollouts.scoring import as_sample
 from mint.rl.sampling.batch import Batch
 from mint.watch.directory.files import read_rows
 from mint.watch.directory.reader import RunReader
@@ -39,8 +39,7 @@ class AnalysisWriter:
         """Remember the answers of a batch, for this process and for one that continues the run."""
         with open(self.folder / RIGHT_ANSWERS, "a") as file:
             for group in batch.everything:
-                metadata = as_sample(group.sample, "").metadata
-                answer = next((metadata[name] for name in ANSWERS if name in metadata), None)
+                answer = as_sample(group.sample, "").gold
                 if group.identity not in self.known and isinstance(answer, str | int | float):
                     self.known.add(group.identity)
                     row = {"identity": group.identity, "answer": answer}
@@ -59,23 +58,17 @@ class RewardLog:
     def __init__(self, folder: Path) -> None:
         run = RunReader(folder)
         self.means = [row["reward/mean"] for row in run.metrics() if "reward/mean" in row]
-        self.rewards = [
-            row["reward"]
-            for row in run.iter_rollouts(columns=["reward"])
-            if row["reward"] is not None
-        ]
+        rewards = (row["reward"] for row in run.iter_rollouts(columns=["reward"]))
+        self.rewards = [reward for reward in rewards if reward is not None]
 
     def __call__(self, batch: Batch) -> None:
-        scored = [
-            Scored(Sample(""), None if each.reward is None else Score(each.reward), each.error)
-            for group in batch.everything
-            for each in group.rollouts
-        ]
-        found = analyse(scored)
-        rewards = [reward for group in batch.everything for reward in group.rewards]
+        rollouts = [rollout for group in batch.everything for rollout in group.rollouts]
+        failed = sum(rollout.error is not None for rollout in rollouts)
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        found = _analyse_rewards(rewards)
         self.rewards += rewards
         self.means.append(found.mean)
-        print(f"  rewards of step {batch.step}: {_summary(rewards)}, {found.failed} not scored")
+        print(f"  rewards of step {batch.step}: {_summary(rewards)}, {failed} not scored")
         for line, (_, _, count) in zip(found.bars(width=30), found.histogram, strict=True):
             if count:
                 print(f"  {line}")
@@ -86,6 +79,10 @@ class RewardLog:
             f"highest {self.means[best]:.3f} at step {best + 1}",
             flush=True,
         )
+
+
+def _analyse_rewards(rewards: Sequence[float]) -> Analysis:
+    return analyse([Scored(Sample(""), Score(reward)) for reward in rewards])
 
 
 def _summary(rewards: Sequence[float]) -> str:
@@ -146,7 +143,7 @@ def count_kinds(rows: Sequence[Row], answers: Mapping[str, Any]) -> list[dict[st
         shares = {"count": len(own), "share": len(own) / len(rows)}
         found.append({"type": kind, **shares, "mean_reward": mean})
     return sorted(
-        found, key=lambda each: (each["mean_reward"] is None, -(each["mean_reward"] or 0))
+        found, key=lambda kind: (kind["mean_reward"] is None, -(kind["mean_reward"] or 0))
     )
 
 
@@ -179,7 +176,7 @@ def by_step(rows: Sequence[Row]) -> list[dict[str, Any]]:
             rewards[row["step"]].append(row["reward"])
     found = []
     for step, values in sorted(rewards.items()):
-        one = analyse([Scored(Sample(""), Score(value)) for value in values])
+        one = _analyse_rewards(values)
         ordered = sorted(values)
         quarters = {f"q{q}": ordered[(len(ordered) - 1) * q // 100] for q in (10, 25, 50, 75, 90)}
         numbers = {name: getattr(one, name) for name in _BY_STEP}
@@ -218,15 +215,12 @@ def _example(row: Row, answers: Mapping[str, Any]) -> dict[str, Any]:
 def _curves(metrics: Sequence[Row]) -> dict[str, list[list[float]]]:
     """The series of a run that a report draws."""
     names = ("reward/mean", "reward/success", "holdout/pass@1", "length/mean", "length/truncated")
-    points = {
-        name: [
-            [row.get("step", place), row[name]]
-            for place, row in enumerate(metrics)
-            if isinstance(row.get(name), int | float)
-        ]
-        for name in names
-    }
-    return {name: found for name, found in points.items() if found}
+    found = {}
+    for name in names:
+        rows = [(i, row) for i, row in enumerate(metrics) if isinstance(row.get(name), int | float)]
+        if rows:
+            found[name] = [[row.get("step", place), row[name]] for place, row in rows]
+    return found
 
 
 def _scored(row: Row) -> Scored:

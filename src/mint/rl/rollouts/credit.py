@@ -1,6 +1,5 @@
 """Credit: rewards of single turns or tokens, and advantages of rollouts and of their turns."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,8 +24,6 @@ def per_turn(rewards: Sequence[float], components: Mapping[str, float] | None = 
     1.25
     """
     paid = tuple(float(reward) for reward in rewards)
-    if wrong := [reward for reward in paid if not math.isfinite(reward)]:
-        raise ValueError(f"The reward of a turn must be a finite number, not {wrong[0]}.")
     return TurnScore(sum(paid), dict(components or {}), turns=paid)
 
 
@@ -59,8 +56,8 @@ def keep_turn_rewards(rollout: Rollout, value: Any, discount: float, weighed: bo
             "one list of them, for each chat.reply()."
         )
     rollout.turn_rewards, rollout.discount = list(value.turns), discount
-    given = ("example", "repeated")
-    said = [m for m in rollout.trace if m["role"] == "assistant" and not any(k in m for k in given)]
+    answers = (message for message in rollout.trace if message["role"] == "assistant")
+    said = [message for message in answers if not {"example", "repeated"} & message.keys()]
     for message, reward in zip(said, value.turns, strict=True):
         message["reward"] = reward
     if value.tokens is not None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
-from types import TracebackType
 
 _LIBRARIES = (
     str(Path(__file__).parents[2]),
@@ -37,26 +37,23 @@ class CodeFailure:
         'ZeroDivisionError: division by zero'
         """
         said = f"{type(error).__name__}: {error}"
-        own = [frame for frame in _frames(error) if not frame.filename.startswith(_LIBRARIES)]
+        whole = traceback.TracebackException.from_exception(error)
+        own = [frame for frame in _frames(whole) if not _is_library(frame)]
         if not own:
             return cls(said, "", "")
-        text = "".join(traceback.format_exception(type(error), error, _from_the_task_on(error)))
+        from_the_task_on = list(dropwhile(_is_library, whole.stack)) or whole.stack
+        whole.stack = traceback.StackSummary.from_list(from_the_task_on)
+        text = "".join(whole.format())
         return cls(said, f"{own[-1].filename}:{own[-1].lineno}", text[-_LONGEST:])
 
 
-def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
+def _frames(error: traceback.TracebackException | None) -> list[traceback.FrameSummary]:
     """Return where an exception was raised, and before that what it was raised from."""
-    if error is None:
-        return []
-    return [*_frames(error.__cause__), *traceback.extract_tb(error.__traceback__)]
+    return [] if error is None else [*_frames(error.__cause__), *error.stack]
 
 
-def _from_the_task_on(error: BaseException) -> TracebackType | None:
-    """An exception's traceback without our own calls that lead to the task's code."""
-    place = error.__traceback__
-    while place is not None and place.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
-        place = place.tb_next
-    return place or error.__traceback__
+def _is_library(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_LIBRARIES)
 
 
 _NOTED: ContextVar[list[CodeFailure] | None] = ContextVar("noted", default=None)

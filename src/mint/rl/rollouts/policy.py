@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,18 +34,7 @@ class Filters:
         return self.top_k > 0
 
     def params(self) -> dict[str, Any]:
-        if not self.is_on:
-            return {}
-        return {
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "renormalize": True,
-        }
-
-    def requests(self) -> dict[str, Any]:
-        """Return what a request asks for beside samples: the tokens that were kept."""
-        return {"topk_sample_logprobs": self.top_k} if self.is_on else {}
+        return {**asdict(self), "renormalize": True} if self.is_on else {}
 
     def kept_tokens(self, sequence: Any) -> list[Kept] | None:
         """Return what each token was chosen from; ConfigError if the service does not say."""
@@ -116,10 +105,10 @@ class Policy:
             stop_token_ids=None if texts or end is None else [end],
             **self.filters.params(),
         )
+        kept = {"topk_sample_logprobs": self.filters.top_k} if self.filters.is_on else {}
         tokens = types.ModelInput.from_ints(tokens=list(prompt))
-        asked = self.filters.requests()
         answer = await self.client.sample_async(
-            prompt=tokens, num_samples=count, sampling_params=params, **asked
+            prompt=tokens, num_samples=count, sampling_params=params, **kept
         )
         return [
             PolicyAnswer(

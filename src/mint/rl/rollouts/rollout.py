@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import compress
 from typing import Any
 
 from mint.rl.algorithms.advantage import by_turn, has_signal, returns_to_go
@@ -170,12 +171,7 @@ class Rollout:
 
     @property
     def sampled_logprobs(self) -> list[float]:
-        return [
-            logprob
-            for segment in self.segments
-            for logprob, sampled in zip(segment.logprobs, segment.sampled, strict=True)
-            if sampled
-        ]
+        return [x for segment in self.segments for x in compress(segment.logprobs, segment.sampled)]
 
 
 @dataclass

@@ -40,10 +40,9 @@ class FailureCounter:
         reason = self._reason(rollout)
         self.recent.append(reason)
         self.ever_scored |= reason == _SCORED
-        if rollout.error is None:
-            return
-        shown = {"sample": repr(sample)[:_SHOWN], "response": rollout.text[:_SHOWN]}
-        _LOGGER.info("not scored: %s %s", rollout.error, json.dumps(shown, ensure_ascii=False))
+        if rollout.error is not None:
+            shown = {"sample": repr(sample)[:_SHOWN], "response": rollout.text[:_SHOWN]}
+            _LOGGER.info("not scored: %s %s", rollout.error, json.dumps(shown, ensure_ascii=False))
 
     def _reason(self, rollout: Rollout) -> str:
         if rollout.error is None:
@@ -59,9 +58,8 @@ class FailureCounter:
             self._check_step(fresh, len(groups))
         failed = [reason for reason in self.recent if reason not in (_SCORED, _NONE)]
         if len(self.recent) >= _FEWEST and len(failed) > self.max_share * len(self.recent):
-            whole = len(self.recent) < _RECENT
-            of = f"{len(self.recent)}" if whole else f"the last {len(self.recent)}"
-            raise TooManyFailures(self._message(failed, of))
+            last = "the last " if len(self.recent) == _RECENT else ""
+            raise TooManyFailures(self._message(failed, f"{last}{len(self.recent)}"))
 
     def _check_step(self, fresh: Sequence[str], prompts: int) -> None:
         """Raise if nothing of a step was scored, unless a single prompt may be at fault."""
@@ -126,14 +124,13 @@ def score_samples(reward: Reward, samples: Sequence[Sample]) -> Any:
 
     In the event loop they are awaited; in a ``reward_workers`` thread a function is just called.
     """
-    scores = _scores(reward, samples)
+
+    async def scores() -> list[Any]:
+        outcomes = await reward.outcomes(samples)
+        return [outcome.error if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+
     plain = isinstance(reward, FunctionReward) and not reward.signature.is_async
-    return run(scores) if plain and not in_event_loop() else scores
-
-
-async def _scores(reward: Reward, samples: Sequence[Sample]) -> list[Any]:
-    outcomes = await reward.outcomes(samples)
-    return [outcome.error if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+    return run(scores()) if plain and not in_event_loop() else scores()
 
 
 async def score_responses(
@@ -149,11 +146,8 @@ async def score_responses(
             wrong = f"compute_rewards gave {gave} for {len(responses)} responses"
             return [ValueError(wrong)] * len(responses)
         return list(values)
-    return list(
-        await asyncio.gather(
-            *(_outcome(adapter.compute_reward, workers, text, sample) for text in responses)
-        )
-    )
+    scored = (_outcome(adapter.compute_reward, workers, text, sample) for text in responses)
+    return list(await asyncio.gather(*scored))
 
 
 async def _outcome(method: Any, workers: asyncio.Semaphore | None, *arguments: Any) -> Any:
@@ -182,12 +176,10 @@ def as_sample(sample: Any, response: str) -> Sample:
         return Sample(response, sample[0], {"answer": sample[1]})
     if isinstance(getattr(sample, "metadata", None), Mapping):
         return Sample(response, str(getattr(sample, "prompt", "")), sample.metadata)
-    values = dict(sample) if isinstance(sample, Mapping) else _attributes(sample)
+    if isinstance(sample, Mapping):
+        values = dict(sample)
+    else:
+        named = [name for name in (*_QUESTIONS, *ANSWERS) if hasattr(sample, name)]
+        values = getattr(sample, "__dict__", {}) | {name: getattr(sample, name) for name in named}
     prompt = next((str(values[name]) for name in _QUESTIONS if name in values), "")
     return Sample(response, prompt, values or {"sample": sample})
-
-
-def _attributes(sample: Any) -> dict[str, Any]:
-    values = dict(vars(sample)) if hasattr(sample, "__dict__") else {}
-    named = [name for name in (*_QUESTIONS, *ANSWERS) if hasattr(sample, name)]
-    return values | {name: getattr(sample, name) for name in named}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -11,12 +12,10 @@ from mint.rl.algorithms.importance import Array
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
 
-_SUMS = frozenset(
-    (
-        *("time/sample", "time/train", "datums", "datums/unmasked"),
-        *("train/loss", "train/tokens", "train/updates", "train/refused"),
-    )
-)
+_SUMS = {
+    *("time/sample", "time/train", "datums", "datums/unmasked"),
+    *("train/loss", "train/tokens", "train/updates", "train/refused"),
+}
 """Metrics that add up over the parts of a step; of the others the mean is taken."""
 
 
@@ -74,10 +73,10 @@ def merge_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     >>> merge_metrics([{"datums": 2.0, "train/grad_norm": 1.0}, {"datums": 3.0}])
     {'datums': 5.0, 'train/grad_norm': 1.0}
     """
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = defaultdict(list)
     for part in parts:
         for name, value in part.items():
-            found.setdefault(name, []).append(value)
+            found[name].append(value)
     return {name: _together(name, values) for name, values in found.items()}
 
 

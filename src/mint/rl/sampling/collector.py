@@ -10,25 +10,15 @@ from itertools import groupby
 from typing import Any
 
 import mint
-from mint.rewards import TooManyFailures, overlong_penalty
+from mint.rewards import overlong_penalty
 from mint.rl.agents.environment import run_environment
 from mint.rl.data.prompts import Item
 from mint.rl.rollouts.failures import CodeFailure, FailureLog
 from mint.rl.rollouts.policy import Policy, make_segment, seed_for
 from mint.rl.rollouts.rollout import Group, Rollout
 from mint.rl.rollouts.scoring import FailureCounter, apply_score, score_responses
-from mint.rl.sampling.batch import Batch
 from mint.rl.settings.config import RLConfig
 from mint.rl.settings.schedules import reward_weights_at
-
-
-class StepFailed(TooManyFailures):
-    """Too many rewards of a step, or of an evaluation, are missing. ``batch`` has its answers."""
-
-    def __init__(self, reason: str, batch: Batch, sampled_for: str) -> None:
-        super().__init__(reason)
-        self.batch = batch
-        self.sampled_for = sampled_for
 
 
 class Collector:
@@ -63,29 +53,22 @@ class Collector:
         except (Exception, asyncio.CancelledError):
             await cancel_all(tasks)
             raise
-        self.check(groups, policy, step)
+        self.counter.check(groups)
         return groups
-
-    def check(self, groups: list[Group], policy: Policy, step: int) -> None:
-        """Raise :class:`StepFailed` when too many rewards are missing."""
-        try:
-            self.counter.check(groups)
-        except TooManyFailures as error:
-            batch = Batch(step, groups, policy)
-            raise StepFailed(str(error), batch, self.sampled_for) from error
 
     async def group(self, policy: Policy, item: Item, step: int, size: int, place: str) -> Group:
         """Sample and score ``size`` answers to one item; step and place decide the seed."""
         try:
             if item.prompt is None:
-                group = await self._environment_group(policy, item, step, size, place)
+                rollouts = await self._conversations(policy, item, step, size, place)
+                prompt = next((rollout.prompt for rollout in rollouts if rollout.prompt), "")
             else:
-                group = await self._prompt_group(policy, item, step, size, place)
+                rollouts = await self._answers(policy, item, step, size, place)
+                prompt = str(policy.tokenizer.decode(list(item.prompt)))
         finally:
             del self.answered[id(item)]
-        group.version = min((v for r in group.rollouts for v in r.versions), default=policy.version)
         now, cfg = time.time(), self.cfg
-        for rollout in group.rollouts:
+        for rollout in rollouts:
             rollout.sampled_at = now
             self.counter.record(item.sample, rollout)
             for failure in rollout.failures:
@@ -99,42 +82,34 @@ class Collector:
                     buffer=cfg.overlong_buffer,
                     limit=cfg.overlong_limit,
                 )
-        return group
+        version = min((v for rollout in rollouts for v in rollout.versions), default=policy.version)
+        return Group(item.sample, item.identity, prompt, rollouts, version)
 
-    async def _prompt_group(
+    async def _answers(
         self, policy: Policy, item: Item, step: int, size: int, place: str
-    ) -> Group:
+    ) -> list[Rollout]:
         assert item.prompt is not None
-        prompt = str(policy.tokenizer.decode(list(item.prompt)))
-        group = Group(item.sample, item.identity, prompt, [])
         seed = seed_for(self.cfg.seed, "sample", step, place)
         try:
             answers = await policy.sample(item.prompt, size, seed)
         except mint.RequestFailedError as error:  # of this prompt, as when it is too long
             failure = CodeFailure(f"{type(error).__name__}: {error}", "", "")
-            group.rollouts = [
-                Rollout([], "", error=failure.error, failures=[failure]) for _ in range(size)
-            ]
-            return group
+            return [Rollout([], "", error=failure.error, failures=[failure]) for _ in range(size)]
         self.answered[id(item)] += size
-        group.rollouts = [
-            Rollout(
-                [make_segment(item.prompt, answer)],
-                policy.text(answer),
-                truncated=answer.truncated,
-            )
-            for answer in answers
+        rollouts = [
+            Rollout([make_segment(item.prompt, each)], policy.text(each), truncated=each.truncated)
+            for each in answers
         ]
-        texts = [rollout.text for rollout in group.rollouts]
+        texts = [rollout.text for rollout in rollouts]
         values = await score_responses(self.adapter, texts, item.sample, self.workers)
         weights = reward_weights_at(self.cfg, step)
-        for rollout, value in zip(group.rollouts, values, strict=True):
+        for rollout, value in zip(rollouts, values, strict=True):
             apply_score(rollout, value, weights)
-        return group
+        return rollouts
 
-    async def _environment_group(
+    async def _conversations(
         self, policy: Policy, item: Item, step: int, size: int, place: str
-    ) -> Group:
+    ) -> list[Rollout]:
         weights = reward_weights_at(self.cfg, step)
 
         async def one(index: int) -> Rollout:
@@ -145,9 +120,7 @@ class Collector:
             self.answered[id(item)] += 1
             return found
 
-        rollouts = await asyncio.gather(*(one(index) for index in range(size)))
-        prompt = next((rollout.prompt for rollout in rollouts if rollout.prompt), "")
-        return Group(item.sample, item.identity, prompt, list(rollouts))
+        return list(await asyncio.gather(*(one(index) for index in range(size))))
 
 
 async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:

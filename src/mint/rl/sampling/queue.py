@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mint.rewards import TooManyFailures
 from mint.rl.data.prompts import Data, Draw, Item
 from mint.rl.rollouts.policy import Policy
 from mint.rl.rollouts.rollout import Group
@@ -115,7 +116,11 @@ class GroupQueue:
         taken = complete[:count]
         self.pending = [each for each in self.pending if each not in taken]
         groups = [each.task.result() for each in taken]
-        self.collector.check(groups, self._policy(step), step)
+        try:
+            self.collector.counter.check(groups)
+        except TooManyFailures:
+            self.taken.append(Batch(step, groups, self._policy(step)))
+            raise
         return groups
 
     def _drop_old(self, step: int) -> None:
