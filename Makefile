@@ -13,6 +13,7 @@
 # make test-sinks    only: metrics in W&B, Trackio and MLflow, with the real packages
 # make test-kernels  only: the GPU's kernels, in Triton's interpreter
 # make test-openenv  only: environments served by the openenv package
+# make test-templates only: chat templates and tool calls as the models' authors wrote them
 # make fuzz          20,000 mutated requests over every route; none may be answered with 5xx
 # make chaos         kills, a bad network and random operations for about an hour
 # make soak          clients that come, go, crash and misbehave, for an hour (SOAK_MINUTES=10 make soak)
@@ -43,7 +44,7 @@ FAST := src tests/test_layers.py tests/test_english.py $(addprefix tests/engine/
   checkpoints/test_archives.py checkpoints/test_checkpoints.py checkpoints/test_peft.py) \
   tests/watch/test_verdict.py
 
-.PHONY: install demo packages test test-fast test-slow test-all fuzz chaos soak test-wheel test-first-hour test-gpu test-kernels test-sinks test-openenv conformance \
+.PHONY: install demo packages test test-fast test-slow test-all fuzz chaos soak test-wheel test-first-hour test-gpu test-kernels test-templates test-sinks test-openenv conformance \
   conformance-envs trl-env bench bench-envs recordings snapshots check lint format clean
 .DELETE_ON_ERROR:
 
@@ -177,6 +178,18 @@ test-kernels: $(INSTALLED) .venvs/triton/.installed
 
 test-openenv: $(INSTALLED) .venvs/openenv/.installed
 	@$(PYTEST) tests/conformance/test_openenv.py
+
+test-templates: $(INSTALLED) .venvs/templates/.installed
+	@$(PYTEST) tests/rl/messages/test_real_templates.py
+
+# From the source package of llama-cpp-python, which has a copy of llama.cpp with its collection.
+.venvs/templates/.installed:
+	@echo "Downloading chat templates of other projects to .venvs/templates."
+	@mkdir -p $(@D)
+	@$(BIN)/python $(PIP:install=download) --no-deps --no-binary :all: --dest $(@D) llama-cpp-python==0.3.36
+	@tar --extract --file $(@D)/*.tar.gz --directory $(@D) --strip-components 5 --wildcards '*/models/templates/*.jinja'
+	@rm $(@D)/*.tar.gz
+	@touch $@
 
 conformance: $(INSTALLED) $(CLIENTS_INSTALLED)
 	@$(PYTEST) tests/conformance tests/sdk/test_mindlab.py

@@ -113,6 +113,52 @@ FORMS: dict[str, tuple[str, list[ToolCall]]] = {
         "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         [WEATHER],
     ),
+    "DeepSeek V4": (
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" '
+        'string="true">Rome</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">2'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        [WEATHER],
+    ),
+    "Muse": (
+        " to=self<|message|>Look.<|eom|><|start|>assistant to=weather<|message|>"
+        '<atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="city">Rome'
+        '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls>",
+        [TEXT_WEATHER],
+    ),
+    "Apertus": (
+        '<|tools_prefix|>[{"weather": {"city": "Rome", "days": 2}}, {"now": {}}]<|tools_suffix|>',
+        [WEATHER, NOW],
+    ),
+    "GigaChat 3": (f"<|message_sep|>\n\nfunction call<|role_sep|>\n{JSON_WEATHER}", [WEATHER]),
+    "GigaChat 3.1": (f"<|function_call|>{JSON_WEATHER}", [WEATHER]),
+    "Hunyuan 3": (
+        "<tool_calls:opensource>\n<tool_call:opensource>weather<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Rome"
+        "</arg_value:opensource>\n<arg_key:opensource>days</arg_key:opensource>\n"
+        "<arg_value:opensource>2</arg_value:opensource>\n</tool_call:opensource>\n"
+        "<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n"
+        "</tool_calls:opensource>",
+        [TEXT_WEATHER, NOW],
+    ),
+    "Kimi K3": (
+        '<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool="weather" index="1"<|sep|>'
+        '<|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|>'
+        '<|open|>argument key="days" type="number"<|sep|>2<|close|>argument<|sep|>'
+        '<|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|>'
+        "<|close|>tools<|sep|>",
+        [WEATHER, NOW],
+    ),
+    "MiniCPM5": (
+        '<function name="weather"><param name="city"><![CDATA[Rome]]></param><param name="days">'
+        '2</param></function>\n<function name="now"></function>',
+        [TEXT_WEATHER, NOW],
+    ),
+    "Solar": (
+        "<|tool_calls|><|tool_call:begin|>aB3dE6gH9<|tool_call:name|>weather<|tool_call:args|>"
+        '{"city": "Rome", "days": 2}<|tool_call:end|>',
+        [ToolCall("weather", WEATHER.arguments, id="aB3dE6gH9")],
+    ),
     "Phi-4-mini": (f"<|tool_call|>[{JSON_WEATHER}]<|/tool_call|>", [WEATHER]),
     "Phi-4-mini, the other form": (f"functools[{JSON_WEATHER}]", [WEATHER]),
     "Granite 3": (f"<|tool_call|>[{JSON_WEATHER}, {JSON_NOW}]", [WEATHER, NOW]),
@@ -132,6 +178,12 @@ FORMS: dict[str, tuple[str, list[ToolCall]]] = {
     "MiniMax-M2": (
         '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Rome</parameter>\n'
         '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
+        [TEXT_WEATHER],
+    ),
+    "MiniMax-M3": (
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="weather">]<]minimax[>[<city>Rome'
+        "]<]minimax[>[</city>]<]minimax[>[<days>2]<]minimax[>[</days>]<]minimax[>[</invoke>\n"
+        "]<]minimax[>[</tool_call>",
         [TEXT_WEATHER],
     ),
     "Command A, Command R7B": (

@@ -27,13 +27,17 @@ THOUGHTS = (  # what opens and closes a thought
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel>thought", "<channel|>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
 )
+_REASONING_CHANNELS = ("<|channel|>analysis<|message|>", "to=self<|message|>")  # gpt-oss, Muse
 _THOUGHT = re.compile(
     "|".join(rf"{re.escape(o)}.*?(?:{re.escape(c)}|\Z)" for o, c in THOUGHTS)
-    + r"|<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|<\|start\|>|\Z)",
+    + rf"|(?:{'|'.join(map(re.escape, _REASONING_CHANNELS))}).*?(?:<\|end\|>|<\|eom\|>|<\|start\|>|\Z)",
     re.DOTALL,
 )
 _CLOSED = re.compile("|".join(re.escape(close) for _, close in THOUGHTS))
+_MINIMAX = "]<]minimax[>["  # before each tag of MiniMax-M3
 _WRAPPERS = (  # what opens and closes a call or a list of calls
     ("<tool_call>", "</tool_call>"),  # Qwen, Hermes, SmolLM, GLM, Granite 4, Nemotron 3
     ("<|tool_call|>", "<|/tool_call|>"),  # Phi-4-mini; Granite 3, which does not close it
@@ -48,7 +52,13 @@ _WRAPPERS = (  # what opens and closes a call or a list of calls
     ("<seed:tool_call>", "</seed:tool_call>"),  # Seed-OSS
     ("<minimax:tool_call>", "</minimax:tool_call>"),  # MiniMax-M2
     ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),  # DeepSeek V3.2
+    ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),  # DeepSeek V4
     ("<｜DSML｜ calls>", "</｜DSML｜ calls>"),  # DeepSeek V4.1
+    ("<atem:function_calls>", "</atem:function_calls>"),  # Muse
+    (f"{_MINIMAX}<tool_call>", f"{_MINIMAX}</tool_call>"),  # MiniMax-M3
+    ("<tool_call:opensource>", "</tool_call:opensource>"),  # Hunyuan 3
+    ("<|function_call|>", "<|message_sep|>"),  # GigaChat 3.1
+    ("function call<|role_sep|>", "<|message_sep|>"),  # GigaChat 3
     ("<|START_ACTION|>", "<|END_ACTION|>"),  # Command A, Command R7B
     ("<|action_start|><|plugin|>", "<|action_end|>"),  # InternLM
     ("<|python_start|>", "<|python_end|>"),  # Llama 4
@@ -68,6 +78,11 @@ _NAMED = {  # by a mark: what opens a call, with its name and perhaps an id, and
         r"<\|tool_call_argument_begin\|>",
         r"<\|tool_call_end\|>",
     ),
+    "<|tool_call:begin|>": (  # Solar
+        r"<\|tool_call:begin\|>(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[\w.-]+)"
+        r"<\|tool_call:args\|>",
+        r"<\|tool_call:end\|>",
+    ),
     "to=functions.": (  # gpt-oss
         r"to=functions\.(?P<name>[\w.-]+)(?:\s|\w|<\|channel\|>|<\|constrain\|>)*<\|message\|>",
         r"<\|call\|>",
@@ -76,19 +91,39 @@ _NAMED = {  # by a mark: what opens a call, with its name and perhaps an id, and
 _MOST_CLOSINGS = 16  # that are looked at for the end of one call
 _JSON_BEGINS = re.compile(r"\{|\[\s*\{")
 _PARAMETER = re.compile(r"<parameter=(?P<key>[^>\s]+)>\n?(?P<text>.*?)\n?</parameter>", re.DOTALL)
-_INVOKED = re.compile(r"<(?:｜DSML｜ ?)?invoke name=")
+_DIALECT = "(?:｜DSML｜ ?|atem:)?"  # of DeepSeek and Muse
+_TAG_BEGINS = f"(?:{re.escape(_MINIMAX)})?<"
+_INVOKED = re.compile(f"{_TAG_BEGINS}{_DIALECT}invoke name=")
 _INVOKE = re.compile(
-    r"<(?:｜DSML｜ ?)?invoke name=\"([^\"]+)\">(.*?)</(?:｜DSML｜ ?)?invoke>", re.DOTALL
-)
-_NAMED_PARAMETER = re.compile(
-    r"<(?:｜DSML｜ ?)?parameter name=\"(?P<key>[^\"]+)\"(?: string=\"(?P<is_string>true|false)\")?>"
-    r"(?P<text>.*?)</(?:｜DSML｜ ?)?parameter>",
+    rf'{_TAG_BEGINS}{_DIALECT}invoke name="([^"]+)">(.*?){_TAG_BEGINS}/{_DIALECT}invoke>',
     re.DOTALL,
 )
-_KEYED = re.compile(r"([A-Za-z_][\w.-]*)\s*((?:<arg_key>.*)?)", re.DOTALL)
-_ARGUMENT = re.compile(
-    r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>\n?(?P<text>.*?)\n?</arg_value>", re.DOTALL
+_NAMED_PARAMETER = re.compile(
+    rf'<{_DIALECT}parameter name="(?P<key>[^"]+)"(?: string="(?P<kind>true|false)")?>'
+    rf"(?P<text>.*?)</{_DIALECT}parameter>",
+    re.DOTALL,
 )
+_TAG = re.compile(rf"{_TAG_BEGINS}(?P<key>[\w.-]+)>(?P<text>.*?){_TAG_BEGINS}/(?P=key)>", re.DOTALL)
+_TAGGED_CALLS = {  # what opens a call of tagged arguments and closes it, and the arguments
+    "<function name=": (  # MiniCPM5
+        r'<function name="(?P<name>[^"]+)">',
+        "</function>",
+        r'<param name="(?P<key>[^"]+)">(?:<!\[CDATA\[)?(?P<text>.*?)(?:\]\]>)?</param>',
+    ),
+    '<|open|>call tool="': (  # Kimi K3
+        r'<\|open\|>call tool="(?P<name>[^"]+)"(?: index="\d+")?<\|sep\|>',
+        r"<\|close\|>call<\|sep\|>",
+        r'<\|open\|>argument key="(?P<key>[^"]+)" type="(?P<kind>\w+)"<\|sep\|>'
+        r"(?P<text>.*?)<\|close\|>argument<\|sep\|>",
+    ),
+}
+_KEYED = re.compile(r"([A-Za-z_][\w.-]*)(?:<tool_sep:\w+>)?\s*((?:<arg_key.*)?)", re.DOTALL)
+_ARGUMENT = re.compile(
+    r"<arg_key(?::\w+)?>\s*(?P<key>.*?)\s*</arg_key(?::\w+)?>\s*"
+    r"<arg_value(?::\w+)?>\n?(?P<text>.*?)\n?</arg_value(?::\w+)?>",
+    re.DOTALL,
+)
+_STRING = ("true", "string")  # how tags say that a value is one
 _BRACED = re.compile(r"call:([\w.-]+)(\{.*\})", re.DOTALL)
 _CODE_END = re.compile(r"\s*```\s*\Z")
 _PYTHON_TAG = "<|python_tag|>"
@@ -224,6 +259,24 @@ def _named_call(head: Mapping[str, Any], arguments: str) -> list[ToolCall]:
     return [_call({**head, "arguments": _CODE_END.sub("", arguments)})]
 
 
+def _tagged_form(opening: str, closing: str, argument: str) -> _Form:
+    pattern = re.compile(argument, re.DOTALL)
+    return _Form(
+        re.compile(opening),
+        re.compile(closing),
+        lambda head, given: [_tagged(head["name"], given, pattern)],
+    )
+
+
+def _calls_by_name(_: Mapping[str, Any], piece: str) -> list[ToolCall]:
+    """Read a JSON list of objects with one key each: the name, whose value is the arguments."""
+    try:
+        found = [pair for value in json_values(piece) for pair in value.items()]
+    except (*NOT_A_CALL, AttributeError) as error:
+        return [ToolCall("", error=f"the call is not JSON: {error}")]
+    return [_call({"name": name, "arguments": arguments}) for name, arguments in found]
+
+
 def _function(head: Mapping[str, Any], given: str) -> list[ToolCall]:
     """Read what follows ``<function=name>``: JSON, or parameters."""
     is_json = given.lstrip().startswith("{")
@@ -248,7 +301,11 @@ _FUNCTION = _Form(  # Llama 3.1 with tools of one's own; Qwen3-Coder without its
 _CLOSED_FORMS = {
     **{opening: _wrapped(opening, closing) for opening, closing in _WRAPPERS},
     **{m: _Form(re.compile(a), re.compile(z), _named_call) for m, (a, z) in _NAMED.items()},
+    **{m: _tagged_form(*patterns) for m, patterns in _TAGGED_CALLS.items()},
     "<function=": _FUNCTION,
+    "<|tools_prefix|>": _Form(  # Apertus
+        re.compile(r"<\|tools_prefix\|>"), re.compile(r"<\|tools_suffix\|>"), _calls_by_name
+    ),
 }
 
 
@@ -262,7 +319,7 @@ _FORMS: dict[str, Callable[[str], list[ToolCall]]] = {
     "[TOOL_CALLS]": _mistral,
     "functools[": lambda said: _listed(said, "functools"),  # Phi-4-mini in other prompts
 }
-_MARKS = ("<|channel|>analysis<|message|>", *chain(*THOUGHTS), *_FORMS)
+_MARKS = (*_REASONING_CHANNELS, *chain(*THOUGHTS), *_FORMS)
 _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 
 
@@ -272,8 +329,10 @@ def _read(piece: str) -> list[ToolCall]:
         return _functions(piece)
     if _INVOKED.match(piece):
         rest = [_CUT_OFF] if "<" in _INVOKE.sub("", piece) else []
-        calls = _INVOKE.findall(piece)
-        return [_tagged(name, given, _NAMED_PARAMETER) for name, given in calls] + rest
+        return [
+            _tagged(name, given, _NAMED_PARAMETER if "parameter name=" in given else _TAG)
+            for name, given in _INVOKE.findall(piece)
+        ] + rest
     if keyed := _KEYED.fullmatch(piece):
         return [_tagged(keyed[1], keyed[2], _ARGUMENT)]
     if piece.startswith("call:"):
@@ -345,9 +404,9 @@ def _tagged(name: str, given: str, argument: re.Pattern[str]) -> ToolCall:
         return _CUT_OFF
     found = [match.groupdict() for match in argument.finditer(given)]
     texts: dict[str, str] = {each["key"]: each["text"] for each in found}
-    kinds = {each["key"]: each.get("is_string") for each in found}
+    kinds = {each["key"]: each.get("kind") for each in found}
     values = {
-        key: text if kinds[key] == "true" else list_or_object(text, scalars=kinds[key] == "false")
+        key: text if kinds[key] in _STRING else list_or_object(text, scalars=bool(kinds[key]))
         for key, text in texts.items()
     }
     read = {key: text for key, text in texts.items() if values[key] is not text}
