@@ -17,11 +17,9 @@ from mint import types
 from mint.rewards.judges.endpoint import Connection, NoReply
 from mint.rl.agents.rehearsal import ByteTokenizer
 
-_BEGIN, _MORE, _CONTENT, _END = "\x02", "\x1e", "\x1f", "\x03"
-_MARKS = re.compile(f"[{_BEGIN}{_MORE}{_CONTENT}{_END}]")
-_MESSAGE = re.compile(
-    f"{_BEGIN}([^{_MORE}{_CONTENT}]*){_MORE}([^{_CONTENT}]*){_CONTENT}([^{_END}]*)", re.DOTALL
-)
+_BEGIN, _CONTENT, _END = "\x02", "\x1f", "\x03"
+_MARKS = re.compile(f"[{_BEGIN}{_CONTENT}{_END}]")
+_MESSAGE = re.compile(f"{_BEGIN}([^{_CONTENT}]*){_CONTENT}([^{_END}]*)")
 _TOOLS = "tools"
 _OF_A_CALL = ("id", "name", "arguments")
 _CALL = re.compile(r"<tool_call>(\{[^<]*\})</tool_call>")
@@ -54,17 +52,16 @@ class EndpointTokenizer(ByteTokenizer):
         **_: Any,
     ) -> Any:
         """Write messages one after the other; a reply goes where the last one is left open."""
-        parts = [_written(_TOOLS, {}, json.dumps(tools))] if tools else []
-        for message in messages:
-            more = {k: v for k, v in message.items() if k not in ("role", "content")}
-            parts.append(_written(message["role"], more, str(message.get("content") or "")))
-        text = "".join(parts)
-        text += f"{_BEGIN}assistant{_MORE}{{}}{_CONTENT}" if add_generation_prompt else ""
+        given = [{"role": _TOOLS, "content": json.dumps(tools)}] if tools else []
+        text = "".join(_written(message) for message in (*given, *messages))
+        text += _written({"role": "assistant"}).removesuffix(_END) if add_generation_prompt else ""
         return self.encode(text) if tokenize else text
 
 
-def _written(role: str, more: Mapping[str, Any], content: str) -> str:
-    return f"{_BEGIN}{role}{_MORE}{json.dumps(more)}{_CONTENT}{_MARKS.sub('', content)}{_END}"
+def _written(message: Mapping[str, Any]) -> str:
+    header = {name: value for name, value in message.items() if name != "content"}
+    content = _MARKS.sub("", str(message.get("content") or ""))
+    return f"{_BEGIN}{json.dumps(header)}{_CONTENT}{content}{_END}"
 
 
 def read_request(prompt: str) -> dict[str, Any]:
@@ -72,7 +69,7 @@ def read_request(prompt: str) -> dict[str, Any]:
     found = _MESSAGE.findall(prompt)
     if not found:
         return {"prompt": prompt}
-    messages = [{"role": role, "content": said, **json.loads(more)} for role, more, said in found]
+    messages = [{**json.loads(header), "content": said} for header, said in found]
     tools = [json.loads(m["content"]) for m in messages if m["role"] == _TOOLS]
     spoken = [m for m in messages[:-1] if m["role"] != _TOOLS]  # the last is still to be said
     return {"messages": _with_calls(spoken), **({"tools": tools[0]} if tools else {})}
@@ -96,13 +93,7 @@ def _with_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 class EndpointClient:
     """Samples from a model behind ``url``, which ends before ``/chat/completions``."""
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        api_key: str | None = None,
-        retries: int = 4,
-    ) -> None:
+    def __init__(self, url: str, model: str, api_key: str | None = None, retries: int = 4) -> None:
         self.model = model
         self._connection = Connection(url, api_key, _TIMEOUT, retries, _RETRY_WAIT, _PARALLEL)
         self._tokenizer = EndpointTokenizer()
@@ -122,7 +113,7 @@ class EndpointClient:
             "temperature": sampling_params.temperature,
         }
         stop, seed = sampling_params.stop, sampling_params.seed
-        given = [stop] if isinstance(stop, str) else list(stop or [])
+        given = [stop] if isinstance(stop, str) else stop or []
         if texts := [each for each in given if isinstance(each, str)]:  # it knows no token ids
             request["stop"] = texts
         seeds = [{} if seed is None else {"seed": (seed + i) % 2**31} for i in range(num_samples)]
@@ -157,21 +148,17 @@ class EndpointClient:
 
 
 def _said(message: Mapping[str, Any]) -> str:
-    """Return the text of a message; tool calls that the server parsed are serialised again."""
-    written = "".join(
-        f"<tool_call>{_written_call(call, index)}</tool_call>"
-        for index, call in enumerate(message.get("tool_calls") or [])
-    )
-    return str(message.get("content") or "") + written
-
-
-def _written_call(call: Mapping[str, Any], index: int) -> str:
-    """Write a call with its id, by which it is known as one that the server parsed."""
-    function = call["function"]
-    given = function["arguments"] or {}
-    arguments = given if isinstance(given, str) else json.dumps(given)
-    named = {"id": call.get("id") or f"call{index:05}", "name": function["name"]}
-    return json.dumps({**named, "arguments": arguments}).replace("<", "\\u003c")
+    """Return the text of a message; tool calls that the server parsed are serialised again, each
+    with its id, by which it is known as one of them."""
+    text = str(message.get("content") or "")
+    for index, call in enumerate(message.get("tool_calls") or []):
+        function = call["function"]
+        given = function["arguments"] or {}
+        arguments = given if isinstance(given, str) else json.dumps(given)
+        named = {"id": call.get("id") or f"call{index:05}", "name": function["name"]}
+        written = json.dumps({**named, "arguments": arguments}).replace("<", "\\u003c")
+        text += f"<tool_call>{written}</tool_call>"
+    return text
 
 
 def _split_calls(content: str) -> tuple[str, list[dict[str, Any]]]:

@@ -115,11 +115,8 @@ def collect_results(
 
 def find_left_out(groups: Sequence[Group]) -> list[str]:
     """Return the prompts to which the reward does not apply: it is None for all their answers."""
-    applies: dict[str, bool] = {}
-    for group in groups:
-        known = applies.get(group.identity, False)
-        applies[group.identity] = known or any(rollout.applies for rollout in group.rollouts)
-    return [identity for identity, found in applies.items() if not found]
+    applies = {g.identity for g in groups if any(rollout.applies for rollout in g.rollouts)}
+    return [name for name in dict.fromkeys(g.identity for g in groups) if name not in applies]
 
 
 def find_category(adapter: Any, sample: Any) -> str:
