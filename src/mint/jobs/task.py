@@ -64,9 +64,9 @@ class TaskReference:
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Compare the arguments with the constructor in the source. Raises :class:`ConfigError`."""
-        definition = self._definition()
-        body = definition.body if definition else []
-        makers = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+        makers = [
+            n for n in self._body() if isinstance(n, ast.FunctionDef) and n.name == "__init__"
+        ]
         if not makers:
             return
         takes = makers[0].args
@@ -86,16 +86,14 @@ class TaskReference:
 
     def is_environment(self) -> bool:
         """Return whether the class defines ``rollout``, by its source."""
-        definition = self._definition()
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-        body = definition.body if definition else []
-        return any(isinstance(node, functions) and node.name == "rollout" for node in body)
+        return any(isinstance(n, functions) and n.name == "rollout" for n in self._body())
 
-    def _definition(self) -> ast.ClassDef | None:
-        """Return the source of the class; None if it is imported or created dynamically."""
+    def _body(self) -> list[ast.stmt]:
+        """Return the source of the class; nothing if it is imported or created dynamically."""
         source = self.source()
         if source is None:
-            return None
+            return []
         try:
             tree = ast.parse(source.read_text(), str(source))
         except SyntaxError as error:
@@ -103,7 +101,7 @@ class TaskReference:
         classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         if not {self.name, "*"} & _names(tree):
             raise self._no_class(classes)
-        return classes.get(self.name)
+        return classes[self.name].body if self.name in classes else []
 
     def load(self) -> Any:
         if self.is_file:
