@@ -57,14 +57,12 @@ Plugins.instance().register(BundledConf)
 
 def find_conf(folder: Path | None) -> Path:
     """Return the folder of settings: the one that is named, or ``conf`` here, or mint's own."""
+    named = folder or Path("conf")
+    if any(named.rglob("*.yaml")):
+        return named.resolve()
     if folder is not None:
-        if not any(folder.rglob("*.yaml")):
-            raise ConfigError(
-                f"There is no YAML file in {folder}. Name a folder that contains some."
-            )
-        return folder.resolve()
-    conf = Path("conf")
-    return conf.resolve() if any(conf.rglob("*.yaml")) else bundled() / "conf"
+        raise ConfigError(f"There is no YAML file in {folder}. Name a folder that contains some.")
+    return bundled() / "conf"
 
 
 def compose_jobs(

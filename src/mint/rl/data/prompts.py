@@ -206,16 +206,15 @@ class Data:
                 "holdout_fraction=0.1, or define build_holdout() on the adapter."
             )
         found: dict[str, Item] = {}
-        in_vain = 0
-        for call in itertools.count():
+        call = in_vain = 0
+        while len(found) < self.cfg.holdout_size and in_vain < _NO_MORE_HELD_OUT:
             self._seed("holdout", call)  # its own: evaluating changes no training data
             before = len(found)
-            for item in self.items(list(self.adapter.build_dataset())):
+            for item in self.items(self.adapter.build_dataset()):
                 if self.split.holds_out(item.identity):
                     found.setdefault(item.identity, item)
             in_vain = in_vain + 1 if len(found) == before else 0
-            if len(found) >= self.cfg.holdout_size or in_vain == _NO_MORE_HELD_OUT:
-                break
+            call += 1
         if not found:
             raise NotEnoughData(
                 f"No sample falls into the holdout of {self.cfg.holdout_fraction:.0%}"
@@ -250,7 +249,7 @@ class Draw:
         if self.data.epochs is not None:
             taken = self._next(self.data.epochs, count)
         else:
-            taken = [item for _, item in zip(range(count), self._queue, strict=False)]
+            taken = list(itertools.islice(self._queue, count))
             self.seen.update(item.identity for item in taken)
             if not taken or (len(taken) < count and self.data.split.active):
                 taken += self.more(count - len(taken))

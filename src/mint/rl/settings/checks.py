@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -81,9 +81,13 @@ def _order_conflicts(cfg: RLConfig) -> Iterator[str]:
         )
 
 
-def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
-    """Return warnings about suspicious settings, given the names of those not at their default."""
-    found = [f"{name} has no effect: {why}" for name, why in _idle(cfg) if name in changed]
+def suspicious(cfg: RLConfig) -> list[str]:
+    """Return warnings about suspicious settings."""
+    found = [
+        f"{name} has no effect: {why}"
+        for name, (has_effect, why) in _effects(cfg).items()
+        if not has_effect and getattr(cfg, name) != type(cfg).model_fields[name].default
+    ]
     corrected = cfg.truncated_importance is not None or cfg.matches_sampling
     if cfg.clips and cfg.temperature != 1.0 and not corrected:
         found.append(
@@ -120,13 +124,13 @@ def _checked_findings(cfg: RLConfig) -> dict[str, tuple[bool, str]]:
     }
 
 
-def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
-    """Settings that have no effect beside the others, and why."""
+def _effects(cfg: RLConfig) -> dict[str, tuple[bool, str]]:
+    """Settings that need others: whether they have an effect, and if not, why."""
     clips = f"{cfg.loss_fn} does not clip: set loss_fn=ppo."
     in_loss = (cfg.kl_loss_coef > 0, "set kl_loss_coef=0.01.")
     corrected = (cfg.truncated_importance is not None, "set truncated_importance=2.0.")
     masks = (cfg.importance_rule == "mask", "set importance_rule=mask.")
-    effects = {
+    return {
         "clip_low_threshold": (cfg.clips, clips),
         "clip_high_threshold": (cfg.clips, clips),
         "dro_beta": (cfg.loss_fn == "dro", "set loss_fn=dro."),
@@ -157,6 +161,3 @@ def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
         "lr_end": (cfg.lr_schedule != "constant", "set lr_schedule=linear."),
         "overlong_limit": (cfg.overlong_buffer > 0, "set overlong_buffer."),
     }
-    for name, (has_effect, why) in effects.items():
-        if not has_effect:
-            yield name, why

@@ -103,10 +103,7 @@ class RLConfig(  # pydantic lists the fields of the last class first
 
     def notes(self) -> list[str]:
         """Warn about suspicious settings."""
-        fields = type(self).model_fields
-        return suspicious(
-            self, [n for n, each in fields.items() if getattr(self, n) != each.default]
-        )
+        return suspicious(self)
 
     @property
     def clips(self) -> bool:
