@@ -61,17 +61,15 @@ class Estimate:
         >>> found.value, round(found.low, 2), round(found.high, 2)
         (0.25, -0.1, 0.6)
         """
+
+        def margin(a: float, b: float) -> float:
+            shared = 2 * correlation * a * b if correlation else 0.0  # an interval may be infinite
+            return math.sqrt(max(0.0, a * a + b * b - shared))
+
         difference = self.value - other.value
-        (mine_down, mine_up), (down, up) = (
-            (each.value - each.low, each.high - each.value) for each in (self, other)
-        )
-
-        def apart(a: float, b: float) -> float:
-            return math.sqrt(max(0.0, a * a + b * b - 2 * correlation * a * b))
-
-        return Estimate(
-            difference, difference - apart(mine_down, up), difference + apart(mine_up, down)
-        )
+        down = margin(self.value - self.low, other.high - other.value)
+        up = margin(self.high - self.value, other.value - other.low)
+        return Estimate(difference, difference - down, difference + up)
 
 
 METRICS = ("pass_1", "pass_k", "reward")
