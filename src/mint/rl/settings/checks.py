@@ -36,12 +36,6 @@ def conflicts(cfg: RLConfig) -> Iterator[str]:
             f"eval_samples is {cfg.eval_samples} but eval_temperature is 0, which makes all "
             "answers equal. Set eval_temperature, for example to 0.8."
         )
-    yield from _temperature_conflicts(cfg)
-    yield from _order_conflicts(cfg)
-
-
-def _temperature_conflicts(cfg: RLConfig) -> Iterator[str]:
-    """Return conflicts in training on the distribution that was sampled from."""
     if cfg.matches_sampling and cfg.kl_loss_coef > 0 and not cfg.samples_plainly:
         yield (
             "kl_loss_coef compares logprobs at temperature 1 over all tokens, but with "
@@ -53,16 +47,12 @@ def _temperature_conflicts(cfg: RLConfig) -> Iterator[str]:
             "top_p and min_p need top_k, because the tokens that each position kept are sent for "
             "training and top_k limits their number. Set top_k=64."
         )
-    mixed = cfg.max_staleness > 1 and cfg.temperature_schedule != "constant"
-    if cfg.matches_sampling and mixed:
+    mixes_temperatures = cfg.max_staleness > 1 and cfg.temperature_schedule != "constant"
+    if cfg.matches_sampling and mixes_temperatures:
         yield (
             "match_sampling (or top_k) trains a step at one temperature, but with max_staleness "
             "above 1 and a temperature_schedule it has answers of several. Leave out one of these."
         )
-
-
-def _order_conflicts(cfg: RLConfig) -> Iterator[str]:
-    """Return conflicts of mini-batches and of sampling ahead."""
     if cfg.mini_batches > cfg.batch_size:
         yield (
             f"mini_batches is {cfg.mini_batches}, more than the {cfg.batch_size} prompts of "

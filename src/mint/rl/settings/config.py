@@ -33,10 +33,8 @@ SHORT_NAMES = {
 }
 """MinT's names for some settings: read, assigned and passed like the long ones."""
 
-_OF_THE_RUN = (
-    *("steps", "run_dir", "checkpoint_every", "keep_every", "service_timeout"),
-    *("log_rewards", "save_reward_analysis", "sinks"),
-)
+_OF_THE_RUN = {"steps", "run_dir", "checkpoint_every", "keep_every", "service_timeout"}
+_OF_THE_RUN |= {"log_rewards", "save_reward_analysis", "sinks"}
 """Settings that may change when a run is continued."""
 
 
