@@ -90,7 +90,12 @@ def suspicious(cfg: RLConfig) -> list[str]:
             f"substeps={cfg.substeps} reuses each batch, and {cfg.loss_fn} does not limit the "
             "change of the policy: set loss_fn=ppo."
         )
-    for finding, (is_checked, why) in _checked_findings(cfg).items():
+    needs = {
+        "kl_runaway": (cfg.measures_kl, _NO_KL),
+        "reward_hacking": (cfg.eval_every > 0, "nothing is evaluated: set eval_every=10."),
+        "mismatch": (cfg.temperature == 1.0 or cfg.matches_sampling, _NO_MISMATCH),
+    }
+    for finding, (is_checked, why) in needs.items():
         if finding in cfg.stop_on and not is_checked:
             found.append(f"{finding} in stop_on has no effect: {why}")
     if cfg.start_from and cfg.measures_kl and cfg.kl_reference == "base":
@@ -103,15 +108,6 @@ def suspicious(cfg: RLConfig) -> list[str]:
             "The gradient of kl_loss=k1 is 0 on average: set kl_loss_ratio=true or kl_loss=k2."
         )
     return found
-
-
-def _checked_findings(cfg: RLConfig) -> dict[str, tuple[bool, str]]:
-    """The findings that need other settings: whether they are checked, and if not, why."""
-    return {
-        "kl_runaway": (cfg.measures_kl, _NO_KL),
-        "reward_hacking": (cfg.eval_every > 0, "nothing is evaluated: set eval_every=10."),
-        "mismatch": (cfg.temperature == 1.0 or cfg.matches_sampling, _NO_MISMATCH),
-    }
 
 
 def _effects(cfg: RLConfig) -> dict[str, tuple[bool, str]]:
