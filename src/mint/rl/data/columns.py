@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -36,8 +36,8 @@ class Problem:
 
     prompt: str
     messages: tuple[Message, ...]
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    place: str = ""
+    metadata: Mapping[str, Any]
+    place: str
 
     def as_sample(self, response: str) -> Sample:
         """A response to this problem, ready for a reward."""
