@@ -6,7 +6,7 @@ its value in :mod:`mint.jobs.job`, before anything is loaded.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
@@ -57,14 +57,12 @@ Plugins.instance().register(BundledConf)
 
 def find_conf(folder: Path | None) -> Path:
     """Return the folder of settings: the one that is named, or ``conf`` here, or mint's own."""
+    named = folder or Path("conf")
+    if any(named.rglob("*.yaml")):
+        return named.resolve()
     if folder is not None:
-        if not any(folder.rglob("*.yaml")):
-            raise ConfigError(
-                f"There is no YAML file in {folder}. Name a folder that contains some."
-            )
-        return folder.resolve()
-    conf = Path("conf")
-    return conf.resolve() if any(conf.rglob("*.yaml")) else bundled() / "conf"
+        raise ConfigError(f"There is no YAML file in {folder}. Name a folder that contains some.")
+    return bundled() / "conf"
 
 
 def compose_jobs(
@@ -85,7 +83,11 @@ def compose_jobs(
     primary = CONFIG if past is None else PAST
     with initialize_config_dir(str(conf), version_base="1.3"):
         try:
-            jobs = [_composed(primary, one) for one in _expand_jobs(overrides, sweep)]
+            typed = {each.key_or_group: each for each in _parsed(overrides)}  # the last wins
+            values = [_values(each, sweep) for each in typed.values()]
+            swept = [key for key, each in typed.items() if each.is_sweep_override()]
+            chosen = (dict(zip(typed, each, strict=True)) for each in product(*values))
+            jobs = [_composed(primary, each, swept) for each in chosen]
         except OverrideParseException as error:
             raise _unreadable(error.override) from None
         except InterpolationResolutionError as error:
@@ -105,15 +107,10 @@ def list_choices(conf: Path) -> dict[str, list[str]]:
         return {group: loader.get_group_options(group) for group in FOLDERS}
 
 
-Typed = tuple[str, str, bool]  # key and value of an override, and whether it is one of several
-
-
-def _expand_jobs(overrides: Sequence[str], sweep: bool) -> Iterator[list[Typed]]:
+def _parsed(overrides: Sequence[str]) -> list[Override]:
     loader = GlobalHydra.instance().config_loader()
     parser = OverridesParser.create(config_loader=loader)
-    parsed = parser.parse_overrides([readable(each, parser) for each in overrides])
-    last = {override.key_or_group: override for override in parsed}
-    return (list(one) for one in product(*(_values(each, sweep) for each in last.values())))
+    return parser.parse_overrides([readable(each, parser) for each in overrides])
 
 
 def _unreadable(text: str | None) -> ConfigError:
@@ -132,7 +129,8 @@ def _unresolved(error: InterpolationResolutionError) -> ConfigError:
     return ConfigError(" ".join(str(error).split()))
 
 
-def _values(override: Override, sweep: bool) -> list[Typed]:
+def _values(override: Override, sweep: bool) -> list[str]:
+    """Return the values of an override: several in a sweep."""
     key = override.key_or_group
     if not key:
         raise _unreadable(override.input_line)
@@ -148,7 +146,7 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
             f"{override.input_line}: groups cannot be moved to another package. Write GROUP=FILE."
         )
     if not override.is_sweep_override():
-        return [(key, override.get_value_element_as_str(), False)]
+        return [override.get_value_element_as_str()]
     if not sweep:
         as_list = f" A list is {key}=[a,b]" if _takes_list(key) else ""
         raise ConfigError(
@@ -159,7 +157,7 @@ def _values(override: Override, sweep: bool) -> list[Typed]:
     values = list(override.sweep_string_iterator())
     if not values:
         raise ConfigError(f"{override.input_line} has no values. Write them: {key}=1,2,3")
-    return [(key, value, True) for value in values]
+    return values
 
 
 def _takes_list(key: str) -> bool:
@@ -168,24 +166,24 @@ def _takes_list(key: str) -> bool:
     return name.startswith("arguments.") or (name in own and plain_type(own[name]) is tuple)
 
 
-def _composed(primary: str, typed: Sequence[Typed]) -> Composed:
-    for key, value, _ in typed:
+def _composed(primary: str, typed: Mapping[str, str], swept: Sequence[str]) -> Composed:
+    for key, value in typed.items():
         _check_typed(primary, key, value)
     group = "" if primary == CONFIG else "+"  # only config.yaml has chosen files already
-    lines = [f"{group if key in FOLDERS else '++'}{key}={value}" for key, value, _ in typed]
+    lines = [f"{group if key in FOLDERS else '++'}{key}={value}" for key, value in typed.items()]
     container = OmegaConf.to_container(compose(primary, lines), resolve=True)
     assert isinstance(container, dict)
     job = {str(group): values for group, values in container.items()}
     check_names(job)
-    for key, _, _ in typed:
+    for key in typed:
         read_escapes(job, key)
     if not job.keys() >= CONFIG_GROUPS.keys():
         raise ConfigError(
             f"{CONFIG}.yaml must have `settings` as the first of its defaults: it provides the "
             "default of every setting. See conf/config.yaml in the repository."
         )
-    plain = [(key, re.sub(r"\\(.)", r"\1", value)) for key, value, swept in typed if swept]
-    return Composed(job, tuple(f"{key}={value}" for key, value in plain))  # as they were typed
+    plain = {key: re.sub(r"\\(.)", r"\1", typed[key]) for key in swept}  # as they were typed
+    return Composed(job, tuple(f"{key}={value}" for key, value in plain.items()))
 
 
 def _check_typed(primary: str, key: str, value: str) -> None:
@@ -252,20 +250,17 @@ def check_key(key: str, value: Any = None) -> None:
 
 def _unknown(key: str) -> ConfigError:
     """Return the error for an unknown setting, with a suggestion."""
-    hint = (
-        _nearest(key) or f"The groups are {', '.join(CONFIG_GROUPS)}; --help lists their settings."
-    )
-    return ConfigError(f"There is no setting {key}. {hint}")
-
-
-def _nearest(key: str) -> str:
     group, _, name = key.rpartition(".")
     name = SHORT_NAMES.get(name, name)
     places = {each: place for place, own in CONFIG_GROUPS.items() for each in own.model_fields}
+    own = [each for each in places if places[each] == group]
+    near = get_close_matches(name, own, n=1) or get_close_matches(name, places, n=1)
+    folder = [] if group else get_close_matches(key, [*CONFIG_GROUPS, EXPERIMENT], n=1)
+    hint = f"The groups are {', '.join(CONFIG_GROUPS)}; --help lists their settings."
     if name in places:
-        return f"It is {places[name]}.{name}."
-    for known in ([each for each in places if places[each] == group], places):
-        if found := get_close_matches(name, known, n=1):
-            return f"Did you mean {places[found[0]]}.{found[0]}?"
-    found = get_close_matches(key, [*CONFIG_GROUPS, EXPERIMENT], n=1)
-    return f"Did you mean {found[0]}=...?" if found and not group else ""
+        hint = f"It is {places[name]}.{name}."
+    elif near:
+        hint = f"Did you mean {places[near[0]]}.{near[0]}?"
+    elif folder:
+        hint = f"Did you mean {folder[0]}=...?"
+    return ConfigError(f"There is no setting {key}. {hint}")

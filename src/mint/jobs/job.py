@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Mapping
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +83,13 @@ def check_rewards(jobs: Iterable[JobSettings]) -> None:
             continue
         task = load_adapter(job)  # a separate one: the run draws the same samples again
         samples = [as_sample(each, _STAND_IN) for each in list(task.build_dataset())[:_LOOKED_AT]]
-        missing = list(takewhile(bool, (missing_from(task.other_reward, each) for each in samples)))
-        if missing and len(missing) == len(samples):
+        if samples and all(missing_from(task.other_reward, each) for each in samples):
+            missing = missing_from(task.other_reward, samples[0])
             names = ", ".join(sorted(map(repr, samples[0].metadata)))
             has = f"only {names}" if names else "no metadata"
             raise ConfigError(
-                f"training.reward_function={reward_function} asks for {missing[0]!r}, and a sample "
-                f"of {job['task']['adapter']} has {has}. Add {missing[0]!r} to the samples in "
+                f"training.reward_function={reward_function} asks for {missing!r}, and a sample "
+                f"of {job['task']['adapter']} has {has}. Add {missing!r} to the samples in "
                 "build_dataset(), or use another reward function: `mint rewards list` shows some, "
                 "and training.reward_function=null selects the task's own."
             )

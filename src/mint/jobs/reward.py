@@ -73,7 +73,12 @@ def with_reward(task: type, reward: Reward) -> type:
     """Return a task's class with another reward in place of its own."""
     if hasattr(task, "rollout"):
         raise environment_refused(task.__name__)
-    return type(task.__name__, (_ReplacedReward, task), {"other_reward": reward})
+
+    def compute_rewards(self: Any, responses: Sequence[str], sample: Any) -> Any:
+        return score_samples(reward, [as_sample(sample, text) for text in responses])
+
+    own = {"other_reward": reward, "compute_rewards": compute_rewards}
+    return type(task.__name__, (task,), own)
 
 
 def environment_refused(name: str) -> ConfigError:
@@ -83,12 +88,3 @@ def environment_refused(name: str) -> ConfigError:
         "rollout(); a reward function cannot replace it. Leave it out, or weight the "
         "environment's components: 'training.reward_weights={outcome: 1.0}'"
     )
-
-
-class _ReplacedReward:
-    """Mixin that replaces the reward of a task's class."""
-
-    other_reward: Reward
-
-    def compute_rewards(self, responses: Sequence[str], sample: Any) -> Any:
-        return score_samples(self.other_reward, [as_sample(sample, text) for text in responses])

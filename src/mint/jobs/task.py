@@ -64,12 +64,10 @@ class TaskReference:
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Compare the arguments with the constructor in the source. Raises :class:`ConfigError`."""
-        definition = self._definition()
-        body = definition.body if definition else []
-        makers = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
-        if not makers:
+        maker = self._method("__init__")
+        if maker is None:
             return
-        takes = makers[0].args
+        takes = maker.args
         positional = [each.arg for each in takes.args[1:]]
         known = [*positional, *(each.arg for each in takes.kwonlyargs)]
         for name in arguments:
@@ -78,21 +76,17 @@ class TaskReference:
                     f"task.arguments.{name}: {self.name} has no such argument."
                     f"{closest(name, known)} It accepts {', '.join(known) or 'none'}."
                 )
-        required = positional[: len(positional) - len(takes.defaults)]
-        for name in required:
+        for name in positional[: len(positional) - len(takes.defaults)]:
             if name not in arguments:
                 hint = f"Type: task.arguments.{name}=..."
                 raise ConfigError(f"{self.name} requires an argument. {hint}")
 
     def is_environment(self) -> bool:
         """Return whether the class defines ``rollout``, by its source."""
-        definition = self._definition()
-        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-        body = definition.body if definition else []
-        return any(isinstance(node, functions) and node.name == "rollout" for node in body)
+        return self._method("rollout") is not None
 
-    def _definition(self) -> ast.ClassDef | None:
-        """Return the source of the class; None if it is imported or created dynamically."""
+    def _method(self, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """Return the source of a method; None if the class is imported or created dynamically."""
         source = self.source()
         if source is None:
             return None
@@ -103,7 +97,9 @@ class TaskReference:
         classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         if not {self.name, "*"} & _names(tree):
             raise self._no_class(classes)
-        return classes.get(self.name)
+        body = classes[self.name].body if self.name in classes else []
+        methods = [n for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return next((method for method in methods if method.name == name), None)
 
     def load(self) -> Any:
         if self.is_file:

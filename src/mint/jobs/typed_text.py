@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
 from mint.settings import unescaped
@@ -34,18 +35,8 @@ def readable(text: str, parser: OverridesParser) -> str:
         parser.parse_override(text)
     except HydraException:
         if value[:1] not in "[{\"'":
-            return f"{key}={_quoted(value)}"
+            return f"{key}={QuotedString(value, Quote.double).with_quotes()}"
     return text
-
-
-def _quoted(value: str) -> str:
-    """Return a string in Hydra's double quotes.
-
-    >>> print(_quoted('say "hi"'))
-    "say \\"hi\\""
-    """
-    inner = re.sub(r'(\\*)"', r'\1\1\\"', value)
-    return '"' + re.sub(r"(\\+)$", r"\1\1", inner) + '"'
 
 
 def read_escapes(job: dict[str, Any], key: str) -> None:

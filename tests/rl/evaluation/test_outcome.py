@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,13 @@ def test_a_few_equal_rewards_are_no_certain_ones() -> None:
     start, end = (evaluate([[reward]] * 3, threshold=1.0) for reward in (0.5, 0.6))
     assert verdict(start, end).startswith("No clear effect on the holdout: ")
     assert end.reward_low < 0.6 < end.reward_high
+
+
+def test_a_single_prompt_says_nothing_about_the_reward() -> None:
+    start, end = (evaluate([[reward]], threshold=1.0) for reward in (0.2, 0.5))
+    assert verdict(start, end).startswith("No clear effect on the holdout: ")
+    gain = end.estimate("reward").above(start.estimate("reward"))
+    assert (gain.low, gain.high) == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize("reward", [-2.0, 0.0, 0.3, 1.0, 7.0])

@@ -1,6 +1,7 @@
 """Advantages: how much better an answer is than expected, from the rewards of its group."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -87,12 +88,8 @@ def returns_to_go(rewards_T: Sequence[float], discount: float = 1.0) -> list[flo
     >>> returns_to_go([0.0, 1.0, 2.0], discount=0.5)
     [1.0, 2.0, 2.0]
     """
-    found: list[float] = []
-    ahead = 0.0
-    for reward in reversed(rewards_T):
-        ahead = reward + discount * ahead
-        found.append(ahead)
-    return found[::-1]
+    found = accumulate(reversed(rewards_T), lambda ahead, reward: reward + discount * ahead)
+    return list(found)[::-1]
 
 
 def by_turn(returns_G_T: Groups) -> list[list[float]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
-from string import Formatter
 from typing import Any
 
 from mint.config_error import ConfigError, closest
@@ -24,6 +24,8 @@ _USUAL = {
     "system_column": ("system", "system_prompt"),
 }
 """What columns are often called, to suggest the right one."""
+_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+"""In a template: a literal brace, or a column."""
 
 Message = Mapping[str, Any]
 
@@ -34,8 +36,8 @@ class Problem:
 
     prompt: str
     messages: tuple[Message, ...]
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    place: str = ""
+    metadata: Mapping[str, Any]
+    place: str
 
     def as_sample(self, response: str) -> Sample:
         """A response to this problem, ready for a reward."""
@@ -46,11 +48,12 @@ class Problem:
 class PromptTemplate:
     """Text with ``{column}`` where a column's value goes; braces themselves are ``{{`` and ``}}``.
 
-    >>> PromptTemplate.read("Q: {question}\\\\nA:", ["question"]).filled({"question": "1 + 1?"})
-    'Q: 1 + 1?\\\\nA:'
+    >>> PromptTemplate.read("Q: {question}\\nA:", ["question"]).filled({"question": "1 + 1?"})
+    'Q: 1 + 1?\\nA:'
     """
 
-    parts: tuple[tuple[str, str | None], ...]
+    text: str
+    columns: tuple[str, ...]
 
     @classmethod
     def read(cls, text: str, columns: Collection[str]) -> PromptTemplate:
@@ -61,66 +64,41 @@ class PromptTemplate:
         mint.rl.ConfigError: The template uses {qestion}, but the columns are question.\
  Did you mean 'question'? Write literal braces twice: {{ or }}.
         """
-        try:
-            found = list(Formatter().parse(text))
-        except ValueError as error:
+        if re.search("[{}]", _BRACES.sub("", text)):
             raise ConfigError(
-                f"The template {text!r} cannot be parsed: {error}. Write literal braces "
-                "twice: {{ or }}."
-            ) from None
-        parts = []
-        for before, name, form, conversion in found:
-            if name is not None:
-                written = name + (f"!{conversion}" if conversion else "")
-                written += f":{form}" if form else ""
-                if written not in columns:
-                    raise ConfigError(
-                        f"The template uses {{{written}}}, but the columns are "
-                        f"{', '.join(columns)}.{closest(written, columns)} Write literal braces "
-                        "twice: {{ or }}."
-                    )
-                name = written
-            parts.append((before, name))
-        if not any(name for _, name in parts):
+                f"The template {text!r} cannot be parsed: it has a single brace. Write literal "
+                "braces twice: {{ or }}."
+            )
+        used = tuple(found[1] for found in _BRACES.finditer(text) if found[1] is not None)
+        for name in used:
+            if name not in columns:
+                raise ConfigError(
+                    f"The template uses {{{name}}}, but the columns are {', '.join(columns)}."
+                    f"{closest(name, columns)} Write literal braces twice: {{{{ or }}}}."
+                )
+        if not used:
             raise ConfigError(
                 f"The template {text!r} contains no column, so every prompt would be the same. "
                 f"Insert a column in braces: {{{next(iter(columns), 'prompt')}}}."
             )
-        return cls(tuple(parts))
-
-    @property
-    def columns(self) -> list[str]:
-        return [name for _, name in self.parts if name is not None]
+        return cls(text, used)
 
     def filled(self, values: Mapping[str, Any]) -> str:
-        return "".join(
-            before + ("" if name is None else str(values[name])) for before, name in self.parts
-        )
+        def value(found: re.Match[str]) -> str:
+            return found[0][0] if found[1] is None else str(values[found[1]])
+
+        return _BRACES.sub(value, self.text)
 
 
-@dataclass(frozen=True)
 class Columns:
-    """The columns and what each holds."""
+    """The columns of a file and what each holds.
 
-    names: tuple[str, ...]
-    prompt: str | None
-    answer: str | None
-    messages: str | None
-    system: str | None
-    template: PromptTemplate | None
+    ``given`` are the arguments of the task: a template, and the names of columns. One that the
+    file does not have raises :class:`DataError`.
+    """
 
-    @classmethod
-    def found_in(
-        cls,
-        rows: Sequence[Row],
-        file: str,
-        given: Mapping[str, str | None],
-    ) -> Columns:
-        """The columns to use, or :class:`DataError` for one that the file does not have.
-
-        ``given`` are the arguments of the task: a template, and the names of columns.
-        """
-        names = tuple(dict.fromkeys(name for row in rows for name in row.fields))
+    def __init__(self, rows: Sequence[Row], file: str, given: Mapping[str, str | None]) -> None:
+        self.names = names = _names(rows)
         prompts = ("prompt_column", "messages_column", "template")
         several = [name for name in prompts if given[name] is not None]
         if len(several) > 1:
@@ -134,16 +112,17 @@ class Columns:
         for argument, name in asks.items():
             if name is not None and name not in names:
                 raise _no_column(file, name, argument, names)
+        self.prompt, self.messages = asks["prompt_column"], asks["messages_column"]
+        self.system = asks["system_column"]
+        self.answer = asks["answer_column"] or (ANSWER if ANSWER in names else None)
         template = given["template"]
-        read = None if template is None else PromptTemplate.read(template, names)
-        gold = asks["answer_column"] or (ANSWER if ANSWER in names else None)
-        if read is not None and gold in read.columns:
+        self.template = None if template is None else PromptTemplate.read(template, names)
+        if self.template is not None and self.answer in self.template.columns:
             raise DataError(
-                f"The template shows {{{gold}}}, the gold answer, to the model. Remove it, or "
-                f"set {setting('answer_column')}. Write literal braces twice: {{{{{gold}}}}}."
+                f"The template shows {{{self.answer}}}, the gold answer, to the model. Remove it, "
+                f"or set {setting('answer_column')}. Write literal braces twice: "
+                f"{{{{{self.answer}}}}}."
             )
-        messages, system = asks["messages_column"], asks["system_column"]
-        return cls(names, asks["prompt_column"], gold, messages, system, read)
 
     def no_answer(self, file: str) -> DataError:
         found = _usual("answer_column", self.names)
@@ -156,9 +135,9 @@ class Columns:
 
     def check_same(self, rows: Sequence[Row], file: str) -> None:
         """Raise :class:`DataError` when another file lacks one of the columns."""
-        names = tuple(dict.fromkeys(name for row in rows for name in row.fields))
-        needed = [self.prompt, self.answer, self.messages, self.system]
-        for name in [*needed, *(self.template.columns if self.template else [])]:
+        names = _names(rows)
+        in_template = self.template.columns if self.template else ()
+        for name in (self.prompt, self.answer, self.messages, self.system, *in_template):
             if name is not None and name not in names:
                 raise DataError(
                     f"{file} has no column {name!r}; its columns are {', '.join(names)}. It needs "
@@ -169,11 +148,10 @@ class Columns:
         """Turn a row into a problem. With ``check_gold``, the answer must suit ``check_answer``."""
         metadata = dict(row.fields)
         if self.answer is not None:
-            metadata[ANSWER] = self._gold(row, check_gold)
+            metadata[ANSWER] = self._gold(row, self.answer, check_gold)
         messages = self._messages(row)
-        if self.system is not None and (system := row.fields.get(self.system)) is not None:
-            if not isinstance(system, str):
-                raise _wrong(row, self.system, f"is {type_name(system)}, and it must be a string")
+        if self.system is not None and (value := row.fields.get(self.system)) is not None:
+            system = _string(row, self.system, value)
             if messages[0]["role"] == "system":
                 what = "is set, but the messages already contain a system prompt"
                 raise _wrong(row, self.system, what)
@@ -186,31 +164,27 @@ class Columns:
             return _checked_messages(row, self.messages)
         if self.template is None:
             assert self.prompt is not None
-            text = _text(row, self.prompt)
+            text = _prompt(row, self.prompt)
         else:
             for name in self.template.columns:
                 if _value(row, name) is None:
                     raise _wrong(row, name, "is null, and the template needs it")
-            text = self.template.filled(row.fields)
-            _check_characters(row, self.template.columns[0], text)
+            text = _string(row, self.template.columns[0], self.template.filled(row.fields))
         return ({"role": "user", "content": text},)
 
-    def _gold(self, row: Row, check_gold: bool) -> Any:
-        assert self.answer is not None
-        value = _value(row, self.answer)
+    def _gold(self, row: Row, column: str, check_gold: bool) -> Any:
+        value = _value(row, column)
         if value is None or value == "":
-            raise _wrong(row, self.answer, "is empty, and it must be the gold answer")
+            raise _wrong(row, column, "is empty, and it must be the gold answer")
         if not check_gold:
             return value
         if not isinstance(value, str | int | float):
-            what = f"is {type_name(value)}; it must be a string or a number"
-            raise _wrong(row, self.answer, what)
+            raise _wrong(row, column, f"is {type_name(value)}; it must be a string or a number")
         if isinstance(value, str):
-            _check_characters(row, self.answer, value)
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise _wrong(row, self.answer, f"is {value}, which no answer can be equal to")
-        if read_gold(value).kind == "never right":
-            raise _wrong(row, self.answer, f"is {value!r}, which no answer can be equal to")
+            _string(row, column, value)
+        not_finite = isinstance(value, float) and not math.isfinite(value)
+        if not_finite or read_gold(value).kind == "never right":
+            raise _wrong(row, column, f"is {value!r}, which no answer can be equal to")
         return value
 
 
@@ -223,9 +197,8 @@ def _checked_messages(row: Row, column: str) -> tuple[Message, ...]:
             raise _wrong(row, column, f"is a string that is not JSON ({error})") from None
     if not isinstance(value, list) or not value:
         what = "an empty list" if value == [] else type_name(value)
-        raise _wrong(
-            row, column, f'is {what}; it must be messages: [{{"role": "user", "content": "..."}}]'
-        )
+        wanted = 'it must be messages: [{"role": "user", "content": "..."}]'
+        raise _wrong(row, column, f"is {what}; {wanted}")
     messages = tuple(
         _checked_message(row, f"{column}[{i}]", each) for i, each in enumerate(value, start=1)
     )
@@ -237,9 +210,8 @@ def _checked_messages(row: Row, column: str) -> tuple[Message, ...]:
 
 def _checked_message(row: Row, name: str, message: Any) -> Message:
     if not isinstance(message, Mapping):
-        raise _wrong(
-            row, name, f'is {type_name(message)}; it must be {{"role": ..., "content": ...}}'
-        )
+        what = type_name(message)
+        raise _wrong(row, name, f'is {what}; it must be {{"role": ..., "content": ...}}')
     if "from" in message and "value" in message:
         raise _wrong(row, name, "has 'from' and 'value'; rename them to 'role' and 'content'")
     role, content = message.get("role"), message.get("content")
@@ -247,23 +219,17 @@ def _checked_message(row: Row, name: str, message: Any) -> Message:
         raise _wrong(row, f"{name}.role", f"is {role!r}; it must be one of {', '.join(ROLES)}")
     if content is None and message.get("tool_calls"):
         content = ""
-    if not isinstance(content, str):
-        raise _wrong(row, f"{name}.content", f"is {type_name(content)}; it must be a string")
-    _check_characters(row, f"{name}.content", content)
+    content = _string(row, f"{name}.content", content)
     return {**{k: v for k, v in message.items() if v is not None}, "content": content}
 
 
-def _text(row: Row, column: str) -> str:
+def _prompt(row: Row, column: str) -> str:
     value = _value(row, column)
-    if not isinstance(value, str):
-        what = f"is {type_name(value)}; it must be a string"
-        if isinstance(value, list):
-            what += f". If these are messages, set {setting('messages_column', column)}"
-        raise _wrong(row, column, what)
-    if not value.strip():
+    hint = f". If these are messages, set {setting('messages_column', column)}"
+    text = _string(row, column, value, hint if isinstance(value, list) else "")
+    if not text.strip():
         raise _wrong(row, column, "is empty, and it must be the prompt")
-    _check_characters(row, column, value)
-    return value
+    return text
 
 
 def _value(row: Row, column: str) -> Any:
@@ -275,12 +241,16 @@ def _value(row: Row, column: str) -> Any:
     return row.fields[column]
 
 
-def _check_characters(row: Row, column: str, text: str) -> None:
+def _string(row: Row, column: str, value: Any, hint: str = "") -> str:
+    """Return a value if it is a string that can be encoded."""
+    if not isinstance(value, str):
+        raise _wrong(row, column, f"is {type_name(value)}; it must be a string{hint}")
     try:
-        text.encode()
+        value.encode()
     except UnicodeEncodeError as error:
         what = f"contains a lone surrogate (half of a character) at position {error.start + 1}"
         raise _wrong(row, column, what) from None
+    return value
 
 
 def _wrong(row: Row, column: str, what: str) -> DataError:
@@ -288,13 +258,17 @@ def _wrong(row: Row, column: str, what: str) -> DataError:
 
 
 def _no_column(file: str, name: str, argument: str, names: Sequence[str]) -> DataError:
-    columns = f"{file} has no column {name!r}; its columns are {', '.join(names)}."
     found = next(iter(get_close_matches(name, names, n=1)), None) or _usual(argument, names)
     if found is None and argument == "prompt_column" and _usual("messages_column", names):
         argument = "messages_column"
         found = _usual(argument, names)
+    columns = f"{file} has no column {name!r}; its columns are {', '.join(names)}."
     return DataError(f"{columns} Set {setting(argument, found or 'COLUMN')}.")
 
 
 def _usual(argument: str, names: Sequence[str]) -> str | None:
     return next((name for name in _USUAL[argument] if name in names), None)
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.fields))

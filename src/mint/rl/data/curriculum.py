@@ -13,6 +13,8 @@ from mint.rl.rollouts.rollout import Group
 Pool = Literal["new", "learning", "saturated", "hopeless"]
 _DROPPED: tuple[Pool, ...] = ("saturated", "hopeless")
 _MEMORY = 0.7  # the weight of earlier groups in a prompt's success rate
+_EASY_AT, _EASY_AFTER = 0.95, 2  # the success rate of a saturated prompt, and its fewest groups
+_HARD_AT, _HARD_AFTER = 0.02, 4
 
 
 @dataclass
@@ -22,14 +24,7 @@ class PromptRecord:
     groups: int = 0
     success: float = 0.5
 
-    def add(self, success: float) -> None:
-        """Add one group's share of right answers."""
-        known = _MEMORY if self.groups else 0.0
-        self.success = known * self.success + (1 - known) * success
-        self.groups += 1
 
-
-@dataclass
 class Curriculum:
     """Prefers prompts that are solved sometimes, and drops saturated and hopeless ones.
 
@@ -40,27 +35,24 @@ class Curriculum:
     ('saturated', 'learning', 'new')
     """
 
-    easy_at: float = 0.95
-    hard_at: float = 0.02
-    easy_after: int = 2  # groups before a prompt can be saturated
-    hard_after: int = 4  # groups before a prompt can be too hard
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         self.known: dict[str, PromptRecord] = {}
         self.step = 0  # the last one that was learned from
         self._before: dict[str, PromptRecord] = {}  # its prompts, as they were known before it
 
     def record(self, identity: str, success: float) -> None:
-        self.known.setdefault(identity, PromptRecord()).add(success)
+        """Add one group's share of right answers."""
+        progress = self.known.setdefault(identity, PromptRecord())
+        memory = _MEMORY if progress.groups else 0.0
+        progress.success = memory * progress.success + (1 - memory) * success
+        progress.groups += 1
 
     def learn_from(self, groups: Sequence[Group], threshold: float, step: int) -> dict[str, float]:
         """Take a step's groups into account, and return how many prompts are in each pool."""
         before = self.pools()
         scored = [group for group in groups if group.rewards]
         self.step = step
-        self._before = {
-            g.identity: replace(self.known.get(g.identity, PromptRecord())) for g in scored
-        }
+        self._before = {g.identity: replace(self._record(g.identity)) for g in scored}
         for group in scored:
             self.record(group.identity, group.success(threshold))
         now = self.pools()
@@ -71,19 +63,22 @@ class Curriculum:
 
     def as_of(self, step: int) -> Curriculum:
         """A copy, as it was after a step: the last one, or the one before it."""
-        past = replace(self)
+        past = Curriculum()
         known = self.known if step >= self.step else {**self.known, **self._before}
         past.known = {name: replace(progress) for name, progress in known.items()}
         past.step = step
         return past
 
+    def _record(self, identity: str) -> PromptRecord:
+        return self.known.get(identity, PromptRecord())
+
     def pool(self, identity: str) -> Pool:
-        progress = self.known.get(identity)
-        if progress is None:
+        progress = self._record(identity)
+        if not progress.groups:
             return "new"
-        if progress.success >= self.easy_at and progress.groups >= self.easy_after:
+        if progress.success >= _EASY_AT and progress.groups >= _EASY_AFTER:
             return "saturated"
-        if progress.success <= self.hard_at and progress.groups >= self.hard_after:
+        if progress.success <= _HARD_AT and progress.groups >= _HARD_AFTER:
             return "hopeless"
         return "learning"
 
@@ -93,8 +88,7 @@ class Curriculum:
 
     def weight(self, identity: str) -> float:
         """Return the weight of a prompt: highest when half of its answers are right."""
-        progress = self.known.get(identity)
-        success = 0.5 if progress is None else progress.success
+        success = self._record(identity).success
         return 0.05 + success * (1 - success)
 
     def choose(self, identities: Sequence[str], count: int, seed: int | None) -> list[int]:

@@ -66,11 +66,8 @@ class DatasetTask(RLAdapter):
         for name in ("system_prompt", "template", "split", "holdout_split"):
             _check_type(name, given[name], str, "a string")
         _check_type("chat", chat, bool, "true or false")
-        if not isinstance(chat_template_kwargs, Mapping | None):
-            raise ConfigError(
-                f"chat_template_kwargs is {chat_template_kwargs!r}; it must be a mapping: "
-                "task.arguments.chat_template_kwargs={enable_thinking: false}."
-            )
+        mapping = "a mapping, as in {enable_thinking: false}"
+        _check_type("chat_template_kwargs", chat_template_kwargs, Mapping, mapping)
         if type(shots) is not int or shots < 0:
             raise ConfigError(f"shots is {shots!r}; it must be an integer, 0 or more.")
         self.chat = chat
@@ -81,7 +78,7 @@ class DatasetTask(RLAdapter):
                 "chat=false sends plain text, but messages_column contains conversations."
             )
         rows = read_rows(file, split)
-        self.columns = Columns.found_in(rows, str(file), given)
+        self.columns = Columns(rows, str(file), given)
         self.reward = self._chosen_reward(reward, str(file))
         problems = self._problems(rows)
         if shots and self.columns.answer is None:
@@ -90,7 +87,9 @@ class DatasetTask(RLAdapter):
             raise DataError(f"{file} has {len(problems)} rows, too few for shots={shots}.")
         self.examples = problems[:shots]
         self.problems = self._without_examples(problems)
-        self.held_out = self._read_holdout(file, holdout_file, holdout_split)
+        self.held_out: list[Problem] = []
+        if holdout_file is not None or holdout_split is not None:
+            self.held_out = self._read_holdout(holdout_file or file, holdout_split)
         if not self.problems:
             raise DataError(
                 f"{file} has {len(problems)} rows, and all of them are used as examples. Lower "
@@ -131,12 +130,7 @@ class DatasetTask(RLAdapter):
         shown = {self.identity(example) for example in self.examples}
         return [problem for problem in problems if self.identity(problem) not in shown]
 
-    def _read_holdout(
-        self, file: str | Path, holdout_file: str | Path | None, split: str | None
-    ) -> list[Problem]:
-        if holdout_file is None and split is None:
-            return []
-        source = holdout_file if holdout_file is not None else file
+    def _read_holdout(self, source: str | Path, split: str | None) -> list[Problem]:
         rows = read_rows(source, split, "holdout_file")
         self.columns.check_same(rows, str(source))
         problems = self._without_examples(self._problems(rows))

@@ -62,29 +62,22 @@ def read_rows(source: str | Path, split: str | None = None, argument: str = "fil
 
 
 def _missing(path: Path, argument: str) -> DataError:
-    if not path.parent.is_dir():
-        return DataError(
-            f"There is no folder {path.parent}, so there is no file {path}. "
-            f"Set {setting(argument, 'FILE')}."
-        )
-    beside = [each.name for each in path.parent.iterdir() if not each.name.startswith(".")]
-    readable = sorted(name for name in beside if Path(name).suffix.lower() in READERS)
-    hint = closest(path.name, beside)
-    if not hint and readable:
-        hint = f" Data files in {path.parent}: {', '.join(readable[:5])}."
+    if path.parent.is_dir():
+        beside = [each.name for each in path.parent.iterdir() if not each.name.startswith(".")]
+        readable = sorted(name for name in beside if Path(name).suffix.lower() in READERS)
+        hint = closest(path.name, beside)
+        if not hint and readable:
+            hint = f" Data files in {path.parent}: {', '.join(readable[:5])}."
+    else:
+        hint = f" There is no folder {path.parent} either."
     return DataError(f"There is no file {path}.{hint} Set {setting(argument, 'FILE')}.")
 
 
 def _read_file(path: Path) -> list[Row]:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(
-            f"{path} ends in {path.suffix!r}, which is not a supported format: "
-            f"{', '.join(READERS)}. Rename or convert it."
-            if path.suffix
-            else f"{path} has no file extension, so its format is unknown. Supported: "
-            f"{', '.join(READERS)}. Rename it."
-        )
+        what = f"ends in {path.suffix!r}" if path.suffix else "has no file extension"
+        raise DataError(f"{path} {what}. Rename or convert it to one of {', '.join(READERS)}.")
     try:
         return list(reader(path))
     except OSError as error:
@@ -131,7 +124,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                 f"{place} is a list, so this is a JSON file, not JSON Lines. Rename it to "
                 f"{path.stem}.json."
             )
-        yield Row(_as_fields(value, place), place)
+        yield _row(value, place)
 
 
 def _read_json(path: Path) -> Iterator[Row]:
@@ -151,8 +144,7 @@ def _read_json(path: Path) -> Iterator[Row]:
             '[{"prompt": ..., "answer": ...}, ...].'
         )
     for number, value in enumerate(rows, start=1):
-        place = f"{path}, row {number}"
-        yield Row(_as_fields(value, place), place)
+        yield _row(value, f"{path}, row {number}")
 
 
 def _reason(error: ValueError | RecursionError) -> str:
@@ -161,36 +153,32 @@ def _reason(error: ValueError | RecursionError) -> str:
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _as_fields(value: Any, place: str) -> dict[str, Any]:
+def _row(value: Any, place: str) -> Row:
     if not isinstance(value, dict):
-        raise DataError(
-            f"{place} is {type_name(value)}; a row must be an object with named fields, as in "
-            f"{_ROW}"
-        )
-    return value
+        wanted = f"a row must be an object with named fields, as in {_ROW}"
+        raise DataError(f"{place} is {type_name(value)}; {wanted}")
+    return Row(value, place)
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
     lines = re.split("(?<=\n)", _decoded(path))  # csv joins the lines of a quoted cell itself
     delimiter, separators = ("\t", "tabs") if path.suffix.lower() == ".tsv" else (",", "commas")
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    names: list[str] | None = None
+    names: list[str] = []
     start = 1
     before = csv.field_size_limit(_WIDEST_CELL)
     try:
         for cells in reader:
             place, start = f"{path}, line {start}", reader.line_num + 1
-            if not cells:
-                continue
-            if names is None:
+            if cells and not names:
                 names = _checked_header(cells, place)
-                continue
-            if len(cells) != len(names):
+            elif cells and len(cells) != len(names):
                 raise DataError(
                     f"{place} has {len(cells)} cells, and the header has {len(names)} columns: "
                     f"{', '.join(names)}. Put cells with {separators} into double quotes."
                 )
-            yield Row(dict(zip(names, cells, strict=True)), place)
+            elif cells:
+                yield Row(dict(zip(names, cells, strict=True)), place)
     except csv.Error as error:
         raise DataError(
             f"{path}, line {start}: {error}. Enclose cells that contain quotes, commas or "
@@ -213,15 +201,15 @@ def _read_arrow(path: Path) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
+    kind = "Parquet" if path.suffix.lower() == ".parquet" else "Arrow"
     try:
-        if path.suffix.lower() == ".parquet":
+        if kind == "Parquet":
             table = pyarrow.parquet.read_table(path)
         else:
             with pyarrow.memory_map(str(path)) as source:
                 table = pyarrow.ipc.open_stream(source).read_all()
         rows = table.to_pylist()
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        kind = "Parquet" if path.suffix.lower() == ".parquet" else "Arrow"
         raise DataError(f"{path} is not a readable {kind} file: {error}.") from None
     for number, values in enumerate(rows, start=1):
         yield Row(values, f"{path}, row {number}")

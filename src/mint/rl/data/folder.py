@@ -29,14 +29,12 @@ def files_of_split(folder: Path, split: str | None, argument: str = "split") -> 
         if split is not None and split != found:
             raise _no_split(folder, split, [str(found)] if found else [], argument)
         return _saved_files(folder)
-    return _named_files(folder, wanted, split is None, argument)
+    return _named_files(folder, split, argument)
 
 
 def _saved_files(folder: Path) -> list[Path]:
     """The Arrow files that ``save_to_disk`` has listed, in its order."""
     state = folder / _STATE
-    if not state.is_file():
-        raise DataError(f"{folder} has no {_STATE}: the dataset was not saved completely.")
     names = [str(each["filename"]) for each in _read(state).get("_data_files", [])]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing or not names:
@@ -55,7 +53,8 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _named_files(folder: Path, split: str, by_default: bool, argument: str) -> list[Path]:
+def _named_files(folder: Path, split: str | None, argument: str) -> list[Path]:
+    wanted = split or "train"
     files = sorted(
         path
         for path in folder.rglob("*")
@@ -71,22 +70,21 @@ def _named_files(folder: Path, split: str, by_default: bool, argument: str) -> l
         )
     by_split: dict[str, list[Path]] = {}
     for path in files:
-        by_split.setdefault(read_split(path.relative_to(folder), split), []).append(path)
-    found = by_split.get(split, [])
-    if not found and by_default and len(files) == 1 and "" in by_split:
-        return files
-    if not found:
-        raise _no_split(folder, split, sorted(filter(None, by_split)), argument)
+        by_split.setdefault(read_split(path.relative_to(folder), wanted), []).append(path)
+    if wanted not in by_split:
+        if split is None and len(files) == 1 and "" in by_split:
+            return files
+        raise _no_split(folder, wanted, sorted(filter(None, by_split)), argument)
+    found = by_split[wanted]
     folders = sorted({path.parent for path in found})
-    endings = sorted({path.suffix.lower() for path in found})
     if len(folders) > 1:
         raise DataError(
-            f"{folder} has files of the split {split!r} in several folders: "
+            f"{folder} has files of the split {wanted!r} in several folders: "
             f"{', '.join(map(str, folders))}. Name one of them: {setting('file', folders[0])}."
         )
-    if len(endings) > 1:
+    if len({path.suffix.lower() for path in found}) > 1:
         raise DataError(
-            f"{folder} has the split {split!r} in several formats: "
+            f"{folder} has the split {wanted!r} in several formats: "
             f"{', '.join(map(str, found))}. Name one file: {setting('file', found[0])}."
         )
     return found
@@ -109,12 +107,7 @@ def read_split(path: Path, wanted: str) -> str:
 
 
 def _no_split(folder: Path, split: str, splits: list[str], argument: str) -> DataError:
-    if not splits:
-        return DataError(
-            f"{folder} has no split {split!r}, and its files are not named by splits. Name one "
-            f"file of it: {setting('file', 'FILE')}."
-        )
-    return DataError(
-        f"{folder} has no split {split!r}; it has {', '.join(splits)}. "
-        f"Set {setting(argument, splits[0])}."
-    )
+    what, hint = "its files are not named by splits", setting("file", "FILE")
+    if splits:
+        what, hint = f"it has {', '.join(splits)}", setting(argument, splits[0])
+    return DataError(f"{folder} has no split {split!r}; {what}. Set {hint}.")

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,9 @@ class Data:
         self.tokenizer = plain_tokenizer(tokenizer)
         self.cfg = cfg
         self.curriculum = Curriculum() if cfg.curriculum else None
-        self.epochs: Epochs | None = None
         self.calls = 0
         self._ahead: list[tuple[list[Any], _RandomState]] = []  # calls made ahead
         self._samples: list[Any] = []  # of the last call
-        self._order_known = False
         self._known: dict[int, tuple[Any, str]] = {}
         self._compared = False
         self._seed("given")
@@ -66,25 +65,27 @@ class Data:
             random.seed(seed)
             np.random.seed(seed)
 
-    def decide_order(self) -> str:
-        """Decide in which order a run uses its dataset, and describe the decision.
+    @cached_property
+    def epochs(self) -> Epochs | None:
+        """The order of a fixed dataset; None if every step calls ``build_dataset``.
 
-        With ``data_order=auto`` the first two calls of ``build_dataset`` are compared, and used
-        later as they are, so that the adapter's random numbers stay what they were.
+        With ``data_order=auto`` the first two calls are compared, and used later as they are, so
+        that the adapter's random numbers stay what they were.
         """
         order = self.cfg.data_order
-        if not self._order_known:
-            self._order_known = True
-            if order == "shuffled" or (order == "auto" and self._is_fixed()):
-                self.epochs = Epochs(self.cfg.seed)
+        fixed = order == "shuffled" or (order == "auto" and self._is_fixed())
+        return Epochs(self.cfg.seed) if fixed else None
+
+    def decide_order(self) -> str:
+        """Decide in which order a run uses its dataset, and describe the decision."""
         if self.epochs is None:
             used = "the curriculum's choice" if self.curriculum else "the first samples"
             how, found = f"each step calls build_dataset and uses {used}", "new"
         else:
             used = "in the curriculum's order" if self.curriculum else "shuffled"
             how, found = f"steps iterate over the whole dataset in epochs, {used}", "the same"
-        why = f": build_dataset returns {found} samples at every call" if order == "auto" else ""
-        return f"Data: {how}{why}."
+        why = f": build_dataset returns {found} samples at every call"
+        return f"Data: {how}{why if self.cfg.data_order == 'auto' else ''}."
 
     def _is_fixed(self) -> bool:
         """Return whether two calls give the same samples, in whatever order."""
@@ -98,7 +99,6 @@ class Data:
 
     def draw(self, step: int) -> Draw:
         """Draw the items of a step. They do not depend on steps that are still being sampled."""
-        self.decide_order()
         known = None
         if self.curriculum is not None:
             known = self.curriculum.as_of(step - 1 - self.cfg.max_staleness)
@@ -125,7 +125,7 @@ class Data:
     ) -> tuple[Draw | None, dict[tuple[int, str], Item]]:
         """Continue after so many calls of ``build_dataset``. Return the draw that was in use, and
         the ``wanted`` items, by call and identity, that the calls return again."""
-        self.decide_order()
+        epochs = self.epochs  # decided before the first call
         found: dict[tuple[int, str], Item] = {}
         latest = None
         while (call := self.calls) < calls:
@@ -137,8 +137,8 @@ class Data:
             if any(of == call for of, _ in wanted):
                 items = (self.item(sample, call) for sample in self._samples)
                 found |= {(call, i.identity): i for i in items if (call, i.identity) in wanted}
-        if self.epochs is not None and position is not None:
-            self.epochs.load(position)
+        if epochs is not None and position is not None:
+            epochs.load(position)
         return latest, found
 
     def stream(self, step: int, curriculum: Curriculum | None) -> Iterator[Item]:
@@ -206,16 +206,15 @@ class Data:
                 "holdout_fraction=0.1, or define build_holdout() on the adapter."
             )
         found: dict[str, Item] = {}
-        in_vain = 0
-        for call in itertools.count():
+        call = in_vain = 0
+        while len(found) < self.cfg.holdout_size and in_vain < _NO_MORE_HELD_OUT:
             self._seed("holdout", call)  # its own: evaluating changes no training data
             before = len(found)
-            for item in self.items(list(self.adapter.build_dataset())):
+            for item in self.items(self.adapter.build_dataset()):
                 if self.split.holds_out(item.identity):
                     found.setdefault(item.identity, item)
             in_vain = in_vain + 1 if len(found) == before else 0
-            if len(found) >= self.cfg.holdout_size or in_vain == _NO_MORE_HELD_OUT:
-                break
+            call += 1
         if not found:
             raise NotEnoughData(
                 f"No sample falls into the holdout of {self.cfg.holdout_fraction:.0%}"
@@ -250,7 +249,7 @@ class Draw:
         if self.data.epochs is not None:
             taken = self._next(self.data.epochs, count)
         else:
-            taken = [item for _, item in zip(range(count), self._queue, strict=False)]
+            taken = list(itertools.islice(self._queue, count))
             self.seen.update(item.identity for item in taken)
             if not taken or (len(taken) < count and self.data.split.active):
                 taken += self.more(count - len(taken))

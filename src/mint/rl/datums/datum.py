@@ -32,9 +32,7 @@ def make_datum(
     mask = [float(sampled) for sampled in kept.sampled[1:]]
     if not isinstance(advantage, Sequence):
         advantage = [advantage] * len(segment.tokens)
-    credit = zip(
-        advantage[1:], mask, strict=False
-    )  # the mask may be longer than the sampled tokens
+    credit = zip(advantage[1:], mask, strict=False)  # what follows the last sampled token has none
     inputs = {
         "target_tokens": tensor(kept.tokens[1:], "int64"),
         "weights": tensor([weight * inside for inside in mask]),
@@ -96,6 +94,14 @@ def values(datum: types.Datum, name: str) -> Array:
 def has_weight(datum: types.Datum) -> NDArray[np.bool_]:
     """Return which targets of a datum are trained on."""
     return np.asarray(values(datum, "weights") != 0)
+
+
+def trained_pairs(
+    datums: Sequence[types.Datum], trainer_D_T: Sequence[Array], name: str
+) -> list[tuple[Array, Array]]:
+    """Return the trainer's and the datum's own logprobs of the targets that are trained on."""
+    pairs = zip(datums, trainer_D_T, strict=True)
+    return [(trainer[has_weight(d)], values(d, name)[has_weight(d)]) for d, trainer in pairs]
 
 
 def trained_tokens(datums: Sequence[types.Datum]) -> int:

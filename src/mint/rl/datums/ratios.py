@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mint import types
 from mint.rl.algorithms.importance import BOUNDS, Array, Correction, is_clipped, mismatch_figures
-from mint.rl.datums.datum import has_weight, replaced, trained_tokens, values
+from mint.rl.datums.datum import has_weight, replaced, trained_pairs, trained_tokens, values
 from mint.rl.settings.config import RLConfig
 
 
@@ -36,15 +36,8 @@ def mismatch(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dic
 
     At temperature 1, or with ``match_sampling``, they should agree before the first update.
     """
-    if not datums:
-        return {}
-    differences = np.concatenate(
-        [
-            (trainer - values(datum, "logprobs"))[has_weight(datum)]
-            for datum, trainer in zip(datums, trainer_D_T, strict=True)
-        ]
-    )
-    return mismatch_figures(differences)
+    pairs = trained_pairs(datums, trainer_D_T, "logprobs")
+    return mismatch_figures(np.concatenate([np.empty(0), *(mine - own for mine, own in pairs)]))
 
 
 Pass = tuple[Sequence[types.Datum], Sequence[Array]]
@@ -58,29 +51,25 @@ def clipped_share(cfg: RLConfig, passes: Sequence[Pass]) -> dict[str, float]:
         for datums, trainer_D_T in passes
         for datum, trainer in zip(datums, trainer_D_T, strict=True)
     ]
-    tokens = np.concatenate(found) if found else np.empty(0, bool)
+    tokens = np.concatenate([np.empty(0, bool), *found])
     return {"train/clipped": float(tokens.mean())} if len(tokens) else {}
 
 
 def _clipped(cfg: RLConfig, datum: types.Datum, trainer: Array) -> NDArray[np.bool_]:
-    """Return which of a datum's tokens with an advantage were clipped."""
+    """Return which of a datum's tokens with an advantage were clipped.
+
+    The bounds are the datum's own, those of the config, or those of the loss.
+    """
     advantages = values(datum, "advantages")
     inside = has_weight(datum) & (advantages != 0)
     log_ratio = trainer - values(datum, "logprobs")
     if cfg.loss_fn == "gspo":
         sequence = values(datum, "sequence_ratio_mask") != 0
         log_ratio = np.full_like(log_ratio, log_ratio[sequence].mean() if sequence.any() else 0.0)
-    low, high = _bounds(cfg, datum)
-    clipped = is_clipped(cfg.loss_fn, log_ratio, advantages, low, high)
-    return np.asarray(clipped[inside])
-
-
-def _bounds(cfg: RLConfig, datum: types.Datum) -> list[Array | float]:
-    """The bounds of a datum: its own, those of the config, or those of the loss."""
-    found: list[Array | float] = []
+    bounds: list[Array | float] = []
     for name, own in zip(("low", "high"), BOUNDS[cfg.loss_fn], strict=True):
         key = f"clip_{name}_threshold"
-        given: float | None = getattr(cfg, key)
-        own = own if given is None else given
-        found.append(values(datum, key) if key in datum.loss_fn_inputs else own)
-    return found
+        given = getattr(cfg, key)
+        fixed = own if given is None else given
+        bounds.append(values(datum, key) if key in datum.loss_fn_inputs else fixed)
+    return np.asarray(is_clipped(cfg.loss_fn, log_ratio, advantages, *bounds)[inside])

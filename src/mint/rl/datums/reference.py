@@ -13,7 +13,7 @@ from mint import types
 from mint.rl.algorithms.advantage import has_signal
 from mint.rl.algorithms.importance import Array
 from mint.rl.algorithms.kl import k1, kl_figures
-from mint.rl.datums.datum import has_weight, replaced, values
+from mint.rl.datums.datum import has_weight, replaced, trained_pairs, values
 from mint.rl.rollouts.rollout import Group, MissingLogprobs, Rollout, Segment
 
 Clients = Mapping[int, mint.SamplingClient]  # the weights of each version that sampled
@@ -39,28 +39,30 @@ class Reference:
         """
         if not self.coefficient and not self.samples:
             return {}
+        measured = [
+            (rollout, self.every_group or any(map(has_signal, group.returns_by_turn)))
+            for group in groups
+            for rollout in group.counted
+            if rollout.length
+        ]
         if not self.coefficient:  # change nothing, and compare rollouts spread over the groups
-            rollouts = [r for group in groups for r in group.counted if r.length]
-            chosen = rollouts[:: max(1, -(-len(rollouts) // self.samples))]
-            return kl_figures(await asyncio.gather(*(self._logprobs(r, policy) for r in chosen)))
-        found = await asyncio.gather(*(self._compare(group, policy) for group in groups))
-        return kl_figures([pair for of_group in found for pair in of_group])
-
-    async def _compare(self, group: Group, policy: Clients | None) -> list[tuple[Array, Array]]:
-        rollouts = [rollout for rollout in group.counted if rollout.length]
-        pairs = await asyncio.gather(*(self._logprobs(rollout, policy) for rollout in rollouts))
-        if self.every_group or any(has_signal(returns_G) for returns_G in group.returns_by_turn):
-            for rollout, (mine, theirs) in zip(rollouts, pairs, strict=True):
-                rollout.penalty -= self.coefficient * float(k1(mine, theirs).sum())
-        return pairs
+            measured = measured[:: max(1, -(-len(measured) // self.samples))]
+        pairs = await asyncio.gather(*(self._logprobs(rollout, policy) for rollout, _ in measured))
+        if self.coefficient:
+            for (rollout, pays), (mine, theirs) in zip(measured, pairs, strict=True):
+                if pays:
+                    rollout.penalty -= self.coefficient * float(k1(mine, theirs).sum())
+        return kl_figures(pairs)
 
     async def with_logprobs(self, datums: Sequence[types.Datum]) -> list[types.Datum]:
         """Return the datums with the reference's logprobs, for a KL term in the loss."""
         found = await asyncio.gather(*(score(self.client, _segment(datum)) for datum in datums))
-        return [
-            replaced(datum, reference_logprobs=_spread(datum, logprobs))
-            for datum, logprobs in zip(datums, found, strict=True)
-        ]
+        scored = []
+        for datum, logprobs in zip(datums, found, strict=True):
+            spread = np.zeros(len(values(datum, "weights")))
+            spread[has_weight(datum)] = logprobs
+            scored.append(replaced(datum, reference_logprobs=spread))
+        return scored
 
     async def _logprobs(self, rollout: Rollout, policy: Clients | None) -> tuple[Array, Array]:
         segments = [segment.trimmed() for segment in rollout.segments if segment.sampled_count]
@@ -80,20 +82,9 @@ def _segment(datum: types.Datum) -> Segment:
     return Segment(tokens, [0.0] * len(tokens), [False, *has_weight(datum).tolist()])
 
 
-def _spread(datum: types.Datum, logprobs: Array) -> Array:
-    """Logprobs of the tokens with a weight, at their places among all targets."""
-    found = np.zeros(len(values(datum, "weights")))
-    found[has_weight(datum)] = logprobs
-    return found
-
-
 def kl_metrics(datums: Sequence[types.Datum], trainer_D_T: Sequence[Array]) -> dict[str, float]:
     """The KL of the policy to the reference whose logprobs the datums have."""
-    pairs = []
-    for datum, trainer in zip(datums, trainer_D_T, strict=True):
-        inside = has_weight(datum)
-        pairs.append((trainer[inside], values(datum, "reference_logprobs")[inside]))
-    return kl_figures(pairs)
+    return kl_figures(trained_pairs(datums, trainer_D_T, "reference_logprobs"))
 
 
 async def score_by_version(clients: Clients, segment: Segment) -> Array:

@@ -143,10 +143,9 @@ class Bisection:
     def _best(self, steps: Sequence[int]) -> int | None:
         """The best that is known, the earliest of equals; the first step when nothing is known."""
         known = [step for step in steps if self.points[step].evaluation is not None]
-        if not known:
-            return next(filter(self._found, steps), None)
-        best = max(known, key=lambda step: (self.estimate(step).value, -step))
-        return best if self._found(best) else None
+        if known:
+            steps = [max(known, key=lambda step: (self.estimate(step).value, -step))]
+        return next(filter(self._found, steps), None)
 
     def _found(self, step: int) -> bool:
         """Return whether the metric at a step is known; evaluate the step first if necessary."""

@@ -10,22 +10,17 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from mint import types
 from mint.rewards.judges.endpoint import Connection, NoReply
 from mint.rl.agents.rehearsal import ByteTokenizer
 
-_BEGIN, _MORE, _CONTENT, _END = "\x02", "\x1e", "\x1f", "\x03"
-_MARKS = re.compile(f"[{_BEGIN}{_MORE}{_CONTENT}{_END}]")
-_MESSAGE = re.compile(
-    f"{_BEGIN}([^{_MORE}{_CONTENT}]*){_MORE}([^{_CONTENT}]*){_CONTENT}([^{_END}]*)", re.DOTALL
-)
+_BEGIN, _CONTENT, _END = "\x02", "\x1f", "\x03"
+_MARKS = re.compile(f"[{_BEGIN}{_CONTENT}{_END}]")
+_MESSAGE = re.compile(f"{_BEGIN}([^{_CONTENT}]*){_CONTENT}([^{_END}]*)")
 _TOOLS = "tools"
-_OF_A_CALL = ("id", "name", "arguments")
-_CALL = re.compile(r"<tool_call>(\{[^<]*\})</tool_call>")
-_CALLS = re.compile(rf"(?:{_CALL.pattern})+\Z")
 _PARALLEL, _TIMEOUT, _RETRY_WAIT = 16, 120.0, 0.5
 """Requests at a time, seconds for each, and seconds before one is repeated."""
 
@@ -54,58 +49,56 @@ class EndpointTokenizer(ByteTokenizer):
         **_: Any,
     ) -> Any:
         """Write messages one after the other; a reply goes where the last one is left open."""
-        parts = [_written(_TOOLS, {}, json.dumps(tools))] if tools else []
-        for message in messages:
-            more = {k: v for k, v in message.items() if k not in ("role", "content")}
-            parts.append(_written(message["role"], more, str(message.get("content") or "")))
-        text = "".join(parts)
-        text += f"{_BEGIN}assistant{_MORE}{{}}{_CONTENT}" if add_generation_prompt else ""
+        given = [{"role": _TOOLS, "content": json.dumps(tools)}] if tools else []
+        text = "".join(_written(message) for message in (*given, *messages))
+        text += _written({"role": "assistant"}).removesuffix(_END) if add_generation_prompt else ""
         return self.encode(text) if tokenize else text
 
 
-def _written(role: str, more: Mapping[str, Any], content: str) -> str:
-    return f"{_BEGIN}{role}{_MORE}{json.dumps(more)}{_CONTENT}{_MARKS.sub('', content)}{_END}"
+def _written(message: Mapping[str, Any]) -> str:
+    header = {name: value for name, value in message.items() if name != "content"}
+    content = _MARKS.sub("", str(message.get("content") or ""))
+    return f"{_BEGIN}{json.dumps(header)}{_CONTENT}{content}{_END}"
 
 
-def read_request(prompt: str) -> dict[str, Any]:
-    """Return what to ask an endpoint for: messages and tools, or the continuation of a text."""
+Answered = Mapping[str, tuple[str, list[dict[str, Any]]]]
+"""Texts of replies: what was said beside the calls that the server parsed, and these calls."""
+
+
+def read_request(prompt: str, answered: Answered = MappingProxyType({})) -> dict[str, Any]:
+    """Return what to ask an endpoint for: messages and tools, or the continuation of a text.
+
+    A reply that was ``answered`` has its calls as the server sent them, and the results have their
+    ids: some servers accept results of tools in no other form.
+    """
     found = _MESSAGE.findall(prompt)
     if not found:
         return {"prompt": prompt}
-    messages = [{"role": role, "content": said, **json.loads(more)} for role, more, said in found]
-    tools = [json.loads(m["content"]) for m in messages if m["role"] == _TOOLS]
-    spoken = [m for m in messages[:-1] if m["role"] != _TOOLS]  # the last is still to be said
-    return {"messages": _with_calls(spoken), **({"tools": tools[0]} if tools else {})}
-
-
-def _with_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with the calls that the server parsed as it sent them, and their ids at the
-    results: some servers accept results of tools in no other form."""
-    found, ids = list[dict[str, Any]](), list[str]()
-    for message in messages:
+    request: dict[str, Any] = {"messages": []}
+    ids: list[str] = []
+    for header, content in found[:-1]:  # the last is still to be said
+        message = {**json.loads(header), "content": content}
+        if message["role"] == _TOOLS:
+            request["tools"] = json.loads(content)
+            continue
         if message["role"] == "tool" and ids:
-            message = {**message, "tool_call_id": ids.pop(0)}
+            message["tool_call_id"] = ids.pop(0)
         elif message["role"] == "assistant":
-            said, calls = _split_calls(message["content"])
+            message["content"], calls = answered.get(content, (content, []))
             ids = [call["id"] for call in calls]
-            message = {**message, "content": said, **({"tool_calls": calls} if calls else {})}
-        found.append(message)
-    return found
+            message |= {"tool_calls": calls} if calls else {}
+        request["messages"].append(message)
+    return request
 
 
 class EndpointClient:
     """Samples from a model behind ``url``, which ends before ``/chat/completions``."""
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        api_key: str | None = None,
-        retries: int = 4,
-    ) -> None:
+    def __init__(self, url: str, model: str, api_key: str | None = None, retries: int = 4) -> None:
         self.model = model
         self._connection = Connection(url, api_key, _TIMEOUT, retries, _RETRY_WAIT, _PARALLEL)
         self._tokenizer = EndpointTokenizer()
+        self._answered: dict[str, tuple[str, list[dict[str, Any]]]] = {}
 
     def get_tokenizer(self) -> EndpointTokenizer:
         """Return what turns messages into this client's prompts."""
@@ -115,14 +108,14 @@ class EndpointClient:
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
     ) -> Any:
         """Return ``num_samples`` answers, each asked for by itself: many servers give only one."""
-        request = read_request(self._tokenizer.decode(prompt.to_ints()))
+        request = read_request(self._tokenizer.decode(prompt.to_ints()), self._answered)
         request |= {
             "model": self.model,
             "max_tokens": sampling_params.max_tokens,
             "temperature": sampling_params.temperature,
         }
         stop, seed = sampling_params.stop, sampling_params.seed
-        given = [stop] if isinstance(stop, str) else list(stop or [])
+        given = [stop] if isinstance(stop, str) else stop or []
         if texts := [each for each in given if isinstance(each, str)]:  # it knows no token ids
             request["stop"] = texts
         seeds = [{} if seed is None else {"seed": (seed + i) % 2**31} for i in range(num_samples)]
@@ -141,7 +134,7 @@ class EndpointClient:
             ) from None
         try:
             (choice, *_) = reply.json()["choices"]
-            text = choice["text"] if "prompt" in request else _said(choice["message"])
+            text = choice["text"] if "prompt" in request else self._read(choice["message"])
         except (ValueError, KeyError, TypeError) as error:
             raise EndpointFailed(
                 f"{self._connection.url} returned something other than a completion: "
@@ -155,38 +148,19 @@ class EndpointClient:
             stop_reason="length" if cut else "stop",
         )
 
-
-def _said(message: Mapping[str, Any]) -> str:
-    """Return the text of a message; tool calls that the server parsed are serialised again."""
-    written = "".join(
-        f"<tool_call>{_written_call(call, index)}</tool_call>"
-        for index, call in enumerate(message.get("tool_calls") or [])
-    )
-    return str(message.get("content") or "") + written
-
-
-def _written_call(call: Mapping[str, Any], index: int) -> str:
-    """Write a call with its id, by which it is known as one that the server parsed."""
-    function = call["function"]
-    given = function["arguments"] or {}
-    arguments = given if isinstance(given, str) else json.dumps(given)
-    named = {"id": call.get("id") or f"call{index:05}", "name": function["name"]}
-    return json.dumps({**named, "arguments": arguments}).replace("<", "\\u003c")
-
-
-def _split_calls(content: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return what was said beside the calls that :func:`_said` wrote, and these calls.
-
-    >>> call = {"id": "a1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    >>> _split_calls(_said({"content": "Look.", "tool_calls": [call]})) == ("Look.", [call])
-    True
-    """
-    written = _CALLS.search(content)
-    try:
-        calls = [json.loads(call) for call in _CALL.findall(written[0])] if written else []
-    except ValueError:
+    def _read(self, message: Mapping[str, Any]) -> str:
+        """Return the text of a message, in which tool calls that the server parsed are serialised
+        again, and remember these calls."""
+        text = said = _MARKS.sub("", str(message.get("content") or ""))
         calls = []
-    if written is None or not all(isinstance(c.get(k), str) for c in calls for k in _OF_A_CALL):
-        return content, []
-    sent = [{"id": call.pop("id"), "type": "function", "function": call} for call in calls]
-    return content[: written.start()] if sent else content, sent
+        for index, call in enumerate(message.get("tool_calls") or []):
+            given = call["function"]["arguments"] or {}
+            arguments = given if isinstance(given, str) else json.dumps(given)
+            function = {"name": call["function"]["name"], "arguments": arguments}
+            id_ = call.get("id") or f"call{index:05}"
+            calls.append({"id": id_, "type": "function", "function": function})
+            written = json.dumps({"id": id_, **function}).replace("<", "\\u003c")
+            text += f"<tool_call>{written}</tool_call>"
+        if calls:
+            self._answered[text] = said, calls
+        return text

@@ -55,8 +55,7 @@ class Evaluator:
 
         async def work() -> Evaluation:
             adapter, cfg = self.adapter, self.cfg
-            async with sampling_client(self.service, cfg, path) as client:
-                tokenizer = await to_thread(client.get_tokenizer)
+            async with sampling_client(self.service, cfg, path) as (client, tokenizer):
                 self._items = self._items or Data(adapter, tokenizer, cfg).holdout()
                 return await self._holdout.evaluate(adapter, cfg, self._items, client, tokenizer)
 
@@ -79,19 +78,15 @@ class Examiner:
         """Return the results of a checkpoint of the service; None is the base model."""
 
         async def work() -> dict[str, SetResult]:
-            async with sampling_client(service, self.cfg, path) as client:
-                return await self._evaluate_sets(client, await to_thread(client.get_tokenizer))
+            async with sampling_client(service, self.cfg, path) as (client, tokenizer):
+                return await self._evaluate_sets(client, tokenizer)
 
         return asyncio.run(work())
 
     def of_endpoint(self, url: str, model: str) -> dict[str, SetResult]:
         """Return the results of a model behind an OpenAI-compatible endpoint."""
-
-        async def work() -> dict[str, SetResult]:
-            client = EndpointClient(url, model)
-            return await self._evaluate_sets(client, client.get_tokenizer())
-
-        return asyncio.run(work())
+        client = EndpointClient(url, model)
+        return asyncio.run(self._evaluate_sets(client, client.get_tokenizer()))
 
     async def _evaluate_sets(self, client: Any, tokenizer: Any) -> dict[str, SetResult]:
         data = Data(self.adapter, tokenizer, self.cfg)
@@ -104,7 +99,7 @@ class Examiner:
                     f"set={name}: the task has no such set.{hint} It has {', '.join(names)}."
                 )
         sets = {
-            name: data.holdout() if name == HOLDOUT else data.items(list(own[name]))
+            name: data.holdout() if name == HOLDOUT else data.items(own[name])
             for name in names
             if not self.only or name in self.only
         }
@@ -119,8 +114,8 @@ class Examiner:
     async def _result(
         self, name: str, items: Sequence[Item], client: Any, tokenizer: Any
     ) -> SetResult:
-        adapter, cfg, counter = self.adapter, self.cfg, FailureCounter(1.0, expected=LIMITS)
-        groups = await sample_groups(adapter, cfg, items, client, tokenizer, counter, name=name)
+        adapter, cfg = self.adapter, self.cfg
+        groups = await sample_groups(adapter, cfg, items, client, tokenizer, 1.0, name=name)
         errors = [rollout.error for group in groups for rollout in group.rollouts]
         if errors and all(e and e.partition(":")[0] not in LIMITS for e in errors):
             raise TooManyFailures(f"No answer to the set {name!r} could be scored: {errors[0]}")
@@ -130,14 +125,16 @@ class Examiner:
 @asynccontextmanager
 async def sampling_client(
     service: mint.ServiceClient, cfg: RLConfig, path: str | None
-) -> AsyncIterator[mint.SamplingClient]:
-    """Sample from a checkpoint, or from the base model, while the service is watched."""
+) -> AsyncIterator[tuple[mint.SamplingClient, Any]]:
+    """Sample from a checkpoint, or from the base model, while the service is watched: the client
+    and its tokenizer."""
     monitor = ServiceMonitor(service, cfg.service_timeout)
     await monitor.reach()
     async with monitor.watching():
         await connect(service)
         where = {"base_model": cfg.base_model} if path is None else {"model_path": path}
-        yield await service.create_sampling_client_async(**where)
+        client = await service.create_sampling_client_async(**where)
+        yield client, await to_thread(client.get_tokenizer)
 
 
 @dataclass
@@ -160,8 +157,8 @@ class Holdout:
         failures: FailureLog | None = None,
     ) -> Evaluation:
         """Return the result of some weights."""
-        counter = FailureCounter(cfg.max_reward_failures, expected=LIMITS)
-        groups = await sample_groups(adapter, cfg, items, client, tokenizer, counter, failures)
+        limit = cfg.max_reward_failures
+        groups = await sample_groups(adapter, cfg, items, client, tokenizer, limit, failures)
         if self.left_out is None:
             self.left_out = find_left_out(groups)
         kept = [group for group in groups if group.identity not in self.left_out]
@@ -176,7 +173,7 @@ async def sample_groups(
     items: Sequence[Item],
     client: Any,
     tokenizer: Any,
-    counter: FailureCounter,
+    max_failures: float,
     failures: FailureLog | None = None,
     name: str = HOLDOUT,
 ) -> list[Group]:
@@ -186,6 +183,7 @@ async def sample_groups(
     fixed = {"reward_weights": weights if task is adapter else None, "reward_weights_end": None}
     cfg = cfg.model_copy(update=fixed)
     policy = Policy(client, tokenizer, cfg.eval_temperature, cfg.max_tokens, cfg.stop)
+    counter = FailureCounter(max_failures, expected=LIMITS)
     collector = Collector(task, cfg, counter, failures, "evaluation")
     return await collector.groups(policy, items, 1, cfg.eval_samples, f"{name} ")
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, multimode
 from typing import Any
 
 from mint.rewards import extract_answer
@@ -34,11 +33,9 @@ class PromptResult:
         >>> votes.majority(1.0)
         1.0
         """
-        counts = Counter(vote for vote in self.votes if vote is not None)
-        if not counts:
+        winners = multimode(vote for vote in self.votes if vote is not None)
+        if not winners:
             return 0.0
-        most = max(counts.values())
-        winners = [vote for vote, count in counts.items() if count == most]
         cast = list(zip(self.votes, self.right(threshold), strict=True))
         return fmean(fmean(right for vote, right in cast if vote == each) for each in winners)
 
@@ -115,11 +112,8 @@ def collect_results(
 
 def find_left_out(groups: Sequence[Group]) -> list[str]:
     """Return the prompts to which the reward does not apply: it is None for all their answers."""
-    applies: dict[str, bool] = {}
-    for group in groups:
-        known = applies.get(group.identity, False)
-        applies[group.identity] = known or any(rollout.applies for rollout in group.rollouts)
-    return [identity for identity, found in applies.items() if not found]
+    applies = {g.identity for g in groups if any(rollout.applies for rollout in g.rollouts)}
+    return [name for name in dict.fromkeys(g.identity for g in groups) if name not in applies]
 
 
 def find_category(adapter: Any, sample: Any) -> str:

@@ -61,20 +61,32 @@ class Estimate:
         >>> found.value, round(found.low, 2), round(found.high, 2)
         (0.25, -0.1, 0.6)
         """
+
+        def margin(a: float, b: float) -> float:
+            shared = 2 * correlation * a * b if correlation else 0.0  # an interval may be infinite
+            return math.sqrt(max(0.0, a * a + b * b - shared))
+
         difference = self.value - other.value
-        (mine_down, mine_up), (down, up) = (
-            (each.value - each.low, each.high - each.value) for each in (self, other)
-        )
-
-        def apart(a: float, b: float) -> float:
-            return math.sqrt(max(0.0, a * a + b * b - 2 * correlation * a * b))
-
-        return Estimate(
-            difference, difference - apart(mine_down, up), difference + apart(mine_up, down)
-        )
+        down = margin(self.value - self.low, other.high - other.value)
+        up = margin(self.high - self.value, other.value - other.low)
+        return Estimate(difference, difference - down, difference + up)
 
 
 METRICS = ("pass_1", "pass_k", "reward")
+_COUNTS = ("prompts", "failed", "unrewarded", "left_out")
+_NAMES = {
+    "reward": "holdout/reward",
+    "pass_1": "holdout/pass@1",
+    "low": "holdout/pass@1_low",
+    "high": "holdout/pass@1_high",
+    "prompts": "holdout/prompts",
+    "failed": "holdout/failures",
+    "unrewarded": "holdout/unrewarded",
+    "left_out": "holdout/left_out",
+    "reward_low": "holdout/reward_low",
+    "reward_high": "holdout/reward_high",
+}
+"""The names of an evaluation's fields in the metrics file."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +99,8 @@ class Evaluation:
     high: float
     k: int
     pass_k: float
-    reward_low: float
-    reward_high: float
+    reward_low: float = -math.inf
+    reward_high: float = math.inf
     failed: int = 0  # answers that were never finished or scored, and count as wrong
     unrewarded: int = 0  # answers with a reward of None to prompts that count: wrong too
     left_out: int = 0  # prompts to which the reward does not apply; not in ``prompts``
@@ -116,39 +128,15 @@ class Evaluation:
             return None
         named = (name.removeprefix("holdout/pass@") for name in metrics)
         k = max(int(name) for name in named if name.isdigit())
-        prompts = int(metrics["holdout/prompts"])
-        return cls(
-            prompts=prompts,
-            samples=prompts * k,
-            reward=metrics["holdout/reward"],
-            pass_1=metrics["holdout/pass@1"],
-            low=metrics["holdout/pass@1_low"],
-            high=metrics["holdout/pass@1_high"],
-            k=k,
-            pass_k=metrics[f"holdout/pass@{k}"],
-            reward_low=metrics.get("holdout/reward_low", -math.inf),
-            reward_high=metrics.get("holdout/reward_high", math.inf),
-            failed=int(metrics.get("holdout/failures", 0)),
-            unrewarded=int(metrics.get("holdout/unrewarded", 0)),
-            left_out=int(metrics.get("holdout/left_out", 0)),
-        )
+        found: dict[str, Any] = {f: metrics[name] for f, name in _NAMES.items() if name in metrics}
+        found |= {field: int(found[field]) for field in _COUNTS if field in found}
+        return cls(samples=found["prompts"] * k, k=k, pass_k=metrics[f"holdout/pass@{k}"], **found)
 
     def metrics(self) -> dict[str, float]:
         """Return rows for the metrics file. One prompt gives no spread of rewards."""
-        found = {
-            "holdout/reward": self.reward,
-            "holdout/pass@1": self.pass_1,
-            "holdout/pass@1_low": self.low,
-            "holdout/pass@1_high": self.high,
-            "holdout/prompts": float(self.prompts),
-            "holdout/failures": float(self.failed),
-            "holdout/unrewarded": float(self.unrewarded),
-            "holdout/left_out": float(self.left_out),
-        }
-        if self.prompts > 1:
-            found["holdout/reward_low"] = self.reward_low
-            found["holdout/reward_high"] = self.reward_high
-        return found | ({f"holdout/pass@{self.k}": self.pass_k} if self.k > 1 else {})
+        found = {name: float(getattr(self, field)) for field, name in _NAMES.items()}
+        found |= {f"holdout/pass@{self.k}": self.pass_k} if self.k > 1 else {}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def __str__(self) -> str:
         more = f", pass@{self.k}={self.pass_k:.1%}" if self.k > 1 else ""
@@ -167,19 +155,15 @@ class Evaluation:
         2 prompts are left out: the reward of all their answers is None
         """
         found = []
-        for count, which in (
-            (self.failed, "that failed"),
-            (self.unrewarded, "without a reward (None)"),
-        ):
+        wrong = {"that failed": self.failed, "without a reward (None)": self.unrewarded}
+        for which, count in wrong.items():
             if count:
                 said = f"answer {which} counts" if count == 1 else f"answers {which} count"
                 found.append(f"{count} {said} as wrong")
         if self.left_out:
-            said = "prompt is" if self.left_out == 1 else "prompts are"
-            whose = "its" if self.left_out == 1 else "their"
-            found.append(
-                f"{self.left_out} {said} left out: the reward of all {whose} answers is None"
-            )
+            said, whose = ("prompt is", "its") if self.left_out == 1 else ("prompts are", "their")
+            why = f"the reward of all {whose} answers is None"
+            found.append(f"{self.left_out} {said} left out: {why}")
         return found
 
 
@@ -204,22 +188,22 @@ def evaluate(
     """
     given = [list(group) for group in rewards_P_G if len(group)]
     if not given:
-        return Evaluation(0, 0, 0.0, 0.0, 0.0, 1.0, 1, 0.0, -math.inf, math.inf, left_out=left_out)
+        return Evaluation(0, 0, 0.0, 0.0, 0.0, 1.0, 1, 0.0, left_out=left_out)
     worst = min([0.0, *(reward for group in given for reward in group if reward is not None)])
     groups = [[worst if reward is None else reward for reward in group] for group in given]
+    sizes = [len(group) for group in groups]
     right = [sum(reward is not None and reward >= threshold for reward in group) for group in given]
-    rates = np.asarray([r / len(group) for r, group in zip(right, groups, strict=True)])
-    k = max(len(group) for group in groups)
-    complete = [r for r, group in zip(right, groups, strict=True) if len(group) == k]
+    rates = np.asarray(right) / sizes
+    k = max(sizes)
+    complete = [r for r, size in zip(right, sizes, strict=True) if size == k]
     share = float(rates.mean())
-    low, high = wilson(share, independent_trials(rates, [len(group) for group in groups]))
+    low, high = wilson(share, independent_trials(rates, sizes))
     means = np.asarray([np.mean(group) for group in groups])
-    reward = float(means.mean())
     reward_low, reward_high = reward_interval(means)
     return Evaluation(
         prompts=len(groups),
-        samples=sum(len(group) for group in groups),
-        reward=reward,
+        samples=sum(sizes),
+        reward=float(means.mean()),
         pass_1=share,
         low=low,
         high=high,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,12 +36,6 @@ def conflicts(cfg: RLConfig) -> Iterator[str]:
             f"eval_samples is {cfg.eval_samples} but eval_temperature is 0, which makes all "
             "answers equal. Set eval_temperature, for example to 0.8."
         )
-    yield from _temperature_conflicts(cfg)
-    yield from _order_conflicts(cfg)
-
-
-def _temperature_conflicts(cfg: RLConfig) -> Iterator[str]:
-    """Return conflicts in training on the distribution that was sampled from."""
     if cfg.matches_sampling and cfg.kl_loss_coef > 0 and not cfg.samples_plainly:
         yield (
             "kl_loss_coef compares logprobs at temperature 1 over all tokens, but with "
@@ -53,16 +47,12 @@ def _temperature_conflicts(cfg: RLConfig) -> Iterator[str]:
             "top_p and min_p need top_k, because the tokens that each position kept are sent for "
             "training and top_k limits their number. Set top_k=64."
         )
-    mixed = cfg.max_staleness > 1 and cfg.temperature_schedule != "constant"
-    if cfg.matches_sampling and mixed:
+    mixes_temperatures = cfg.max_staleness > 1 and cfg.temperature_schedule != "constant"
+    if cfg.matches_sampling and mixes_temperatures:
         yield (
             "match_sampling (or top_k) trains a step at one temperature, but with max_staleness "
             "above 1 and a temperature_schedule it has answers of several. Leave out one of these."
         )
-
-
-def _order_conflicts(cfg: RLConfig) -> Iterator[str]:
-    """Return conflicts of mini-batches and of sampling ahead."""
     if cfg.mini_batches > cfg.batch_size:
         yield (
             f"mini_batches is {cfg.mini_batches}, more than the {cfg.batch_size} prompts of "
@@ -81,9 +71,13 @@ def _order_conflicts(cfg: RLConfig) -> Iterator[str]:
         )
 
 
-def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
-    """Return warnings about suspicious settings, given the names of those not at their default."""
-    found = [f"{name} has no effect: {why}" for name, why in _idle(cfg) if name in changed]
+def suspicious(cfg: RLConfig) -> list[str]:
+    """Return warnings about suspicious settings."""
+    found = [
+        f"{name} has no effect: {why}"
+        for name, (has_effect, why) in _effects(cfg).items()
+        if not has_effect and getattr(cfg, name) != type(cfg).model_fields[name].default
+    ]
     corrected = cfg.truncated_importance is not None or cfg.matches_sampling
     if cfg.clips and cfg.temperature != 1.0 and not corrected:
         found.append(
@@ -96,7 +90,12 @@ def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
             f"substeps={cfg.substeps} reuses each batch, and {cfg.loss_fn} does not limit the "
             "change of the policy: set loss_fn=ppo."
         )
-    for finding, (is_checked, why) in _checked_findings(cfg).items():
+    needs = {
+        "kl_runaway": (cfg.measures_kl, _NO_KL),
+        "reward_hacking": (cfg.eval_every > 0, "nothing is evaluated: set eval_every=10."),
+        "mismatch": (cfg.temperature == 1.0 or cfg.matches_sampling, _NO_MISMATCH),
+    }
+    for finding, (is_checked, why) in needs.items():
         if finding in cfg.stop_on and not is_checked:
             found.append(f"{finding} in stop_on has no effect: {why}")
     if cfg.start_from and cfg.measures_kl and cfg.kl_reference == "base":
@@ -111,22 +110,13 @@ def suspicious(cfg: RLConfig, changed: Collection[str]) -> list[str]:
     return found
 
 
-def _checked_findings(cfg: RLConfig) -> dict[str, tuple[bool, str]]:
-    """The findings that need other settings: whether they are checked, and if not, why."""
-    return {
-        "kl_runaway": (cfg.measures_kl, _NO_KL),
-        "reward_hacking": (cfg.eval_every > 0, "nothing is evaluated: set eval_every=10."),
-        "mismatch": (cfg.temperature == 1.0 or cfg.matches_sampling, _NO_MISMATCH),
-    }
-
-
-def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
-    """Settings that have no effect beside the others, and why."""
+def _effects(cfg: RLConfig) -> dict[str, tuple[bool, str]]:
+    """Settings that need others: whether they have an effect, and if not, why."""
     clips = f"{cfg.loss_fn} does not clip: set loss_fn=ppo."
     in_loss = (cfg.kl_loss_coef > 0, "set kl_loss_coef=0.01.")
     corrected = (cfg.truncated_importance is not None, "set truncated_importance=2.0.")
     masks = (cfg.importance_rule == "mask", "set importance_rule=mask.")
-    effects = {
+    return {
         "clip_low_threshold": (cfg.clips, clips),
         "clip_high_threshold": (cfg.clips, clips),
         "dro_beta": (cfg.loss_fn == "dro", "set loss_fn=dro."),
@@ -157,6 +147,3 @@ def _idle(cfg: RLConfig) -> Iterator[tuple[str, str]]:
         "lr_end": (cfg.lr_schedule != "constant", "set lr_schedule=linear."),
         "overlong_limit": (cfg.overlong_buffer > 0, "set overlong_buffer."),
     }
-    for name, (has_effect, why) in effects.items():
-        if not has_effect:
-            yield name, why

@@ -33,10 +33,8 @@ SHORT_NAMES = {
 }
 """MinT's names for some settings: read, assigned and passed like the long ones."""
 
-_OF_THE_RUN = (
-    *("steps", "run_dir", "checkpoint_every", "keep_every", "service_timeout"),
-    *("log_rewards", "save_reward_analysis", "sinks"),
-)
+_OF_THE_RUN = {"steps", "run_dir", "checkpoint_every", "keep_every", "service_timeout"}
+_OF_THE_RUN |= {"log_rewards", "save_reward_analysis", "sinks"}
 """Settings that may change when a run is continued."""
 
 
@@ -103,10 +101,7 @@ class RLConfig(  # pydantic lists the fields of the last class first
 
     def notes(self) -> list[str]:
         """Warn about suspicious settings."""
-        fields = type(self).model_fields
-        return suspicious(
-            self, [n for n, each in fields.items() if getattr(self, n) != each.default]
-        )
+        return suspicious(self)
 
     @property
     def clips(self) -> bool:
