@@ -327,6 +327,16 @@ def test_an_endpoint_gets_the_limit_of_an_answer_under_the_name_it_wants() -> No
     assert limits == [(9, None), (None, 9), (None, 9)]
 
 
+def test_half_a_character_from_an_endpoint_is_replaced() -> None:
+    with judge_server(lambda body: "4\ud83d") as server:
+        client = EndpointClient(server.url, "any", retries=0)
+        messages = [{"role": "user", "content": "2 + 2 ="}]
+        prompt = types.ModelInput.from_ints(client.get_tokenizer().apply_chat_template(messages))
+        params = types.SamplingParams(max_tokens=9)
+        answer = asyncio.run(client.sample_async(prompt, 1, params)).sequences[0]
+    assert client.get_tokenizer().decode(answer.tokens) == "4?"
+
+
 def test_an_endpoint_that_refuses_says_what_to_check(service: str) -> None:
     client = EndpointClient(f"{service}/oai/api/v1", "no-such-model", api_key="tml-rl", retries=0)
     params = types.SamplingParams(max_tokens=2, temperature=1.0)

@@ -141,7 +141,8 @@ class EndpointClient:
                 f"{reply.text[:200]}"
             ) from error
         cut = choice.get("finish_reason") == "length"
-        tokens = self._tokenizer.encode(_MARKS.sub("", text)) + ([] if cut else [256])
+        said = text.encode(errors="replace").decode()  # JSON may contain half a character
+        tokens = self._tokenizer.encode(_MARKS.sub("", said)) + ([] if cut else [256])
         return SimpleNamespace(
             tokens=tokens,
             logprobs=[math.nan] * len(tokens),

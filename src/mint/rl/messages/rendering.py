@@ -94,14 +94,16 @@ class Renderer:
         tokens = self._after_mark([*called, *results])
         shared = common_prefix(turn, tokens)
         closes = [at for at in range(shared) if tokens[at] in self._marks]
+        if not closes:
+            raise _refusal(called, "no special token closes a turn with calls")
         if ended:
             at = shared + self._first_mark(tokens[shared:])
             if tokens[at : at + 1] == [end] and not self._decode(tokens[shared:at]).strip():
                 return tokens[at + 1 :]
             closes = [at for at in closes if tokens[at] == end] or closes
-        elif closes and tokens[closes[-1]] != end:
+        elif tokens[closes[-1]] != end:
             return tokens[closes[-1] :]
-        return tokens[closes[-1] + 1 :] if closes else tokens[shared:]
+        return tokens[closes[-1] + 1 :]
 
     def _closing(self, tokens: Sequence[int], end: int) -> int:
         """Return how many tokens close a turn that the model has closed itself."""
