@@ -32,7 +32,7 @@ class EngineProcess:
         self, name: str, process: subprocess.Popen[bytes], sock: socket.socket, log_file: Path
     ) -> None:
         self.name = name
-        self.log_file = log_file
+        self.log_hint = f"The engine's log is logs/{log_file.name} in the home folder."
         self.info: ModelInfo
         self._process = process
         self._ids = itertools.count()
@@ -69,15 +69,12 @@ class EngineProcess:
         loaded = engine._waiting[next(engine._ids)] = asyncio.get_running_loop().create_future()
         try:
             engine.info = await asyncio.wait_for(loaded, limit_s)
-        except TimeoutError:
+        except BaseException as error:
             await engine.stop()
-            raise EngineDied(
-                f"Loading {name} took more than {limit_s:.0f} s and was aborted. "
-                f"The engine's log is logs/{log_file.name} in the home folder."
-            ) from None
-        except BaseException:
-            await engine.stop()
-            raise
+            if not isinstance(error, TimeoutError):
+                raise
+            text = f"Loading {name} took more than {limit_s:.0f} s and was aborted."
+            raise EngineDied(f"{text} {engine.log_hint}") from None
         return engine
 
     async def call(
@@ -199,10 +196,8 @@ class EngineProcess:
                 how += " (often because the machine ran out of memory)"
         elif code:
             how = f"ended with status {code}"
-        return EngineDied(
-            f"The engine of {self.name} {how}. It restarts at the next request. Its log is "
-            f"logs/{self.log_file.name} in the home folder."
-        )
+        text = f"The engine of {self.name} {how}. It restarts at the next request."
+        return EngineDied(f"{text} {self.log_hint}")
 
 
 def _spawn(

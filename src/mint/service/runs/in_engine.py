@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from mint.service.checkpoints.storage import (
 )
 from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import DATABASE_FAILED, EngineDied, UserError, is_disk_full
+from mint.service.errors import DATABASE_FAILED, EXPLAINED, EngineDied, UserError, is_disk_full
 from mint.service.futures import Response, ResultExpired
 from mint.service.runs.journal import Journal, JournalDamaged, Outcome
 from mint.service.runs.references import References
@@ -40,8 +41,15 @@ DATABASE_WAIT_S = 60.0
 """How long an operation waits for a database that does not answer."""
 _KEPT_ANSWERS, _KEPT_BYTES = 256, 32 * 1024 * 1024
 """Limits on the answers from before a snapshot that are kept with it."""
-_MAY_FAIL = (UserError, EngineDied, OSError, RuntimeError, *DATABASE_FAILED)
 _CHANGES_THE_RUN = (*GRADIENT_KINDS, "optim_step", "load_weights")
+_REQUESTS: dict[str, type[requests.Request]] = {
+    "forward_backward_reverse_kl": requests.ReverseKl,
+    "optim_step": requests.OptimStep,
+    "save_weights": requests.SaveWeights,
+    "save_weights_external": requests.SaveWeightsExternal,
+    "save_weights_for_sampler": requests.SaveWeightsForSampler,
+    "load_weights": requests.LoadWeights,
+}
 
 
 @dataclass(frozen=True)
@@ -78,9 +86,7 @@ class RunInEngine:
     @property
     def log_hint(self) -> str | None:
         """Where to read more about a failure in the engine."""
-        if self._engine is None:
-            return None
-        return f"The engine's log is logs/{self._engine.log_file.name} in the home folder."
+        return self._engine.log_hint if self._engine is not None else None
 
     def why_waiting(self) -> str | None:
         """Return what the run waits for, as a message."""
@@ -148,11 +154,9 @@ class RunInEngine:
         EngineDied, OSError or DATABASE_FAILED, after which it may succeed later.
         """
 
-        async def keep(engine: EngineProcess) -> None:
-            await self._samplers.keep(engine, run_id=self._row.id)
-
         try:
             if not await asyncio.to_thread(self._samplers.are_kept, self._row):
+                keep = partial(self._samplers.keep, run_id=self._row.id)
                 await self._in_engine("keeping the samplers", keep)
         except (UserError, RuntimeError, JournalDamaged) as error:  # it would fail again
             log.warning("samplers of %s are not kept: %s", self._row.id, error)
@@ -203,26 +207,46 @@ class RunInEngine:
             return sampler_id is not None and not self._samplers.has(sampler_id, engine)
         return False
 
-    # ---- operations: training -------------------------------------------------------------------
+    # ---- operations -----------------------------------------------------------------------------
 
     async def _perform(
         self, engine: EngineProcess, kind: str, seq_ids: Sequence[int]
     ) -> GroupResult:
         if kind in ("forward", "forward_backward"):
             return await self._forward_backward(engine, seq_ids)
-        kinds: dict[str, tuple[type[requests.Request], Callable[..., Awaitable[GroupResult]]]] = {
-            "forward_backward_reverse_kl": (requests.ReverseKl, self._reverse_kl),
-            "optim_step": (requests.OptimStep, self._optim_step),
-            "save_weights": (requests.SaveWeights, self._save),
-            "save_weights_external": (requests.SaveWeightsExternal, self._export),
-            "save_weights_for_sampler": (requests.SaveWeightsForSampler, self._save_for_sampler),
-            "load_weights": (requests.LoadWeights, self._load),
-        }
-        model, work = kinds[kind]
-        [seq_id] = seq_ids
+        run_id, [seq_id] = self._row.id, seq_ids
         body = await asyncio.to_thread(self._journal.body, seq_id)
-        request = await asyncio.to_thread(requests.parse, model, body)
-        return await work(engine, seq_id, request)
+        request = await asyncio.to_thread(requests.parse, _REQUESTS[kind], body)
+        match request:
+            case requests.ReverseKl():
+                return await self._reverse_kl(engine, seq_id, request)
+            case requests.OptimStep():
+                params = AdamSettings(**request.adam_params.model_dump())
+                metrics = await engine.call("optim_step", run_id=run_id, params=params)
+                return GroupResult.json(kind, metrics=metrics)
+            case requests.SaveWeightsForSampler(path=None, sampling_session_seq_id=int(number)):
+                sampler_id = f"{self._row.session_id}:sample:{number}"
+                await self._samplers.freeze(self._row, sampler_id, engine, seq_id)
+                return GroupResult.json(kind, sampling_session_id=sampler_id)
+            case requests.SaveWeights():
+                is_sampler = isinstance(request, requests.SaveWeightsForSampler)
+                name = f"operation-{seq_id}" if request.path is None else check_name(request.path)
+                path = CheckpointPath(run_id, SAMPLER if is_sampler else TRAINING, name)
+                ttl, metadata = request.ttl_seconds, request.user_metadata
+                new = NewCheckpoint(path, seq_id, request.overwrite, ttl, metadata)
+                method = "save_adapter" if is_sampler else "save_state"
+                row = await self._write(engine, method, new)
+                return GroupResult.json(kind, path=row.uri)
+            case requests.SaveWeightsExternal():
+                path = CheckpointPath(run_id, EXTERNAL, check_name(request.path))
+                new = NewCheckpoint(path, seq_id, ttl_seconds=request.ttl_seconds)
+                row = await self._write(engine, "save_adapter", new)
+                return GroupResult.json(kind, path=row.uri, size_bytes=row.size_bytes)
+        assert isinstance(request, requests.LoadWeights)
+        folder = await asyncio.to_thread(self._references.to_load, request, seq_id)
+        source, optimizer = str(folder), request.optimizer
+        await engine.call("load_state", run_id=run_id, folder=source, optimizer=optimizer)
+        return GroupResult.json(kind, path=CheckpointPath.parse(request.path).uri)
 
     async def _forward_backward(self, engine: EngineProcess, seq_ids: Sequence[int]) -> GroupResult:
         bodies = await asyncio.to_thread(lambda: [self._journal.body(n) for n in seq_ids])
@@ -258,67 +282,17 @@ class RunInEngine:
         kind = "mint_forward_backward_reverse_kl"
         return GroupResult.json(kind, tokens, outputs=outputs, metrics=metrics)
 
-    async def _optim_step(
-        self, engine: EngineProcess, seq_id: int, request: requests.OptimStep
-    ) -> GroupResult:
-        params = AdamSettings(**request.adam_params.model_dump())
-        metrics = await engine.call("optim_step", run_id=self._row.id, params=params)
-        return GroupResult.json("optim_step", metrics=metrics)
-
-    # ---- operations: weights --------------------------------------------------------------------
-
-    async def _save(
-        self, engine: EngineProcess, seq_id: int, request: requests.SaveWeights
-    ) -> GroupResult:
-        row = await self._write(engine, "save_state", self._new(TRAINING, seq_id, request))
-        return GroupResult.json("save_weights", path=row.uri)
-
-    async def _export(
-        self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsExternal
-    ) -> GroupResult:
-        path = CheckpointPath(self._row.id, EXTERNAL, check_name(request.path))
-        new = NewCheckpoint(path, seq_id, ttl_seconds=request.ttl_seconds)
-        row = await self._write(engine, "save_adapter", new)
-        return GroupResult.json("save_weights_external", path=row.uri, size_bytes=row.size_bytes)
-
-    async def _save_for_sampler(
-        self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsForSampler
-    ) -> GroupResult:
-        kind = "save_weights_for_sampler"
-        if request.path is None and request.sampling_session_seq_id is not None:
-            sampler_id = f"{self._row.session_id}:sample:{request.sampling_session_seq_id}"
-            await self._samplers.freeze(self._row, sampler_id, engine, seq_id)
-            return GroupResult.json(kind, sampling_session_id=sampler_id)
-        row = await self._write(engine, "save_adapter", self._new(SAMPLER, seq_id, request))
-        return GroupResult.json(kind, path=row.uri)
-
-    def _new(self, kind: str, seq_id: int, request: requests.SaveWeights) -> NewCheckpoint:
-        name = f"operation-{seq_id}" if request.path is None else check_name(request.path)
-        path = CheckpointPath(self._row.id, kind, name)
-        ttl, metadata = request.ttl_seconds, request.user_metadata
-        return NewCheckpoint(path, seq_id, request.overwrite, ttl, metadata)
-
     async def _write(self, engine: EngineProcess, method: str, new: NewCheckpoint) -> CheckpointRow:
         """Let the engine save a checkpoint, which appears complete or not at all."""
-        await asyncio.to_thread(self._shared.checkpoints.check_quota, self._row, new.path)
-        draft = await asyncio.to_thread(self._shared.checkpoints.begin, new)
+        checkpoints = self._shared.checkpoints
+        await asyncio.to_thread(checkpoints.check_quota, self._row, new.path)
+        draft = await asyncio.to_thread(checkpoints.begin, new)
         try:
             digest = await engine.call(method, run_id=self._row.id, folder=str(draft))
-            return await asyncio.to_thread(
-                self._shared.checkpoints.publish, new, draft, self._row, digest
-            )
+            return await asyncio.to_thread(checkpoints.publish, new, draft, self._row, digest)
         except BaseException:
-            await asyncio.to_thread(self._shared.checkpoints.discard, draft)
+            await asyncio.to_thread(checkpoints.discard, draft)
             raise
-
-    async def _load(
-        self, engine: EngineProcess, seq_id: int, request: requests.LoadWeights
-    ) -> GroupResult:
-        folder = await asyncio.to_thread(self._references.to_load, request, seq_id)
-        await engine.call(
-            "load_state", run_id=self._row.id, folder=str(folder), optimizer=request.optimizer
-        )
-        return GroupResult.json("load_weights", path=CheckpointPath.parse(request.path).uri)
 
     # ---- snapshots ------------------------------------------------------------------------------
 
@@ -347,7 +321,7 @@ class RunInEngine:
             await self._engine.call("save_state", run_id=self._row.id, folder=str(folder))
             answers = await asyncio.to_thread(self._kept_answers)
             await asyncio.to_thread(self._journal.cut, folder, first, answers)
-        except (*_MAY_FAIL, JournalDamaged) as error:
+        except (*EXPLAINED, RuntimeError, JournalDamaged) as error:
             log.warning("no snapshot of %s was made: %s", self._row.id, error)
             if folder is not None:
                 await asyncio.to_thread(self._journal.discard_snapshot, folder)

@@ -105,9 +105,8 @@ class Runs:
                 run = await self._get(row.id, user)
                 if files:
                     await run.begin_from(files)
-                work = self._load_or_undo(run) if is_new else self._load_again(run)
                 self._shared.futures.compute(
-                    request_id, user, "create_model", work, run.why_waiting
+                    request_id, user, "create_model", self._load(run, is_new), run.why_waiting
                 )
         return request_id
 
@@ -126,33 +125,24 @@ class Runs:
         folder = self._folder(run_id)
         return folder.exists() and not (folder / UNLOADED).exists()
 
-    async def _load_or_undo(self, run: TrainingRun) -> Response:
-        """Load a new run; on failure delete it, so that the same request can create it again.
-
-        A run that has accepted an operation is never deleted.
-        """
+    async def _load(self, run: TrainingRun, is_new: bool) -> Response:
+        """Load a run. If a new one fails it is deleted, so that the same request can create it
+        again; one that has accepted an operation never is."""
         try:
             await run.load()
         except Exception:
-            if run.has_operations:
-                raise
-            self._runs.pop(run.row.id, None)
-            await self._keep_out(run.row.id, self._delete(run))
+            if is_new and not run.has_operations:
+                await self._keep_out(run.row.id, self._delete(run))
             raise
+        finally:
+            if not is_new:
+                in_background(run.resume())  # what its journal has left to do
         return run.creation_answer()
 
     async def _delete(self, run: TrainingRun) -> None:
         await run.release()
         await asyncio.to_thread(self._store.delete_run, run.row.id)
         await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
-
-    async def _load_again(self, run: TrainingRun) -> Response:
-        """Load a run that an earlier request created; a failure changes nothing of it."""
-        try:
-            await run.load()
-        finally:
-            in_background(run.resume())  # what its journal has left to do
-        return run.creation_answer()
 
     # ---- finding --------------------------------------------------------------------------------
 
@@ -261,12 +251,12 @@ class Runs:
 
     async def release(self, run_id: str, for_good: bool = False) -> None:
         """Remove a run from memory; the next request for it opens it from its journal."""
-        run = self._runs.pop(run_id, None)
-        if run is not None:
+        if (run := self._runs.get(run_id)) is not None:
             await self._keep_out(run_id, run.release(for_good))
 
     async def _keep_out(self, run_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Do the last work on a run; requests for it wait until it is done."""
+        self._runs.pop(run_id, None)
         task = self._releasing[run_id] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._releasing.pop(run_id, None))
         await asyncio.shield(task)

@@ -325,7 +325,7 @@ class TrainingRun:
 
     def creation_answer(self) -> Response:
         """Return the answer to the request that created the run."""
-        is_loaded = self._journal.snapshot is not None and self._journal.first == 1
+        is_loaded = self._journal.snapshot_folder is not None and self._journal.first == 1
         kind = "load_weights" if is_loaded else "create_model"
         return Response.json({"model_id": self.row.id, "type": kind})
 
