@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,20 +51,6 @@ _REQUESTS: dict[str, type[requests.Request]] = {
 }
 
 
-@dataclass(frozen=True)
-class GroupResult:
-    """The result of a group: a response per operation, and the JSON result if it is small."""
-
-    answers: list[Response]
-    result: dict[str, Any] | None = None
-    tokens: int = 0
-
-    @classmethod
-    def json(cls, kind: str, tokens: int = 0, **fields: Any) -> "GroupResult":
-        result = {**fields, "type": kind}
-        return cls([Response.json(result)], result, tokens)
-
-
 class RunInEngine:
     """Executes a run's operations in its engine, restoring the run there first if needed."""
 
@@ -101,10 +86,10 @@ class RunInEngine:
         """Load the run into its engine, if it is not there."""
         await self._in_engine("loading", lambda engine: asyncio.sleep(0))
 
-    async def perform(self, kind: str, seq_ids: Sequence[int]) -> GroupResult:
+    async def perform(self, kind: str, seq_ids: list[int]) -> Outcome:
         """Execute a group of operations. Raises UserError for the user's mistakes."""
 
-        async def work(engine: EngineProcess) -> GroupResult:
+        async def work(engine: EngineProcess) -> Outcome:
             start = time.monotonic()
             try:
                 return await self._perform(engine, kind, seq_ids)
@@ -189,7 +174,7 @@ class RunInEngine:
                 if outcome.error is None and self._must_replay(engine, outcome):
                     done = await self._perform(engine, outcome.kind, outcome.seq_ids)
                     if outcome.result is None:  # the answer is too large for the journal
-                        for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
+                        for seq_id, answer in done.answers.items():
                             self._shared.futures.finish(f"{run_id}:{seq_id}", answer)
                 self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         finally:
@@ -209,13 +194,12 @@ class RunInEngine:
 
     # ---- operations -----------------------------------------------------------------------------
 
-    async def _perform(
-        self, engine: EngineProcess, kind: str, seq_ids: Sequence[int]
-    ) -> GroupResult:
+    async def _perform(self, engine: EngineProcess, kind: str, seq_ids: list[int]) -> Outcome:
         if kind in ("forward", "forward_backward"):
-            return await self._forward_backward(engine, seq_ids)
+            return await self._forward_backward(engine, kind, seq_ids)
         run_id, [seq_id] = self._row.id, seq_ids
         body = await asyncio.to_thread(self._journal.body, seq_id)
+        result: dict[str, Any] = {}
         request = await asyncio.to_thread(requests.parse, _REQUESTS[kind], body)
         match request:
             case requests.ReverseKl():
@@ -223,11 +207,11 @@ class RunInEngine:
             case requests.OptimStep():
                 params = AdamSettings(**request.adam_params.model_dump())
                 metrics = await engine.call("optim_step", run_id=run_id, params=params)
-                return GroupResult.json(kind, metrics=metrics)
+                result = {"metrics": metrics}
             case requests.SaveWeightsForSampler(path=None, sampling_session_seq_id=int(number)):
                 sampler_id = f"{self._row.session_id}:sample:{number}"
                 await self._samplers.freeze(self._row, sampler_id, engine, seq_id)
-                return GroupResult.json(kind, sampling_session_id=sampler_id)
+                result = {"sampling_session_id": sampler_id}
             case requests.SaveWeights():
                 is_sampler = isinstance(request, requests.SaveWeightsForSampler)
                 name = f"operation-{seq_id}" if request.path is None else check_name(request.path)
@@ -235,39 +219,42 @@ class RunInEngine:
                 ttl, metadata = request.ttl_seconds, request.user_metadata
                 new = NewCheckpoint(path, seq_id, request.overwrite, ttl, metadata)
                 method = "save_adapter" if is_sampler else "save_state"
-                row = await self._write(engine, method, new)
-                return GroupResult.json(kind, path=row.uri)
+                result = {"path": (await self._write(engine, method, new)).uri}
             case requests.SaveWeightsExternal():
                 path = CheckpointPath(run_id, EXTERNAL, check_name(request.path))
                 new = NewCheckpoint(path, seq_id, ttl_seconds=request.ttl_seconds)
                 row = await self._write(engine, "save_adapter", new)
-                return GroupResult.json(kind, path=row.uri, size_bytes=row.size_bytes)
-        assert isinstance(request, requests.LoadWeights)
-        folder = await asyncio.to_thread(self._references.to_load, request, seq_id)
-        source, optimizer = str(folder), request.optimizer
-        await engine.call("load_state", run_id=run_id, folder=source, optimizer=optimizer)
-        return GroupResult.json(kind, path=CheckpointPath.parse(request.path).uri)
+                result = {"path": row.uri, "size_bytes": row.size_bytes}
+            case requests.LoadWeights():
+                folder = str(await asyncio.to_thread(self._references.to_load, request, seq_id))
+                optimizer = request.optimizer
+                await engine.call("load_state", run_id=run_id, folder=folder, optimizer=optimizer)
+                result = {"path": CheckpointPath.parse(request.path).uri}
+        return Outcome(kind, seq_ids, result={**result, "type": kind})
 
-    async def _forward_backward(self, engine: EngineProcess, seq_ids: Sequence[int]) -> GroupResult:
+    async def _forward_backward(
+        self, engine: EngineProcess, kind: str, seq_ids: list[int]
+    ) -> Outcome:
         bodies = await asyncio.to_thread(lambda: [self._journal.body(n) for n in seq_ids])
         entries = [self._journal.entries[n] for n in seq_ids]
         operations = await self._shared.decoder.forward_backward(
             bodies,
             [entry.content_type == codec.PROTOBUF for entry in entries],
-            forward_only=entries[0].kind == "forward",
+            forward_only=kind == "forward",
         )
         results: list[ForwardBackwardResult] = await engine.call(
             "forward_backward", run_id=self._row.id, operations=operations
         )
-        encoded = await asyncio.to_thread(
-            lambda: [codec.encode_forward_backward(result) for result in results]
+        answers = await asyncio.to_thread(
+            lambda: [Response.protobuf(codec.encode_forward_backward(each)) for each in results]
         )
         tokens = sum(operation.tokens for operation in operations)
-        return GroupResult([Response.protobuf(body) for body in encoded], tokens=tokens)
+        large_answers = dict(zip(seq_ids, answers, strict=True))
+        return Outcome(kind, seq_ids, large_answers=large_answers, tokens=tokens)
 
     async def _reverse_kl(
         self, engine: EngineProcess, seq_id: int, request: requests.ReverseKl
-    ) -> GroupResult:
+    ) -> Outcome:
         data = await asyncio.to_thread(codec.decode_reverse_kl, request.data)
         reference = await self._references.load(engine, request.reference_model_path, seq_id)
         losses, metrics = await engine.call(
@@ -279,8 +266,9 @@ class RunInEngine:
         )
         outputs = [{"loss": {"data": [x], "shape": [1], "dtype": "float32"}} for x in losses]
         tokens = sum(len(datum.student) for datum in data)
-        kind = "mint_forward_backward_reverse_kl"
-        return GroupResult.json(kind, tokens, outputs=outputs, metrics=metrics)
+        kind = "forward_backward_reverse_kl"
+        result = {"outputs": outputs, "metrics": metrics, "type": f"mint_{kind}"}
+        return Outcome(kind, [seq_id], result=result, tokens=tokens)
 
     async def _write(self, engine: EngineProcess, method: str, new: NewCheckpoint) -> CheckpointRow:
         """Let the engine save a checkpoint, which appears complete or not at all."""
@@ -296,12 +284,13 @@ class RunInEngine:
 
     # ---- snapshots ------------------------------------------------------------------------------
 
-    async def maybe_snapshot(self, kind: str | None, first: int) -> None:
+    async def maybe_snapshot(self, outcome: Outcome, first: int) -> None:
         """Make a snapshot when replaying the journal would take long, or when it is large.
 
-        ``kind`` is of the operation that succeeded, if one did. After operations other than a step
-        the journal must have doubled, as a snapshot copies the operations that wait.
+        After operations other than a step that succeeded the journal must have doubled, as a
+        snapshot copies the operations that wait.
         """
+        kind = outcome.kind if outcome.error is None else None
         is_long = self._work_s >= self._shared.settings.snapshot_after_s
         is_large = self._journal.size >= self._shared.settings.snapshot_after_bytes
         has_doubled = self._journal.size >= 2 * self._size_after_snapshot

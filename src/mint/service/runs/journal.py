@@ -12,7 +12,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,20 +51,29 @@ class JournalEntry:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a group of operations. A failed group has an ``error``."""
+    """The outcome of a group of operations. A failed group has an ``error``.
+
+    ``large_answers`` and ``tokens`` are not written to the journal.
+    """
 
     kind: str
     seq_ids: list[int]
     error: str | None = None
     category: Category | None = None
     result: dict[str, Any] | None = None
+    large_answers: dict[int, Response] = field(default_factory=dict)
+    tokens: int = 0
 
     @property
-    def answer(self) -> Response | None:
-        """The answer to each of the operations; None if it is too large for a journal."""
+    def answers(self) -> dict[int, Response]:
+        """The answers by number; none if they were too large for the journal."""
         if self.error is not None:
-            return Response.failure(self.error, self.category or "server")
-        return None if self.result is None else Response.json(self.result)
+            return dict.fromkeys(
+                self.seq_ids, Response.failure(self.error, self.category or "server")
+            )
+        if self.result is not None:
+            return dict.fromkeys(self.seq_ids, Response.json(self.result))
+        return self.large_answers
 
 
 class Journal:
@@ -241,7 +250,7 @@ class Journal:
             entry = JournalEntry(header["seq"], header["op"], header["type"], start, size)
             self.entries[entry.seq_id] = entry
         elif "done" in header:
-            optional = {key: header.get(key) for key in _OF_OUTCOME}
+            optional = {key: header[key] for key in _OF_OUTCOME if key in header}
             self.outcomes.append(Outcome(header["of"], header["done"], **optional))
         elif "answer" in header:
             kind = "failure" if header["failed"] else "answer"

@@ -73,11 +73,8 @@ class Runs:
             require_optimizer(found)
         row = RunRow(base_model=request.base_model or found.base_model, lora=found.lora)
         folder = await asyncio.to_thread(self._shared.checkpoints.verified_folder, found)
-        files = [
-            file
-            for file in folder.iterdir()
-            if file.name.startswith("adapter_") or (request.optimizer and file.name == OPTIMIZER)
-        ]
+        patterns = ("adapter_*", OPTIMIZER) if request.optimizer else ("adapter_*",)
+        files = [file for pattern in patterns for file in folder.glob(pattern)]
         return await self._create(caller, request, row, files)
 
     async def _create(

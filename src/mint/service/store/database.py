@@ -19,18 +19,14 @@ from sqlalchemy import (
     DateTime,
     Delete,
     Dialect,
-    Engine,
     Select,
     String,
     TypeDecorator,
     UniqueConstraint,
     Update,
     and_,
-    create_engine,
     delete,
-    event,
     func,
-    make_url,
     or_,
     select,
     update,
@@ -40,6 +36,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from mint.service.errors import NotFound, UserError
 from mint.service.store import migrations
+from mint.service.store.connection import connect
 
 
 def now() -> datetime:
@@ -172,8 +169,6 @@ _TOUCHED: dict[type[Table], tuple[str, str]] = {
     ApiKey: ("hash", "last_used_at"),
 }
 """The key of a table, and its column for the time of the last use."""
-_STATEMENT_LIMIT_S = 30
-"""How long a statement may wait for a lock or run before it fails."""
 _HAS_RUN = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
 
 
@@ -182,7 +177,7 @@ class Store:
 
     def __init__(self, url: str, home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._engine = _open(url)
+        self._engine = connect(url)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         self._home = home
         self._used: defaultdict[Any, dict[str, datetime]] = defaultdict(dict)
@@ -392,38 +387,3 @@ def is_at(run_id: str, kind: str, name: str) -> Condition:
     return and_(
         CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name
     )
-
-
-def _open(url: str) -> Engine:
-    """Return the engine of a database. Raises UserError if its driver is missing."""
-    parsed = make_url(url)
-    if parsed.drivername == "postgresql":
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    is_sqlite = parsed.get_backend_name() == "sqlite"
-    name, limit_s = ("timeout", _STATEMENT_LIMIT_S) if is_sqlite else ("connect_timeout", 10)
-    limits = {} if name in parsed.query else {name: limit_s}
-    try:
-        engine = create_engine(
-            parsed, pool_pre_ping=not is_sqlite, hide_parameters=True, connect_args=limits
-        )
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"database_url is {parsed!r}, and the Python package {error.name} is not installed. "
-            "For PostgreSQL, type: pip install 'mint[postgresql]'"
-        ) from None
-    event.listen(engine, "connect", _prepare_sqlite if is_sqlite else _prepare_postgresql)
-    return engine
-
-
-def _prepare_sqlite(connection: Any, _: object) -> None:
-    connection.execute("pragma journal_mode=wal")
-    connection.execute("pragma synchronous=full")
-
-
-def _prepare_postgresql(connection: Any, _: object) -> None:
-    """Limit statements, for example when another connection holds a lock, unless it was set."""
-    connection.cursor().execute(
-        f"select set_config('statement_timeout', '{_STATEMENT_LIMIT_S}s', false) "
-        "where current_setting('statement_timeout') = '0'"
-    )
-    connection.commit()
