@@ -45,9 +45,10 @@ class Slot:
     @property
     def engine(self) -> EngineProcess | None:
         """The engine, while it is running."""
-        if not _succeeded(self.starting) or not self.starting.result().is_alive:
+        task = self.starting
+        if not task.done() or task.cancelled() or task.exception() is not None:
             return None
-        return self.starting.result()
+        return task.result() if task.result().is_alive else None
 
     @property
     def is_over(self) -> bool:
@@ -264,21 +265,18 @@ class Engines:
 
     async def end_stuck(self) -> None:
         """Kill every engine that has not answered any call for ``stuck_after_s``."""
-        for slot in self._slots.values():
-            if slot.engine is not None and slot.engine.silent_s > self._settings.stuck_after_s:
-                slot.engine.kill()
+        for engine in self.loaded():
+            if engine.silent_s > self._settings.stuck_after_s:
+                engine.kill()
 
     async def stop(self) -> None:
         """Stop every worker."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        slots = list(self._slots.values())
-        for slot in slots:
-            if not slot.starting.done():
-                slot.starting.cancel()
-        await asyncio.gather(*(slot.starting for slot in slots), return_exceptions=True)
-        await asyncio.gather(
-            *(slot.starting.result().stop() for slot in slots if _succeeded(slot.starting))
-        )
+        starting = [slot.starting for slot in self._slots.values()]
+        for task in starting:
+            task.cancel()  # if it is not done
+        started = await asyncio.gather(*starting, return_exceptions=True)
+        await asyncio.gather(*(one.stop() for one in started if isinstance(one, EngineProcess)))
 
 
 def share(left: int, needed: int, others: Sequence[int]) -> int:
@@ -293,7 +291,3 @@ def share(left: int, needed: int, others: Sequence[int]) -> int:
 
 def _weights_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-def _succeeded(task: asyncio.Task[EngineProcess]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None

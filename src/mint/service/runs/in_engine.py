@@ -88,15 +88,7 @@ class RunInEngine:
 
     async def perform(self, kind: str, seq_ids: list[int]) -> Outcome:
         """Execute a group of operations. Raises UserError for the user's mistakes."""
-
-        async def work(engine: EngineProcess) -> Outcome:
-            start = time.monotonic()
-            try:
-                return await self._perform(engine, kind, seq_ids)
-            finally:
-                self._work_s += time.monotonic() - start
-
-        return await self._in_engine(kind, work)
+        return await self._in_engine(kind, lambda engine: self._perform(engine, kind, seq_ids))
 
     async def _in_engine(self, what: str, work: Callable[[EngineProcess], Awaitable[T]]) -> T:
         """Run some work in the engine; when the worker dies, restore the run and retry.
@@ -115,8 +107,11 @@ class RunInEngine:
                 async with alone, self._shared.engines.using(base_model) as engine:
                     if self._engine is not engine:
                         await self._restore(engine)
-                    has_begun = True
-                    return await work(engine)
+                    has_begun, start = True, time.monotonic()
+                    try:
+                        return await work(engine)
+                    finally:
+                        self._work_s += time.monotonic() - start
             except EngineDied as died:
                 deaths, failed_starts = deaths + has_begun, failed_starts + (not has_begun)
                 times = deaths + failed_starts
@@ -138,7 +133,6 @@ class RunInEngine:
         If they are in neither the engine nor on disk, the run is restored to recompute them. Raises
         EngineDied, OSError or DATABASE_FAILED, after which it may succeed later.
         """
-
         try:
             if not await asyncio.to_thread(self._samplers.are_kept, self._row):
                 keep = partial(self._samplers.keep, run_id=self._row.id)

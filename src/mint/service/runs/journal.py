@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mint.service.errors import Category
+from mint.service.errors import ApiError, Category
 from mint.service.files import checksums, link_files, sync, sync_folder, verify
 from mint.service.futures import Response
 from mint.service.runs.journal_records import encode, read_record, records_after
@@ -34,7 +34,7 @@ class RunIsElsewhere(Exception):
     """Another service holds the lock of this run."""
 
 
-class JournalDamaged(Exception):
+class JournalDamaged(ApiError):
     """A record before the end of a journal is damaged. The message says what to do."""
 
 
@@ -124,9 +124,8 @@ class Journal:
 
     def append_operation(self, seq_id: int, kind: str, content_type: str, body: bytes) -> None:
         """Write an operation and sync it. Raises OSError, and then nothing was written."""
-        header = {"op": kind, "seq": seq_id, "type": content_type}
         with self._lock:
-            self._append(header, body, durable=True)
+            self._append({"op": kind, "seq": seq_id, "type": content_type}, body, durable=True)
 
     def append_outcome(self, outcome: Outcome) -> None:
         """Record how operations ended. On a full disk the record is written with the next one.
@@ -238,11 +237,12 @@ class Journal:
 
     def _damaged(self, at: int, how: str) -> JournalDamaged:
         return JournalDamaged(
+            400,
             f"The journal of this run is damaged at byte {at} ({how}), so the run was not opened: "
             "continuing would lose acknowledged operations. The file is kept unchanged "
             f"as runs/{self.folder.name}/{self._path.name} in the home folder. Restore it from a "
             "backup, or start a new run from the last checkpoint with "
-            "create_training_client_from_state_with_optimizer(). Check the disk."
+            "create_training_client_from_state_with_optimizer(). Check the disk.",
         )
 
     def _note(self, header: dict[str, Any], start: int, size: int) -> None:

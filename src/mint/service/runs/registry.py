@@ -33,10 +33,6 @@ class RunEnded(ApiError):
     """The run cannot be trained any more: it was unloaded, or its state was deleted."""
 
 
-class RunDamaged(ApiError):
-    """The journal of the run is damaged."""
-
-
 class Runs:
     """Creates, finds and releases runs."""
 
@@ -145,14 +141,12 @@ class Runs:
 
     async def find(self, run_id: str, user: str) -> TrainingRun:
         """Return the run of this id, opened from its journal if needed. Raises ApiError 404."""
-        run = self._runs.get(run_id)
-        if run is None:
-            run = await self._get(run_id, user)
-            if run.row.user == user:
-                in_background(run.resume())
+        was_open = run_id in self._runs
+        run = await self._get(run_id, user)
         if run.row.user != user:
             raise _unknown(run_id)
-        self.resume_if_due(run_id)
+        if not was_open or run.wants_resuming:
+            in_background(run.resume())
         self._shared.sessions.saw(run.row.session_id, user)
         self._store.note_use(RunRow, run_id)
         return run
@@ -208,7 +202,7 @@ class Runs:
             ) from None
         except JournalDamaged as error:
             log.error("%s: %s", run_id, error)
-            raise RunDamaged(400, str(error)) from None
+            raise
         run = TrainingRun(row, journal, self._shared, self._samplers)
         self._runs[run_id] = run
         return run
@@ -276,7 +270,7 @@ class Runs:
             else:
                 try:
                     await (await self._get(row.id, row.user)).resume()
-                except RunDamaged:  # it cannot restore its samplers
+                except JournalDamaged:  # it cannot restore its samplers
                     await asyncio.to_thread(marker.touch)
 
     async def release_session(self, session_id: str) -> bool:
