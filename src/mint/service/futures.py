@@ -171,9 +171,6 @@ class Futures:
         self._count.add(future.user, 1)
         if (event := self._next_finished.pop(find_owner(request_id), None)) is not None:
             event.set()
-        self._keep_within_bounds()
-
-    def _keep_within_bounds(self) -> None:
         while (user := self._count.user_over_limit()) is not None:
             self._expire(user)
         is_moving = self._moving is not None and not self._moving.done()

@@ -7,7 +7,7 @@ retrieved, then the oldest.
 
 import mmap
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 
 MAX_RESULTS = 100_000
@@ -71,28 +71,24 @@ class Queue:
 
     def __init__(self, limit: int) -> None:
         self.bytes = Share(limit)
-        self._of: dict[str, OrderedDict[str, int]] = {}
+        self._of = defaultdict[str, OrderedDict[str, int]](OrderedDict)
 
     def add(self, user: str, request_id: str, size: int) -> None:
-        self._of.setdefault(user, OrderedDict())[request_id] = size
+        self._of[user][request_id] = size
         self.bytes.add(user, size)
 
     def remove(self, user: str, request_id: str) -> None:
         """Remove a result, if it is in the queue."""
-        mine = self._of.get(user, OrderedDict())
-        if (size := mine.pop(request_id, None)) is not None:
-            self.bytes.add(user, -size)
-            if not mine:
-                del self._of[user]
+        self.bytes.add(user, -self._of[user].pop(request_id, 0))
 
     def move_to_front(self, user: str, request_id: str) -> None:
         """Move a result to the front, to be dropped before the others of its user."""
-        if request_id in self._of.get(user, ()):
+        if request_id in self._of[user]:
             self._of[user].move_to_end(request_id, last=False)
 
     def first(self, user: str) -> str | None:
         """Return the result of a user that is dropped next."""
-        return next(iter(self._of.get(user, ())), None)
+        return next(iter(self._of[user]), None)
 
 
 def write_body(folder: Path, body: bytes) -> Path:

@@ -19,7 +19,7 @@ from mint.service.runs.registry import Runs
 from mint.service.sampling.samplers import Samplers
 from mint.service.store.database import CheckpointRow, Condition, now
 
-from .errors import DATABASE_FAILED, ApiError, not_found
+from .errors import ApiError, not_found
 from .files import delete_leftovers, free_bytes, require_writable, shorten_logs
 from .futures import Future
 from .idleness import Idleness
@@ -151,10 +151,7 @@ class Service(SharedComponents):
     async def _save_what_is_in(self, engine: EngineProcess) -> None:
         """Save the state of an engine that is about to be unloaded."""
         await self.runs.prepare_to_leave(engine)
-        try:
-            await self.samplers.keep(engine)
-        except (OSError, RuntimeError, *DATABASE_FAILED) as error:
-            log.warning("samplers of %s were not saved: %s", engine.name, error)
+        await self.samplers.keep(engine)
 
     async def tidy(self) -> None:
         """Save heartbeats, release silent sessions, drop old results, delete what has expired.

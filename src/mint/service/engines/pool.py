@@ -19,7 +19,7 @@ from mint.catalog import Catalog, ModelNotFound
 from mint.engine.messages import EngineOptions
 from mint.service.admin.settings import Settings
 from mint.service.engines.process import GB, EngineProcess
-from mint.service.errors import ApiError, EngineDied, UserError
+from mint.service.errors import EXPLAINED, ApiError, EngineDied, UserError
 
 log = logging.getLogger(__name__)
 _PROCESS_BYTES = GB * 2 // 5
@@ -45,9 +45,10 @@ class Slot:
     @property
     def engine(self) -> EngineProcess | None:
         """The engine, while it is running."""
-        if not _succeeded(self.starting) or not self.starting.result().is_alive:
+        task = self.starting
+        if not task.done() or task.cancelled() or task.exception() is not None:
             return None
-        return self.starting.result()
+        return task.result() if task.result().is_alive else None
 
     @property
     def is_over(self) -> bool:
@@ -80,9 +81,9 @@ class Engines:
         self._catalog = Catalog(
             aliases=settings.aliases, cache=settings.cache, local_paths=settings.is_loopback
         )
-        self._folders: dict[str, asyncio.Task[Path]] = {}
-        self._look_ups = ThreadPoolExecutor(4, thread_name_prefix="mint-catalog")
-        self._looking_up = 0
+        self._folders: dict[str, Path] = {}
+        self._looking_up: dict[str, asyncio.Task[Path]] = {}
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="mint-catalog")
         self._slots: dict[Path, Slot] = {}
         self._changed = asyncio.Condition()
         self._suspects: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -90,33 +91,30 @@ class Engines:
 
     def names(self) -> list[str]:
         """Return the model names that are known without the hub, those in use first."""
-        used = [name for name, task in self._folders.items() if _succeeded(task)]
-        return list(dict.fromkeys([*used, *self._settings.models, *self._catalog.names()]))
+        names = [*self._folders, *self._settings.models, *self._catalog.names()]
+        return list(dict.fromkeys(names))
 
     async def locate(self, base_model: str) -> Path:
         """Return the folder of a base model. Raises UserError with every place that was tried."""
-        task = self._folders.get(base_model)
-        if task is None:
-            if self._looking_up >= MAX_LOOK_UPS:
+        if base_model in self._folders:
+            return self._folders[base_model]
+        if base_model not in self._looking_up:
+            if len(self._looking_up) >= MAX_LOOK_UPS:
                 raise ApiError(429, "Too many model lookups are in progress. Try again later.")
-            self._looking_up += 1
-            task = asyncio.create_task(self._look_up(base_model))
-            self._folders[base_model] = task
+            self._looking_up[base_model] = asyncio.create_task(self._look_up(base_model))
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(self._looking_up[base_model])
         except ModelNotFound as error:
             raise UserError(str(error)) from error
 
     async def _look_up(self, base_model: str) -> Path:
         """Find a model's folder in a separate thread pool, as the hub may take long to answer."""
+        loop, find = asyncio.get_running_loop(), self._catalog.locate
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._look_ups, self._catalog.locate, base_model)
-        except BaseException:
-            del self._folders[base_model]  # names that are not found must not add up
-            raise
+            folder = await loop.run_in_executor(self._threads, find, base_model)
+            return self._folders.setdefault(base_model, folder)
         finally:
-            self._looking_up -= 1
+            del self._looking_up[base_model]
 
     @asynccontextmanager
     async def using(self, base_model: str) -> AsyncIterator[EngineProcess]:
@@ -142,14 +140,9 @@ class Engines:
 
     def running(self, base_model: str) -> EngineProcess | None:
         """Return the engine of a base model, if it is running."""
-        folder = self._located(base_model)
+        folder = self._folders.get(base_model)
         slot = self._slots.get(folder) if folder is not None else None
         return slot.engine if slot is not None else None
-
-    def _located(self, base_model: str) -> Path | None:
-        """Return the folder of a base model, if it was looked up before."""
-        task = self._folders.get(base_model)
-        return task.result() if task is not None and _succeeded(task) else None
 
     def loaded(self) -> list[EngineProcess]:
         """Return every running engine."""
@@ -159,7 +152,7 @@ class Engines:
         """Return what a request for this model waits for; None if its engine is running."""
         if self.running(base_model) is not None:
             return None
-        folder = self._located(base_model)
+        folder = self._folders.get(base_model)
         if folder is not None and folder not in self._slots:
             others = ", ".join(slot.name for slot in self._slots.values())
             return f"the base model {base_model} waits for memory that others use ({others})"
@@ -203,7 +196,7 @@ class Engines:
         if self._settings.memory_gb is None:
             return None
         left = int(self._settings.memory_gb * GB) - self._used_bytes()
-        awaited = {*filter(None, map(self._located, self._not_yet_loaded))}
+        awaited = {self._folders[name] for name in self._not_yet_loaded & self._folders.keys()}
         others = awaited - self._slots.keys() - {folder}
         return share(left, needed, [_weights_bytes(other) + _PROCESS_BYTES for other in others])
 
@@ -254,21 +247,17 @@ class Engines:
         journals have what is needed to restore it."""
         try:
             if (engine := slot.engine) is not None:
-                await self._save_and_stop(engine)
+                try:
+                    await self._before_unload(engine)
+                except Exception as error:
+                    is_bug = not isinstance(error, (*EXPLAINED, RuntimeError))
+                    log.warning("%s was not saved: %s", slot.name, error, exc_info=is_bug)
+                finally:
+                    await engine.stop()
                 log.info("unloaded %s", slot.name)
         finally:
             self._slots = {f: s for f, s in self._slots.items() if s is not slot}
             await self._tell_waiters()
-
-    async def _save_and_stop(self, engine: EngineProcess) -> None:
-        try:
-            await self._before_unload(engine)
-        except EngineDied as error:
-            log.warning("%s", error)
-        except Exception:
-            log.exception("what %s holds was not saved before it was unloaded", engine.name)
-        finally:
-            await engine.stop()
 
     async def _tell_waiters(self) -> None:
         async with self._changed:
@@ -276,21 +265,18 @@ class Engines:
 
     async def end_stuck(self) -> None:
         """Kill every engine that has not answered any call for ``stuck_after_s``."""
-        for slot in self._slots.values():
-            if slot.engine is not None and slot.engine.silent_s > self._settings.stuck_after_s:
-                slot.engine.kill()
+        for engine in self.loaded():
+            if engine.silent_s > self._settings.stuck_after_s:
+                engine.kill()
 
     async def stop(self) -> None:
         """Stop every worker."""
-        self._look_ups.shutdown(wait=False, cancel_futures=True)
-        slots = list(self._slots.values())
-        for slot in slots:
-            if not slot.starting.done():
-                slot.starting.cancel()
-        await asyncio.gather(*(slot.starting for slot in slots), return_exceptions=True)
-        await asyncio.gather(
-            *(slot.starting.result().stop() for slot in slots if _succeeded(slot.starting))
-        )
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        starting = [slot.starting for slot in self._slots.values()]
+        for task in starting:
+            task.cancel()  # if it is not done
+        started = await asyncio.gather(*starting, return_exceptions=True)
+        await asyncio.gather(*(one.stop() for one in started if isinstance(one, EngineProcess)))
 
 
 def share(left: int, needed: int, others: Sequence[int]) -> int:
@@ -305,7 +291,3 @@ def share(left: int, needed: int, others: Sequence[int]) -> int:
 
 def _weights_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-def _succeeded(task: asyncio.Task[Path] | asyncio.Task[EngineProcess]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None

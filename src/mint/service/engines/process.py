@@ -23,6 +23,7 @@ from mint.service.errors import EngineDied, UserError
 log = logging.getLogger(__name__)
 GB = 1024**3
 _END_LIMIT_S = 5.0
+Listener = Callable[[Any], None]
 
 
 class EngineProcess:
@@ -32,12 +33,11 @@ class EngineProcess:
         self, name: str, process: subprocess.Popen[bytes], sock: socket.socket, log_file: Path
     ) -> None:
         self.name = name
-        self.log_file = log_file
+        self.log_hint = f"The engine's log is logs/{log_file.name} in the home folder."
         self.info: ModelInfo
         self._process = process
         self._ids = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._listening: dict[int, Callable[[Any], None]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Any], Listener | None]] = {}
         self._last_answer = time.monotonic()
         self._is_ending = False
         self._channel = AsyncChannel(sock)
@@ -66,23 +66,19 @@ class EngineProcess:
         # In a thread: until the worker runs its own program, the caller waits for it.
         process, sock = await asyncio.to_thread(_spawn, name, folder, log_file, options)
         engine = cls(name, process, sock, log_file)
-        loaded = engine._waiting[next(engine._ids)] = asyncio.get_running_loop().create_future()
+        loaded = asyncio.get_running_loop().create_future()
+        engine._waiting[next(engine._ids)] = (loaded, None)
         try:
             engine.info = await asyncio.wait_for(loaded, limit_s)
-        except TimeoutError:
+        except BaseException as error:
             await engine.stop()
-            raise EngineDied(
-                f"Loading {name} took more than {limit_s:.0f} s and was aborted. "
-                f"The engine's log is logs/{log_file.name} in the home folder."
-            ) from None
-        except BaseException:
-            await engine.stop()
-            raise
+            if not isinstance(error, TimeoutError):
+                raise
+            text = f"Loading {name} took more than {limit_s:.0f} s and was aborted."
+            raise EngineDied(f"{text} {engine.log_hint}") from None
         return engine
 
-    async def call(
-        self, method: str, on_progress: Callable[[Any], None] | None = None, **arguments: Any
-    ) -> Any:
+    async def call(self, method: str, on_progress: Listener | None = None, **arguments: Any) -> Any:
         """Run ``Engine.<method>(**arguments)`` in the worker.
 
         ``on_progress`` is called with what the engine reports before the answer. Raises UserError
@@ -94,9 +90,8 @@ class EngineProcess:
         call_id = next(self._ids)
         if not self._waiting:
             self._last_answer = time.monotonic()
-        answer = self._waiting[call_id] = asyncio.get_running_loop().create_future()
-        if on_progress is not None:
-            self._listening[call_id] = on_progress
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[call_id] = (answer, on_progress)
         self._channel.send(Call(call_id, method, arguments))
         try:
             return await measured(method, arguments, answer)
@@ -104,8 +99,6 @@ class EngineProcess:
             if method == "sample" and self._waiting.pop(call_id, None) is not None:
                 self._cancel_sample(call_id)
             raise
-        finally:
-            self._listening.pop(call_id, None)
 
     @property
     def depth(self) -> int:
@@ -152,20 +145,27 @@ class EngineProcess:
                 log.error("%s", self._death())
         finally:
             await self._channel.close()
-            for answer in self._waiting.values():
+            for answer, _ in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(self._death())
             self._waiting.clear()
 
     def _settle(self, reply: EngineReply) -> None:
         self._last_answer = time.monotonic()
-        if not reply.is_final:
-            self._report(reply)
-            return
-        answer = self._waiting.pop(reply.id, None)
+        answer, listener = self._waiting.get(reply.id, (None, None))
+        if reply.is_final:
+            self._waiting.pop(reply.id, None)
         if answer is None or answer.done():
             return
-        if reply.error is None:
+        if not reply.is_final:
+            try:
+                if listener is not None:
+                    listener(reply.value)
+            except Exception as error:  # its call fails, and not all calls of the engine
+                del self._waiting[reply.id]
+                answer.set_exception(error)
+                self._cancel_sample(reply.id)  # nothing else reports progress
+        elif reply.error is None:
             answer.set_result(reply.value)
         elif reply.is_user_error:
             answer.set_exception(UserError(reply.error))
@@ -174,35 +174,18 @@ class EngineProcess:
         else:
             answer.set_exception(RuntimeError(reply.error))
 
-    def _report(self, reply: EngineReply) -> None:
-        """Pass progress on. If that fails, its call fails, and not all calls of the engine."""
-        if (listener := self._listening.get(reply.id)) is None:
-            return
-        try:
-            listener(reply.value)
-        except Exception as error:
-            del self._listening[reply.id]
-            answer = self._waiting.pop(reply.id, None)
-            if answer is not None and not answer.done():
-                answer.set_exception(error)
-                self._cancel_sample(reply.id)  # nothing else reports progress
-
     def _cancel_sample(self, call_id: int) -> None:
         self._channel.send(Call(next(self._ids), "cancel_sample", {"call_id": call_id}))
 
     def _death(self) -> EngineDied:
-        code = self._process.poll()
-        how = "ended"
-        if code is not None and code < 0:
+        code = self._process.poll() or 0
+        how = f"ended with status {code}" if code else "ended"
+        if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
-            if code == -signal.SIGKILL:
-                how += " (often because the machine ran out of memory)"
-        elif code:
-            how = f"ended with status {code}"
-        return EngineDied(
-            f"The engine of {self.name} {how}. It restarts at the next request. Its log is "
-            f"logs/{self.log_file.name} in the home folder."
-        )
+        if code == -signal.SIGKILL:
+            how += " (often because the machine ran out of memory)"
+        text = f"The engine of {self.name} {how}. It restarts at the next request."
+        return EngineDied(f"{text} {self.log_hint}")
 
 
 def _spawn(

@@ -43,11 +43,6 @@ class DiskSpace:
         self._waiting = 0
         self._ended = asyncio.Event()
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a write is waiting for space."""
-        return self._waiting > 0
-
     def why_waiting(self) -> str | None:
         """Return what the writes wait for; None while there is space."""
         return why_paused(self._free, self._reserve) if self._waiting else None
@@ -64,16 +59,15 @@ class DiskSpace:
                 try:
                     await asyncio.to_thread(self._check_reserve)
                     result = await work()
+                    self._full_since = None
+                    return result
                 except (OSError, *DATABASE_FAILED) as error:
                     if not is_disk_full(error) or self._is_over():
                         raise
                     if not is_waiting:
                         log.warning("training is waiting for disk space: %s", error)
-                else:
-                    self._full_since = None
-                    return result
-                self._waiting += not is_waiting
-                is_waiting = True
+                        is_waiting = True
+                        self._waiting += 1
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ended.wait(), wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)

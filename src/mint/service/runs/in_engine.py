@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from mint.service.checkpoints.storage import (
 )
 from mint.service.engines.pool import MAX_DEATHS
 from mint.service.engines.process import EngineProcess
-from mint.service.errors import DATABASE_FAILED, EngineDied, UserError, is_disk_full
+from mint.service.errors import DATABASE_FAILED, EXPLAINED, EngineDied, UserError, is_disk_full
 from mint.service.futures import Response, ResultExpired
 from mint.service.runs.journal import Journal, JournalDamaged, Outcome
 from mint.service.runs.references import References
@@ -40,22 +40,15 @@ DATABASE_WAIT_S = 60.0
 """How long an operation waits for a database that does not answer."""
 _KEPT_ANSWERS, _KEPT_BYTES = 256, 32 * 1024 * 1024
 """Limits on the answers from before a snapshot that are kept with it."""
-_MAY_FAIL = (UserError, EngineDied, OSError, RuntimeError, *DATABASE_FAILED)
 _CHANGES_THE_RUN = (*GRADIENT_KINDS, "optim_step", "load_weights")
-
-
-@dataclass(frozen=True)
-class GroupResult:
-    """The result of a group: a response per operation, and the JSON result if it is small."""
-
-    answers: list[Response]
-    result: dict[str, Any] | None = None
-    tokens: int = 0
-
-    @classmethod
-    def json(cls, kind: str, tokens: int = 0, **fields: Any) -> "GroupResult":
-        result = {**fields, "type": kind}
-        return cls([Response.json(result)], result, tokens)
+_REQUESTS: dict[str, type[requests.Request]] = {
+    "forward_backward_reverse_kl": requests.ReverseKl,
+    "optim_step": requests.OptimStep,
+    "save_weights": requests.SaveWeights,
+    "save_weights_external": requests.SaveWeightsExternal,
+    "save_weights_for_sampler": requests.SaveWeightsForSampler,
+    "load_weights": requests.LoadWeights,
+}
 
 
 class RunInEngine:
@@ -78,9 +71,7 @@ class RunInEngine:
     @property
     def log_hint(self) -> str | None:
         """Where to read more about a failure in the engine."""
-        if self._engine is None:
-            return None
-        return f"The engine's log is logs/{self._engine.log_file.name} in the home folder."
+        return self._engine.log_hint if self._engine is not None else None
 
     def why_waiting(self) -> str | None:
         """Return what the run waits for, as a message."""
@@ -95,17 +86,9 @@ class RunInEngine:
         """Load the run into its engine, if it is not there."""
         await self._in_engine("loading", lambda engine: asyncio.sleep(0))
 
-    async def perform(self, kind: str, seq_ids: Sequence[int]) -> GroupResult:
+    async def perform(self, kind: str, seq_ids: list[int]) -> Outcome:
         """Execute a group of operations. Raises UserError for the user's mistakes."""
-
-        async def work(engine: EngineProcess) -> GroupResult:
-            start = time.monotonic()
-            try:
-                return await self._perform(engine, kind, seq_ids)
-            finally:
-                self._work_s += time.monotonic() - start
-
-        return await self._in_engine(kind, work)
+        return await self._in_engine(kind, lambda engine: self._perform(engine, kind, seq_ids))
 
     async def _in_engine(self, what: str, work: Callable[[EngineProcess], Awaitable[T]]) -> T:
         """Run some work in the engine; when the worker dies, restore the run and retry.
@@ -124,8 +107,11 @@ class RunInEngine:
                 async with alone, self._shared.engines.using(base_model) as engine:
                     if self._engine is not engine:
                         await self._restore(engine)
-                    has_begun = True
-                    return await work(engine)
+                    has_begun, start = True, time.monotonic()
+                    try:
+                        return await work(engine)
+                    finally:
+                        self._work_s += time.monotonic() - start
             except EngineDied as died:
                 deaths, failed_starts = deaths + has_begun, failed_starts + (not has_begun)
                 times = deaths + failed_starts
@@ -147,12 +133,9 @@ class RunInEngine:
         If they are in neither the engine nor on disk, the run is restored to recompute them. Raises
         EngineDied, OSError or DATABASE_FAILED, after which it may succeed later.
         """
-
-        async def keep(engine: EngineProcess) -> None:
-            await self._samplers.keep(engine, run_id=self._row.id)
-
         try:
             if not await asyncio.to_thread(self._samplers.are_kept, self._row):
+                keep = partial(self._samplers.keep, run_id=self._row.id)
                 await self._in_engine("keeping the samplers", keep)
         except (UserError, RuntimeError, JournalDamaged) as error:  # it would fail again
             log.warning("samplers of %s are not kept: %s", self._row.id, error)
@@ -185,7 +168,7 @@ class RunInEngine:
                 if outcome.error is None and self._must_replay(engine, outcome):
                     done = await self._perform(engine, outcome.kind, outcome.seq_ids)
                     if outcome.result is None:  # the answer is too large for the journal
-                        for seq_id, answer in zip(outcome.seq_ids, done.answers, strict=True):
+                        for seq_id, answer in done.answers.items():
                             self._shared.futures.finish(f"{run_id}:{seq_id}", answer)
                 self.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
         finally:
@@ -203,47 +186,69 @@ class RunInEngine:
             return sampler_id is not None and not self._samplers.has(sampler_id, engine)
         return False
 
-    # ---- operations: training -------------------------------------------------------------------
+    # ---- operations -----------------------------------------------------------------------------
 
-    async def _perform(
-        self, engine: EngineProcess, kind: str, seq_ids: Sequence[int]
-    ) -> GroupResult:
+    async def _perform(self, engine: EngineProcess, kind: str, seq_ids: list[int]) -> Outcome:
         if kind in ("forward", "forward_backward"):
-            return await self._forward_backward(engine, seq_ids)
-        kinds: dict[str, tuple[type[requests.Request], Callable[..., Awaitable[GroupResult]]]] = {
-            "forward_backward_reverse_kl": (requests.ReverseKl, self._reverse_kl),
-            "optim_step": (requests.OptimStep, self._optim_step),
-            "save_weights": (requests.SaveWeights, self._save),
-            "save_weights_external": (requests.SaveWeightsExternal, self._export),
-            "save_weights_for_sampler": (requests.SaveWeightsForSampler, self._save_for_sampler),
-            "load_weights": (requests.LoadWeights, self._load),
-        }
-        model, work = kinds[kind]
-        [seq_id] = seq_ids
+            return await self._forward_backward(engine, kind, seq_ids)
+        run_id, [seq_id] = self._row.id, seq_ids
         body = await asyncio.to_thread(self._journal.body, seq_id)
-        request = await asyncio.to_thread(requests.parse, model, body)
-        return await work(engine, seq_id, request)
+        result: dict[str, Any] = {}
+        request = await asyncio.to_thread(requests.parse, _REQUESTS[kind], body)
+        match request:
+            case requests.ReverseKl():
+                return await self._reverse_kl(engine, seq_id, request)
+            case requests.OptimStep():
+                params = AdamSettings(**request.adam_params.model_dump())
+                metrics = await engine.call("optim_step", run_id=run_id, params=params)
+                result = {"metrics": metrics}
+            case requests.SaveWeightsForSampler(path=None, sampling_session_seq_id=int(number)):
+                sampler_id = f"{self._row.session_id}:sample:{number}"
+                await self._samplers.freeze(self._row, sampler_id, engine, seq_id)
+                result = {"sampling_session_id": sampler_id}
+            case requests.SaveWeights():
+                is_sampler = isinstance(request, requests.SaveWeightsForSampler)
+                name = f"operation-{seq_id}" if request.path is None else check_name(request.path)
+                path = CheckpointPath(run_id, SAMPLER if is_sampler else TRAINING, name)
+                ttl, metadata = request.ttl_seconds, request.user_metadata
+                new = NewCheckpoint(path, seq_id, request.overwrite, ttl, metadata)
+                method = "save_adapter" if is_sampler else "save_state"
+                result = {"path": (await self._write(engine, method, new)).uri}
+            case requests.SaveWeightsExternal():
+                path = CheckpointPath(run_id, EXTERNAL, check_name(request.path))
+                new = NewCheckpoint(path, seq_id, ttl_seconds=request.ttl_seconds)
+                row = await self._write(engine, "save_adapter", new)
+                result = {"path": row.uri, "size_bytes": row.size_bytes}
+            case requests.LoadWeights():
+                folder = str(await asyncio.to_thread(self._references.to_load, request, seq_id))
+                optimizer = request.optimizer
+                await engine.call("load_state", run_id=run_id, folder=folder, optimizer=optimizer)
+                result = {"path": CheckpointPath.parse(request.path).uri}
+        return Outcome(kind, seq_ids, result={**result, "type": kind})
 
-    async def _forward_backward(self, engine: EngineProcess, seq_ids: Sequence[int]) -> GroupResult:
+    async def _forward_backward(
+        self, engine: EngineProcess, kind: str, seq_ids: list[int]
+    ) -> Outcome:
         bodies = await asyncio.to_thread(lambda: [self._journal.body(n) for n in seq_ids])
         entries = [self._journal.entries[n] for n in seq_ids]
         operations = await self._shared.decoder.forward_backward(
             bodies,
             [entry.content_type == codec.PROTOBUF for entry in entries],
-            forward_only=entries[0].kind == "forward",
+            forward_only=kind == "forward",
         )
         results: list[ForwardBackwardResult] = await engine.call(
             "forward_backward", run_id=self._row.id, operations=operations
         )
-        encoded = await asyncio.to_thread(
-            lambda: [codec.encode_forward_backward(result) for result in results]
+        answers = await asyncio.to_thread(
+            lambda: [Response.protobuf(codec.encode_forward_backward(each)) for each in results]
         )
         tokens = sum(operation.tokens for operation in operations)
-        return GroupResult([Response.protobuf(body) for body in encoded], tokens=tokens)
+        large_answers = dict(zip(seq_ids, answers, strict=True))
+        return Outcome(kind, seq_ids, large_answers=large_answers, tokens=tokens)
 
     async def _reverse_kl(
         self, engine: EngineProcess, seq_id: int, request: requests.ReverseKl
-    ) -> GroupResult:
+    ) -> Outcome:
         data = await asyncio.to_thread(codec.decode_reverse_kl, request.data)
         reference = await self._references.load(engine, request.reference_model_path, seq_id)
         losses, metrics = await engine.call(
@@ -255,79 +260,31 @@ class RunInEngine:
         )
         outputs = [{"loss": {"data": [x], "shape": [1], "dtype": "float32"}} for x in losses]
         tokens = sum(len(datum.student) for datum in data)
-        kind = "mint_forward_backward_reverse_kl"
-        return GroupResult.json(kind, tokens, outputs=outputs, metrics=metrics)
-
-    async def _optim_step(
-        self, engine: EngineProcess, seq_id: int, request: requests.OptimStep
-    ) -> GroupResult:
-        params = AdamSettings(**request.adam_params.model_dump())
-        metrics = await engine.call("optim_step", run_id=self._row.id, params=params)
-        return GroupResult.json("optim_step", metrics=metrics)
-
-    # ---- operations: weights --------------------------------------------------------------------
-
-    async def _save(
-        self, engine: EngineProcess, seq_id: int, request: requests.SaveWeights
-    ) -> GroupResult:
-        row = await self._write(engine, "save_state", self._new(TRAINING, seq_id, request))
-        return GroupResult.json("save_weights", path=row.uri)
-
-    async def _export(
-        self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsExternal
-    ) -> GroupResult:
-        path = CheckpointPath(self._row.id, EXTERNAL, check_name(request.path))
-        new = NewCheckpoint(path, seq_id, ttl_seconds=request.ttl_seconds)
-        row = await self._write(engine, "save_adapter", new)
-        return GroupResult.json("save_weights_external", path=row.uri, size_bytes=row.size_bytes)
-
-    async def _save_for_sampler(
-        self, engine: EngineProcess, seq_id: int, request: requests.SaveWeightsForSampler
-    ) -> GroupResult:
-        kind = "save_weights_for_sampler"
-        if request.path is None and request.sampling_session_seq_id is not None:
-            sampler_id = f"{self._row.session_id}:sample:{request.sampling_session_seq_id}"
-            await self._samplers.freeze(self._row, sampler_id, engine, seq_id)
-            return GroupResult.json(kind, sampling_session_id=sampler_id)
-        row = await self._write(engine, "save_adapter", self._new(SAMPLER, seq_id, request))
-        return GroupResult.json(kind, path=row.uri)
-
-    def _new(self, kind: str, seq_id: int, request: requests.SaveWeights) -> NewCheckpoint:
-        name = f"operation-{seq_id}" if request.path is None else check_name(request.path)
-        path = CheckpointPath(self._row.id, kind, name)
-        ttl, metadata = request.ttl_seconds, request.user_metadata
-        return NewCheckpoint(path, seq_id, request.overwrite, ttl, metadata)
+        kind = "forward_backward_reverse_kl"
+        result = {"outputs": outputs, "metrics": metrics, "type": f"mint_{kind}"}
+        return Outcome(kind, [seq_id], result=result, tokens=tokens)
 
     async def _write(self, engine: EngineProcess, method: str, new: NewCheckpoint) -> CheckpointRow:
         """Let the engine save a checkpoint, which appears complete or not at all."""
-        await asyncio.to_thread(self._shared.checkpoints.check_quota, self._row, new.path)
-        draft = await asyncio.to_thread(self._shared.checkpoints.begin, new)
+        checkpoints = self._shared.checkpoints
+        await asyncio.to_thread(checkpoints.check_quota, self._row, new.path)
+        draft = await asyncio.to_thread(checkpoints.begin, new)
         try:
             digest = await engine.call(method, run_id=self._row.id, folder=str(draft))
-            return await asyncio.to_thread(
-                self._shared.checkpoints.publish, new, draft, self._row, digest
-            )
+            return await asyncio.to_thread(checkpoints.publish, new, draft, self._row, digest)
         except BaseException:
-            await asyncio.to_thread(self._shared.checkpoints.discard, draft)
+            await asyncio.to_thread(checkpoints.discard, draft)
             raise
-
-    async def _load(
-        self, engine: EngineProcess, seq_id: int, request: requests.LoadWeights
-    ) -> GroupResult:
-        folder = await asyncio.to_thread(self._references.to_load, request, seq_id)
-        await engine.call(
-            "load_state", run_id=self._row.id, folder=str(folder), optimizer=request.optimizer
-        )
-        return GroupResult.json("load_weights", path=CheckpointPath.parse(request.path).uri)
 
     # ---- snapshots ------------------------------------------------------------------------------
 
-    async def maybe_snapshot(self, kind: str | None, first: int) -> None:
+    async def maybe_snapshot(self, outcome: Outcome, first: int) -> None:
         """Make a snapshot when replaying the journal would take long, or when it is large.
 
-        ``kind`` is of the operation that succeeded, if one did. After operations other than a step
-        the journal must have doubled, as a snapshot copies the operations that wait.
+        After operations other than a step that succeeded the journal must have doubled, as a
+        snapshot copies the operations that wait.
         """
+        kind = outcome.kind if outcome.error is None else None
         is_long = self._work_s >= self._shared.settings.snapshot_after_s
         is_large = self._journal.size >= self._shared.settings.snapshot_after_bytes
         has_doubled = self._journal.size >= 2 * self._size_after_snapshot
@@ -347,7 +304,7 @@ class RunInEngine:
             await self._engine.call("save_state", run_id=self._row.id, folder=str(folder))
             answers = await asyncio.to_thread(self._kept_answers)
             await asyncio.to_thread(self._journal.cut, folder, first, answers)
-        except (*_MAY_FAIL, JournalDamaged) as error:
+        except (*EXPLAINED, RuntimeError, JournalDamaged) as error:
             log.warning("no snapshot of %s was made: %s", self._row.id, error)
             if folder is not None:
                 await asyncio.to_thread(self._journal.discard_snapshot, folder)

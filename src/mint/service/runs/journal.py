@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mint.service.errors import Category
+from mint.service.errors import ApiError, Category
 from mint.service.files import checksums, link_files, sync, sync_folder, verify
 from mint.service.futures import Response
 from mint.service.runs.journal_records import encode, read_record, records_after
@@ -34,7 +34,7 @@ class RunIsElsewhere(Exception):
     """Another service holds the lock of this run."""
 
 
-class JournalDamaged(Exception):
+class JournalDamaged(ApiError):
     """A record before the end of a journal is damaged. The message says what to do."""
 
 
@@ -51,53 +51,61 @@ class JournalEntry:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a group of operations. A failed group has an ``error``."""
+    """The outcome of a group of operations. A failed group has an ``error``.
+
+    ``large_answers`` and ``tokens`` are not written to the journal.
+    """
 
     kind: str
     seq_ids: list[int]
     error: str | None = None
     category: Category | None = None
     result: dict[str, Any] | None = None
+    large_answers: dict[int, Response] = field(default_factory=dict)
+    tokens: int = 0
 
     @property
-    def answer(self) -> Response | None:
-        """The answer to each of the operations; None if it is too large for a journal."""
+    def answers(self) -> dict[int, Response]:
+        """The answers by number; none if they were too large for the journal."""
         if self.error is not None:
-            return Response.failure(self.error, self.category or "server")
-        return None if self.result is None else Response.json(self.result)
+            return dict.fromkeys(
+                self.seq_ids, Response.failure(self.error, self.category or "server")
+            )
+        if self.result is not None:
+            return dict.fromkeys(self.seq_ids, Response.json(self.result))
+        return self.large_answers
 
 
-@dataclass
 class Journal:
     """One run's journal, open and locked.
 
-    ``snapshot`` names the folder that the journal continues from (None: a fresh adapter), and
-    ``first`` the first number after it. ``taken`` are the operations without a number that ran
-    before it. Raises RunIsElsewhere and JournalDamaged.
+    ``snapshot_folder`` is what the journal continues from (None: a fresh adapter), and ``first``
+    the first number after it. ``taken`` are the operations without a number that ran before it, and
+    ``kept`` the answers from before it. Raises RunIsElsewhere and JournalDamaged.
     """
 
-    folder: Path
-    entries: dict[int, JournalEntry] = field(default_factory=dict)
-    outcomes: list[Outcome] = field(default_factory=list)
-    snapshot: str | None = None
-    first: int = 1
-    taken: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
-        self._lock_file = _locked(self.folder / "lock")
-        self._path = self.folder / "journal"
-        self._file = -1
-        self._unwritten: list[bytes] = []
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.entries: dict[int, JournalEntry] = {}
+        self.outcomes: list[Outcome] = []
+        self.snapshot_folder: Path | None = None
+        self.first = 1
+        self.taken: list[int] = []
         self.kept: dict[int, JournalEntry] = {}
+        self.size = 0
         self._checksums: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._lock_file = _locked(folder / "lock")
+        self._path = folder / "journal"
+        self._file = -1
+        self._unwritten = b""
         self._is_name_synced = False
         self._is_torn = False
         try:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             self._sync_name()
-            self.size = self._read()
+            self._read()
         except BaseException:
             self.close()
             raise
@@ -112,17 +120,12 @@ class Journal:
         """The numbers that have run since the snapshot."""
         return [n for outcome in self.outcomes for n in outcome.seq_ids]
 
-    @property
-    def snapshot_folder(self) -> Path | None:
-        return self.folder / self.snapshot if self.snapshot else None
-
     # ---- writing --------------------------------------------------------------------------------
 
     def append_operation(self, seq_id: int, kind: str, content_type: str, body: bytes) -> None:
         """Write an operation and sync it. Raises OSError, and then nothing was written."""
-        header = {"op": kind, "seq": seq_id, "type": content_type}
         with self._lock:
-            self._append(header, body, durable=True)
+            self._append({"op": kind, "seq": seq_id, "type": content_type}, body, durable=True)
 
     def append_outcome(self, outcome: Outcome) -> None:
         """Record how operations ended. On a full disk the record is written with the next one.
@@ -133,25 +136,32 @@ class Journal:
         """
         durable = outcome.error is not None or outcome.kind in GRADIENT_KINDS
         header: dict[str, Any] = {"done": outcome.seq_ids, "of": outcome.kind}
-        optional = {key: getattr(outcome, key) for key in _OF_OUTCOME}
-        header |= {key: value for key, value in optional.items() if value is not None}
+        for key in _OF_OUTCOME:
+            if (value := getattr(outcome, key)) is not None:
+                header[key] = value
         with self._lock:
             try:
                 self._append(header, b"", durable)
             except OSError:
-                self._unwritten.append(encode(header))
+                self._unwritten += encode(header)
                 self._note(header, 0, 0)
 
     def _append(self, header: dict[str, Any], body: bytes, durable: bool) -> None:
         head = encode(header, body)
-        start = self.size + sum(map(len, self._unwritten))
+        start = self.size + len(self._unwritten)
+        self._write(head, body, durable=durable)
+        self._note(header, start, len(body))
+
+    def _write(self, *pieces: bytes, durable: bool = False) -> None:
+        """Append bytes, after the outcomes that did not fit on the disk before."""
         if not self._is_name_synced:
             self._sync_name()
         if self._is_torn:
             self._cut_failed_write()
+        pieces = (self._unwritten, *pieces)
         try:
-            _write(self._file, b"".join([*self._unwritten, head]))
-            _write(self._file, body)
+            for piece in pieces:
+                _write(self._file, piece)
             if durable:
                 os.fdatasync(self._file)
         except OSError:
@@ -159,27 +169,10 @@ class Journal:
             try:
                 self._cut_failed_write()
             except OSError as error:
-                log.error(
-                    "%s has an incomplete end; the next write removes it: %s", self._path, error
-                )
+                log.error("the next write removes the incomplete end of %s: %s", self._path, error)
             raise
-        self._unwritten.clear()
-        self.size = start + len(head) + len(body)
-        self._note(header, start, len(body))
-
-    def _write_rest(self) -> None:
-        """Try once more to write the outcomes that did not fit on the disk."""
-        if self._unwritten:
-            try:
-                if self._is_torn:
-                    self._cut_failed_write()
-                _write(self._file, b"".join(self._unwritten))
-            except OSError as error:
-                log.error(
-                    "%s lacks the last outcomes; their operations will be replayed: %s",
-                    self._path,
-                    error,
-                )
+        self._unwritten = b""
+        self.size += sum(map(len, pieces))
 
     def _cut_failed_write(self) -> None:
         """Remove what a failed write left after the last complete record."""
@@ -213,47 +206,43 @@ class Journal:
             raise self._damaged(entry.start, f"operation {entry.seq_id} is in it")
         return os.pread(self._file, record.body_size, record.body_start)
 
-    def _read(self) -> int:
+    def _read(self) -> None:
         """Index every complete record; cut the file after the last one."""
-        at, size = 0, os.fstat(self._file).st_size
-        while (record := read_record(self._file, at, size)) is not None:
+        size = os.fstat(self._file).st_size
+        while (record := read_record(self._file, self.size, size)) is not None:
             try:
-                self._note(record.header, at, record.body_size)
+                self._note(record.header, self.size, record.body_size)
             except (KeyError, TypeError):
-                raise self._damaged(at, "an unknown record, perhaps of a newer mint") from None
-            at = record.end
-        if at < size:
-            self._cut_torn_end(at, size)
-        return at
+                how = "an unknown record, perhaps of a newer mint"
+                raise self._damaged(self.size, how) from None
+            self.size = record.end
+        if self.size < size:
+            self._cut_torn_end(size)
 
-    def _cut_torn_end(self, at: int, size: int) -> None:
+    def _cut_torn_end(self, size: int) -> None:
         """Cut off an incomplete end. Raises JournalDamaged if acknowledged records follow it.
 
         Operations are synced before they are acknowledged, but most outcomes are not: a power
         failure may lose one and keep a later one; the operation is then replayed. Any other
         complete record after a broken one means that the broken one was damaged later.
         """
-        for record in records_after(self._file, at, size):
+        for record in records_after(self._file, self.size, size):
             done = record.header.get("done")
             if done is None or not all(number in self.entries for number in done):
-                raise self._damaged(at, "later records are complete")
-        torn = os.pread(self._file, size - at, at)
+                raise self._damaged(self.size, "later records are complete")
+        torn = os.pread(self._file, size - self.size, self.size)
         (self.folder / TORN).write_bytes(torn)
-        log.warning(
-            "%s had an incomplete end of %d bytes, as after a crash. It was moved to %s.",
-            self._path,
-            len(torn),
-            self.folder / TORN,
-        )
-        os.truncate(self._path, at)
+        log.warning("moved the incomplete last %d bytes of %s to %s", len(torn), self._path, TORN)
+        os.truncate(self._path, self.size)
 
     def _damaged(self, at: int, how: str) -> JournalDamaged:
         return JournalDamaged(
+            400,
             f"The journal of this run is damaged at byte {at} ({how}), so the run was not opened: "
             "continuing would lose acknowledged operations. The file is kept unchanged "
             f"as runs/{self.folder.name}/{self._path.name} in the home folder. Restore it from a "
             "backup, or start a new run from the last checkpoint with "
-            "create_training_client_from_state_with_optimizer(). Check the disk."
+            "create_training_client_from_state_with_optimizer(). Check the disk.",
         )
 
     def _note(self, header: dict[str, Any], start: int, size: int) -> None:
@@ -261,14 +250,15 @@ class Journal:
             entry = JournalEntry(header["seq"], header["op"], header["type"], start, size)
             self.entries[entry.seq_id] = entry
         elif "done" in header:
-            optional = {key: header.get(key) for key in _OF_OUTCOME}
+            optional = {key: header[key] for key in _OF_OUTCOME if key in header}
             self.outcomes.append(Outcome(header["of"], header["done"], **optional))
         elif "answer" in header:
             kind = "failure" if header["failed"] else "answer"
             number = header["answer"]
             self.kept[number] = JournalEntry(number, kind, header["type"], start, size)
         else:
-            self.snapshot, self.first = header["snapshot"], header["first"]
+            self.snapshot_folder = self.folder / header["snapshot"]
+            self.first = header["first"]
             self.taken = header.get("taken", [])
             self._checksums = header.get("sha256", {})
 
@@ -276,7 +266,7 @@ class Journal:
 
     def begin_from(self, files: Iterable[Path]) -> None:
         """Start an empty journal from a snapshot with these files, not from a fresh adapter."""
-        if self.snapshot is None and not self.entries:
+        if self.snapshot_folder is None and not self.entries:
             folder = self.new_snapshot_folder(1)
             link_files(files, folder)
             self.cut(folder, 1)
@@ -289,7 +279,7 @@ class Journal:
 
     def discard_snapshot(self, folder: Path) -> None:
         """Delete an unfinished snapshot; never the one in use."""
-        if folder.name != self.snapshot:
+        if folder != self.snapshot_folder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def check_snapshot(self) -> None:
@@ -354,7 +344,7 @@ class Journal:
             raise
         old, self._file, self.size = self._file, file, size
         self._is_name_synced = self._is_torn = False
-        self._unwritten.clear()
+        self._unwritten = b""
         self.entries.clear()
         self.outcomes.clear()
         self.kept.clear()
@@ -366,8 +356,13 @@ class Journal:
     def close(self) -> None:
         """Close the files and release the lock."""
         with self._lock:
+            if self._unwritten:
+                try:
+                    self._write()
+                except OSError as error:
+                    log.error("%s lacks outcomes, which will be replayed: %s", self._path, error)
+                self._unwritten = b""
             if self._file >= 0:
-                self._write_rest()
                 os.close(self._file)
             self._file = -1
             self._lock_file.close()

@@ -73,9 +73,7 @@ def _read(file: int, at: int, mark: int, size: int) -> JournalRecord | None:
         header = json.loads(encoded)
     except ValueError:
         return None
-    if not isinstance(header, dict):
-        return None
-    return JournalRecord(header, start + header_length, end)
+    return JournalRecord(header, start + header_length, end) if isinstance(header, dict) else None
 
 
 def records_after(file: int, at: int, size: int) -> Iterator[JournalRecord]:

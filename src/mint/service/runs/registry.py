@@ -33,10 +33,6 @@ class RunEnded(ApiError):
     """The run cannot be trained any more: it was unloaded, or its state was deleted."""
 
 
-class RunDamaged(ApiError):
-    """The journal of the run is damaged."""
-
-
 class Runs:
     """Creates, finds and releases runs."""
 
@@ -73,11 +69,8 @@ class Runs:
             require_optimizer(found)
         row = RunRow(base_model=request.base_model or found.base_model, lora=found.lora)
         folder = await asyncio.to_thread(self._shared.checkpoints.verified_folder, found)
-        files = [
-            file
-            for file in folder.iterdir()
-            if file.name.startswith("adapter_") or (request.optimizer and file.name == OPTIMIZER)
-        ]
+        patterns = ("adapter_*", OPTIMIZER) if request.optimizer else ("adapter_*",)
+        files = [file for pattern in patterns for file in folder.glob(pattern)]
         return await self._create(caller, request, row, files)
 
     async def _create(
@@ -105,9 +98,8 @@ class Runs:
                 run = await self._get(row.id, user)
                 if files:
                     await run.begin_from(files)
-                work = self._load_or_undo(run) if is_new else self._load_again(run)
                 self._shared.futures.compute(
-                    request_id, user, "create_model", work, run.why_waiting
+                    request_id, user, "create_model", self._load(run, is_new), run.why_waiting
                 )
         return request_id
 
@@ -126,19 +118,18 @@ class Runs:
         folder = self._folder(run_id)
         return folder.exists() and not (folder / UNLOADED).exists()
 
-    async def _load_or_undo(self, run: TrainingRun) -> Response:
-        """Load a new run; on failure delete it, so that the same request can create it again.
-
-        A run that has accepted an operation is never deleted.
-        """
+    async def _load(self, run: TrainingRun, is_new: bool) -> Response:
+        """Load a run. If a new one fails it is deleted, so that the same request can create it
+        again; one that has accepted an operation never is."""
         try:
             await run.load()
         except Exception:
-            if run.has_operations:
-                raise
-            self._runs.pop(run.row.id, None)
-            await self._keep_out(run.row.id, self._delete(run))
+            if is_new and not run.has_operations:
+                await self._keep_out(run.row.id, self._delete(run))
             raise
+        finally:
+            if not is_new:
+                in_background(run.resume())  # what its journal has left to do
         return run.creation_answer()
 
     async def _delete(self, run: TrainingRun) -> None:
@@ -146,26 +137,16 @@ class Runs:
         await asyncio.to_thread(self._store.delete_run, run.row.id)
         await asyncio.to_thread(shutil.rmtree, self._folder(run.row.id), ignore_errors=True)
 
-    async def _load_again(self, run: TrainingRun) -> Response:
-        """Load a run that an earlier request created; a failure changes nothing of it."""
-        try:
-            await run.load()
-        finally:
-            in_background(run.resume())  # what its journal has left to do
-        return run.creation_answer()
-
     # ---- finding --------------------------------------------------------------------------------
 
     async def find(self, run_id: str, user: str) -> TrainingRun:
         """Return the run of this id, opened from its journal if needed. Raises ApiError 404."""
-        run = self._runs.get(run_id)
-        if run is None:
-            run = await self._get(run_id, user)
-            if run.row.user == user:
-                in_background(run.resume())
+        was_open = run_id in self._runs
+        run = await self._get(run_id, user)
         if run.row.user != user:
             raise _unknown(run_id)
-        self.resume_if_due(run_id)
+        if not was_open or run.wants_resuming:
+            in_background(run.resume())
         self._shared.sessions.saw(run.row.session_id, user)
         self._store.note_use(RunRow, run_id)
         return run
@@ -221,7 +202,7 @@ class Runs:
             ) from None
         except JournalDamaged as error:
             log.error("%s: %s", run_id, error)
-            raise RunDamaged(400, str(error)) from None
+            raise
         run = TrainingRun(row, journal, self._shared, self._samplers)
         self._runs[run_id] = run
         return run
@@ -261,12 +242,12 @@ class Runs:
 
     async def release(self, run_id: str, for_good: bool = False) -> None:
         """Remove a run from memory; the next request for it opens it from its journal."""
-        run = self._runs.pop(run_id, None)
-        if run is not None:
+        if (run := self._runs.get(run_id)) is not None:
             await self._keep_out(run_id, run.release(for_good))
 
     async def _keep_out(self, run_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Do the last work on a run; requests for it wait until it is done."""
+        self._runs.pop(run_id, None)
         task = self._releasing[run_id] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._releasing.pop(run_id, None))
         await asyncio.shield(task)
@@ -289,7 +270,7 @@ class Runs:
             else:
                 try:
                     await (await self._get(row.id, row.user)).resume()
-                except RunDamaged:  # it cannot restore its samplers
+                except JournalDamaged:  # it cannot restore its samplers
                     await asyncio.to_thread(marker.touch)
 
     async def release_session(self, session_id: str) -> bool:

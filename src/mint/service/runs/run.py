@@ -17,7 +17,7 @@ from mint.service.engines.process import EngineProcess
 from mint.service.errors import ApiError, EngineDied, UserError, explain, readable_os_error
 from mint.service.futures import Response, WaitReason
 from mint.service.runs.disk_space import DiskSpace
-from mint.service.runs.in_engine import GroupResult, RunInEngine
+from mint.service.runs.in_engine import RunInEngine
 from mint.service.runs.journal import Journal, Outcome
 from mint.service.runs.stream import Operation, Stream
 from mint.service.sampling.samplers import Samplers
@@ -91,7 +91,7 @@ class TrainingRun:
     @property
     def is_paused(self) -> bool:
         """Whether an operation is waiting for disk space."""
-        return self._space.is_awaited or self._journal_space.is_awaited
+        return any(space.why_waiting() for space in (self._space, self._journal_space))
 
     def was_taken(self, seq_id: int) -> bool:
         """Return whether this number has run or is waiting to."""
@@ -107,9 +107,7 @@ class TrainingRun:
             self._open_future(seq_id)
             self._stream.accept(Operation(seq_id, entry.kind, entry.size, is_ready=True))
         for outcome in self._journal.outcomes:
-            if (answer := outcome.answer) is not None:
-                for seq_id in outcome.seq_ids:
-                    self._finish(seq_id, answer)
+            self._answer(outcome)
 
     # ---- accepting ------------------------------------------------------------------------------
 
@@ -133,7 +131,7 @@ class TrainingRun:
         self._refuse_if_released()
         number = negative_number(key or uuid.uuid4().hex) if seq_id is None else seq_id
         if not self._stream.knows(number):
-            if self._journal_space.is_awaited:
+            if self._journal_space.why_waiting():
                 raise self._journal_full()  # operations that wait for it are held in memory
             if len(self._stream) > MAX_WAITING and number != self._stream.next:
                 raise ApiError(429, "Too many operations of this run are waiting. Try again later.")
@@ -191,6 +189,10 @@ class TrainingRun:
     def _finish(self, seq_id: int, answer: Response) -> None:
         self._futures.finish(self.request_id(seq_id), answer)
 
+    def _answer(self, outcome: Outcome) -> None:
+        for seq_id, answer in outcome.answers.items():
+            self._finish(seq_id, answer)
+
     def why_waiting(self, seq_id: int = 0) -> WaitReason | None:
         """Return what an unfinished operation of this run waits for; None while it runs."""
         if (gap := self._stream.gap) is not None:
@@ -237,19 +239,17 @@ class TrainingRun:
     async def abandon(self, why: str) -> None:
         """Fail all operations that wait for a missing number."""
         for operation in self._stream.drop_waiting():
-            await self._close(Outcome(operation.kind, [operation.seq_id], why, "user"), None)
+            await self._close(Outcome(operation.kind, [operation.seq_id], why, "user"))
 
     async def _run(self, group: list[Operation]) -> None:
         kind, seq_ids = group[0].kind, [operation.seq_id for operation in group]
-        done: GroupResult | None = None
         try:
             for operation in group:
                 if operation.error is not None:
                     raise UserError(operation.error)
             if kind == "optim_step" and (why := self._in_engine.gradients.why_not_step()):
                 raise UserError(why)
-            done = await self._space.use(lambda: self._in_engine.perform(kind, seq_ids))
-            outcome = Outcome(kind, seq_ids, result=done.result)
+            outcome = await self._space.use(lambda: self._in_engine.perform(kind, seq_ids))
         except Exception as error:
             doing = f"{kind} of {self.row.id}"
             why, category = explain(error, doing, self._in_engine.log_hint)
@@ -259,20 +259,17 @@ class TrainingRun:
                     "batch, so none of their gradients were kept.)"
                 )
             outcome = Outcome(kind, seq_ids, why, category)
-        await self._close(outcome, done)
-        if done is not None:
+        await self._close(outcome)
+        if outcome.error is None:
             self._trouble = None
             counted = "prompt_tokens" if kind == "forward" else "tokens_trained"
-            self._usage.add(self.row.key, self.row.id, **{counted: done.tokens})
-        await self._in_engine.maybe_snapshot(kind if done is not None else None, self._stream.next)
+            self._usage.add(self.row.key, self.row.id, **{counted: outcome.tokens})
+        await self._in_engine.maybe_snapshot(outcome, self._stream.next)
 
-    async def _close(self, outcome: Outcome, done: GroupResult | None) -> None:
+    async def _close(self, outcome: Outcome) -> None:
         await asyncio.to_thread(self._journal.append_outcome, outcome)
         self._in_engine.gradients.note(outcome.kind, len(outcome.seq_ids), outcome.error)
-        for index, seq_id in enumerate(outcome.seq_ids):
-            answer = outcome.answer if done is None else done.answers[index]
-            assert answer is not None, "a failure has an answer"
-            self._finish(seq_id, answer)
+        self._answer(outcome)
 
     # ---- in the engine --------------------------------------------------------------------------
 
@@ -325,7 +322,7 @@ class TrainingRun:
 
     def creation_answer(self) -> Response:
         """Return the answer to the request that created the run."""
-        is_loaded = self._journal.snapshot is not None and self._journal.first == 1
+        is_loaded = self._journal.snapshot_folder is not None and self._journal.first == 1
         kind = "load_weights" if is_loaded else "create_model"
         return Response.json({"model_id": self.row.id, "type": kind})
 

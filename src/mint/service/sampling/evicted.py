@@ -37,10 +37,9 @@ class EvictedSamplers:
             await asyncio.to_thread(self._publish, draft, folder)
         finally:
             await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
-        await asyncio.to_thread(self._prune, folder.parent)
 
     def _publish(self, draft: Path, folder: Path) -> None:
-        """Rename a draft, so that a power failure leaves all of it or nothing.
+        """Rename a draft, so that a power failure leaves all of it or nothing; prune its group.
 
         A journal is cut when the samplers that it could replay are on disk.
         """
@@ -48,6 +47,10 @@ class EvictedSamplers:
         os.replace(draft, folder)
         for parent in (folder.parent, self._root, self._root.parent):
             sync(parent)
+        group = [other for other in folder.parent.iterdir() if not other.name.startswith(".")]
+        group.sort(key=lambda other: other.stat().st_mtime)
+        for oldest in group[: -self._per_group]:
+            shutil.rmtree(oldest, ignore_errors=True)
 
     def delete_unused(self, kept_s: float, idleness: Idleness) -> None:
         """Delete the samplers that were unused for ``kept_s``."""
@@ -60,12 +63,6 @@ class EvictedSamplers:
         for group in self._root.glob("*"):
             with contextlib.suppress(OSError):  # it is not empty
                 group.rmdir()
-
-    def _prune(self, group: Path) -> None:
-        folders = [folder for folder in group.iterdir() if not folder.name.startswith(".")]
-        folders.sort(key=lambda folder: folder.stat().st_mtime)
-        for folder in folders[: -self._per_group]:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _folder(self, row: SamplerRow) -> Path:
         return self._root / row.group.replace(":", "_") / row.id.replace(":", "_")

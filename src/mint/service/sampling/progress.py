@@ -45,17 +45,13 @@ class AdmittedSample:
         """Record that the sample has started, failed or was cancelled."""
         if self.is_waiting:
             self.is_waiting = False
-            came, started = self.samples.came, self.samples.started
-            started[self.line] += 1
-            if started[self.line] == came[self.line]:
-                del started[self.line], came[self.line]
+            self.samples.started[self.line] += 1
 
     def end(self) -> None:
         """Count one sample less."""
         self.start()
         self.samples.count.add(self.line[1], -1)
         self.samples.tokens[self.key] -= self.tokens
-        self.samples.tokens = +self.samples.tokens
 
     def why_waiting(self) -> str | None:
         """Return what the sample waits for; None once it has started.

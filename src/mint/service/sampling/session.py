@@ -130,30 +130,28 @@ class SamplingSession:
         await self.make_room(self)
 
     async def _load(self, engine: EngineProcess) -> None:
-        row = self.row
-        evicted = await asyncio.to_thread(self.evicted.find, row)
-        if evicted is None and row.run_id is not None:
+        row, saved = self.row, None
+        folder = await asyncio.to_thread(self.evicted.find, row)
+        if folder is None and row.run_id is not None:
             await self.restore_run(row.run_id, row.user)
             if self.engine is engine:
                 return
             if not engine.is_alive:  # it died meanwhile, and the run may be in the next one
                 raise EngineDied("the engine died while the weights of a sampler were restored")
-            evicted = await asyncio.to_thread(self.evicted.find, row)  # by unload_model, meanwhile
-        if evicted is not None:
-            await self._read(engine, str(evicted))
-            await asyncio.to_thread(os.utime, evicted)  # the least recently used are deleted first
-        elif row.run_id is not None:
-            raise self.refused or self._no_longer_kept()
-        elif row.model_path is None:
-            await self._read(engine, None)
-        else:
-            checkpoint = await self._checkpoint()
+            folder = await asyncio.to_thread(self.evicted.find, row)  # by unload_model, meanwhile
+            if folder is None:
+                raise self.refused or self._no_longer_kept()
+        if folder is not None:
+            await asyncio.to_thread(os.utime, folder)  # the least recently used are deleted first
+        elif row.model_path is not None:
+            checkpoints, checkpoint = self.shared.checkpoints, await self._checkpoint()
             if checkpoint is None:
                 raise self._no_longer_kept()
-            checkpoints = self.shared.checkpoints
             folder = await asyncio.to_thread(checkpoints.verified_folder, checkpoint)
             saved = await asyncio.to_thread(checkpoints.weights_digest, checkpoint)
-            await self._read(engine, str(folder), saved)
+        source = str(folder) if folder is not None else None
+        digest = await engine.call("create_sampler", sampler_id=row.id, folder=source)
+        await self._check_digest(digest, engine, saved)
 
     async def freeze(self, engine: EngineProcess) -> None:
         """Take the weights of the sampler's run as they are now.
@@ -180,12 +178,6 @@ class SamplingSession:
             await self.evicted.save(self.row, engine)
         except Exception as error:  # whatever it was, the sampler in memory is not affected
             log.warning("The weights of %s are only in memory: %s", self.row.id, error)
-
-    async def _read(
-        self, engine: EngineProcess, folder: str | None, saved: str | None = None
-    ) -> None:
-        digest = await engine.call("create_sampler", sampler_id=self.row.id, folder=folder)
-        await self._check_digest(digest, engine, saved)
 
     async def _check_digest(
         self, found: str | None, engine: EngineProcess, saved: str | None = None

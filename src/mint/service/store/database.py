@@ -19,18 +19,14 @@ from sqlalchemy import (
     DateTime,
     Delete,
     Dialect,
-    Engine,
     Select,
     String,
     TypeDecorator,
     UniqueConstraint,
     Update,
     and_,
-    create_engine,
     delete,
-    event,
     func,
-    make_url,
     or_,
     select,
     update,
@@ -40,6 +36,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from mint.service.errors import NotFound, UserError
 from mint.service.store import migrations
+from mint.service.store.connection import connect
 
 
 def now() -> datetime:
@@ -172,8 +169,6 @@ _TOUCHED: dict[type[Table], tuple[str, str]] = {
     ApiKey: ("hash", "last_used_at"),
 }
 """The key of a table, and its column for the time of the last use."""
-_STATEMENT_LIMIT_S = 30
-"""How long a statement may wait for a lock or run before it fails."""
 _HAS_RUN = select(RunRow.id).where(RunRow.session_id == SessionRow.id).exists()
 
 
@@ -182,10 +177,7 @@ class Store:
 
     def __init__(self, url: str, home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._engine = _open(url)
-        is_sqlite = self._engine.dialect.name == "sqlite"
-        prepare = _prepare_sqlite if is_sqlite else _prepare_postgresql
-        event.listen(self._engine, "connect", prepare)
+        self._engine = connect(url)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         self._home = home
         self._used: defaultdict[Any, dict[str, datetime]] = defaultdict(dict)
@@ -214,10 +206,10 @@ class Store:
         with self.transaction() as session:
             return list(session.scalars(query))
 
-    def _change(self, *statements: Update | Delete) -> None:
-        with self.transaction() as session:
-            for statement in statements:
-                session.execute(statement)
+    def _change(self, *statements: Update | Delete) -> int:
+        """Change rows in one transaction, and return their number."""
+        with self._engine.begin() as connection:
+            return sum(connection.execute(statement).rowcount for statement in statements)
 
     # ---- any table ------------------------------------------------------------------------
 
@@ -249,16 +241,11 @@ class Store:
     ) -> tuple[list[Listed], int]:
         """Return a page of a user's rows, newest first, and the total number."""
         where = [table.user == user, *conditions]
+        count = select(func.count()).select_from(table).where(*where)
+        rows = select(table).where(*where).order_by(table.created_at.desc(), table.id)
         with self.transaction() as session:
-            total = session.scalar(select(func.count()).select_from(table).where(*where)) or 0
-            rows = session.scalars(
-                select(table)
-                .where(*where)
-                .order_by(table.created_at.desc(), table.id)
-                .limit(limit)
-                .offset(offset)
-            )
-            return list(rows), total
+            total = session.scalar(count) or 0
+            return list(session.scalars(rows.limit(limit).offset(offset))), total
 
     def note_use(self, table: type[SessionRow | RunRow | ApiKey], key: str) -> None:
         """Note in memory that a session, run or key is used now, so that no request waits."""
@@ -270,9 +257,7 @@ class Store:
         for table, seen in used.items():
             await asyncio.to_thread(self.touch, table, seen)
 
-    def touch(
-        self, table: type[SessionRow | RunRow | ApiKey], seen: Mapping[str, datetime]
-    ) -> None:
+    def touch(self, table: type[Table], seen: Mapping[str, datetime]) -> None:
         """Write when sessions were last seen, or runs or keys last used, in one transaction."""
         name, column = _TOUCHED[table]
         with self.transaction() as session:
@@ -284,10 +269,8 @@ class Store:
 
     def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
         """Record how a session ended; only the first call counts."""
-        is_first = (SessionRow.id == session_id, SessionRow.finish.is_(None))
-        self._change(
-            update(SessionRow).where(*is_first).values(finish=reason, finish_detail=detail)
-        )
+        first = update(SessionRow).where(SessionRow.id == session_id, SessionRow.finish.is_(None))
+        self._change(first.values(finish=reason, finish_detail=detail))
 
     def set_project(self, session_id: str, project_id: str) -> None:
         changed = update(SessionRow).where(SessionRow.id == session_id)
@@ -351,11 +334,8 @@ class Store:
 
     def revoke_key(self, name: str) -> bool:
         """Revoke a key; return False if there is none of this name, or it is revoked."""
-        in_force = select(ApiKey).where(ApiKey.name == name, ApiKey.revoked_at.is_(None))
-        with self.transaction() as session:
-            if (key := session.scalar(in_force)) is not None:
-                key.revoked_at = now()
-            return key is not None
+        in_force = (ApiKey.name == name, ApiKey.revoked_at.is_(None))
+        return self._change(update(ApiKey).where(*in_force).values(revoked_at=now())) > 0
 
     def set_quota(self, name: str, quota: dict[str, Any]) -> None:
         """Replace the limits of a key."""
@@ -386,16 +366,12 @@ class Store:
 
     def change_checkpoint(self, row: CheckpointRow, **values: Any) -> None:
         """Change a row. Raises NotFound if it was deleted or replaced since it was read."""
-        changed = update(CheckpointRow).where(_is_version(row)).values(**values)
-        with self.transaction() as session:
-            if session.scalar(changed.returning(CheckpointRow.id)) is None:
-                raise NotFound(f"{row.uri} was deleted or replaced meanwhile. Try again.")
+        if not self._change(update(CheckpointRow).where(_is_version(row)).values(**values)):
+            raise NotFound(f"{row.uri} was deleted or replaced meanwhile. Try again.")
 
     def delete_checkpoint(self, row: CheckpointRow) -> bool:
         """Delete a row; return False if it was deleted or replaced since it was read."""
-        gone = delete(CheckpointRow).where(_is_version(row)).returning(CheckpointRow.id)
-        with self.transaction() as session:
-            return session.scalar(gone) is not None
+        return self._change(delete(CheckpointRow).where(_is_version(row))) > 0
 
     def expired_checkpoints(self) -> list[CheckpointRow]:
         return self._all(select(CheckpointRow).where(CheckpointRow.expires_at <= now()))
@@ -411,37 +387,3 @@ def is_at(run_id: str, kind: str, name: str) -> Condition:
     return and_(
         CheckpointRow.run_id == run_id, CheckpointRow.kind == kind, CheckpointRow.name == name
     )
-
-
-def _open(url: str) -> Engine:
-    """Return the engine of a database. Raises UserError if its driver is missing."""
-    parsed = make_url(url)
-    if parsed.drivername == "postgresql":
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    try:
-        is_remote = parsed.get_backend_name() != "sqlite"
-        # what the URL says about it wins
-        limits = {"connect_timeout": 10} if is_remote else {"timeout": _STATEMENT_LIMIT_S}
-        limits = {name: limit for name, limit in limits.items() if name not in parsed.query}
-        return create_engine(
-            parsed, pool_pre_ping=is_remote, hide_parameters=True, connect_args=limits
-        )
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"database_url is {parsed!r}, and the Python package {error.name} is not installed. "
-            "For PostgreSQL, type: pip install 'mint[postgresql]'"
-        ) from None
-
-
-def _prepare_sqlite(connection: Any, _: object) -> None:
-    connection.execute("pragma journal_mode=wal")
-    connection.execute("pragma synchronous=full")
-
-
-def _prepare_postgresql(connection: Any, _: object) -> None:
-    """Limit statements, for example when another connection holds a lock, unless it was set."""
-    connection.cursor().execute(
-        f"select set_config('statement_timeout', '{_STATEMENT_LIMIT_S}s', false) "
-        "where current_setting('statement_timeout') = '0'"
-    )
-    connection.commit()

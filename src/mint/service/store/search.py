@@ -52,14 +52,14 @@ def search(store: Store, user: str, wanted: SessionSearch, idle_s: float) -> dic
     rows, _ = store.page(SessionRow, user, wanted.limit + 1, 0, *where)
     shown = rows[: wanted.limit]
     used = _storage(store, [row.id for row in shown])
+    cursor = None
+    if len(rows) > wanted.limit:
+        last = shown[-1]
+        cursor = {"last_created_at": last.created_at.isoformat(), "last_session_id": last.id}
     return {
         "sessions": [_describe(row, used.get(row.id, (0, 0)), alive_since) for row in shown],
-        "next_cursor": _cursor_after(shown[-1]) if len(rows) > wanted.limit else None,
+        "next_cursor": cursor,
     }
-
-
-def _cursor_after(row: SessionRow) -> dict[str, str]:
-    return {"last_created_at": row.created_at.isoformat(), "last_session_id": row.id}
 
 
 def _storage(store: Store, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
