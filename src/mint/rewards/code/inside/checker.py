@@ -53,23 +53,23 @@ class Program:
         self._host, self._seconds, self._limit = host, seconds, limit
         self._channel: wire.MessageSocket | None = None
         self._deadline = 0.0
-        self.failed: str | None = None
+        self._failed: str | None = None
 
     def begin_test(self) -> None:
         """Set a new deadline, and start a new process if the last one has ended.
 
         A program that fails to load is not tried again.
         """
-        if self._channel is None:
+        if self._channel is None and self._failed is None:
             self._channel = wire.MessageSocket(self._host.fresh_program(), self._limit)
             self._deadline = time.monotonic() + self._seconds
             try:
                 loaded = self._receive()
-                self.failed = None if "ready" in loaded else str(loaded.get("failed"))[:500]
+                self._failed = None if "ready" in loaded else str(loaded.get("failed"))[:500]
             except wire.Gone as error:
-                self.failed = str(error)
-            if self.failed is not None:
-                raise wire.Gone(self.failed)
+                self._failed = str(error)
+        if self._failed is not None:
+            raise wire.Gone(self._failed)
         self._deadline = time.monotonic() + self._seconds
 
     def drop(self) -> None:
@@ -198,12 +198,10 @@ def same(value: Any, expected: Any, tolerance: float) -> bool:
 
 def verdict(test: dict[str, Any], program: Program, asserts: Any) -> dict[str, Any]:
     """Run one test; return whether it passed, and if not, why."""
-    if program.failed is not None:
-        return {"passed": False, "error": program.failed}
     try:
         program.begin_test()
         if "assert" in test:
-            getattr(asserts, test["assert"])()
+            getattr(asserts, f"test_{test['assert']}")()
         else:
             called = {"name": test["function"], "keywords": test["kwargs"]}
             value = program.ask("call global", *test["args"], **called)

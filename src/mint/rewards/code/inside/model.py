@@ -67,11 +67,9 @@ def main() -> None:
     while True:
         request = wire.decode(channel.receive(), held.__getitem__)
         try:
-            reply = wire.encode({"value": answer(request, solution)}, refer)
+            send({"value": answer(request, solution)})
         except Exception as error:
-            raised = {"raised": type(error).__name__, "text": str(error)[:500]}
-            reply = wire.encode(raised, refer)
-        channel.send(reply)
+            send({"raised": type(error).__name__, "text": str(error)[:500]})
 
 
 if __name__ == "__main__":

@@ -30,41 +30,32 @@ class Unsupported(Exception):
 
 def encode(value: Any, refer: Callable[[Any], int]) -> bytes:
     """Encode a value as bytes; ``refer`` numbers objects that are not plain."""
-    parts: list[bytes] = []
-    _encode(value, refer, parts)
-    return b"".join(parts)
-
-
-def _encode(value: Any, refer: Callable[[Any], int], parts: list[bytes]) -> None:
     if value is None or value is True or value is False:
-        parts.append({None: b"n", True: b"t", False: b"f"}[value])
-    elif isinstance(value, int):
-        parts.append(b"i%x;" % int.__int__(value))
-    elif isinstance(value, float):
-        parts.append(b"d" + float.hex(value).encode() + b";")
-    elif isinstance(value, complex):
-        parts.append(f"c{float.hex(value.real)},{float.hex(value.imag)};".encode())
-    elif isinstance(value, str):
+        return {None: b"n", True: b"t", False: b"f"}[value]
+    if isinstance(value, int):
+        return b"i%x;" % int.__int__(value)
+    if isinstance(value, float):
+        return b"d" + float.hex(value).encode() + b";"
+    if isinstance(value, complex):
+        return f"c{float.hex(value.real)},{float.hex(value.imag)};".encode()
+    if isinstance(value, str):
         text = str.encode(value, "utf-8", "surrogatepass")
-        parts.append(b"s%d:" % len(text) + text)
-    elif isinstance(value, bytes | bytearray):
-        parts.append(b"b%d:" % len(value) + bytes(value))
-    elif isinstance(value, dict):
-        _encode_all(b"m", [x for pair in dict.items(value) for x in pair], refer, parts)
-    else:
-        for letter, kind in _COLLECTIONS.items():
-            if isinstance(value, kind):
-                _encode_all(letter, list(kind.__iter__(value)), refer, parts)
-                return
-        parts.append(b"r%x;" % refer(value))
+        return b"s%d:" % len(text) + text
+    if isinstance(value, bytes | bytearray):
+        return b"b%d:" % len(value) + bytes(value)
+    if isinstance(value, dict):
+        return _encode_all(b"m", [x for pair in dict.items(value) for x in pair], refer)
+    for letter, kind in _COLLECTIONS.items():
+        if isinstance(value, kind):
+            return _encode_all(letter, list(kind.__iter__(value)), refer)
+    return b"r%x;" % refer(value)
 
 
-def _encode_all(
-    letter: bytes, items: list[Any], refer: Callable[[Any], int], parts: list[bytes]
-) -> None:
-    parts.append(letter + b"%d:" % len(items))
-    for item in items:
-        _encode(item, refer, parts)
+def _encode_all(letter: bytes, items: list[Any], refer: Callable[[Any], int]) -> bytes:
+    parts = [letter + b"%d:" % len(items)]
+    for item in items:  # a comprehension would be one more call for each level of nesting
+        parts.append(encode(item, refer))
+    return b"".join(parts)
 
 
 def decode(data: bytes, follow: Callable[[int], Any]) -> Any:
