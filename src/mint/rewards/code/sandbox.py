@@ -3,6 +3,7 @@
 import contextlib
 import marshal
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -196,7 +197,7 @@ def _check() -> None:
             "Model code runs only in a sandbox, and bubblewrap is not installed. On Debian or "
             "Ubuntu, type: apt-get install bubblewrap"
         )
-    if not seccomp.supported():
+    if platform.machine() not in seccomp.ARCHITECTURES:
         raise SandboxUnavailable(
             "Model code runs only in a sandbox, whose system-call filter supports x86-64 and "
             "arm64. Score code on such a machine."

@@ -54,6 +54,7 @@ class Program:
         self._channel: wire.MessageSocket | None = None
         self._deadline = 0.0
         self._failed: str | None = None
+        self.module = RemoteObject(self, 0)
 
     def begin_test(self) -> None:
         """Set a new deadline, and start a new process if the last one has ended.
@@ -78,11 +79,11 @@ class Program:
             self._channel.close()
             self._channel = None
 
-    def ask(self, do: str, *arguments: Any, name: str = "", keywords: Any = None) -> Any:
+    def ask(self, do: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Send an operation to the program, and return its result."""
         if self._channel is None:
             raise wire.Gone("the program is gone")
-        request = {"do": do, "name": name, "args": list(arguments), "kwargs": keywords or {}}
+        request = {"do": do, "args": list(arguments), "kwargs": keywords}
         self._channel.send(wire.encode(request, _number))
         reply = self._receive()
         if "raised" in reply:
@@ -90,6 +91,10 @@ class Program:
         if "value" not in reply:
             raise wire.Gone("the program broke the protocol")
         return reply["value"]
+
+    def call(self, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+        """Call one of the program's functions."""
+        return self.ask("call attribute", self.module, name, *arguments, **keywords)
 
     def _receive(self) -> dict[str, Any]:
         assert self._channel is not None
@@ -118,7 +123,7 @@ class RemoteObject:
         object.__setattr__(self, "_number", number)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._program.ask("call", self, *arguments, keywords=keywords)
+        return self._program.ask("call", self, *arguments, **keywords)
 
     def __iter__(self) -> Iterator[Any]:
         iterator = self._program.ask("iter", self)
@@ -155,13 +160,13 @@ class Global:
         self._program, self._name = program, name
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._program.ask("call global", *arguments, name=self._name, keywords=keywords)
+        return self._program.call(self._name, *arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._program.ask("global", name=self._name), name)
+        return getattr(self._program.ask("getattr", self._program.module, self._name), name)
 
     def __eq__(self, other: object) -> bool:
-        return bool(self._program.ask("global", name=self._name) == other)
+        return bool(self._program.ask("getattr", self._program.module, self._name) == other)
 
     __hash__ = object.__hash__
 
@@ -203,8 +208,7 @@ def verdict(test: dict[str, Any], program: Program, asserts: Any) -> dict[str, A
         if "assert" in test:
             getattr(asserts, f"test_{test['assert']}")()
         else:
-            called = {"name": test["function"], "keywords": test["kwargs"]}
-            value = program.ask("call global", *test["args"], **called)
+            value = program.call(test["function"], *test["args"], **test["kwargs"])
             if not same(value, test["expected"], test["tolerance"]):
                 raise AssertionError(f"returned {value!r}"[:200])
     except wire.Unsupported as error:
