@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -75,7 +74,7 @@ class ChatEndpoint:
             raise ValueError("ChatEndpoint needs parallel >= 1, retries >= 0 and timeout > 0.")
         how = self.timeout, self.retries, self.retry_wait, self.parallel
         self._connection = Connection(self.url, self.api_key, *how)
-        self._kept: OrderedDict[str, str] = OrderedDict()
+        self._kept: dict[str, str] = {}
         self._asking: dict[str, asyncio.Future[str]] = {}
 
     async def ask(
@@ -146,7 +145,6 @@ class ChatEndpoint:
 
     def _recall(self, key: str) -> str | None:
         if key in self._kept:
-            self._kept.move_to_end(key)
             return self._kept[key]
         if self.cache is not None and (path := self.cache / key).is_file():
             return path.read_text(encoding="utf-8")
@@ -155,7 +153,7 @@ class ChatEndpoint:
     def _keep(self, key: str, answer: str) -> None:
         self._kept[key] = answer
         if len(self._kept) > self.cache_size:
-            self._kept.popitem(last=False)
+            del self._kept[next(iter(self._kept))]  # the oldest
         if self.cache is not None:
             self.cache.mkdir(parents=True, exist_ok=True)
             part = self.cache / f"{key}.{os.getpid()}.part"
