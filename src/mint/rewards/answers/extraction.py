@@ -227,12 +227,9 @@ def _open_answer(text: str) -> FoundAnswer:
         end = start
     if (number := _called_the_answer(text)) is not None:
         return FoundAnswer(_written(number), "called", number)
-    number = _before_reasons(text) or last_number(text)
+    number = _before_reasons(text) or last_number(text) or last_spelt_number(text)
     if number is not None:
         return FoundAnswer(_written(number), "last number", number)
-    spelt = last_spelt_number(text)
-    if spelt is not None:
-        return FoundAnswer(text.strip(), "last number", spelt)
     return FoundAnswer(text.strip(), "text" if text.strip() else "none")
 
 
