@@ -58,7 +58,7 @@ class ChatEndpoint:
 
     model: str
     url: str = "https://api.openai.com/v1"
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     temperature: float = 0.0
     max_tokens: int = 512
     timeout: float = 60.0
