@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mint.rewards.answers.extraction import last_block
-from mint.rewards.code.inside.wire import Gone, MessageSocket, decode, encode, no_reference, refuse
+from mint.rewards.code.inside.wire import Gone, MessageSocket, decode, encode
 from mint.rewards.code.sandbox import Limits, Sandbox, compiled
 from mint.rewards.code.tests import (
     AssertTest,
@@ -26,7 +26,6 @@ from mint.rewards.score import Sample, Score
 _PYTHON = frozenset(["py", "python", "python3"])
 _CHECKER_LIMITS = Limits(cpu_seconds=60, memory_mb=1024)
 _STARTING_SECONDS = 10.0
-_JOB_LIMIT = 1 << 30
 
 
 class BrokenTest(RuntimeError):
@@ -152,13 +151,13 @@ def _run_checker(
         with theirs:
             files = {"asserts.py": module.encode()}
             checker.enter_context(_connected(Sandbox(_CHECKER_LIMITS), "checker", theirs, files))
-        control = MessageSocket(host.fileno(), _JOB_LIMIT)
-        control.send(encode(job, refuse))
+        control = MessageSocket(host.fileno())
+        control.send(encode(job))
         results = [TestResult(False, "not run: out of time")] * len(tests)
         was_started = False
         with contextlib.ExitStack() as program, contextlib.suppress(Gone):
             while True:
-                report = decode(control.receive(deadline), no_reference)
+                report = decode(control.receive(deadline))
                 if "need" in report:
                     was_started = True
                     program.close()

@@ -23,19 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-_CONTROL_LIMIT = 1 << 30
-
 
 class Host:
     """The host process, which starts programs and receives the results."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _socket.socket(fileno=descriptor)
-        self.channel = wire.MessageSocket(descriptor, _CONTROL_LIMIT)
+        self.channel = wire.MessageSocket(descriptor)
 
     def tell(self, **message: Any) -> None:
         """Send a report."""
-        self.channel.send(wire.encode(message, wire.refuse))
+        self.channel.send(wire.encode(message))
 
     def fresh_program(self) -> int:
         """Return a socket to a newly started program."""
@@ -224,7 +222,7 @@ def verdict(test: dict[str, Any], program: Program, asserts: Any) -> dict[str, A
 def main() -> None:
     """Run the tests that the host sends, and report each."""
     host = Host(int(sys.argv[1]))
-    job = wire.decode(host.channel.receive(), wire.no_reference)
+    job = wire.decode(host.channel.receive())
     program = Program(host, job["seconds"], job["limit"])
     for name in job["names"]:
         setattr(builtins, name, Global(program, name))

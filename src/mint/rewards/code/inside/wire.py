@@ -28,7 +28,17 @@ class Unsupported(Exception):
     """A value that cannot be sent."""
 
 
-def encode(value: Any, refer: Callable[[Any], int]) -> bytes:
+def refuse(value: Any) -> int:
+    """Refuse everything but plain values, for :func:`encode`."""
+    raise Unsupported(f"a {type(value).__name__} is not a plain value")
+
+
+def no_reference(number: int) -> Any:
+    """Refuse everything but plain values, for :func:`decode`."""
+    raise Unsupported(f"reference {number} is not a plain value")
+
+
+def encode(value: Any, refer: Callable[[Any], int] = refuse) -> bytes:
     """Encode a value as bytes; ``refer`` numbers objects that are not plain."""
     if value is None or value is True or value is False:
         return {None: b"n", True: b"t", False: b"f"}[value]
@@ -58,7 +68,7 @@ def _encode_all(letter: bytes, items: list[Any], refer: Callable[[Any], int]) ->
     return b"".join(parts)
 
 
-def decode(data: bytes, follow: Callable[[int], Any]) -> Any:
+def decode(data: bytes, follow: Callable[[int], Any] = no_reference) -> Any:
     """Decode a message; ``follow`` returns the object of a number.
 
     Raises an ordinary exception on anything that is not a message.
@@ -109,7 +119,7 @@ def _scalar(kind: bytes, text: str, follow: Callable[[int], Any]) -> Any:
 class MessageSocket:
     """Messages over a socket, each at most ``limit`` bytes."""
 
-    def __init__(self, descriptor: int, limit: int) -> None:
+    def __init__(self, descriptor: int, limit: int = 1 << 30) -> None:
         self._descriptor = descriptor
         self._limit = limit
         self._buffer = bytearray()
@@ -152,13 +162,3 @@ class MessageSocket:
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self._descriptor)
-
-
-def refuse(value: Any) -> int:
-    """Refuse everything but plain values, for :func:`encode`."""
-    raise Unsupported(f"a {type(value).__name__} is not a plain value")
-
-
-def no_reference(number: int) -> Any:
-    """Refuse everything but plain values, for :func:`decode`."""
-    raise Unsupported(f"reference {number} is not a plain value")
