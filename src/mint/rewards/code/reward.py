@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mint.rewards.answers.extraction import last_block
-from mint.rewards.code.inside.wire import Gone, MessageSocket, decode, encode
+from mint.rewards.code.inside.wire import Gone, MessageSocket
 from mint.rewards.code.sandbox import Limits, Sandbox, compiled
 from mint.rewards.code.tests import (
     AssertTest,
@@ -152,12 +152,12 @@ def _run_checker(
             files = {"asserts.py": module.encode()}
             checker.enter_context(_connected(Sandbox(_CHECKER_LIMITS), "checker", theirs, files))
         control = MessageSocket(host.fileno())
-        control.send(encode(job))
+        control.send(job)
         results = [TestResult(False, "not run: out of time")] * len(tests)
         was_started = False
         with contextlib.ExitStack() as program, contextlib.suppress(Gone):
             while True:
-                report = decode(control.receive(deadline))
+                report = control.receive(deadline)
                 if "need" in report:
                     was_started = True
                     program.close()

@@ -33,7 +33,7 @@ class Host:
 
     def tell(self, **message: Any) -> None:
         """Send a report."""
-        self.channel.send(wire.encode(message))
+        self.channel.send(message)
 
     def fresh_program(self) -> int:
         """Return a socket to a newly started program."""
@@ -82,7 +82,7 @@ class Program:
         if self._channel is None:
             raise wire.Gone("the program is gone")
         request = {"do": do, "args": list(arguments), "kwargs": keywords}
-        self._channel.send(wire.encode(request, _number))
+        self._channel.send(request, _number)
         reply = self._receive()
         if "raised" in reply:
             raise _exception(str(reply["raised"]), str(reply.get("text")))
@@ -96,9 +96,8 @@ class Program:
 
     def _receive(self) -> dict[str, Any]:
         assert self._channel is not None
-        message = self._channel.receive(self._deadline)
         try:
-            reply = wire.decode(message, lambda number: RemoteObject(self, number))
+            reply = self._channel.receive(self._deadline, lambda number: RemoteObject(self, number))
         except Exception:
             raise wire.Gone("the program broke the protocol") from None
         if not isinstance(reply, dict):
@@ -222,7 +221,7 @@ def verdict(test: dict[str, Any], program: Program, asserts: Any) -> dict[str, A
 def main() -> None:
     """Run the tests that the host sends, and report each."""
     host = Host(int(sys.argv[1]))
-    job = wire.decode(host.channel.receive())
+    job = host.channel.receive()
     program = Program(host, job["seconds"], job["limit"])
     for name in job["names"]:
         setattr(builtins, name, Global(program, name))

@@ -49,22 +49,20 @@ def main() -> None:
         held.append(value)
         return len(held) - 1
 
-    def send(message: dict[str, Any]) -> None:
-        channel.send(wire.encode(message, refer))
-
     try:
         import solution  # type: ignore[import-not-found]  # /box/solution.py, the model's program
     except BaseException as error:
-        send({"failed": f"{type(error).__name__}: {error}"[:500]})
+        channel.send({"failed": f"{type(error).__name__}: {error}"[:500]})
         return
     held.append(solution)
-    send({"ready": True})
+    channel.send({"ready": True})
     while True:
-        request = wire.decode(channel.receive(), held.__getitem__)
+        request = channel.receive(follow=held.__getitem__)
         try:
-            send({"value": _OPERATIONS[request["do"]](*request["args"], **request["kwargs"])})
+            value = _OPERATIONS[request["do"]](*request["args"], **request["kwargs"])
+            channel.send({"value": value}, refer)
         except Exception as error:
-            send({"raised": type(error).__name__, "text": str(error)[:500]})
+            channel.send({"raised": type(error).__name__, "text": str(error)[:500]})
 
 
 if __name__ == "__main__":

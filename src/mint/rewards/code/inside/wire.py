@@ -68,7 +68,7 @@ def _encode_all(letter: bytes, items: list[Any], refer: Callable[[Any], int]) ->
     return b"".join(parts)
 
 
-def decode(data: bytes, follow: Callable[[int], Any] = no_reference) -> Any:
+def decode(data: bytes, follow: Callable[[int], Any]) -> Any:
     """Decode a message; ``follow`` returns the object of a number.
 
     Raises an ordinary exception on anything that is not a message.
@@ -117,15 +117,16 @@ def _scalar(kind: bytes, text: str, follow: Callable[[int], Any]) -> Any:
 
 
 class MessageSocket:
-    """Messages over a socket, each at most ``limit`` bytes."""
+    """Values over a socket, each at most ``limit`` bytes."""
 
     def __init__(self, descriptor: int, limit: int = 1 << 30) -> None:
         self._descriptor = descriptor
         self._limit = limit
         self._buffer = bytearray()
 
-    def send(self, message: bytes) -> None:
-        """Send one message; :class:`Gone` when the other side has ended or it is too long."""
+    def send(self, value: Any, refer: Callable[[Any], int] = refuse) -> None:
+        """Send one value; :class:`Gone` when the other side has ended or it is too long."""
+        message = encode(value, refer)
         if len(message) > self._limit:
             raise Gone("a message was longer than the limit")
         view = memoryview(b"%0*d" % (_HEADER, len(message)) + message)
@@ -135,12 +136,14 @@ class MessageSocket:
         except OSError:
             raise Gone("the other side ended") from None
 
-    def receive(self, deadline: float | None = None) -> bytes:
-        """Return the next message, until ``deadline`` on the monotonic clock."""
+    def receive(
+        self, deadline: float | None = None, follow: Callable[[int], Any] = no_reference
+    ) -> Any:
+        """Return the next value, until ``deadline`` on the monotonic clock."""
         header = self._read(_HEADER, deadline)
         if not header.isdigit() or int(header) > self._limit:
             raise Gone("the program broke the protocol")
-        return self._read(int(header), deadline)
+        return decode(self._read(int(header), deadline), follow)
 
     def _read(self, count: int, deadline: float | None) -> bytes:
         while len(self._buffer) < count:
